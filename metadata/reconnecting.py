@@ -89,6 +89,12 @@ class ReconnectingStore(MetadataStore):
             raise ConnectionLost(f"the metadata session was lost with a write under way: {error}") from error
 
     async def get(self, path: str) -> Versioned | None:
+        session = self._session
+        if session is not self._lost and not self._ended:  # most reads of a broker: without a question for the session
+            try:
+                return await session.get(path)
+            except SessionExpired:
+                self._note(session)
         return await self._read(lambda session: session.get(path))
 
     async def children(self, path: str) -> list[str]:

@@ -10,12 +10,13 @@ Rule: nothing after the last confirmed entry (`shape.last`) is read.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from pyroaring import BitMap
 
 from ...metadata.records import TopicRecord
+from ...metadata.update import Change
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.world import World
@@ -137,8 +138,8 @@ class Log(ReadableLog, Protocol):
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         """Removes the ledgers that `choose` names; those that were removed."""
 
-    async def note(self, **fields: object) -> None:
-        """Commits other fields of the topic's record."""
+    async def note(self, *, together: Sequence[Change] = (), **fields: object) -> None:
+        """Commits other fields of the topic's record, and `together` other records in the same commit."""
 
     async def terminate(self) -> Position:
         """Takes nothing more, for ever; its last entry. Idempotent."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...ledger import LedgerClient, LedgerWriter
 from ...ledger.client import LedgerIdTaken
@@ -34,6 +34,7 @@ from ...proto.errors import (
     LedgerFenced,
     LedgerNotFound,
     MagnetarError,
+    MessageTooLarge,
     NotEnoughBookies,
     OutcomeUnknown,
     Unavailable,
@@ -62,6 +63,15 @@ NOT_ASKED = Replication(1, 1, 1)
 """What the policy wants, before the first ledger is made."""
 
 
+Claims = Callable[[TopicName, TopicRecord, str], Sequence[Change]]
+"""(topic, its record, the claim) → the same claim of what else is the owner's, as a part of the commit that claims the
+topic. What it leaves out is claimed when it is opened."""
+
+
+def no_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[Change]:
+    return ()
+
+
 class ManagedLedger:
     """In the order `read`, `recover`, `claim`, and for each ledger that is written `draft`, `add`, `install`.
 
@@ -69,7 +79,7 @@ class ManagedLedger:
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
-        replication: Policy, shrink: Shrink,
+        replication: Policy, shrink: Shrink, claims: Claims = no_claims,
     ) -> None:  # fmt: skip
         self.shape = LogShape()
         self.reader = TopicLogReader(ledgers, self.shape, cache)
@@ -84,6 +94,7 @@ class ManagedLedger:
         self._cache = cache
         self._replication = replication
         self._shrink = shrink
+        self._claims = claims
         self._list = ManagedLedgerRecord(metadata, topic)
         self._end: Change | None = None  # of the last ledger, to be committed with the claim
 
@@ -111,18 +122,24 @@ class ManagedLedger:
         return closed
 
     async def claim(self, closed: list[TopicLedger]) -> None:
-        """Commits the list as it was recovered, as this owner's, and in the same commit the end of its last ledger.
-        TopicFenced: another broker was faster."""
+        """Commits the list as it was recovered, as this owner's, and in the same commit the end of its last ledger and
+        the `claims` of what else is the owner's. TopicFenced: another broker was faster."""
+        claim = self._world.rng.randbytes(16).hex()
+        claims = self._claims(self._topic, self.record, claim)
         while True:
             kept = _without_empty(closed) or closed[-1:]
             gone = [*(each.ledger_id for each in closed if each not in kept), *self.record.pending_deletion]
-            claim, together = self._world.rng.randbytes(16).hex(), () if self._end is None else (self._end,)
+            ends = () if self._end is None else (self._end,)
             try:
-                await self._list.change(kept, claim=claim, pending_deletion=(), together=together)
+                await self._list.change(kept, claim=claim, pending_deletion=(), together=(*ends, *claims))
                 break
             except EndedElsewhere as error:
                 _LOG.info("%s: %s", self._topic, error)
                 closed = await self.recover()  # it is closed now
+            except MessageTooLarge:
+                if not claims:
+                    raise
+                claims = ()  # each is claimed when it is opened
         self._end = None
         for each in kept:
             self.shape.add(Span(
@@ -265,9 +282,9 @@ class ManagedLedger:
         """Commits that nothing follows the last ledger, which is closed."""
         await self._list.change(self.record.ledgers, terminated=True)
 
-    async def note(self, **fields: object) -> None:
-        """Commits other fields of the topic's record."""
-        await self._list.change(self.record.ledgers, terminated=None, together=(), **fields)
+    async def note(self, together: Sequence[Change] = (), **fields: object) -> None:
+        """Commits other fields of the topic's record, and `together` other records in the same commit."""
+        await self._list.change(self.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing
     async def remove(self, gone: list[int]) -> None:

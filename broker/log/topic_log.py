@@ -34,11 +34,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from ...ledger import LedgerClient
 from ...metadata.records import LedgerRecord, TopicLedger, TopicRecord
 from ...metadata.store import MetadataStore
+from ...metadata.update import Change
 from ...proto.errors import (
     DataLost,
     InternalError,
@@ -59,7 +60,7 @@ from .cache import TailCache
 from .core.log_queue import LogQueue
 from .core.quorums import allowed
 from .ledger_list import TopicFenced
-from .managed_ledger import ManagedLedger
+from .managed_ledger import Claims, ManagedLedger, no_claims
 from .publish import Publish
 
 _LOG = logging.getLogger("magnetar.broker.log")
@@ -91,13 +92,13 @@ class TopicLog:
         topic: TopicName, *, replication: Policy, on_confirmed: Callable[[], None],
         on_delayed: Callable[[Position, int], None], on_lost: Callable[[MagnetarError], None],
         owned: Callable[[], bool], publish_seconds: Histogram | None = None,
-        on_waits: Callable[[MagnetarError], None] = lambda error: None,
+        on_waits: Callable[[MagnetarError], None] = lambda error: None, claims: Claims = no_claims,
     ) -> None:  # fmt: skip
         self.topic = topic
         self.state = TopicLogState.OPENING
         self._chain = ManagedLedger(
             world, metadata, ledgers, cache, topic, replication=replication,
-            shrink=allowed(degraded_writes=config.degraded_writes),
+            shrink=allowed(degraded_writes=config.degraded_writes), claims=claims,
         )  # fmt: skip
         self._chain.on_waits = on_waits
         self.shape, self.reader = self._chain.shape, self._chain.reader
@@ -288,13 +289,14 @@ class TopicLog:
                 return []
             return gone
 
-    async def note(self, **fields: object) -> None:
-        """Commits other fields of the topic's record. TopicFenced: the topic is lost; other errors: unknown."""
+    async def note(self, *, together: Sequence[Change] = (), **fields: object) -> None:
+        """Commits other fields of the topic's record, and `together` other records in the same commit. TopicFenced: the
+        topic is lost; what a change of another record raises; other errors: unknown."""
         async with self._changing:
             if self.state not in (TopicLogState.SERVING, TopicLogState.SWITCHING, TopicLogState.TERMINATED):
                 raise self._refused()
             try:
-                await unbroken(self._chain.note(**fields))
+                await unbroken(self._chain.note(together, **fields))
             except TopicFenced as error:
                 self.lose(error)
                 raise

@@ -5,9 +5,9 @@ Rules (ledger protocol §3.5; invariants 29, 36, 37, 44)
   waiting acks are one write; at most one write is in flight. An ack receipt is answered after a write that contains the
   ack is confirmed. Without a receipt the ack is fire and forget: durable after `cursor_flush_s` at most, and maybe
   redelivered after a crash until then. Never skipped.
-- Opening claims the record first (a token that only one broker has), then fences and recovers the cursor ledger, then
-  reads its last complete state. So a former owner can neither write its ledger nor switch to another. A ledger that was
-  opened is never written again.
+- Opening claims the record first (a token that only one broker has; usually in the commit that claims the topic), then
+  fences and recovers the cursor ledger, then reads its last complete state. So a former owner can neither write its
+  ledger nor switch to another. A ledger that was opened is never written again.
 - When there is no cursor ledger, or it ends or is broken, the next one begins with the full state
   (broker/log/snapshot_ledger.py). A record with another claim: TopicFenced, nothing more is written.
 - Closing in order puts a state of at most `cursor_snapshot_bytes` into the record as well: the next owner starts from
@@ -25,15 +25,16 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import ClassVar
 
 import msgspec
 
 from ...ledger import LedgerClient, LedgerReader, deletions
 from ...metadata import paths
-from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, decode, encode
+from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, TopicRecord, decode, encode
 from ...metadata.store import Delete, MetadataStore, Versioned
-from ...metadata.update import update
+from ...metadata.update import Change, update
 from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
 from ...runtime.memory.later import MadeLater, a_list
@@ -53,6 +54,8 @@ _LOG = logging.getLogger("magnetar.broker.cursor")
 
 RETRY_S = 0.5
 """Seconds between two tries to write a state when bookies or metadata do not answer."""
+CLAIMS_MAX = 16
+"""Subscriptions that are claimed in one commit with their topic: most topics have fewer."""
 READS_MAX = 16
 """Chunks that are read at once when a cursor is opened."""
 
@@ -65,8 +68,29 @@ def path_of(topic: TopicName, subscription: str) -> str:
     return paths.cursor(topic.tenant, topic.namespace, topic.stored_local, subscription)
 
 
+def claims(topic: TopicName, record: TopicRecord, claim: str) -> list[Change]:
+    """The claims of the subscriptions that the topic's record names, for the commit that claims the topic: a broker
+    with hundreds of topics to open makes one commit for each instead of two. What they leave out, `open` claims."""
+    changes: list[Change] = []
+    for name in (record.subscriptions or ())[:CLAIMS_MAX]:
+        path = path_of(topic, name)
+        changes.append(Change(path, partial(_claimed, path, claim)))
+    return changes
+
+
+def _claimed(path: str, claim: str, node: Versioned | None) -> bytes | None:
+    try:
+        record = None if node is None else decode(node.value, CursorRecord, path)
+    except DamagedRecord:  # `open` tells
+        return None
+    return None if record is None else encode(_changed(record, claim=claim), path)
+
+
 class DurableCursor(MadeLater):
-    """One subscription's cursor and its storage. `on_fenced` is called once when the claim is lost."""
+    """One subscription's cursor and its storage. `on_fenced` is called once when the claim is lost.
+
+    `claim`: of the owner of the topic, when the subscription exists (`claims`); a new one has a claim of its own, by
+    which what is left of a deleted one of its name is told from it."""
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_ledger", "_ledger_client", "_log", "_loop", "_metadata",
@@ -94,7 +118,7 @@ class DurableCursor(MadeLater):
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName,
-        subscription: str, *, replication: Policy, on_fenced: Callable[[MagnetarError], None],
+        subscription: str, *, replication: Policy, on_fenced: Callable[[MagnetarError], None], claim: str = "",
     ) -> None:  # fmt: skip
         self.topic = topic
         self.subscription = subscription
@@ -104,7 +128,7 @@ class DurableCursor(MadeLater):
         self._on_fenced = on_fenced
         self._world = world
         self._path = path_of(topic, subscription)
-        self._claim = world.rng.randbytes(16).hex()
+        self._claim = claim or world.rng.randbytes(16).hex()
         self._cursor: Cursor | None = None
         self._record = CursorRecord()
         self._version = -1  # of the record
@@ -124,8 +148,10 @@ class DurableCursor(MadeLater):
         return self._cursor
 
     # ------------------------------------------------------------------ opening
-    async def create(self, shape: LogShape, mark: Position, properties: dict[str, str]) -> None:
-        """Creates a subscription that has acknowledged everything up to `mark`. AlreadyExists."""
+    async def create(
+        self, shape: LogShape, mark: Position, properties: dict[str, str], commit: Callable[[Change], Awaitable[object]]
+    ) -> None:
+        """Creates a subscription that has acknowledged everything up to `mark`: `commit` its record. AlreadyExists."""
         record = CursorRecord(
             mark_ledger=mark[0], mark_entry=mark[1], properties=dict(properties),
             created_ms=self._world.clock.wall_ms(), claim=self._claim,
@@ -136,7 +162,7 @@ class DurableCursor(MadeLater):
                 raise AlreadyExists(f"subscription {self.subscription!r} of topic {self.topic} exists already")
             return encode(record, self._path)
 
-        await update(self._metadata, self._path, transform, absent=True)
+        await commit(Change(self._path, transform, absent=True))
         self._record = record
         self._cursor = Cursor(shape, CursorState(mark))
 

@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
 import msgspec
 from msgspec import structs
 
 from ...metadata.records import TopicRecord
+from ...metadata.update import Change
 from ...proto.errors import (
     InvalidRequest,
     MagnetarError,
@@ -211,7 +212,7 @@ class NonPersistentLog:
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
 
-    async def note(self, **fields: object) -> None:
+    async def note(self, *, together: Sequence[Change] = (), **fields: object) -> None:
         """There is no record: what is noted ends with the topic."""
         self.record = structs.replace(self.record, **fields)
 

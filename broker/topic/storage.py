@@ -14,6 +14,7 @@ import msgspec
 from ...ledger import LedgerClient
 from ...metadata import paths
 from ...metadata.store import MetadataStore
+from ...metadata.update import Change
 from ...proto.errors import MagnetarError
 from ...proto.names import LATEST, Position, TopicName
 from ...runtime.monitoring.metrics import Histogram
@@ -29,7 +30,7 @@ from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.delays import DelayIndex
 from ..subscription.core.redelivery_backoff import policy_of as dead_letter_policy
-from ..subscription.cursors import DurableCursor
+from ..subscription.cursors import DurableCursor, claims
 from ..subscription.dead_letters import DeadLetters
 from ..subscription.delays import DelayedDelivery
 from ..subscription.subscription import Subscription
@@ -52,6 +53,9 @@ class Owner(Protocol):
     @property
     def replication(self) -> Policy:
         """The quorums of the next ledger."""
+
+    async def commit_subscription(self, name: str, record: Change) -> None:
+        """Commits the record of a new subscription, and in the same commit its name in the topic's record."""
 
     def confirmed(self) -> None:
         """New entries can be handed out."""
@@ -102,12 +106,13 @@ class DurableStorage(msgspec.Struct, frozen=True):
             self.world, self.metadata, self.ledgers, self.cache, self.config, owner.name,
             replication=owner.replication, on_confirmed=owner.confirmed, on_delayed=owner.delayed, on_lost=owner.lose,
             owned=owner.owned, publish_seconds=self.publish_seconds, on_waits=owner.waits,
+            claims=claims,
         )  # fmt: skip
 
     async def subscriptions(self, owner: Owner, shape: LogShape) -> list[Subscription]:
         name, found = owner.name, list[Subscription]()
         for each in await self.metadata.children(paths.cursors(name.tenant, name.namespace, name.stored_local)):
-            store = self._store(owner, paths.name(each))
+            store = self._store(owner, paths.name(each), owner.log.record.claim)
             await store.open(shape)
             store.cursor.over(owner.log.shape)
             found.append(self._subscription(owner, store))
@@ -117,7 +122,8 @@ class DurableStorage(msgspec.Struct, frozen=True):
         self, owner: Owner, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
         store = self._store(owner, name)
-        await store.create(shape, shape.clamp(mark if mark is not None else LATEST), properties)
+        mark = shape.clamp(mark if mark is not None else LATEST)
+        await store.create(shape, mark, properties, partial(owner.commit_subscription, name))
         return self._subscription(owner, store)
 
     def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
@@ -126,10 +132,10 @@ class DurableStorage(msgspec.Struct, frozen=True):
             name, owner.shown, cursor, None, clock, self.config, owner.applied, tracks=tracks, memory=self.reads
         )
 
-    def _store(self, owner: Owner, subscription: str) -> DurableCursor:
+    def _store(self, owner: Owner, subscription: str, claim: str = "") -> DurableCursor:
         return DurableCursor(
             self.world, self.metadata, self.ledgers, self.config, owner.name, subscription,
-            replication=owner.replication, on_fenced=owner.log.lose,
+            replication=owner.replication, on_fenced=owner.log.lose, claim=claim,
         )  # fmt: skip
 
     def _subscription(self, owner: Owner, store: DurableCursor) -> Subscription:

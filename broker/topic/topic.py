@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
 from ...ledger import LedgerClient
+from ...metadata.update import Change
 from ...proto.errors import AlreadyExists, Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
 from ...proto.names import Position, TopicName, check_subscription_name
 from ...runtime.memory.later import MadeLater
@@ -205,17 +206,27 @@ class Topic(MadeLater):
             shape = self.shape(compacted=False)
             self._add(await self._storage.create(self, name, self.log.shape.start, properties, shape))
 
+    async def commit_subscription(self, name: str, record: Change) -> None:
+        """Commits the record of a new subscription, and in the same commit its name in the topic's record: beside those
+        that are there, also of lost ones that are not made anew yet."""
+        named = self.log.record.subscriptions or ()
+        await self.log.note(together=(record,), subscriptions=self._names({name, *named}))
+        self._unnamed = False
+
     async def _name_subscriptions(self) -> None:
-        """Commits their names: after the record of a new one, before that of one that is deleted goes."""
+        """Commits their names: before the record of one that is deleted goes."""
         if not self.name.persistent:
             return
-        names: tuple[str, ...] | None = () if self._going else tuple(sorted(each.name for each in self._durable()))
-        if sum(len(each.encode()) for each in names or ()) > NAMES_BYTES_MAX:
-            names = None
+        names = self._names(set())
         if names != self.log.record.subscriptions:
             self._unnamed = True
             await self.log.note(subscriptions=names)
         self._unnamed = False
+
+    def _names(self, new: set[str]) -> tuple[str, ...] | None:
+        """Of the durable subscriptions and the new one; None: they are too long for the record."""
+        names = () if self._going else tuple(sorted(new.union(each.name for each in self._durable())))
+        return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
 
     def _add(self, subscription: Subscription) -> Subscription:
         self.subscriptions[subscription.name] = subscription
@@ -283,9 +294,7 @@ class Topic(MadeLater):
     ) -> Subscription:
         subscription = await self._storage.create(self, name, mark, properties, shape)
         self.check_open()
-        self._add(subscription)
-        await self._name_subscriptions()
-        return subscription
+        return self._add(subscription)
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
         """Whether one more may be made (core/admission.py)."""

@@ -28,7 +28,7 @@ def check_path(path: str) -> None:
     if _PATH.fullmatch(path) is None:
         raise InvalidName(f"{path!r} is not a metadata path such as '/a/b'", path=ascii(path))
     try:
-        size = len(path.encode())
+        size = len(path) if path.isascii() else len(path.encode())
     except UnicodeEncodeError as error:
         raise InvalidName(f"{path!r} is not valid Unicode", path=ascii(path)) from error
     if size > PATH_BYTES_MAX:

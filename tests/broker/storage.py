@@ -7,7 +7,7 @@ write from now on, which still lands or does not; from there on nothing of it re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +15,13 @@ from magnetar.ledger import LedgerEntry
 from magnetar.metadata import paths
 from magnetar.metadata.records import OPEN, LedgerRecord, encode
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put, Versioned
-from magnetar.metadata.update import Change
+from magnetar.metadata.update import Change, update_together
 from magnetar.proto.errors import BadVersion, LedgerFenced, LedgerNotFound
+
+
+def alone(store: Any) -> Callable[[Change], Awaitable[object]]:
+    """Commits a record, and nothing with it."""
+    return lambda change: update_together(store, (change,))
 
 
 class Stored:

@@ -30,7 +30,7 @@ from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.transactions import TxnId
-from tests.broker.storage import Session, Storage
+from tests.broker.storage import Session, Storage, alone
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 from tests.support.cluster import SMALL
 
@@ -111,7 +111,7 @@ class CursorModel(RuleBasedStateMachine):
 
         async def work() -> None:
             self.session, self.store = self.process()
-            await self.store.create(SHAPE, SHAPE.start, {})
+            await self.store.create(SHAPE, SHAPE.start, {}, alone(self.session))
 
         self.run(work())
 

@@ -21,6 +21,7 @@ from magnetar.metadata.records import CursorRecord, decode
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import AlreadyExists, InternalError, MagnetarError, NotEnoughBookies, SubscriptionNotFound
 from magnetar.proto.names import Position, TopicName
+from tests.broker.storage import alone
 from tests.broker.subscription.core.shapes import shape_of
 from tests.support.cluster import SMALL, Cluster, cluster
 
@@ -52,7 +53,7 @@ class Bench:
 
     async def created(self, **changes: object) -> DurableCursor:
         cursor = self.cursor(**changes)
-        await cursor.create(self.shape, self.shape.start, {"a": "b"})
+        await cursor.create(self.shape, self.shape.start, {"a": "b"}, alone(self.store))
         return cursor
 
     async def opened(self, **changes: object) -> DurableCursor:

@@ -21,7 +21,7 @@ from magnetar.broker.subscription.cursors import DurableCursor, path_of
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.metadata.records import CursorRecord, decode
 from magnetar.proto.names import Position, TopicName
-from tests.broker.storage import Storage
+from tests.broker.storage import Storage, alone
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 from tests.broker.subscription.test_cursor_model import one_copy
 from tests.support.cluster import SMALL
@@ -52,7 +52,7 @@ class Life:
         if PATH in self.storage.nodes:
             await self.store.open(SHAPE)
         else:
-            await self.store.create(SHAPE, SHAPE.start, {})
+            await self.store.create(SHAPE, SHAPE.start, {}, alone(session))
         self.delays = DelayIndex(SHAPE, self.store.cursor, CONFIG.delayed_seal_entries)
         self.driver = DelayedDelivery(
             world, session, CONFIG, self.store, self.delays, topic=SimpleNamespace(applied=Applied()),

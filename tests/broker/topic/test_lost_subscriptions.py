@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magnetar.broker.log.ledger_list import path_of as topic_path
 from magnetar.broker.subscription.cursors import path_of
+from magnetar.broker.topic.storage import DurableStorage
 from magnetar.broker.topic.topic import NAMES_BYTES_MAX, RECORD_LOST, Topic
-from magnetar.metadata.store import ANY, Delete
+from magnetar.metadata.records import CursorRecord
+from magnetar.metadata.sqlite import LocalSession
+from magnetar.metadata.store import ANY, Delete, Operation
+from magnetar.metadata.update import get_record
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import DataLost
+from magnetar.proto.errors import DataLost, MessageTooLarge, Unavailable
 from magnetar.proto.names import TopicName
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
@@ -107,7 +113,6 @@ async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscripti
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from magnetar.broker.subscription.cursors import DurableCursor
-    from magnetar.proto.errors import Unavailable
 
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
@@ -142,3 +147,78 @@ async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_lis
                 break
             await topic.subscribe(f"{number:0200d}")
         assert topic.log.record.subscriptions is None
+
+
+async def test_a_crash_after_the_first_of_two_lost_ones_was_made_anew_forgets_the_other_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        await _published(running)
+        await broker.owned.unload(NAME)
+        await running.sessions[0].commit([Delete(path_of(NAME, each), ANY) for each in ("kept", "lost")])
+        create, made = DurableStorage.create, list[str]()
+
+        async def crash(self: DurableStorage, owner: Any, name: str, *given: Any) -> Any:
+            if made:
+                raise Unavailable("a crash")
+            made.append(name)
+            return await create(self, owner, name, *given)
+
+        monkeypatch.setattr(DurableStorage, "create", crash)
+        with pytest.raises(Unavailable):
+            await broker.owned.topic(NAME)
+        monkeypatch.undo()
+        assert sorted((await broker.owned.topic(NAME)).subscriptions) == ["kept", "lost"]
+
+
+async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in_that_which_claims_its_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        topic = await broker.owned.topic(NAME)
+        commits, commit = list[list[str]](), LocalSession.commit
+
+        async def counted(self: LocalSession, operations: Sequence[Operation]) -> list[int]:
+            commits.append([each.path for each in operations])
+            return await commit(self, operations)
+
+        monkeypatch.setattr(LocalSession, "commit", counted)
+        for name in ("a", "b"):
+            await topic.subscribe(name)
+        topics = topic_path(NAME)
+        assert commits == [[path_of(NAME, "a"), topics], [path_of(NAME, "b"), topics]]
+        await broker.owned.unload(NAME)
+        commits.clear()
+        topic = await broker.owned.topic(NAME)
+        assert commits == [[path_of(NAME, "a"), path_of(NAME, "b"), topics]]
+        records = [await get_record(running.sessions[0], path_of(NAME, each), CursorRecord) for each in ("a", "b")]
+        assert {each[0].claim for each in records if each is not None} == {topic.log.record.claim}
+        await topic.unsubscribe("a")
+        await topic.subscribe("a")
+        made = await get_record(running.sessions[0], path_of(NAME, "a"), CursorRecord)
+        assert made is not None
+        assert made[0].claim != topic.log.record.claim, "what is left of the deleted one cannot write here"
+
+
+async def test_subscriptions_that_are_too_large_for_one_commit_are_claimed_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        await _published(running)
+        await broker.owned.unload(NAME)
+        commit = LocalSession.commit
+
+        async def one_at_a_time(self: LocalSession, operations: Sequence[Operation]) -> list[int]:
+            if len(operations) > 1:
+                raise MessageTooLarge("a commit of more than one")
+            return await commit(self, operations)
+
+        monkeypatch.setattr(LocalSession, "commit", one_at_a_time)
+        topic = await broker.owned.topic(NAME)
+        assert sorted(topic.subscriptions) == ["kept", "lost"]
+        record = await get_record(running.sessions[0], path_of(NAME, "kept"), CursorRecord)
+        assert record is not None
+        assert record[0].claim == topic.log.record.claim

@@ -231,7 +231,7 @@ async def test_complaint_28_nothing_changes_when_no_next_ledger_can_be_made(
         async def full(*_: Any, **__: Any) -> Any:
             raise Unavailable("no bookie has room")
 
-        monkeypatch.setattr(at.topic.log._chain, "create", full)
+        monkeypatch.setattr(at.topic.log._chain, "draft", full)
         await at.later(61)
         await producer.send(b"2")
         assert await consumer.receive_payloads(1) == [b"2"], "the ledger goes on"
