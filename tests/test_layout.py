@@ -354,6 +354,7 @@ OTHER_CLOCKS = {
     "runtime/clock.py": "the clock",
     "runtime/http2/connection.py": "a slice of the loop's turn, per frame: nothing there is simulated",
     "runtime/peer/accepted.py": "when the log was told last: nothing there is simulated",
+    "setup.py": "how long the build took: no part of the package",
     "runtime/sim/": "its clock and its waits are made of the loop's virtual time",
 }
 """Module or folder → why it reads the time from elsewhere than a `Clock`."""

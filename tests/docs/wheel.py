@@ -6,6 +6,7 @@ environment of the tests has a setuptools that is new enough, else with it.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -71,6 +72,7 @@ def _complete(names: list[str]) -> None:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    env = os.environ | {"MAGNETAR_COMPILE": "0"}  # `make wheels` tries what is compiled
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
