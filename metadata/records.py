@@ -224,10 +224,11 @@ class SchemaRecord(Record, frozen=True, kw_only=True):
 
 
 class PartitionedRecord(Record, frozen=True, kw_only=True):
-    """A partitioned topic."""
+    """A partitioned topic. `created_ms`: its incarnation; 0: an older version made it."""
 
     kind = 10
     partitions: int
+    created_ms: int = 0
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):

@@ -312,11 +312,11 @@ class Catalog:
                 if await self.partitions(topic):
                     raise AlreadyExists(f"topic {topic} exists already, with partitions", topic=topic)
                 return
-            operations = [put_of(_partitioned_path(topic), PartitionedRecord(partitions=partitions), ABSENT)]
+            operations = [put_of(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT)]
         elif partitions:
             operations = [
                 Check(_topic_path(topic), ABSENT),
-                put_of(_partitioned_path(topic), PartitionedRecord(partitions=partitions), ABSENT),
+                put_of(_partitioned_path(topic), self._new_partitioned(partitions), ABSENT),
                 *self._partition_records(topic, range(min(partitions, PART_OPERATIONS))),
             ]
             later = self._partition_records(topic, range(PART_OPERATIONS, partitions))
@@ -353,7 +353,7 @@ class Catalog:
         added = range(record.partitions, partitions)
         subscriptions = await self._subscription_records(topic, added) if topic.persistent else []
         topics = self._partition_records(topic, added) if topic.persistent else ()
-        grown = put_of(_partitioned_path(topic), PartitionedRecord(partitions=partitions), version)
+        grown = put_of(_partitioned_path(topic), msgspec.structs.replace(record, partitions=partitions), version)
         if len(subscriptions) + len(topics) < PART_OPERATIONS:
             with contextlib.suppress(NodeExists):  # left by an attempt that did not end
                 await self._store.commit([*subscriptions, grown, *topics])
@@ -405,17 +405,38 @@ class Catalog:
             operations.append(Delete(_policies_path(topic)))
         await deletions.with_owner(self._store, ledgers, operations)
 
-    async def forget_partitions(self, topic: TopicName) -> None:
+    async def partitioned(self, topic: TopicName) -> PartitionedRecord | None:
+        """What a deletion of it ends: for `still_partitioned`."""
+        found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
+        return None if found is None else found[0]
+
+    async def still_partitioned(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
+        """As `still`, of a partitioned topic whose partitions were deleted. Busy: it was given more meanwhile."""
+        found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
+        if found is None or found[0].created_ms != ended.created_ms:
+            return None
+        if found[0].partitions != ended.partitions:
+            raise Busy(f"topic {topic} was given more partitions while it was deleted; delete it again", topic=topic)
+        return Check(_partitioned_path(topic), found[1])
+
+    async def forget_partitions(self, topic: TopicName, still: Check) -> None:
         self._last_partitions.forget(topic)
-        await self._store.commit(
-            [Delete(_partitioned_path(topic)), *([Delete(_policies_path(topic))] if topic.persistent else [])]
-        )
+        await self._store.commit([
+            Delete(still.path, still.expected),
+            *([Delete(_policies_path(topic))] if topic.persistent else []),
+        ])  # fmt: skip
 
     def _new(self) -> TopicRecord:
-        """Its time is the topic's incarnation, by which offsets tell it from an earlier topic of its name: no two that
-        are made here have the same, whatever the clock does."""
+        return TopicRecord(created_ms=self._incarnation())
+
+    def _new_partitioned(self, partitions: int) -> PartitionedRecord:
+        return PartitionedRecord(partitions=partitions, created_ms=self._incarnation())
+
+    def _incarnation(self) -> int:
+        """By which offsets and deletions tell a topic from an earlier one of its name: no two that are made here have
+        the same, whatever the clock does."""
         self._made_ms = max(self._world.clock.wall_ms(), self._made_ms + 1)
-        return TopicRecord(created_ms=self._made_ms)
+        return self._made_ms
 
     async def _check_topics(self, topic: TopicName, more: int) -> None:
         """NotAllowed: that many more would be too many in its namespace."""

@@ -9,6 +9,7 @@ Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/proto
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -16,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from ...metadata.records import BrokerRecord, GrantsRecord, LostRange
-from ...proto.errors import Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
+from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
 from ...proto.names import NamespaceName, Position, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ..cluster.core.bundles import bundle_of
@@ -235,21 +236,25 @@ class Administration:
     async def delete_topic(self, topic: TopicName, *, force: bool) -> None:
         """With all of its partitions, each by its owner. Busy: it is in use, and not by force; TransactionsOpen: it has
         something in transactions, and not by force, or prepared. Every partition is asked before the first one is
-        deleted, so a refusal leaves all of them.
+        deleted, so a refusal leaves all of them. Another one of its name that is made meanwhile stays.
         """
-        partitions = await self._broker.catalog.existing_partitions(topic)
-        if topic.is_partition or not partitions:
+        catalog = self._broker.catalog
+        partitions = await catalog.existing_partitions(topic)
+        ended = await catalog.partitioned(topic) if partitions and not topic.is_partition else None
+        if ended is None:
             await self._delete_one(topic, force=force)
             return
         for ask in (self.check_delete, self._delete_one):
-            for number in range(partitions):
+            for number in range(ended.partitions):
                 try:
                     await ask(topic.with_partition(number), force=force)
                 except NotFound:
                     continue  # an earlier attempt got so far
-        await self._broker.grants.forget(topic)
-        await self._broker.schemas.forget(topic)
-        await self._broker.catalog.forget_partitions(topic)
+        while (still := await catalog.still_partitioned(topic, ended)) is not None:
+            with contextlib.suppress(BadVersion):  # it is gone, grew, or is another one: asked again
+                await self._broker.grants.forget(topic, still)
+                await self._broker.schemas.forget(topic, still)
+                await catalog.forget_partitions(topic, still)
 
     async def _delete_one(self, topic: TopicName, *, force: bool) -> None:
         owner = await self._broker.lookup(topic)

@@ -96,7 +96,11 @@ async def test_whoever_follows_drops_off_and_follows_again_knows_all_topics(made
     await catalog.create_topic(topic("d"), 0)
     for number in range(3):
         await forget(store, catalog, topic("b").with_partition(number))
-    await catalog.forget_partitions(topic("b"))
+    ended = await catalog.partitioned(topic("b"))
+    assert ended is not None
+    still = await catalog.still_partitioned(topic("b"), ended)
+    assert still is not None
+    await catalog.forget_partitions(topic("b"), still)
     follower.follow()
     await follower.knows("c", "d")
     await forget(store, catalog, topic("c"))

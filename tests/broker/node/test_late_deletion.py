@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 import magnetar
 from magnetar.broker.server import Broker
+from magnetar.broker.session.administration import Administration
 from magnetar.broker.topic.topic import Topic
 from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
@@ -78,6 +79,38 @@ async def test_what_was_made_anew_meanwhile_stays_with_all_that_is_its(
             )
             assert (await reader.read_next(20_000)).value().x == 7
             assert await admin.subscriptions(TOPIC) == ["s"]
+
+
+async def test_a_partitioned_topic_that_was_made_anew_meanwhile_stays_with_all_that_is_its(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=1) as running:
+        broker: Broker = running.brokers[0]
+        url = f"magnetar://{broker.endpoint}"
+        async with AdminClient(url) as admin, Client(url) as client:
+
+            async def make() -> None:
+                await admin.create_topic(TOPIC, partitions=2)
+                await admin.put_schema(TOPIC, magnetar.schema.AvroSchema(FLIGHT).info())
+                await admin.grant_topic_permission(TOPIC, "someone", ["consume"])
+
+            await make()
+            delete, late = Administration._delete_one, iter([True])
+
+            async def deleted(self: Administration, topic: TopicName, *, force: bool) -> None:
+                """After its last partition another call deletes the topic, and makes it anew."""
+                await delete(self, topic, force=force)
+                if topic.partition == 1 and next(late, False):
+                    await admin.delete_topic(TOPIC, force=True)
+                    await make()
+
+            monkeypatch.setattr(Administration, "_delete_one", deleted)
+            await admin.delete_topic(TOPIC, force=True)
+            assert len(await admin.parts(TOPIC)) == 2
+            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+            assert set((await admin.topic_permissions(TOPIC)).roles) == {"someone"}
+            producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
+            await producer.send(FLIGHT(x=7))
 
 
 async def test_what_was_taken_over_meanwhile_is_not_deleted_by_its_former_owner(
