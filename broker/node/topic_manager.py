@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -84,7 +85,7 @@ AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
 
 SKIP_TRIES = 5
-"""Of a call that passes over lost entries: clients may load the topic in the middle of each."""
+"""Of a call that passes over lost entries: a load that had begun before it changes the list, or another broker does."""
 _UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
 
 
@@ -167,6 +168,7 @@ class TopicManager:
             wildcards=config.authorization_allow_wildcards_matching,
         )  # fmt: skip
         self._loading: SharedRuns[str, Topic] = SharedRuns()
+        self._skipping: Counter[str] = Counter()  # calls that pass over lost entries: by topic, which nobody loads
         self._turns = LoadTurns(LOADED_AT_ONCE, world.clock)
         self._ending = Tasks()
         self._next_id = 0
@@ -391,6 +393,8 @@ class TopicManager:
     async def _load(self, session: _OwnershipSession, name: TopicName, create: bool) -> Topic:
         if not session.settled:
             raise Unavailable(_UNSETTLED)  # or it would fence the broker that took the topic over
+        if name.full in self._skipping:
+            raise Unavailable(f"lost entries of topic {name} are being passed over; try again", topic=name)
         namespace = await session.catalog.known_namespace(name.namespace_name)
         ownership, path = session.ownership, session.ownership.path_of(name, namespace)
         if not ownership.owns_path(path):
@@ -471,7 +475,7 @@ class TopicManager:
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
         """Passes over what is lost (broker/log/skip_lost.py). The topic is unloaded before and after: it goes on with
-        the list that this commits. Busy: clients load it again and again meanwhile.
+        the list that this commits, and no client loads it meanwhile. Busy: it changes again and again.
         """
         session = self._open()
         return await unbroken(self._skip_lost(session, name, only, force=force))
@@ -479,16 +483,20 @@ class TopicManager:
     async def _skip_lost(
         self, session: _OwnershipSession, name: TopicName, only: int, *, force: bool
     ) -> list[LostRange]:
-        for _ in range(SKIP_TRIES):
-            await self.unload(name)
-            listed = ManagedLedgerRecord(session.metadata, name)
-            skip = SkipLost(session.ledgers, listed, self.world, only=only, force=force)
-            try:
-                found = await skip.run()
-            except TopicFenced:
-                continue
-            await self.unload(name)  # a client may have loaded it with the former list
-            return found
+        self._skipping[name.full] += 1
+        try:
+            for _ in range(SKIP_TRIES):
+                await self.unload(name)
+                listed = ManagedLedgerRecord(session.metadata, name)
+                skip = SkipLost(session.ledgers, listed, self.world, only=only, force=force)
+                try:
+                    found = await skip.run()
+                except TopicFenced:
+                    continue
+                await self.unload(name)  # a load that had begun before may have the former list
+                return found
+        finally:
+            self._skipping -= Counter([name.full])
         raise Busy(f"topic {name} changed {SKIP_TRIES} times while it was looked at; try again", topic=name)
 
     async def check_delete(self, name: TopicName, *, force: bool) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.node import identity
+from magnetar.proto.errors import Unavailable
 from tests.broker.log.test_skip_lost import NAME, _publish, _replace_bookie
 from tests.broker.protocols.rest.http import V2, T, serving
 from tests.broker.protocols.rest.test_access import guarded, lines
@@ -55,6 +56,32 @@ async def test_the_command_asks_first_and_shows_what_was_passed_over(tmp_path: P
         assert [(each["name"], each["messages"]) for each in found["subscriptions"]] == [("s", 4)]
         again = await run("t", "--yes")
         assert (again.code, "nothing is lost" in again.out + again.err) == (0, True), again
+
+
+async def test_clients_that_load_the_topic_again_and_again_hold_the_command_up_not(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running:
+        ledger, gone = await _lose(running)
+        await identity.forget(running.sessions[-1], gone)
+        owned, refused = running.brokers[0].owned, []
+
+        async def load() -> None:
+            while True:
+                try:
+                    await owned.topic(NAME)
+                except Unavailable as error:
+                    refused.append(error)
+                await asyncio.sleep(0)
+
+        clients = [asyncio.create_task(load()) for _ in range(4)]
+        try:
+            (hole,) = await owned.skip_lost(NAME, only=-1, force=False)
+        finally:
+            for each in clients:
+                each.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+        assert (hole.ledger_id, hole.first_entry, hole.last_entry) == (ledger, 0, 3)
+        assert any("being passed over" in each.message for each in refused)
+        assert (await owned.topic(NAME)).name == NAME
 
 
 async def test_the_route_passes_over_what_is_lost_of_the_topic_or_of_a_ledger(tmp_path: Path) -> None:
