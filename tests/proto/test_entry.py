@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from base64 import b64decode
 from collections.abc import Callable
 from struct import pack
@@ -245,7 +246,8 @@ def foreign(fields: MessageMetadata | SingleMessageMetadata, key: bytes, value: 
     fields.partition_key = mark.decode()
     fields.properties.add(key="}" * len(value), value="v")
     fields.properties.add(key="n", value="}" * len(value))
-    return fields.SerializeToString().replace(mark, key).replace(b"}" * len(value), value)
+    marks = re.compile(mark + b"|" + b"}" * len(value))
+    return marks.sub(lambda found: key if found.group() == mark else value, fields.SerializeToString())
 
 
 FOREIGN = st.binary(min_size=1, max_size=12).filter(lambda each: not _is_text(each))
