@@ -136,7 +136,7 @@ def _copy(source: str, to: str) -> None:
 
 
 def remove(path: str) -> None:
-    """The file and its write-ahead log, where they are."""
-    for end in ("", "-wal", "-shm"):
+    """The file, its write-ahead log and its note, where they are."""
+    for end in ("", "-wal", "-shm", ENDING):
         if os.path.exists(path + end):
             os.remove(path + end)

@@ -30,7 +30,7 @@ from typing import Any
 from ..cli.common.profile import load
 from ..client.admin import AdminClient
 from ..client.aio import Client
-from ..client.connect.authentication import Authentication, AuthenticationTLS, AuthenticationToken
+from ..client.connect.authentication import Authentication, AuthenticationTLS, AuthenticationToken, NotLoaded, by_name
 from ..proto.errors import InvalidConfiguration, MagnetarError
 
 OPTIONS = {
@@ -72,7 +72,10 @@ class Access:
         if self.token:
             return AuthenticationToken(lambda: _secret(self.token))
         if self.plugin:
-            return Authentication(self.plugin, _secret(self.params))
+            found = by_name(self.plugin, _secret(self.params))
+            if isinstance(found, NotLoaded):
+                raise InvalidConfiguration(f"{self.plugin}: libraries of Pulsar's C++ client are not loaded")
+            return found
         return AuthenticationTLS(self.certificate, self.key) if self.certificate else None
 
     def client(self, **settings: Any) -> Client:

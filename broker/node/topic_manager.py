@@ -168,7 +168,7 @@ class TopicManager:
             wildcards=config.authorization_allow_wildcards_matching,
         )  # fmt: skip
         self._loading: SharedRuns[str, Topic] = SharedRuns()
-        self._skipping: Counter[str] = Counter()  # calls that pass over lost entries: by topic, which nobody loads
+        self._skipping: Counter[str] = Counter()  # calls that pass over lost entries, by topic: none loads it
         self._turns = LoadTurns(LOADED_AT_ONCE, world.clock)
         self._ending = Tasks()
         self._next_id = 0

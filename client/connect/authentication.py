@@ -51,7 +51,7 @@ class Authentication:
     def __init__(self, dynamicLibPath: str | None = None, authParamsString: str | None = None) -> None:
         if dynamicLibPath is None and authParamsString is None:
             return
-        named = self._named = _by_name(dynamicLibPath, authParamsString)
+        named = self._named = by_name(dynamicLibPath, authParamsString)
         self.auth_method_name = named.auth_method_name
         self.certificate_path, self.private_key_path = named.certificate_path, named.private_key_path
 
@@ -67,7 +67,7 @@ class WrongParameters(InvalidConfiguration, RuntimeError):
     """`auth_params_string` does not fit: a RuntimeError of Pulsar's client."""
 
 
-class _NotLoaded(Authentication):
+class NotLoaded(Authentication):
     """A library of Pulsar's C++ client. As there, what is opened with it fails, not the object."""
 
     def __init__(self, name: str) -> None:
@@ -171,7 +171,7 @@ class AuthenticationOauth2(Authentication):
         return f"Bearer {self._tokens.token()}"
 
 
-def _by_name(name: object, parameters: object) -> Authentication:
+def by_name(name: object, parameters: object) -> Authentication:
     """Of Pulsar's client. Another one is a library, which is not loaded."""
     if not isinstance(name, str) or not isinstance(parameters, str):
         raise InvalidConfiguration("Authentication takes the name of a way and its parameters, as text")
@@ -190,7 +190,7 @@ def _by_name(name: object, parameters: object) -> Authentication:
         return AuthenticationOauth2(parameters)
     if kind == "athenz":
         return AuthenticationAthenz(parameters)
-    return _NotLoaded(name)
+    return NotLoaded(name)
 
 
 def _text_of(path: str) -> str:

@@ -51,7 +51,7 @@ def test_a_seed_passes_and_has_the_same_trace_again_when_all_speak_pulsars_proto
     assert (first.trace_hash, first.figures) == (second.trace_hash, second.figures)
 
 
-@pytest.mark.parametrize("seed", [9, 20])
+@pytest.mark.parametrize("seed", [9, 47])
 def test_a_seed_passes_and_has_the_same_trace_again_when_brokers_are_within_bookies(seed: int) -> None:
     first, second = [run_any(INSIDE, seed) for _ in range(2)]
     assert first.failures == []

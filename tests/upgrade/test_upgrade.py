@@ -194,6 +194,6 @@ def test_the_command_line_says_every_version() -> None:
     done = run_cli("--version")
     assert (done.code, done.err) == (0, "")
     first, wire, storage = done.out.splitlines()
-    assert first == f"magnetar {versions.PRODUCT}"
+    assert first in (f"magnetar {versions.PRODUCT} (pure Python)", f"magnetar {versions.PRODUCT} (compiled)")
     assert all(f"{form.name} {form.version}" in wire for form in versions.WIRE)
     assert all(f"{form.name} {form.version}" in storage for form in versions.STORAGE)

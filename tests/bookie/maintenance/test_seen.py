@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 from typing import cast
@@ -20,6 +21,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore, Versioned
+from magnetar.metadata.tree import ENDING
 from magnetar.metadata.update import get_record, put_of, take_ids
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import real_world
@@ -115,7 +117,8 @@ class Deployment:
 
 
 async def an_older_copy_in_place(deployment: Deployment) -> range:
-    """A copy is made between two ledgers, a bookie saw both, and the copy stands where the file was. The lost ids."""
+    """A copy is made between two ledgers, a bookie saw both, and the copy stands where the file was, without a note of
+    what was answered. The lost ids."""
     await deployment.open()
     bookie = await deployment.bookie()
     await deployment.ledgers(bookie, 3)
@@ -129,6 +132,7 @@ async def an_older_copy_in_place(deployment: Deployment) -> range:
     await bookie.close()
     await deployment.tree.close()
     shutil.copy(deployment.path / "copy", deployment.file)
+    os.remove(f"{deployment.file}{ENDING}")
     await deployment.open()
     return lost
 
