@@ -36,6 +36,18 @@ def path_of(topic: TopicName) -> str:
     return paths.topic(topic.tenant, topic.namespace, topic.stored_local)
 
 
+def still_claimed(topic: TopicName, claim: str) -> Change:
+    """Changes nothing: what is committed with it is of the owner with that claim. Its transform raises TopicFenced."""
+    path = path_of(topic)
+
+    def transform(node: Versioned | None) -> bytes | None:
+        if node is None or decode(node.value, TopicRecord, path).claim != claim:
+            raise TopicFenced(f"topic {topic} was taken over by another broker", topic=topic)
+        return None
+
+    return Change(path, transform)
+
+
 class ManagedLedgerRecord:
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self.store = store

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -34,7 +34,7 @@ from ...ledger import LedgerClient, LedgerReader, deletions
 from ...metadata import paths
 from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, TopicRecord, decode, encode
 from ...metadata.store import Delete, MetadataStore, Versioned
-from ...metadata.update import Change, update
+from ...metadata.update import Change, update_together
 from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
 from ...runtime.memory.later import MadeLater, a_list
@@ -43,7 +43,7 @@ from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
 from ..common.retry import until_done
 from ..log.core.log_shape import LogShape
-from ..log.ledger_list import TopicFenced
+from ..log.ledger_list import TopicFenced, still_claimed
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
 from .core.cursor import Cursor
 from .core.cursor_log import Bounds, CursorLog, CursorWrite
@@ -93,7 +93,8 @@ class DurableCursor(MadeLater):
     which what is left of a deleted one of its name is told from it."""
 
     __slots__ = (
-        "_claim", "_closed", "_config", "_cursor", "_ledger", "_ledger_client", "_log", "_loop", "_metadata",
+        "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
+        "_ledger", "_ledger_client", "_log", "_loop", "_metadata",
         "_on_fenced", "_path", "_record", "_replication", "_served", "_state_ledgers", "_tasks", "_timer", "_version",
         "_waiting", "_world", "_writing", "subscription", "topic", "writes",
     )  # fmt: skip
@@ -128,7 +129,7 @@ class DurableCursor(MadeLater):
         self._on_fenced = on_fenced
         self._world = world
         self._path = path_of(topic, subscription)
-        self._claim = claim or world.rng.randbytes(16).hex()
+        self._claim, self._is_of_owner = claim or world.rng.randbytes(16).hex(), bool(claim)
         self._cursor: Cursor | None = None
         self._record = CursorRecord()
         self._version = -1  # of the record
@@ -171,12 +172,17 @@ class DurableCursor(MadeLater):
         await self._change(lambda record: _changed(record, properties=dict(properties)))
 
     async def open(self, shape: LogShape) -> None:
-        """Claims, fences, recovers, reads. SubscriptionNotFound, Unavailable."""
+        """Claims, fences, recovers, reads. SubscriptionNotFound, Unavailable; TopicFenced: another broker's topic.
+
+        An owner that stood still since it claimed its topic takes nothing from the next one: it would fit the state to
+        its own older log, and forget what was acknowledged after it.
+        """
 
         def claim(record: CursorRecord) -> CursorRecord:
             return _changed(record, claim=self._claim)
 
-        await self._change(claim, claiming=True)
+        together = (still_claimed(self.topic, self._claim),) if self._is_of_owner else ()
+        await self._change(claim, claiming=True, together=together)
         state = self._snapshot()
         self._ledger.ledger_id = self._record.ledger_id
         if state is None and self._record.ledger_id >= 0:
@@ -233,7 +239,9 @@ class DurableCursor(MadeLater):
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s/%s: %s, the cursor goes back: %s", self.topic, self.subscription, what, error)
 
-    async def _change(self, change: Callable[[CursorRecord], CursorRecord], *, claiming: bool = False) -> None:
+    async def _change(
+        self, change: Callable[[CursorRecord], CursorRecord], *, claiming: bool = False, together: Sequence[Change] = ()
+    ) -> None:
         """Changes the record, by compare-and-set on the claim."""
 
         attempts = itertools.count()
@@ -249,7 +257,7 @@ class DurableCursor(MadeLater):
                 raise fenced
             return encode(change(record), self._path)
 
-        node = await update(self._metadata, self._path, transform)
+        *_, node = await update_together(self._metadata, (*together, Change(self._path, transform)))
         assert node is not None, "a changed record exists"
         if node.version >= self._version:  # two changes may be in flight, of the state and of the buckets
             self._version, self._record = node.version, self._decoded(node.value)

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import magnetar
+from magnetar.broker.log.ledger_list import TopicFenced
 from magnetar.broker.server import Broker
 from magnetar.broker.session.administration import Administration
 from magnetar.broker.topic.topic import Topic
@@ -146,6 +147,23 @@ async def test_a_subscription_that_was_taken_over_or_made_anew_is_not_deleted_by
             with pytest.raises(NotOwner, match="another broker"):
                 await stored.delete()
             assert await get_record(store, path, CursorRecord) is not None
+
+
+async def test_an_owner_that_stood_still_takes_no_subscription_from_the_next_one(tmp_path: Path) -> None:
+    """It has claimed the topic, and opens its cursors when another one acknowledges already."""
+    async with cluster(tmp_path, brokers=1) as running:
+        url = f"magnetar://{running.brokers[0].endpoint}"
+        async with AdminClient(url) as admin:
+            await admin.create_topic(TOPIC)
+            await admin.create_subscription(TOPIC, "s")
+            await admin.unload_topic(TOPIC)
+            topic = await running.brokers[0].owned.topic(NAME, create=False)
+            store, path = running.store.session(), paths.cursor("public", "default", "named", "s")
+            before = await get_record(store, path, CursorRecord)
+            storage: Any = topic._storage
+            with pytest.raises(TopicFenced, match="taken over"):
+                await storage._store(topic, "s", "of the former owner").open(topic.log.shape)
+            assert await get_record(store, path, CursorRecord) == before
 
 
 async def claimed(store: MetadataStore, path: str, kind: Any) -> None:
