@@ -284,7 +284,8 @@ class ConsumerSession:
     ) -> None:  # fmt: skip
         """They are pending in the transaction, and that is durable, when this returns: acknowledged if it commits.
         `cumulative`: everything up to and with the one entry that is named. A whole entry means all of its messages;
-        `rest`: those that the consumer has not acknowledged yet, as clients mean it that count them themselves.
+        `rest`: those that the consumer has not acknowledged yet, as clients mean it that count them themselves; such
+        clients repeat no request, so a message that the transaction has already was delivered twice: a conflict.
 
         A transaction that has them, and has ended elsewhere, is waited for: its end is on its way here. (But not by a
         cumulative one after an abort: what is given back has to be delivered again before it can be covered.)

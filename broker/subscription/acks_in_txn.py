@@ -73,10 +73,12 @@ class AcksInTxn(Acks):
         self, member: Member, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None, memory_bytes_max: int, *,
         rest: bool = False,
     ) -> bool:  # fmt: skip
-        """All of it is pending in the transaction; False: it was. TransactionConflict, InvalidRequest, BackPressure:
-        nothing has changed.
+        """All of it is pending in the transaction; False: it was. `rest`: the client counts the messages of an entry
+        itself (`_exact`), and repeats nothing. TransactionConflict, InvalidRequest, BackPressure: nothing has changed.
         """
         cursor, dispatcher = self._cursor, self._dispatcher
+        if rest and (clash := pending_acks.twice(cursor, txn, wanted)) is not None:
+            raise _conflict(clash)
         asked, named = wanted, NOWHERE
         if cumulative is not None or wanted.parts or member.unshown or cursor.has_parts:
             asked = self._exact(member, wanted, rest=rest)

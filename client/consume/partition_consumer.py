@@ -87,7 +87,7 @@ class PartitionConsumer:
         self._attachment = Attachment(connections, self)
         self.requests = Requests(connections, self.core, self.acks, self._attachment.send, self._do)
         self.in_transactions = TransactionalAcks(
-            self, connections, self.core, self.acks, self.requests, self._attachment.send, self.broke,
+            self, subscription, connections, self.core, self.acks, self.requests, self._attachment.send, self.broke,
             self.start_again,
         )  # fmt: skip
         self._wakes = connections.wakes

@@ -7,6 +7,10 @@ What one transaction acknowledges in one turn of the loop goes together, and wit
 when the acknowledgement is durable, as pending; it survives any crash then, until its transaction ends. One that is
 under way when the connection breaks, or that the broker cannot do now, is sent again: what is pending in the same
 transaction already is no conflict. It ends with its transaction.
+**Delivered twice.** A message that comes again while its program holds it (its connection broke, an abort freed another
+message of its batch) is processed twice. A transaction that acknowledges both deliveries gets a TransactionConflict and
+can only abort: the broker cannot tell them from one that is sent again. The same `Message` may be acknowledged again;
+ids and cumulative acknowledgements do not say which delivery they mean.
 **Cumulatively.** After an abort what was acknowledged comes again, and what the broker had delivered after it waits
 here before it. So that is thrown away before the abort is told: the next cumulative acknowledgement would cover what
 the program has not seen again, and it would be lost.
@@ -16,10 +20,10 @@ Guards: tests/client/transactions/test_transactions.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ...proto import wire_pb2 as wire
-from ...proto.errors import ConnectionLost, MagnetarError
+from ...proto.errors import ConnectionLost, MagnetarError, TransactionConflict
 from ..common.errors import OperationNotSupported, translate
 from ..common.guard import run
 from ..connect.connections import Connections
@@ -27,6 +31,7 @@ from ..core.acks import AckTracker
 from ..core.consumer import ConsumerCore
 from ..core.state import State
 from ..core.transaction import InTransaction, Part
+from ..model.message import Message
 from .acknowledgements import AckSender, Pending, place_of
 from .frames import acks_of
 from .requests import Requests
@@ -51,11 +56,13 @@ class _Group:
 
 class TransactionalAcks:
     def __init__(
-        self, where: Part, connections: Connections, core: ConsumerCore, acks: AckSender, requests: Requests,
+        self, where: Part, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
+        requests: Requests,
         send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
     ) -> None:  # fmt: skip
         """`again`: what was delivered and not acknowledged comes again, and what waits is thrown away."""
         self._where = where
+        self._taken_from = f"{where.topic} {subscription}"
         self._deliver_again = again
         self._connections = connections
         self._core = core
@@ -81,6 +88,10 @@ class TransactionalAcks:
                     f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
                 )
         txn.enter(self._where, self._connections)
+        if not cumulative and (twice := self._delivered_twice(txn, every)) is not None:
+            error = TransactionConflict(f"{twice} was delivered twice, and this transaction acknowledges both")
+            txn.acknowledged(error)
+            raise translate(error)
         if cumulative:
             txn.gives_back(self._deliver_again)
         group = self._groups.get(txn)
@@ -93,6 +104,16 @@ class TransactionalAcks:
         if not self._turn_comes:
             self._turn_comes = True
             asyncio.get_running_loop().call_soon(run, self._turn, self._broke)
+
+    def _delivered_twice(self, txn: InTransaction, every: Sequence[Pending]) -> Message | None:
+        taken = txn.deliveries.setdefault(self._taken_from, {})
+        for each in every:
+            if isinstance(each, Message):
+                if (entry := each.entry).delivery is None:
+                    entry.delivery = object()
+                if taken.setdefault((entry.position, each.batch_index), entry.delivery) is not entry.delivery:
+                    return each
+        return None
 
     def _turn(self) -> None:
         self._turn_comes = False

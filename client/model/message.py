@@ -51,6 +51,7 @@ class ReceivedEntry:
         "charged",
         "chunks",
         "consumer",
+        "delivery",
         "entry_id",
         "first_index",
         "header",
@@ -76,6 +77,7 @@ class ReceivedEntry:
         self.stream = 0  # over which it came: its permits are those of that stream
         self.chunks: tuple[Position, ...] = ()  # all entries of a message in chunks; this is the last of them
         self.first_index = -1  # batch index of the first message that the application gets
+        self.delivery: object = None  # tells it from another delivery of the entry, once a transaction needs that
 
 
 class Message:

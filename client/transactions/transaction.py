@@ -97,6 +97,7 @@ class Transaction(InTransaction):
         self._core: TransactionCore | None = None
         self._lock = Lock()
         self._begun: asyncio.Future[None] | None = None
+        self.deliveries = {}
         self._parts: dict[Part, Share | None] = {}
         self._again: dict[Callable[[], None], None] = {}
         self._idle: asyncio.Future[None] | None = None
@@ -241,6 +242,7 @@ class Transaction(InTransaction):
                     self._idle.set_result(None)
             elif isinstance(effect, Ended):
                 self._parts.clear()
+                self.deliveries.clear()
                 self._home.ended(self)
                 self._forget_lost()
 

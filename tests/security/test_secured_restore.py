@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -59,5 +60,7 @@ def test_the_bookies_of_a_secured_cluster_are_asked_and_its_traffic_goes_on(tmp_
         client.create_producer("after").send(b"a new ledger")
         ledgers = [each["ledger"] for each in json.loads(secured.cli("ledgers", "list", "-o", "json").out)]
         assert max(ledgers) > max(row["highestLedger"] for row in rows)
-        restored = restarted.stderr_path.read_text()
-        assert "restored from an older copy" in restored
+        deadline = time.monotonic() + 60  # it looks at each upkeep
+        while "restored from an older copy" not in (said := restarted.stderr_path.read_text()):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.1)

@@ -86,12 +86,24 @@ async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
-        await session.ack_in(txn, individual(ack.message_id, session.messages_of, exact=True), rest=True)
+        entries = _each_once(individual(ack.message_id, session.messages_of, exact=True))
+        await session.ack_in(txn, entries, rest=True)
         return
     if len(ack.message_id) != 1:
         raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
     if named := list(cumulative(ack.message_id[0])):
         await session.ack_in(txn, named, cumulative=True)
+
+
+def _each_once(entries: Iterable[AckedEntry]) -> Iterator[AckedEntry]:
+    """TransactionConflict: two deliveries of one message are acknowledged together."""
+    seen: dict[Position, int] = {}
+    for each in entries:
+        before, bits = seen.get(each.position, 0), each.bits or -1
+        if before & bits:
+            raise AckRefusal.CONFLICT.error(f"entry {each.position} is named twice: it was delivered twice")
+        seen[each.position] = before | bits
+        yield each
 
 
 def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:

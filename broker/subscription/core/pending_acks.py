@@ -13,8 +13,9 @@ backlog, and delivered to no consumer, whatever its consumer does meanwhile.
 
 Rules
 - `judge` comes before anything is changed: a refused request leaves no trace (TX-21). `pend` takes what it returned.
-- A message is pending in one transaction (TX-17). A cumulative acknowledgement is refused if it covers anything that is
-  pending in another one; what is acknowledged already in what it covers stays so.
+- A message is pending in one transaction (TX-17). A client that never repeats a request is told when it is there
+  already (`twice`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused if it covers
+  anything that is pending in another one; what is acknowledged already in what it covers stays so.
 - `settle` is one change of the cursor (TX-19): a commit acknowledges exactly what is pending in it, an abort frees it.
 - Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_bits`, `ack_cumulative`) leaves out what is pending, so that
   expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it, and a commit that
@@ -50,6 +51,7 @@ class Conflict(enum.Enum):
 
     ACKNOWLEDGED = "is acknowledged already"
     PENDING = "is acknowledged in another transaction that is open"
+    TWICE = "is acknowledged in this transaction already: it was delivered twice"
     CUMULATIVE = "another open transaction has a cumulative acknowledgement, and a subscription takes one at a time"
 
 
@@ -162,6 +164,21 @@ def _judge_part(
         return Clash(Conflict.PENDING, position)
     if bits:
         new.parts[position] = Partial(bits, part.size)
+    return None
+
+
+def twice(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
+    """Whether the transaction has some of it already."""
+    own = cursor.pending.of.get(txn, _NOTHING) if cursor.pending is not None else _NOTHING
+    for ledger_id, entries in wanted.entries.items():
+        if ledger_id in own.entries and (both := entries & own.entries[ledger_id]):
+            return Clash(Conflict.TWICE, Position(ledger_id, both.min()))
+    for position in own.parts:
+        if wanted.holds(position) and cursor.is_done(position):
+            return Clash(Conflict.TWICE, position)
+    for position, part in wanted.parts.items():
+        if own.holds(position) or part.bits & own.bits_at(position):
+            return Clash(Conflict.TWICE, position)
     return None
 
 

@@ -227,7 +227,9 @@ def _of_statement(books: Books, verdict: Verdict) -> None:
             if times == 0:
                 verdict.add(Wrong.UNPROCESSED, f"{value} of {account} is not in the statement")
             elif times > 1:
-                verdict.add(Wrong.PROCESSED_TWICE, f"{value} of {account} is {times} times in the statement")
+                by = [books.transactions.get(label_of(each)) for each in books.shown[books.statement]
+                      if each.split("|")[:2] == [account, value]]  # fmt: skip
+                verdict.add(Wrong.PROCESSED_TWICE, f"{value} of {account} is {times} times in the statement, by {by}")
 
 
 def _given_again(books: Books) -> Iterator[str]:

@@ -297,6 +297,51 @@ def test_a_part_of_a_batch_is_acknowledged_in_a_transaction() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("again", ["asked for", "over a new connection"])
+def test_a_message_that_was_delivered_twice_does_not_count_twice_in_one_transaction(again: str) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        producer = await client.create_producer("t")
+        await producer.send_many([b"0", b"1"])
+        consumer = await client.subscribe("t", "s", ConsumerType.Shared, initial_position=InitialPosition.Earliest)
+        first = [await consumer.receive() for _ in range(2)]
+        if again == "asked for":
+            consumer.redeliver_unacknowledged_messages()
+        else:
+            broker.cut()
+        second = [await consumer.receive() for _ in range(2)]
+        assert [each.message_id() for each in first] == [each.message_id() for each in second]
+        txn = await client.transaction()
+        for _ in range(2):
+            await consumer.acknowledge(second[0], txn=txn)  # the same delivery
+        with pytest.raises(magnetar.TransactionConflict, match="delivered twice"):
+            await consumer.acknowledge([first[1], first[0]], txn=txn)
+        with pytest.raises(magnetar.TransactionAborted):
+            await txn.commit()
+        async with client.transaction() as txn:
+            await consumer.acknowledge([second[1]], txn=txn)
+
+    run(body)
+
+
+def test_two_consumers_of_a_subscription_do_not_count_a_message_twice_in_one_transaction() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await (await client.create_producer("t")).send(b"0")
+        one = await client.subscribe(
+            "t", "s", ConsumerType.Shared, initial_position=InitialPosition.Earliest, receiver_queue_size=0
+        )
+        first = await one.receive()
+        two = await client.subscribe("t", "s", ConsumerType.Shared)
+        one.redeliver_unacknowledged_messages()
+        second = await two.receive()
+        txn = await client.transaction()
+        await one.acknowledge(first, txn=txn)
+        with pytest.raises(magnetar.TransactionConflict, match="delivered twice"):
+            await two.acknowledge(second, txn=txn)
+        await txn.abort()
+
+    run(body)
+
+
 def test_an_acknowledgement_is_sent_again_over_a_new_connection() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         assert isinstance(broker, TransactionalBroker)

@@ -98,6 +98,50 @@ def test_a_message_and_an_acknowledgement_count_with_the_commit() -> None:
     simulate(scenario)
 
 
+def test_a_message_that_was_delivered_twice_is_a_conflict_in_one_transaction() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer(producer_name="p")
+        for number in range(2):
+            raw.publish(number)
+            await raw.next("send_receipt")
+        metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1)
+        entry = encode_batch(metadata, plain_items([b"a", b"b", b"c"]), 3)
+        raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=2, num_messages=3))
+        await raw.next("send_receipt")
+        await raw.subscribe()
+        one, two, batch = [(await raw.next("message")).message_id for _ in range(3)]
+
+        def place(of: MessageIdData, ack_set: int | None = None) -> MessageIdData:
+            named = MessageIdData(ledgerId=of.ledgerId, entryId=of.entryId)
+            if ack_set is not None:
+                named.ack_set.append(ack_set)
+                named.batch_size = 3
+            return named
+
+        async def acked(*places: MessageIdData) -> bool:
+            given = {"ack_type": pulsar.CommandAck.Individual, "message_id": places, "request_id": 7}
+            raw.send(ack=pulsar.CommandAck(consumer_id=1, **given, **txn))
+            answer = await raw.next("ack_response")
+            assert not answer.HasField("error") or answer.error == pulsar.TransactionConflict
+            return not answer.HasField("error")
+
+        txn = await begun(raw)
+        assert await acked(place(one))
+        assert not await acked(place(one))
+        assert not await acked(place(two), place(one)), "all of a request, or none"
+        assert not await acked(place(two), place(two))
+        assert await acked(place(two))
+        assert await acked(place(batch, 0b110), place(batch, 0b101))
+        assert not await acked(place(batch, 0b100)), "the first two; one bit is a message that is left"
+        assert not await acked(place(batch, 0b011), place(batch, 0b011))
+        assert await acked(place(batch)), "what is left of it"
+        assert not await acked(place(batch))
+        assert await ended(raw, txn, pulsar.COMMIT) is None
+
+    simulate(scenario)
+
+
 def test_an_aborted_message_is_never_shown_and_takes_no_part_in_what_follows() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)

@@ -537,7 +537,7 @@ class Walk:
             account, position = found
             index = self.rng.randrange(self.items[position].count)
             busy = index in self.acked_indexes.get(position, set()) | self.pending_at(position)
-            self.pend(account, position, {index}, sure=not busy, bits=1 << index)
+            self.pend(account, position, {index}, sure=not busy, bits=1 << index, rest=self.rng.random() < 0.5)
 
     def pend(
         self, account: Account, position: Position, indexes: set[int] | None, *, sure: bool, bits: int = 0,
@@ -548,13 +548,15 @@ class Walk:
         everything = set(range(self.items[position].count))
         asked = indexes if indexes is not None else everything
         taken = self.acked_indexes.get(position, set()) | (self.pending_at(position) - own)
+        twice = rest and bool(own & asked if bits else own and self.is_done(position))
         wanted.add(position, bits)
         try:
             self.acks.pend(account.member, txn, wanted, None, 1 << 60, rest=rest)
         except TransactionConflict:
             assert not sure, f"{position} is free, and was refused"
-            assert asked & taken or position in self.acked, f"{position} was refused without a reason"
+            assert asked & taken or position in self.acked or twice, f"{position} was refused without a reason"
             return
+        assert not twice, f"{position} was taken twice in one transaction"
         assert position not in self.acked, f"{position} is acknowledged, and was taken"
         if asked & taken:
             assert own, f"{position} was taken twice"
