@@ -11,9 +11,8 @@ once, and answers in the same way, per connection. Neither waits for more.
 
 **Broken connections.** The socket's monitor reports every disconnect and refused connection. All requests in flight or
 in the queue then fail at once with ConnectionLost; replies that have arrived are delivered first. A socket whose
-connection broke is closed (ZeroMQ does not connect again after an error of protocol), and the next request makes
-another. ZeroMQ itself repeats refused connections, after 50 ms and then more slowly, up to 1 s; requests made meanwhile
-wait for the next attempt.
+connection broke or was refused is closed, and the next request makes another: ZeroMQ would not connect again after an
+error of protocol, and after a refusal only in a second, for which every request to a bookie that is gone would wait.
 
 Requests leave only after ZeroMQ's handshake; a port where the handshake fails HANDSHAKES_MAX times does not speak
 ZeroMQ: WrongProtocol, and nothing was sent.
@@ -191,10 +190,10 @@ class ZmqPeer:
     def disconnected(self, reason: str) -> None:
         self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
 
-    def link_broke(self) -> None:
-        """The connection was established and broke, and its socket is closed; the next request makes another."""
+    def link_broke(self, how: str = "it broke") -> None:
+        """There is no connection, or none any more, and its socket is closed; the next request makes another."""
         self._forget_link()
-        self.disconnected("it broke")
+        self.disconnected(how)
 
     def handshake_failed(self, *, certain: bool) -> None:
         """Nothing was sent yet: requests wait for further attempts, as many as an honest server may need."""
@@ -296,7 +295,8 @@ class _Link:
             self.connected = True
             self._peer.connected()
         elif event == zmq.EVENT_CONNECT_RETRIED:
-            self._peer.disconnected("refused, trying again")
+            self.close()
+            self._peer.link_broke("refused")
         elif self.connected:
             while self._drain():
                 pass

@@ -50,8 +50,6 @@ SKIPPED_AT_ONCE = 1_000
 _HEARTBEAT_MS = 5_000
 _HEARTBEAT_TIMEOUT_MS = 15_000
 _HANDSHAKE_MS = 3_000
-_RECONNECT_MS = 50
-_RECONNECT_MAX_MS = 1_000
 
 
 def address(endpoint: Endpoint) -> str:
@@ -105,8 +103,6 @@ class Context:
             (zmq.HANDSHAKE_IVL, _HANDSHAKE_MS),
             (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS),
             (zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS),
-            (zmq.RECONNECT_IVL, _RECONNECT_MS),
-            (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
             (zmq.IPV6, 1),
         ):
             socket.setsockopt(option, value)

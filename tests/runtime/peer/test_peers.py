@@ -205,6 +205,13 @@ async def test_a_refused_connection_fails_at_once_and_the_peer_works_when_somebo
             pass
 
 
+async def test_each_request_to_a_port_where_nobody_listens_fails_at_once(bench: Bench) -> None:
+    peer = bench.peer(free_port())
+    async with asyncio.timeout(2):  # ZeroMQ's own attempts come ever more slowly: twelve would take eight seconds
+        for _ in range(12):
+            assert isinstance(await outcome(peer.request(b"", timeout_s=SOON_S)), ConnectionLost)
+
+
 async def test_a_server_that_goes_fails_all_in_flight_and_its_successor_serves(bench: Bench) -> None:
     held: list[Request] = []
     first = await bench.serve(held.extend)
