@@ -27,7 +27,7 @@ the future fails with BackPressure (definite: nothing was sent), and a server dr
 does not take them.
 `statistics()` has the counters.
 
-Buffers given to `request` and `reply` must not change until they have left: large ones are not copied.
+Buffers given to `request` and `reply` must not change until they have left.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import zmq
 
 NO_COPY_BYTES = 512 << 10
-"""Frames of at least this size are sent and received without a copy. Below it, sharing them costs more: pyzmq's
-collector thread takes the interpreter for each. Three bookies in one process, 128 KiB entries, four interleaved pairs
-(copied against not copied from 64 KiB on): 82,061/89,666/100,917/93,556 against 51,083/83,740/81,577/66,531 msg/s."""
+"""Frames of at least this size are received without a copy. Sending always copies: to share what is sent, pyzmq starts a
+thread and opens sockets at the first such send, which the process may have no descriptors for by then, and that thread
+takes the interpreter for each."""
 
 MULTIPARTS_QUEUED_MAX = 64
 """High-water mark of a socket, in multiparts of about 1 MiB: above it messages wait, and coalesce, in the outbox."""
@@ -294,7 +294,7 @@ class Wire:
         for index, part in enumerate(parts):
             flags = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
             try:
-                send(part, flags, copy=len(part) < NO_COPY_BYTES)
+                send(part, flags)
             except zmq.Again:
                 assert index == 0, "ZeroMQ refused the rest of a multipart"
                 return False
