@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import zmq
 
 NO_COPY_BYTES = 512 << 10
-"""Frames of at least this size are received without a copy. Sending always copies: to share what is sent, pyzmq starts a
+"""Frames of at least this size are received without a copy. Sending copies: to share what is sent, pyzmq starts a
 thread and opens sockets at the first such send, which the process may have no descriptors for by then, and that thread
 takes the interpreter for each."""
 

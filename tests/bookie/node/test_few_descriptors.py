@@ -12,8 +12,7 @@ from magnetar.bookie.store.space.reserve import NAME
 from magnetar.ledger.format.peer import Status
 from magnetar.runtime.sim.disk import Disk, FileFault
 from tests.bookie.bookies import Cluster, with_cluster
-from tests.bookie.entries import PeerCaller
-from tests.bookie.node.test_full_disk import CONFIG, check, registered_read_only
+from tests.bookie.node.test_full_disk import CONFIG, add_until_refused, check, registered_read_only
 from tests.bookie.stores import DATA, NODE, payload
 
 NEEDS_ONE = ("open", "create", "list", "sync_directory")
@@ -24,16 +23,6 @@ def starve(disk: Disk, error: int) -> None:
     disk.faults += [FileFault(kind, "", error, times=-1) for kind in NEEDS_ONE]
 
 
-async def add_some(caller: PeerCaller, ledger: int, acked: dict[tuple[int, int], None], most: int) -> Status:
-    """One after the other, until one is refused."""
-    for entry in range(most):
-        status = (await caller.add(ledger, entry, payload(ledger, entry, 900))).status
-        if status is not Status.OK:
-            return status
-        acked[ledger, entry] = None
-    return Status.OK
-
-
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE])
 def test_adds_without_a_free_descriptor_are_busy_and_the_disk_is_not_full(error: int) -> None:
     """Also for many passes of its upkeep and its checkpoints; and it goes on by itself."""
@@ -42,19 +31,19 @@ def test_adds_without_a_free_descriptor_are_busy_and_the_disk_is_not_full(error:
         disk = cluster.simulation.node(NODE).disk
         bookie = await cluster.start(store=CONFIG)
         caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
-        assert await add_some(caller, 1, acked, 10) is Status.OK
+        assert await add_until_refused(caller, 1, acked, 10) is Status.OK
         starve(disk, error)
         for ledger in range(2, 20):
-            assert await add_some(caller, ledger, acked, 1000) is Status.BUSY
+            assert await add_until_refused(caller, ledger, acked, 1000) is Status.BUSY
             assert bookie.upkeep.state is DiskState.WRITABLE
             await asyncio.sleep(30)
-        assert await add_some(caller, 1, {}, 1) is Status.BUSY
+        assert await add_until_refused(caller, 1, {}, 1) is Status.BUSY
         assert bookie.upkeep.state is DiskState.WRITABLE
         assert not await registered_read_only(cluster, bookie)
         assert f"/{NAME}" in "".join(f"/{each}" for each in sorted(disk.find(DATA).now)), "the reserve is there"  # type: ignore[union-attr]
         disk.faults.clear()
         await asyncio.sleep(5)
-        assert await add_some(caller, 100, acked, 300) is Status.OK
+        assert await add_until_refused(caller, 100, acked, 300) is Status.OK
         await check(caller, acked)
         bookie.store.check()
 
@@ -88,11 +77,11 @@ def test_a_checkpoint_that_cannot_list_a_folder_is_done_all_the_same() -> None:
         bookie = await cluster.start(store=CONFIG)
         caller, acked = cluster.caller(bookie), dict[tuple[int, int], None]()
         disk.faults.append(FileFault("list", "", errno.EMFILE, times=-1))
-        assert await add_some(caller, 1, acked, 300) is Status.OK
+        assert await add_until_refused(caller, 1, acked, 300) is Status.OK
         assert bookie.store.statistics()["checkpoints"] > 5
         before = len(disk.find(f"{DATA}/journal").now)  # type: ignore[union-attr]
         disk.faults.clear()
-        assert await add_some(caller, 2, acked, 200) is Status.OK
+        assert await add_until_refused(caller, 2, acked, 200) is Status.OK
         assert len(disk.find(f"{DATA}/journal").now) < before  # type: ignore[union-attr]
         await check(caller, acked)
 
