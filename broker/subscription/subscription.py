@@ -412,9 +412,10 @@ class Subscription(Pump):
         more.
         """
         assert self.moving.locked(), "one after the other"
+        why = Unavailable(f"the subscription {self.name!r} was moved; subscribe again", moved=True)
         for consumer in list(self.consumers.values()):
             if consumer is not keep:
-                self.disconnect(consumer, Unavailable(f"the subscription {self.name!r} was moved; subscribe again"))
+                self.disconnect(consumer, why)
         self.cursor.seek(mark)
         self._leave_out()
         if acked_messages:

@@ -217,7 +217,10 @@ class PartitionConsumer:
                 if self.on_connected is not None:
                     self.on_connected(self)
             case "closed":
-                self._attachment.closed(from_wire(frame.closed))
+                error = from_wire(frame.closed)
+                if "moved" in error.fields:  # by another consumer, or an operator
+                    self.requests.forget_acknowledged()
+                self._attachment.closed(error)
             case "end_of_topic":
                 self.end_of_topic = True
             case "active":

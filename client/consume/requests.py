@@ -45,9 +45,13 @@ class Requests:
 
     async def seek(self, to: MessageId | int) -> None:
         """What was delivered before is forgotten; what is delivered next is from there."""
+        self.forget_acknowledged()
+        await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
+
+    def forget_acknowledged(self) -> None:
+        """The subscription is moved: what was acknowledged before, and is not told yet, is delivered again."""
         self._acks.forget()
         self._core.forget_acknowledged()
-        await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
 
     async def unsubscribe(self) -> None:
         await self._ask(lambda id_: self._send(unsubscribe=id_))

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.broker.subscription.cursors import DurableCursor
+from magnetar.client import aio
+from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InternalError, NotOwner, Unavailable
 from tests.broker.protocols.grpc.test_services import EARLIEST, TOPIC, Deployment
-from tests.support.cluster import TestConsumer, one_by_one
+from tests.support.cluster import TestConsumer, cluster, one_by_one
 
 LONG_MAX = (1 << 63) - 1
 LATEST = wire.MessageId(ledger_id=LONG_MAX, entry_id=LONG_MAX, partition=-1, batch_index=-1)
@@ -251,3 +254,34 @@ async def test_after_seeks_under_load_everything_from_the_new_place_is_received(
         assert seen == {b"%d" % number for number in range(sent)}
     finally:
         await client.close()
+
+
+@pytest.mark.parametrize("by", ["another consumer", "an operator"])
+async def test_what_was_acknowledged_before_a_seek_comes_again_though_its_consumer_had_not_told_it_yet(
+    tmp_path: Path, by: str
+) -> None:
+    async with cluster(tmp_path) as running:
+        url = f"magnetar://{running.brokers[0].endpoint}"
+        async with aio.Client(url) as client, AdminClient(url) as admin:
+            producer = await client.create_producer(TOPIC)
+            for number in range(10):
+                await producer.send(b"%d" % number)
+            two = await client.subscribe(TOPIC, "s", ConsumerType.Shared, initial_position=InitialPosition.Earliest)
+            one = await client.subscribe(TOPIC, "s", ConsumerType.Shared, receiver_queue_size=0)
+            for _ in range(10):
+                await two.acknowledge(await two.receive())  # it tells the broker within 100 ms
+            if by == "an operator":
+                await admin.reset_subscription(TOPIC, "s", MessageId.earliest)
+            else:
+                await one.seek(MessageId.earliest)
+            again = asyncio.Queue[bytes]()
+
+            async def take(consumer: aio.Consumer) -> None:
+                while True:
+                    again.put_nowait((await consumer.receive()).data())
+
+            taking = [asyncio.create_task(take(each)) for each in (one, two)]
+            async with asyncio.timeout(30):
+                assert sorted([await again.get() for _ in range(10)]) == [b"%d" % number for number in range(10)]
+            for task in taking:
+                task.cancel()
