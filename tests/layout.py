@@ -14,7 +14,7 @@ import subprocess
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,8 +36,16 @@ class Import:
 @dataclass(frozen=True)
 class Module:
     path: str  # "bookie/store/journal/journal.py"
-    text: str
-    tree: ast.Module = field(repr=False)
+    text: str = field(repr=False)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def tests(self) -> list[str]:
+        """The names of its tests, read without parsing it: sorted."""
+        return sorted(set(re.findall(r"^(?:async )?def (test_\w+)\(", self.text, re.M)))
 
     @property
     def dotted(self) -> str:
@@ -71,8 +79,7 @@ def modules(*tops: str) -> tuple[Module, ...]:
 
 @cache
 def _module(name: str) -> Module:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    return Module(name, text, ast.parse(text, name))
+    return Module(name, (ROOT / name).read_text(encoding="utf-8"))
 
 
 def _python_files(top: str) -> list[str]:

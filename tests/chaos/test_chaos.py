@@ -87,7 +87,7 @@ def test_a_cluster_on_disks_that_lie_is_found_wrong() -> None:
 
 @pytest.mark.processes
 def test_a_run_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.chaos", "--minutes", "5", "--kinds", "freeze"]
+    command = [sys.executable, "-m", "tests.chaos", "--minutes", "5", "--every", "1", "--kinds", "freeze"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(tmp_path)}
     ) as run:

@@ -58,7 +58,7 @@ def complaints_table() -> str:
 def named_tests() -> dict[int, tuple[str, ...]]:
     found: dict[int, list[str]] = {}
     for module in layout.modules("tests"):
-        for name in sorted(layout.symbols(module.tree)):
+        for name in module.tests:
             if match := _NAMED.match(name):
                 found.setdefault(int(match[1]), []).append(name)
     return {number: tuple(names) for number, names in found.items()}

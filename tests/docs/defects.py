@@ -46,7 +46,7 @@ def named_tests() -> dict[str, tuple[str, ...]]:
     """Id → tests that are named after it: `test_m09_m27_…` is of two."""
     found: dict[str, list[str]] = {}
     for module in layout.modules("tests"):
-        for name in sorted(layout.symbols(module.tree)):
+        for name in module.tests:
             if match := _NAMED.match(name):
                 for id_ in match[1].strip("_").split("_"):
                     found.setdefault(f"M{id_[1:]}", []).append(name)

@@ -70,15 +70,16 @@ def _read_outside(owner: str) -> set[str]:
 
 
 def _reads(tree: ast.AST, owner: str) -> set[str]:
-    found = set()
-    for child in ast.iter_child_nodes(tree):
-        if isinstance(child, ast.ClassDef) and child.name == owner:
+    found, left = set(), [tree]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.ClassDef) and node.name == owner:
             continue
-        if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Load):
-            holder = ast.unparse(child.value).rpartition(".")[2]
-            if holder in HOLDERS:
-                found.add(child.attr)
-        found |= _reads(child, owner)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            value = node.value
+            if (value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")) in HOLDERS:
+                found.add(node.attr)
+        left += ast.iter_child_nodes(node)
     return found
 
 
