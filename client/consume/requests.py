@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...proto import wire_pb2 as wire
-from ...proto.errors import MagnetarError
+from ...proto.errors import MagnetarError, SubscriptionNotFound
+from ..common import errors
 from ..common.errors import OperationNotSupported, translate
 from ..connect.connections import Connections
 from ..core.consumer import ConsumerCore
@@ -54,7 +55,19 @@ class Requests:
         self._core.forget_acknowledged()
 
     async def unsubscribe(self) -> None:
-        await self._ask(lambda id_: self._send(unsubscribe=id_))
+        """Returns when the subscription is gone: who asked again over a new connection may have removed it before."""
+        asked = False
+
+        def ask(request_id: int) -> None:
+            nonlocal asked
+            asked = True
+            self._send(unsubscribe=request_id)
+
+        try:
+            await self._ask(ask)
+        except (SubscriptionNotFound, errors.SubscriptionNotFound):
+            if not asked:
+                raise
         self.unsubscribed = True
 
     async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:

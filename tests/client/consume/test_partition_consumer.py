@@ -26,6 +26,7 @@ from magnetar.client.consume.consumer import Consumer
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import errors as wire_errors
+from magnetar.proto.errors import ConnectionLost, MagnetarError
 from tests.chaos.workload import history
 from tests.chaos.workload.libraries import Reconnects
 from tests.client.fake_broker import FakeBroker
@@ -378,6 +379,21 @@ def test_unsubscribe_removes_the_subscription() -> None:
         consumer = await client.subscribe("t", "s")
         await consumer.unsubscribe()
         assert "s" not in broker.topics[FULL].subscriptions
+
+    simulate(body)
+
+
+def test_one_that_was_removed_when_its_connection_broke_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks again over the next connection is told that there is none."""
+
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await client.subscribe("t", "s")
+        requests = consumer.partitions[0].requests
+        answers: list[MagnetarError | None] = [ConnectionLost("it broke"), wire_errors.SubscriptionNotFound("none")]
+        told = requests.answer
+        monkeypatch.setattr(requests, "answer", lambda id_, error, result: told(id_, answers.pop(0), result))
+        await consumer.unsubscribe()
+        assert answers == []
 
     simulate(body)
 
