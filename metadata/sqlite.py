@@ -126,12 +126,11 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> Node | None:
-        if path in self._known:
+        if path in self._known.nodes:
             self._known_reads += 1
             if not self._known_reads % KNOWN_AT_ONCE:
                 await asyncio.sleep(0)  # a caller that reads many nodes lets others have their turn
-        if path in self._known:
-            self._check_open()
+        if path in self._known.nodes and not self._closed:
             return self._known.read(path)
         check_path(path)
         if path == INCARNATIONS:
@@ -210,7 +209,8 @@ class SqliteStore:
         """
         check_operations(operations)
         if session:
-            self._sessions.require(session)
+            if session not in self._sessions.open_ones:
+                self._sessions.require(session)
         elif any(isinstance(operation, Put) and operation.ephemeral for operation in operations):
             raise InvalidRequest("an ephemeral needs a session")
         return await self._queue(Commit(tuple(operations), session))
@@ -272,7 +272,7 @@ class SqliteStore:
         is known: a topic is opened then, and a bookie asks for a new ledger's record."""
         for operation, version in zip(operations, versions, strict=True):
             made = version == 0 and isinstance(operation, Put)
-            if isinstance(operation, Check) or not (made or operation.path in self._known):
+            if isinstance(operation, Check) or not (made or operation.path in self._known.nodes):
                 continue
             if isinstance(operation, Put):
                 self._known.learn(operation.path, Node(bytes(operation.value), version, operation.ephemeral))
@@ -329,7 +329,8 @@ class SqliteStore:
 
     def check_session(self, session: str) -> None:
         """Raises SessionExpired."""
-        self._sessions.require(session)
+        if session not in self._sessions.open_ones:
+            self._sessions.require(session)
         if self._closed:
             raise SessionExpired("the metadata store is closed", session=session)
 

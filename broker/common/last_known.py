@@ -31,14 +31,16 @@ class LastKnown(Generic[K, V]):
 
     async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
         """`read` may be cancelled when there is an earlier answer."""
-        known = key in self._answers
-        try:
-            async with asyncio.timeout(PATIENCE_S if known else None):
-                answer = await read()
-        except (TimeoutError, Unavailable, ConnectionLost, SessionExpired):
-            if not known or key not in self._answers:
-                raise
-            return self._answers[key]
+        if key not in self._answers:
+            answer = await read()
+        else:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    answer = await read()
+            except (TimeoutError, Unavailable, ConnectionLost, SessionExpired):
+                if key not in self._answers:
+                    raise
+                return self._answers[key]
         self.note(key, answer)
         return answer
 
