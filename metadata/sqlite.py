@@ -65,6 +65,7 @@ class SqliteStore:
         self._loop = asyncio.get_running_loop()
         self.history = History(tree.revision)
         self._sessions = Sessions()
+        self.open_sessions = self._sessions.open_ones  # to look at
         self._lost: dict[str, asyncio.Event] = {}
         self._waiting: list[tuple[Job, asyncio.Future[Done]]] = []
         self._writing = False
@@ -75,7 +76,7 @@ class SqliteStore:
         self._context = contextvars.copy_context()
         self._news = asyncio.Event()
         self._alarm = Alarm(world.clock, self._expire)
-        self._closed = False
+        self.closed = False
         self._incarnations = b""
         self._commits = 0
         self._batches = 0
@@ -99,9 +100,9 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Waits for queued jobs. The process' sessions end; their ephemerals end with the next open at the latest."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._alarm.cancel()
         while self._writing:
             await asyncio.wait([self._batch])
@@ -112,10 +113,6 @@ class SqliteStore:
         for lost in self._lost.values():
             lost.set()
         self._wake_watches()
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
 
     def statistics(self) -> dict[str, int]:
         return {
@@ -130,7 +127,7 @@ class SqliteStore:
             self._known_reads += 1
             if not self._known_reads % KNOWN_AT_ONCE:
                 await asyncio.sleep(0)  # a caller that reads many nodes lets others have their turn
-        if path in self._known.nodes and not self._closed:
+        if path in self._known.nodes and not self.closed:
             return self._known.read(path)
         check_path(path)
         if path == INCARNATIONS:
@@ -194,7 +191,7 @@ class SqliteStore:
         self._read()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise Unavailable("the metadata store is closed")
 
     def _die(self, error: DiskFailed) -> InternalError:
@@ -316,12 +313,12 @@ class SqliteStore:
 
     async def end_session(self, session: str) -> None:
         """When it returns, the session's ephemerals are deleted. A session that has ended is no error."""
-        if self._sessions.close(session) and not self._closed:
+        if self._sessions.close(session) and not self.closed:
             await self._forget_session(session)
 
     async def wait_session_ended(self, session: str) -> None:
         """Returns when the session ends, for any reason."""
-        if session in self._sessions and not self._closed:
+        if session in self._sessions and not self.closed:
             await self._lost[session].wait()
 
     def has_session(self, session: str) -> bool:
@@ -331,7 +328,7 @@ class SqliteStore:
         """Raises SessionExpired."""
         if session not in self._sessions.open_ones:
             self._sessions.require(session)
-        if self._closed:
+        if self.closed:
             raise SessionExpired("the metadata store is closed", session=session)
 
     def _add_session(self, session: str, timeout_s: float, now: float | None) -> None:
@@ -353,16 +350,16 @@ class SqliteStore:
     def _delete_again(self, session: str, ended: asyncio.Future[Done]) -> None:
         if ended.cancelled():  # its waiter was cancelled; the job stays in the queue
             return
-        if isinstance(ended.exception(), Unavailable) and not self._closed:
+        if isinstance(ended.exception(), Unavailable) and not self.closed:
             self._loop.call_later(END_RETRY_S, self._retry_end, session)
 
     def _retry_end(self, session: str) -> None:
-        if not self._closed:
+        if not self.closed:
             self._delete_ephemerals(session)
 
     def _set_alarm(self) -> None:
         deadline = self._sessions.next_deadline()
-        if deadline is not None and not self._closed:
+        if deadline is not None and not self.closed:
             self._alarm.set_by(deadline)  # an earlier alarm reads the table again when it rings
 
     def _expire(self) -> None:
@@ -405,8 +402,10 @@ class LocalSession(MetadataStore):
         return self._session
 
     async def get(self, path: str) -> Versioned | None:
-        self._store.check_session(self._session)
-        node = await self._store.get(path)
+        store = self._store
+        if self._session not in store.open_sessions or store.closed:  # most reads of a process: without a call for it
+            store.check_session(self._session)
+        node = await store.get(path)
         return None if node is None else Versioned(node.value, node.version)
 
     async def children(self, path: str) -> list[str]:

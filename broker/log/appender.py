@@ -97,7 +97,7 @@ class Appender:
             return False
         self._age_due_ms = self.timestamp_ms + AGE_LOOK_MS
         age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
-        age_ms = self.timestamp_ms - self._chain.record.ledgers[-1].created_ms
+        age_ms = self.timestamp_ms - self._chain.listed.record.ledgers[-1].created_ms
         return age_ms >= age_max_s * 1000 and self._shape.tail.last_entry >= 0 and self._chain.has_room
 
     # ------------------------------------------------------------------ confirming

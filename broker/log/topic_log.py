@@ -101,7 +101,7 @@ class TopicLog:
             shrink=allowed(degraded_writes=config.degraded_writes), claims=claims,
         )  # fmt: skip
         self._chain.on_waits = on_waits
-        self.shape, self.reader = self._chain.shape, self._chain.reader
+        self.shape, self.reader, self._list = self._chain.shape, self._chain.reader, self._chain.listed
         self.world = world
         self._config = config
         self._on_confirmed = on_confirmed
@@ -386,7 +386,7 @@ class TopicLog:
 
     @property
     def record(self) -> TopicRecord:
-        return self._chain.record
+        return self._list.record
 
     @property
     def ensemble(self) -> dict[int, tuple[str, ...]]:

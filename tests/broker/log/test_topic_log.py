@@ -69,7 +69,7 @@ class Owner:
 
     def publish_through(self, store: Any) -> None:
         """Its changes of the metadata go through that store."""
-        self.ledgers._metadata = self.log._chain._list._store = store
+        self.ledgers._metadata = self.log._chain.listed._store = store
 
     def publish(self, count: int = 1) -> None:
         for _ in range(count):
@@ -151,9 +151,9 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(target, name, called)
 
-    record(owner.log._chain._list, "read", "read_list")
+    record(owner.log._chain.listed, "read", "read_list")
     record(owner.ledgers, "recover_to_close", "recover_ledgers")
-    record(owner.log._chain._list, "change", "claim_list")
+    record(owner.log._chain.listed, "change", "claim_list")
     record(owner.log, "serve", "serve")
     await owner.log.open()
     assert tuple(done) == TAKE_OVER
@@ -635,7 +635,7 @@ async def test_trimming_changes_the_list_first_and_deletes_nothing_when_that_fai
     async def unknown(*_: object, **__: object) -> None:
         raise OutcomeUnknown("no answer")
 
-    monkeypatch.setattr(owner.log._chain._list, "change", unknown)
+    monkeypatch.setattr(owner.log._chain.listed, "change", unknown)
     with pytest.raises(OutcomeUnknown):
         await owner.log.trim(lambda: [second])
     assert await bench.ledger(second) is not None
