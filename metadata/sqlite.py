@@ -41,6 +41,7 @@ from .store import Changed, Check, MetadataStore, Operation, Put, Reset, Version
 from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
 
 MEMORY = ":memory:"
+_CLOSED = "the metadata store is closed"
 WAITING_MAX = 10_000
 BATCH_MAX = 1_000
 """Jobs of one transaction: about 10 ms of SQLite's time, which bounds the wait of the reads in between."""
@@ -52,6 +53,17 @@ END_RETRY_S = 1.0
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 R = TypeVar("R")
+
+
+class _Watch:
+    """One that waits: nothing of its prefix has changed up to revision `seen`."""
+
+    __slots__ = ("news", "prefix", "seen")
+
+    def __init__(self, prefix: str, seen: int) -> None:
+        self.prefix = prefix
+        self.seen = seen
+        self.news: asyncio.Future[None]
 
 
 class SqliteStore:
@@ -74,7 +86,7 @@ class SqliteStore:
         self._known: KnownNodes[Node] = KnownNodes()
         self._known_reads = 0
         self._context = contextvars.copy_context()
-        self._news = asyncio.Event()
+        self._watches: dict[_Watch, None] = {}  # that wait
         self._alarm = Alarm(world.clock, self._expire)
         self.closed = False
         self._incarnations = b""
@@ -155,7 +167,8 @@ class SqliteStore:
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
         """`read` a path: of that node."""
-        self._check_open()
+        if self.closed:
+            raise Unavailable(_CLOSED)
         future: asyncio.Future[R] = self._loop.create_future()
         self._asked.append((read, future))
         if not self._reading:
@@ -190,10 +203,6 @@ class SqliteStore:
                 future.set_exception(error)
         self._read()
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise Unavailable("the metadata store is closed")
-
     def _die(self, error: DiskFailed) -> InternalError:
         self._world.files.die(str(error))
         return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
@@ -213,7 +222,8 @@ class SqliteStore:
         return await self._queue(Commit(tuple(operations), session))
 
     def _queue(self, job: Job) -> asyncio.Future[Done]:
-        self._check_open()
+        if self.closed:
+            raise Unavailable(_CLOSED)
         if len(self._waiting) >= WAITING_MAX and not isinstance(job, EndSession):
             raise BackPressure(f"{len(self._waiting)} metadata commits wait for the disk")
         future: asyncio.Future[Done] = self._loop.create_future()
@@ -244,7 +254,7 @@ class SqliteStore:
             if isinstance(outcome, Done):
                 self._publish(job, outcome)
         if self.history.revision > revision:
-            self._wake_watches()
+            self._tell_watches()
         for (_, future), outcome in zip(batch, results, strict=True):
             if future.done():  # the caller was cancelled
                 continue
@@ -277,20 +287,39 @@ class SqliteStore:
                 self._known.forget(operation.path)
 
     # -------------------------------------------------------------------------------------------- watching
-    async def wait_news(self, after_revision: int, session: str) -> None:
-        """Waits until the tree has grown beyond a revision. SessionExpired when the session or the store ends first."""
-        while self.history.revision <= after_revision:
+    async def wait_news(self, after_revision: int, session: str, prefix: str = "/") -> int:
+        """Waits until something of `prefix` has changed after a revision; a revision up to which nothing of it has.
+        SessionExpired when the session or the store ends first."""
+        watch = _Watch(prefix, after_revision)
+        while not self.history.since(prefix, watch.seen):
+            watch.seen = self.history.revision
             self.check_session(session)
-            await self._news.wait()
+            watch.news = self._loop.create_future()
+            self._watches[watch] = None
+            try:
+                await watch.news
+            finally:
+                del self._watches[watch]
+        return watch.seen
+
+    def _tell_watches(self) -> None:
+        """Wakes those of whose nodes something has changed: a commit of many topics is no matter of most."""
+        for watch in self._watches:
+            if not self.history.since(watch.prefix, watch.seen):
+                watch.seen = self.history.revision
+            elif not watch.news.done():
+                watch.news.set_result(None)
 
     def _wake_watches(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        for watch in self._watches:
+            if not watch.news.done():
+                watch.news.set_result(None)
 
     # -------------------------------------------------------------------------------------------- sessions
     def session(self, timeout_s: float = 10.0) -> LocalSession:
         """A session for a user in this process, until `close`; `timeout_s` counts from `LocalSession.abandon`."""
-        self._check_open()
+        if self.closed:
+            raise Unavailable(_CLOSED)
         session = f"local-{self._world.rng.randbytes(12).hex()}"
         self._add_session(session, timeout_s, None)
         return LocalSession(self, session)
@@ -329,7 +358,7 @@ class SqliteStore:
         if session not in self._sessions.open_ones:
             self._sessions.require(session)
         if self.closed:
-            raise SessionExpired("the metadata store is closed", session=session)
+            raise SessionExpired(_CLOSED, session=session)
 
     def _add_session(self, session: str, timeout_s: float, now: float | None) -> None:
         self._sessions.open(session, timeout_s, now)
@@ -413,7 +442,8 @@ class LocalSession(MetadataStore):
         return await self._store.children(path)
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
-        self._store.check_session(self._session)
+        if self._session not in self._store.open_sessions or self._store.closed:
+            self._store.check_session(self._session)
         return (await self._store.commit(operations, self._session)).versions
 
     async def revision(self) -> int:
@@ -435,7 +465,7 @@ class LocalSession(MetadataStore):
             else:
                 for change in news:
                     yield change
-            await self._store.wait_news(seen, self._session)
+            seen = await self._store.wait_news(seen, self._session, prefix)
 
     async def wait_session_lost(self) -> None:
         await self._store.wait_session_ended(self._session)
