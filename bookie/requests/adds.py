@@ -32,7 +32,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 
 from ...ledger.format.adds import Opened, encode_statuses, open_add, open_adds
-from ...ledger.format.peer import STATUS_OF, AnswerHead, Flags, Op, RequestHead, Status, encode_added
+from ...ledger.format.peer import FENCING, RECOVERING, STATUS_OF, AnswerHead, Op, RequestHead, Status, encode_added
 from ...runtime.clock import Clock
 from ...runtime.monitoring.metrics import BYTES, SECONDS, Histogram
 from ...runtime.network import Request
@@ -58,7 +58,7 @@ class _Batch:
         self.head = head
         self.opened = opened
         self.came = came
-        self.recovery = bool(head.flags) and Flags.RECOVERY in head.flags
+        self.recovery = bool(head.flags) and head.flags in RECOVERING
 
 
 class _Queue:
@@ -142,7 +142,7 @@ class Adds:
             self._admit(batch)
 
     def _open(self, request: Request, head: RequestHead) -> Opened:
-        if head.flags and Flags.FENCE in head.flags:
+        if head.flags and head.flags in FENCING:
             raise ValueError("an add fences nothing")
         if head.op is Op.ADD_MANY:
             return open_adds(head, request.frames, self._entry_bytes_max)

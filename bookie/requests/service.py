@@ -36,7 +36,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from ...ledger.format.held import ENTRIES_MAX, encode_runs
-from ...ledger.format.peer import ADMIN_BYTES_MAX, NO_KEY, AnswerHead, Flags, Op, RequestHead, Status, decode_request
+from ...ledger.format.peer import (
+    ADMIN_BYTES_MAX,
+    FENCING,
+    NO_KEY,
+    AnswerHead,
+    Flags,
+    Op,
+    RequestHead,
+    Status,
+    decode_request,
+)
 from ...metadata.store import MetadataStore
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
@@ -148,7 +158,7 @@ class BookieService:
         match head.op:
             case Op.ADD | Op.ADD_MANY:
                 self.adds.take(request, head, came)
-            case Op.READ | Op.READ_LAC if head.flags & Flags.FENCE:
+            case Op.READ | Op.READ_LAC if head.flags in FENCING:
                 self._fence(request, head, came)
             case Op.READ:
                 self._read(request, head, came)
@@ -207,13 +217,14 @@ class BookieService:
 
     # ------------------------------------------------------------------------------------ fences and explicit LACs
     def _fence(self, request: Request, head: RequestHead, came: float) -> None:
-        size = cost_of(request)
         if head.ledger < 0 or (head.op is Op.READ and _is_no_read(head)):
             self._refuse(request, head, Status.BAD_REQUEST)
-        elif not self._fences.add(request.connection, size):
+        elif self._store.is_fenced(head.ledger, head.key):  # each read of a recovery fences, and one waits
+            self._answer_fenced(request, head, came)
+        elif not self._fences.add(request.connection, size := cost_of(request)):
             self._refuse(request, head, Status.BUSY)
         elif (status := self._store.fence(head.ledger, head.key)) is Status.OK:
-            if self._store.fence_is_durable(head.ledger):  # each read of a recovery fences: one intent is enough
+            if self._store.fence_is_durable(head.ledger):
                 self._fenced(request, head, came, size, ok=True)
             else:
                 self._intend(partial(self._fenced, request, head, came, size), 0)
@@ -225,7 +236,11 @@ class BookieService:
         self._fences.done(request.connection, size)
         if not (ok and self._store.fence_is_durable(head.ledger)):
             self._refuse(request, head, Status.UNKNOWN)
-        elif head.op is Op.READ:
+        else:
+            self._answer_fenced(request, head, came)
+
+    def _answer_fenced(self, request: Request, head: RequestHead, came: float) -> None:
+        if head.op is Op.READ:
             self._read_opened(request, head, came)
         else:
             self._answer_lac(request, head)

@@ -232,6 +232,13 @@ class Store:
             self.counters["fences"] += 1
         return Status.OK
 
+    def is_fenced(self, ledger: int, key: bytes) -> bool:
+        """Whether the ledger has this key and its fence is durable, both on the disk: nothing is left to be written."""
+        descriptor = self.descriptors.get(ledger)
+        return (
+            descriptor is not None and descriptor.fence_synced and descriptor.key_synced and descriptor.opens_with(key)
+        )
+
     def fence_is_durable(self, ledger: int) -> bool:
         """Whether the fence is durable, or the ledger deleted; asked when the seal after `fence` is done."""
         descriptor = self.descriptors.get(ledger)

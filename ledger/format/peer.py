@@ -79,6 +79,9 @@ class Flags(enum.IntFlag):
 
 _FLAGS = int(Flags.FENCE | Flags.RECOVERY)
 _FLAGS_OF = tuple(Flags(value) for value in range(_FLAGS + 1))
+FENCING = tuple(each for each in _FLAGS_OF if Flags.FENCE in each)
+RECOVERING = tuple(each for each in _FLAGS_OF if Flags.RECOVERY in each)
+"""`flags in FENCING`: a comparison or two, where an operator of a Flag is several calls."""
 _OP_OF = {int(op): op for op in Op}
 _ADD = int(Op.ADD)
 _ADDED = struct.pack(">BBH", VERSION, _ADD, 0)

@@ -49,7 +49,7 @@ class KnownNodes(Generic[N]):
         if node is not None and len(node.value) > VALUE_BYTES_MAX:
             return
         self.nodes[path] = node
-        self.bytes += _size(path, node)
+        self.bytes += NODE_BYTES + len(path) + (len(node.value) if node is not None else 0)  # `_size`
         while self.bytes > self._bytes_max:
             self.forget(next(iter(self.nodes)))
 
