@@ -21,6 +21,7 @@ from tests.simulation.load.topics import TopicLoad
 from tests.simulation.load.transactions import TransactionLoad
 from tests.simulation.options import Options, draw
 from tests.simulation.strikes.frames import said_twice
+from tests.simulation.strikes.late import late_deletions
 from tests.simulation.verdict.observer import Observer
 
 STEPS_MAX = 5_000_000
@@ -61,8 +62,13 @@ def run_seed(
     failures: list[str] = []
     figures: dict[str, int] = {}
     cluster = Cluster(simulation, options, observer, only)
-    seen = cluster.rights.watching() if options.secured else contextlib.nullcontext()
+    seen = contextlib.ExitStack()
     with _observed_writers(observer), seen, cluster.coordination.watching(), said_twice(seed):
+        if "anew" in options.times:
+            seen.enter_context(late_deletions(cluster))
+        if options.secured:
+            seen.enter_context(cluster.rights.watching())
+            seen.enter_context(cluster.owners.watching())
         try:
             with _cut_off():
                 failures += simulation.run(_scenario(cluster, figures))
