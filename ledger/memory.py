@@ -47,20 +47,3 @@ class AppendMemory:
             del self._waiting[look]
             look()
             room -= LOOK_BYTES
-
-
-class Kept:
-    """The bytes of one request, until the bookies that were sent it have answered."""
-
-    __slots__ = ("_copies", "_memory", "bytes")
-
-    def __init__(self, memory: AppendMemory, size: int, copies: int) -> None:
-        self._memory = memory
-        self._copies = copies
-        self.bytes = size
-        memory.held += size
-
-    def answered(self) -> None:
-        self._copies -= 1
-        if not self._copies:
-            self._memory.release(self.bytes)

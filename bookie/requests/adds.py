@@ -28,8 +28,7 @@ tests/bookie/node/test_few_descriptors.py.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
 
 from ...ledger.format.adds import Opened, encode_statuses, open_add, open_adds
 from ...ledger.format.peer import STATUS_OF, AnswerHead, Flags, Op, RequestHead, Status, encode_added
@@ -44,12 +43,8 @@ CONNECTION_SHARE = 0.75
 REQUESTS_MAX = 32_768
 """Requests that were admitted and not yet answered: 32 MiB for Python."""
 
-Intend = Callable[[Callable[[bool], None], int], None]
-"""Registers what to call when the intents so far are durable (True) or refused for lack of room, and their bytes."""
-
-
-class _Batch:
-    """One request with its entries that are not answered yet."""
+class AddBatch:
+    """One request with its entries, from the turn in which it came to its answer."""
 
     __slots__ = ("came", "head", "opened", "recovery", "request")
 
@@ -61,13 +56,19 @@ class _Batch:
         self.recovery = bool(head.flags) and Flags.RECOVERY in head.flags
 
 
+Intent = AddBatch | Callable[[bool], None]
+"""What waits for the journal: a request of adds, or what to call when it is durable (True) or found no room."""
+Intend = Callable[[Intent, int], None]
+"""Registers one, and its bytes."""
+
+
 class _Queue:
     def __init__(self) -> None:
-        self.batches: deque[_Batch] = deque()
+        self.batches: deque[AddBatch] = deque()
         self.bytes = 0
         self._by_connection: dict[Hashable, int] = {}
 
-    def takes(self, batch: _Batch, bytes_max: int) -> bool:
+    def takes(self, batch: AddBatch, bytes_max: int) -> bool:
         """Whether it is within the bounds; a single one always is."""
         size = batch.opened.size + REQUEST_BYTES
         own = self._by_connection.get(batch.request.connection, 0)
@@ -75,16 +76,16 @@ class _Queue:
             return True
         return self.bytes + size <= bytes_max and (not own or own + size <= CONNECTION_SHARE * bytes_max)
 
-    def push(self, batch: _Batch) -> None:
+    def push(self, batch: AddBatch) -> None:
         self.batches.append(batch)
         self._count(batch, batch.opened.size + REQUEST_BYTES)
 
-    def pop(self) -> _Batch:
+    def pop(self) -> AddBatch:
         batch = self.batches.popleft()
         self._count(batch, -batch.opened.size - REQUEST_BYTES)
         return batch
 
-    def _count(self, batch: _Batch, size: int) -> None:
+    def _count(self, batch: AddBatch, size: int) -> None:
         self.bytes += size
         own = self._by_connection.get(batch.request.connection, 0) + size
         if own:
@@ -126,7 +127,7 @@ class Adds:
         except ValueError:
             self._refuse_unread(request, head, Status.BAD_REQUEST, came)
             return
-        batch = _Batch(request, head, opened, came)
+        batch = AddBatch(request, head, opened, came)
         if not opened.entries:
             self._answer(batch)
         elif batch.recovery:
@@ -151,7 +152,7 @@ class Adds:
             raise ValueError("not a stored entry")
         return opened
 
-    def _admit(self, batch: _Batch) -> None:
+    def _admit(self, batch: AddBatch) -> None:
         head, opened = batch.head, batch.opened
         if self._in_flight >= REQUESTS_MAX:
             self._hold(batch)
@@ -159,7 +160,7 @@ class Adds:
         status = self._store.add_many(head.ledger, head.key, opened.entries, opened.size, opened.lac, batch.recovery)
         if status is Status.OK:
             self._in_flight += 1
-            self._intend(partial(self._sealed, batch), opened.size)
+            self._intend(batch, opened.size)
         elif status is Status.BUSY:
             self._hold(batch)
         elif status is Status.NO_SUCH_LEDGER:
@@ -167,15 +168,33 @@ class Adds:
         else:
             self._refuse(batch, status)
 
-    def _sealed(self, batch: _Batch, ok: bool) -> None:
-        self._in_flight -= 1
-        if not ok:
-            self._refuse(batch, Status.READ_ONLY)
-        else:
-            self._answer(batch)
+    def complete(self, intents: Sequence[Intent], ok: bool) -> None:
+        """Answers what was durable, or found no room, in the order in which it came."""
+        now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
+        for each in intents:
+            if self.closed:
+                break
+            if not isinstance(each, AddBatch):
+                each(ok)
+                continue
+            self._in_flight -= 1
+            opened, head = each.opened, each.head
+            if not ok:
+                self._refuse(each, Status.READ_ONLY)
+            elif any(opened.statuses):
+                self._answer(each)
+            else:
+                waits.append(now - each.came)
+                sizes += [size for _, _, size in opened.entries]
+                if head.op is Op.ADD:
+                    each.request.reply(encode_added(head.ledger, head.entry, Status.OK))
+                else:
+                    each.request.reply(*encode_statuses(head, opened.statuses))
+        self.seconds.observe_all(waits)
+        self.entry_bytes.observe_all(sizes)
 
     # ------------------------------------------------------------------------------------ what waits
-    def _hold(self, batch: _Batch) -> None:
+    def _hold(self, batch: AddBatch) -> None:
         queue = self._held_recovery if batch.recovery else self._held
         if self._store.flush_blocked and not batch.recovery:
             self._refuse(batch, Status.READ_ONLY)
@@ -219,7 +238,7 @@ class Adds:
         self._held, self._held_recovery = _Queue(), _Queue()
 
     # ------------------------------------------------------------------------------------ answers
-    def _refuse(self, batch: _Batch, status: Status) -> None:
+    def _refuse(self, batch: AddBatch, status: Status) -> None:
         """Refuses all entries that were not refused before."""
         statuses = batch.opened.statuses
         for index, before in enumerate(bytes(statuses)):
@@ -232,24 +251,15 @@ class Adds:
         self.failed_seconds.observe(self._clock.monotonic() - came)
         request.reply(AnswerHead(head.op, status, head.ledger, head.entry, -1, 0).encode())
 
-    def _answer(self, batch: _Batch) -> None:
+    def _answer(self, batch: AddBatch) -> None:
+        """That some of its entries, or all, are refused."""
         if self.closed:
             return
         head, statuses = batch.head, batch.opened.statuses
-        seconds = self._clock.monotonic() - batch.came
-        if any(statuses):
-            self.failed_seconds.observe(seconds)
-            for value, count in Counter(statuses).items():
-                if value:
-                    self.refused[Status(value)] += count
-        else:
-            self.seconds.observe(seconds)
-            entries = batch.opened.entries
-            if len(entries) == 1:
-                self.entry_bytes.observe(entries[0][2])
-            else:
-                for size, count in Counter([size for _, _, size in entries]).items():
-                    self.entry_bytes.observe(size, count)
+        self.failed_seconds.observe(self._clock.monotonic() - batch.came)
+        for value, count in Counter(statuses).items():
+            if value:
+                self.refused[Status(value)] += count
         if head.op is Op.ADD:
             batch.request.reply(encode_added(head.ledger, head.entry, STATUS_OF[statuses[0]]))
         else:

@@ -46,7 +46,7 @@ from ...runtime.network import Request
 from ...runtime.tasks import Tasks
 from ..store.reads.reads import ReadResult
 from ..store.store import Store
-from .adds import Adds
+from .adds import Adds, Intent
 from .newcomers import Newcomers, Parked
 from .waiting import Waiting, cost_of
 
@@ -105,7 +105,7 @@ class BookieService:
         )  # fmt: skip
         self._fences = Waiting(held_bytes_max // FENCES_PART)
         self._lacs = Waiting(held_bytes_max // LACS_PART)
-        self._turn: list[Callable[[bool], None]] = []
+        self._turn: list[Intent] = []
         self._turn_bytes = 0
         self._reads = Tasks()
         self._waiting_reads = Waiting(held_bytes_max // READS_PART)
@@ -172,8 +172,8 @@ class BookieService:
                 self._take(request, head, came)
             self._seal()
 
-    def _intend(self, done: Callable[[bool], None], size: int) -> None:
-        self._turn.append(done)
+    def _intend(self, intent: Intent, size: int) -> None:
+        self._turn.append(intent)
         self._turn_bytes += size
         if self._turn_bytes >= SEAL_BYTES:
             self._seal()
@@ -183,7 +183,7 @@ class BookieService:
             turn, self._turn, self._turn_bytes = self._turn, [], 0
             self._store.seal(partial(self._sealed, turn))
 
-    def _sealed(self, turn: list[Callable[[bool], None]], ok: bool) -> None:
+    def _sealed(self, turn: list[Intent], ok: bool) -> None:
         """All intents of a turn are durable, or there was no room for them."""
         if self._closed:
             return
@@ -192,11 +192,10 @@ class BookieService:
         else:
             self._answer_turn(turn, ok)
 
-    def _answer_turn(self, turn: list[Callable[[bool], None]], ok: bool) -> None:
+    def _answer_turn(self, turn: list[Intent], ok: bool) -> None:
         if self._closed:
             return
-        for done in turn:
-            done(ok)
+        self.adds.complete(turn, ok)
         self.room_found()
 
     def room_found(self) -> None:

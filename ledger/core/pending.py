@@ -125,6 +125,14 @@ class PendingAdds(Generic[P]):
                 add.acks.add(slot)
         return self.drain()
 
+    def ack_all(self, adds: Sequence[PendingAdd[P]], slot: int, bookie: str) -> list[PendingAdd[P]]:
+        """As `ack_many`, of adds that were pushed here; one that is confirmed already counts no more."""
+        if self.ensemble[slot] != bookie:
+            return []
+        for add in adds:
+            add.acks.add(slot)
+        return self.drain()
+
     def drain(self) -> list[PendingAdd[P]]:
         """Removes and returns, in order, the entries at the head that have Qa acks; none while `frozen`."""
         confirmed: list[PendingAdd[P]] = []

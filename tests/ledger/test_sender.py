@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -12,15 +13,16 @@ import pytest
 from magnetar.ledger.config import LedgerConfig
 from magnetar.ledger.core.metadata import new_record
 from magnetar.ledger.core.pending import AddFailed, AddsAcked, PendingAdds
+from magnetar.ledger.core.stored import Payload
 from magnetar.ledger.core.striping import Striping
 from magnetar.ledger.core.writer import AddRefused, Outcome
 from magnetar.ledger.format.adds import ADDS_MAX, decode_statuses, encode_statuses, open_add, open_adds
 from magnetar.ledger.format.peer import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
 from magnetar.ledger.memory import AppendMemory
-from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Append, Fact
+from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, Add, AddSender, Append, Fact
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import Reply
+from magnetar.runtime.network import Asker, Reply, pass_on
 
 BOOKIES = [str(uuid.UUID(int=number)) for number in range(1, 5)]
 
@@ -52,26 +54,28 @@ class Rig:
         record = new_record(
             1, striping, BOOKIES[: shape[0]], key=b"k" * 20, token="t", created_ms=0, properties={}
         )  # fmt: skip
-        self.adds: PendingAdds[Append] = PendingAdds(striping, BOOKIES[: shape[0]])
+        self.adds: PendingAdds[Payload] = PendingAdds(striping, BOOKIES[: shape[0]])
         self.sent: list[Sent] = []
         self.facts: list[Fact] = []
         self.failed: list[str] = []
         self.memory = AppendMemory(1 << 30)
         config = LedgerConfig(retry_s=retry_s, add_timeout_s=9.5 * retry_s)
-        self.sender = AddSender(record, self, config, self._learn, lambda bookie, _: self.failed.append(bookie))  # type: ignore[arg-type]
+        failed: Callable[[str, object], None] = lambda bookie, _: self.failed.append(bookie)
+        self.sender = AddSender(record, self, config, self._acked, self._learn, failed)  # type: ignore[arg-type]
         self._happened = asyncio.Event()
+
+    def _acked(self, adds: list[Add], place: tuple[int, str]) -> None:
+        self._learn(AddsAcked([add.entry for add in adds], *place))
 
     def _learn(self, fact: Fact) -> None:
         self.facts.append(fact)
         self._happened.set()
 
-    def request(
-        self, bookie: str, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
-    ) -> asyncio.Future[Reply]:
+    def post(self, asker: Asker, bookie: str, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> None:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(partial(pass_on, asker))
         self.sent.append(Sent(bookie, decode_request(head), frames, answer))
         self._happened.set()
-        return answer
 
     def append(self, *payloads: bytes) -> None:
         for payload in payloads:
