@@ -84,20 +84,25 @@ class SentAdds:
         sender.unanswered_bytes -= self.bytes
         first.copies -= 1
         if not first.copies:
-            sender.memory.release(self.bytes)
+            sender.memory.held -= self.bytes
+            if sender.memory.waiting:
+                sender.memory.tell()
 
     def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
         self.over()
-        adds = self.adds
-        if len(adds) == 1 and is_added(head):
-            self.sender.stored(self.place, adds)
-            return
-        try:
-            statuses = _statuses(head, frames, len(adds))
-        except ValueError as wrong:
-            self.sender.fail(self.place, adds, wrong)
-        else:
-            self.sender.tell(self, statuses)
+        adds, sender = self.adds, self.sender
+        if len(adds) > 1 or not is_added(head):
+            try:
+                statuses = _statuses(head, frames, len(adds))
+            except ValueError as wrong:
+                sender.fail(self.place, adds, wrong)
+                return
+            if any(statuses):
+                sender.tell(self, statuses)
+                return
+        sender.acked(adds, self.place)
+        if sender.busy:
+            sender.has_room(self.place)
 
     def failed(self, error: BaseException) -> None:
         self.over()
@@ -131,13 +136,13 @@ class AddSender:
         self._key = record.key
         self._bookies = bookies
         self._config = config
-        self._acked = acked
+        self.acked = acked
         self._receive = receive
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self.memory = bookies.memory
         self._waiting: dict[_Place, list[Add]] = {}
-        self._busy: dict[_Place, _Busy] = {}
+        self.busy: dict[_Place, _Busy] = {}
         self._waiting_bytes = 0  # of what is in it, each entry once
         self.unanswered_bytes = 0
         self._closed = False
@@ -165,7 +170,7 @@ class AddSender:
     # ------------------------------------------------------------------------------ requests
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        several, at = list(waiting.items()), 0
+        several, at, timeout_s = list(waiting.items()), 0, self._config.add_timeout_s
         while at < len(several):
             adds, copies = several[at][1], 1
             while at + copies < len(several) and several[at + copies][1] == adds:
@@ -173,15 +178,17 @@ class AddSender:
             for part in _parts(adds) if len(adds) > 1 else (adds,):
                 head, frames, size = self._encode(part)
                 self.memory.held += size
+                self.unanswered_bytes += size * copies
                 first: SentAdds | None = None
                 for place, _ in several[at : at + copies]:
                     sent = SentAdds(self, place, part, size, copies, first, 0)
                     first = first or sent
-                    self.unanswered_bytes += size
-                    self._post(sent, head, frames)
+                    refused = self._bookies.post(sent, place[1], head, frames, timeout_s=timeout_s)
+                    if refused is not None:
+                        self._loop.call_soon(sent.failed, refused)
             at += copies
-        held, self._waiting_bytes = self._waiting_bytes, 0
-        self.memory.release(held)  # its requests are counted now
+        self.memory.held -= self._waiting_bytes  # its requests are counted now
+        self._waiting_bytes = 0
 
     def _encode(self, adds: Sequence[Add]) -> tuple[bytes, Sequence[Buffer], int]:
         """A request's head, its frames and their bytes."""
@@ -199,18 +206,17 @@ class AddSender:
             self._loop.call_soon(sent.failed, refused)
 
     # ------------------------------------------------------------------------------ answers
-    def tell(self, sent: SentAdds, statuses: list[Status] | None) -> None:
+    def tell(self, sent: SentAdds, statuses: list[Status]) -> None:
         """In this order: entries that were stored, refusals that end the ledger, entries to send again."""
         place, adds = sent.place, sent.adds
-        if statuses is None:
-            self.stored(place, adds)
-            return
         by_status: dict[Status, list[Add]] = {}
         for add, status in zip(adds, statuses, strict=True):
             by_status.setdefault(status, []).append(add)
         stored, busy = by_status.pop(Status.OK, None), by_status.pop(Status.BUSY, None)
         if stored is not None:
-            self.stored(place, stored)
+            self.acked(stored, place)
+            if self.busy:
+                self.has_room(place)
         for status in sorted(by_status):
             if status in _REFUSED:
                 self._receive(AddRefused(_REFUSED[status]))
@@ -218,11 +224,6 @@ class AddSender:
                 self.fail(place, by_status[status], status.name)
         if busy is not None:
             self.ask_again(place, busy, sent.tries)
-
-    def stored(self, place: _Place, adds: list[Add]) -> None:
-        self._acked(adds, place)
-        if self._busy:
-            self._has_room(place)
 
     def fail(self, place: _Place, adds: Sequence[Add], why: object) -> None:
         self._failed(place[1], why)
@@ -243,22 +244,22 @@ class AddSender:
             head, frames, size = self._encode(adds)
             self.memory.held += size
             self.unanswered_bytes += size
-            busy = self._busy.get(place)
+            busy = self.busy.get(place)
             if busy is None:
                 timer = self._loop.call_later(self._config.retry_s, self._repeat, place, 1)
-                busy = self._busy[place] = _Busy(timer)
+                busy = self.busy[place] = _Busy(timer)
             busy.requests.append((SentAdds(self, place, adds, size, 1, None, tries), head, frames))
 
-    def _has_room(self, place: _Place) -> None:
+    def has_room(self, place: _Place) -> None:
         """The bookie has stored something."""
-        busy = self._busy.get(place)
+        busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True
             busy.timer.cancel()
             busy.timer = self._loop.call_later(ROOM_S, self._repeat, place, 0)
 
     def _repeat(self, place: _Place, passed: int) -> None:
-        for sent, head, frames in self._busy.pop(place).requests:
+        for sent, head, frames in self.busy.pop(place).requests:
             if self._closed:
                 sent.over()
                 self.ask_again(place, sent.adds, sent.tries)
@@ -270,13 +271,12 @@ class AddSender:
 _REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHORIZED}
 
 
-def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status] | None:
-    """The status of each add; None: all are stored. ValueError when this is not an answer to them."""
+def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]:
+    """The status of each add. ValueError when this is not an answer to them."""
     answer = decode_answer(head)
     if count == 1 and answer.op is Op.ADD:
         return [answer.status]
-    statuses = decode_statuses(answer, frames, count)
-    return statuses if any(statuses) else None
+    return decode_statuses(answer, frames, count)
 
 
 def _parts(adds: list[Add]) -> list[list[Add]]:

@@ -30,8 +30,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 
-from ...ledger.format.adds import Opened, encode_statuses, open_add, open_adds
-from ...ledger.format.peer import STATUS_OF, AnswerHead, Flags, Op, RequestHead, Status, encode_added
+from ...ledger.format.adds import Entry, encode_statuses, open_add, open_adds
+from ...ledger.format.peer import AnswerHead, Flags, Op, RequestHead, Status, decode_request, encode_added
 from ...runtime.clock import Clock
 from ...runtime.monitoring.metrics import BYTES, SECONDS, Histogram
 from ...runtime.network import Request
@@ -44,16 +44,27 @@ REQUESTS_MAX = 32_768
 """Requests that were admitted and not yet answered: 32 MiB for Python."""
 
 class AddBatch:
-    """One request with its entries, from the turn in which it came to its answer."""
+    """One request with its entries, verified, from the turn in which it came to its answer.
 
-    __slots__ = ("came", "head", "opened", "recovery", "request")
+    `statuses` has one for each entry of an ADD_MANY, OK or BAD_REQUEST; None: it is an ADD, whose entry is OK.
+    `entries` are those that are OK, `size` bytes together, `lac` the largest of theirs."""
 
-    def __init__(self, request: Request, head: RequestHead, opened: Opened, came: float) -> None:
+    __slots__ = ("came", "entries", "entry", "key", "lac", "ledger", "recovery", "request", "size", "statuses")
+
+    def __init__(
+        self, request: Request, came: float, ledger: int, entry: int, key: bytes, recovery: bool,
+        statuses: bytearray | None, entries: list[Entry], size: int, lac: int,
+    ) -> None:  # fmt: skip
         self.request = request
-        self.head = head
-        self.opened = opened
         self.came = came
-        self.recovery = bool(head.flags) and Flags.RECOVERY in head.flags
+        self.ledger = ledger
+        self.entry = entry  # the first, as the head says
+        self.key = key
+        self.recovery = recovery
+        self.statuses = statuses
+        self.entries = entries
+        self.size = size
+        self.lac = lac
 
 
 Intent = AddBatch | Callable[[bool], None]
@@ -70,7 +81,7 @@ class _Queue:
 
     def takes(self, batch: AddBatch, bytes_max: int) -> bool:
         """Whether it is within the bounds; a single one always is."""
-        size = batch.opened.size + REQUEST_BYTES
+        size = batch.size + REQUEST_BYTES
         own = self._by_connection.get(batch.request.connection, 0)
         if not self.batches:
             return True
@@ -78,11 +89,11 @@ class _Queue:
 
     def push(self, batch: AddBatch) -> None:
         self.batches.append(batch)
-        self._count(batch, batch.opened.size + REQUEST_BYTES)
+        self._count(batch, batch.size + REQUEST_BYTES)
 
     def pop(self) -> AddBatch:
         batch = self.batches.popleft()
-        self._count(batch, -batch.opened.size - REQUEST_BYTES)
+        self._count(batch, -batch.size - REQUEST_BYTES)
         return batch
 
     def _count(self, batch: AddBatch, size: int) -> None:
@@ -123,12 +134,11 @@ class Adds:
     # ------------------------------------------------------------------------------------ requests
     def take(self, request: Request, head: RequestHead, came: float) -> None:
         try:
-            opened = self._open(request, head)
+            batch = self._open(request, head, came)
         except ValueError:
-            self._refuse_unread(request, head, Status.BAD_REQUEST, came)
+            self._refuse_whole(request, head.op, head.ledger, head.entry, came)
             return
-        batch = AddBatch(request, head, opened, came)
-        if not opened.entries:
+        if not batch.entries:
             self._answer(batch)
         elif batch.recovery:
             if self._held_recovery.batches:
@@ -142,29 +152,46 @@ class Adds:
         else:
             self._admit(batch)
 
-    def _open(self, request: Request, head: RequestHead) -> Opened:
+    def take_one(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
+        """An ADD without flags, as most requests are."""
+        opened = open_add(ledger, entry, request.frames, self._entry_bytes_max)
+        if opened is None:
+            self._refuse_whole(request, Op.ADD, ledger, entry, came)
+            return
+        stored, lac = opened
+        batch = AddBatch(request, came, ledger, entry, key, False, None, [stored], stored[2], lac)
+        if self.read_only:
+            self._refuse(batch, Status.READ_ONLY)
+        elif self._held.batches:
+            self._hold(batch)
+        else:
+            self._admit(batch)
+
+    def _open(self, request: Request, head: RequestHead, came: float) -> AddBatch:
         if head.flags and Flags.FENCE in head.flags:
             raise ValueError("an add fences nothing")
+        recovery = bool(head.flags) and Flags.RECOVERY in head.flags
         if head.op is Op.ADD_MANY:
-            return open_adds(head, request.frames, self._entry_bytes_max)
-        opened = open_add(head, request.frames, self._entry_bytes_max)
+            statuses, entries, size, lac = open_adds(head, request.frames, self._entry_bytes_max)
+            return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, statuses, entries, size, lac)
+        opened = open_add(head.ledger, head.entry, request.frames, self._entry_bytes_max)
         if opened is None:
             raise ValueError("not a stored entry")
-        return opened
+        stored, lac = opened
+        return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac)
 
     def _admit(self, batch: AddBatch) -> None:
-        head, opened = batch.head, batch.opened
         if self._in_flight >= REQUESTS_MAX:
             self._hold(batch)
             return
-        status = self._store.add_many(head.ledger, head.key, opened.entries, opened.size, opened.lac, batch.recovery)
+        status = self._store.add_many(batch.ledger, batch.key, batch.entries, batch.size, batch.lac, batch.recovery)
         if status is Status.OK:
             self._in_flight += 1
-            self._intend(batch, opened.size)
+            self._intend(batch, batch.size)
         elif status is Status.BUSY:
             self._hold(batch)
         elif status is Status.NO_SUCH_LEDGER:
-            self._newcomer(batch.request, head, batch.came)
+            self._newcomer(batch.request, decode_request(batch.request.head), batch.came)
         else:
             self._refuse(batch, status)
 
@@ -178,18 +205,19 @@ class Adds:
                 each(ok)
                 continue
             self._in_flight -= 1
-            opened, head = each.opened, each.head
+            statuses = each.statuses
             if not ok:
                 self._refuse(each, Status.READ_ONLY)
-            elif any(opened.statuses):
+            elif statuses is None:
+                waits.append(now - each.came)
+                sizes.append(each.size)
+                each.request.reply(encode_added(each.ledger, each.entry, Status.OK))
+            elif any(statuses):
                 self._answer(each)
             else:
                 waits.append(now - each.came)
-                sizes += [size for _, _, size in opened.entries]
-                if head.op is Op.ADD:
-                    each.request.reply(encode_added(head.ledger, head.entry, Status.OK))
-                else:
-                    each.request.reply(*encode_statuses(head, opened.statuses))
+                sizes += [size for _, _, size in each.entries]
+                each.request.reply(*encode_statuses(each.ledger, each.entry, statuses))
         self.seconds.observe_all(waits)
         self.entry_bytes.observe_all(sizes)
 
@@ -240,27 +268,32 @@ class Adds:
     # ------------------------------------------------------------------------------------ answers
     def _refuse(self, batch: AddBatch, status: Status) -> None:
         """Refuses all entries that were not refused before."""
-        statuses = batch.opened.statuses
+        statuses = batch.statuses
+        if statuses is None:
+            self._refuse_whole(batch.request, Op.ADD, batch.ledger, batch.entry, batch.came, status)
+            return
         for index, before in enumerate(bytes(statuses)):
             if before == Status.OK:
                 statuses[index] = status
         self._answer(batch)
 
-    def _refuse_unread(self, request: Request, head: RequestHead, status: Status, came: float) -> None:
-        self.refused[status] += 1
-        self.failed_seconds.observe(self._clock.monotonic() - came)
-        request.reply(AnswerHead(head.op, status, head.ledger, head.entry, -1, 0).encode())
-
-    def _answer(self, batch: AddBatch) -> None:
-        """That some of its entries, or all, are refused."""
+    def _refuse_whole(
+        self, request: Request, op: Op, ledger: int, entry: int, came: float, status: Status = Status.BAD_REQUEST
+    ) -> None:
+        """Refuses all of a request by the head of the answer."""
         if self.closed:
             return
-        head, statuses = batch.head, batch.opened.statuses
+        self.refused[status] += 1
+        self.failed_seconds.observe(self._clock.monotonic() - came)
+        request.reply(AnswerHead(op, status, ledger, entry, -1, 0).encode())
+
+    def _answer(self, batch: AddBatch) -> None:
+        """That some entries of an ADD_MANY, or all, are refused."""
+        statuses = batch.statuses
+        if self.closed or statuses is None:
+            return
         self.failed_seconds.observe(self._clock.monotonic() - batch.came)
         for value, count in Counter(statuses).items():
             if value:
                 self.refused[Status(value)] += count
-        if head.op is Op.ADD:
-            batch.request.reply(encode_added(head.ledger, head.entry, STATUS_OF[statuses[0]]))
-        else:
-            batch.request.reply(*encode_statuses(head, statuses))
+        batch.request.reply(*encode_statuses(batch.ledger, batch.entry, statuses))

@@ -36,7 +36,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from ...ledger.format.held import ENTRIES_MAX, encode_runs
-from ...ledger.format.peer import ADMIN_BYTES_MAX, NO_KEY, AnswerHead, Flags, Op, RequestHead, Status, decode_request
+from ...ledger.format.peer import (
+    ADMIN_BYTES_MAX,
+    NO_KEY,
+    AnswerHead,
+    Flags,
+    Op,
+    RequestHead,
+    Status,
+    decode_add,
+    decode_request,
+)
 from ...metadata.store import MetadataStore
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
@@ -135,6 +145,9 @@ class BookieService:
         self.requests += len(requests)
         came = self._clock.monotonic()
         for request in requests:
+            if (add := decode_add(request.head)) is not None:
+                self.adds.take_one(request, *add, came)
+                continue
             try:
                 head = decode_request(request.head)
             except ValueError as error:

@@ -58,13 +58,16 @@ class Table:
 
     def insert_many(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
         """Inserts entries (id, stored, bytes), `size` bytes together; returns the largest id."""
-        table = self.of(ledger)
+        table = self.ledgers.get(ledger)
+        if table is None:
+            table = self.of(ledger)
         last = -1
         for entry, stored, _ in entries:
             table[entry] = stored
             if entry > last:
                 last = entry
-        self.grown(len(entries), size)
+        self.size_bytes += size + len(entries) * ENTRY_OVERHEAD_BYTES
+        self.entries += len(entries)
         return last
 
 

@@ -13,6 +13,7 @@ Bounds: two memtables, the journal's queue, the read cache, the index's cache. P
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -188,13 +189,13 @@ class Store:
                 return Status.FENCED
             if not self.keys.may_begin(ledger, key):
                 return Status.NO_SUCH_LEDGER
-        elif not descriptor.opens_with(key):
+        elif not hmac.compare_digest(descriptor.key, key):
             return Status.UNAUTHORIZED
         elif descriptor.fenced and not recovery:
             return Status.FENCED
         if ledger <= self.descriptors.fenced_upto and not recovery:
             return Status.FENCED  # this bookie lost data when the ledger existed: its fence may be among it
-        if not self.has_room:
+        if self.memtable.full or self._journal.full:
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
             descriptor = self.keys.with_key(ledger, key)

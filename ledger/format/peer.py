@@ -81,7 +81,7 @@ _FLAGS = int(Flags.FENCE | Flags.RECOVERY)
 _FLAGS_OF = tuple(Flags(value) for value in range(_FLAGS + 1))
 _OP_OF = {int(op): op for op in Op}
 _ADD = int(Op.ADD)
-_ADDED = struct.pack(">BBH", VERSION, _ADD, 0)
+_ADD_HEAD = _ADDED = struct.pack(">BBH", VERSION, _ADD, 0)
 _ADD_MANY = int(Op.ADD_MANY)
 
 
@@ -166,6 +166,14 @@ def encode_admin() -> bytes:
 
 def encode_ping() -> bytes:
     return RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
+
+
+def decode_add(head: bytes) -> tuple[int, int, bytes] | None:
+    """(ledger, entry, key) of an ADD without flags, as most requests are; None: it is another head."""
+    if len(head) != _REQUEST.size or not head.startswith(_ADD_HEAD):
+        return None
+    _, _, _, ledger, entry, _, _, key = _REQUEST.unpack(head)
+    return ledger, entry, key
 
 
 def decode_request(head: bytes) -> RequestHead:

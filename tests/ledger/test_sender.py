@@ -39,11 +39,14 @@ class Sent(NamedTuple):
 
     @property
     def opened(self) -> list[tuple[int, tuple[bytes, ...], int]]:
-        one = open_add(self.head, self.frames, 8 << 20) if self.head.op is Op.ADD else None
-        return (one or open_adds(self.head, self.frames, 8 << 20)).entries
+        if self.head.op is Op.ADD:
+            one = open_add(self.head.ledger, self.head.entry, self.frames, 8 << 20)
+            assert one is not None
+            return [one[0]]
+        return open_adds(self.head, self.frames, 8 << 20).entries
 
     def say(self, *statuses: Status) -> None:
-        self.answer.set_result(Reply(*encode_statuses(self.head, bytes(statuses))))
+        self.answer.set_result(Reply(*encode_statuses(self.head.ledger, self.head.entry, bytes(statuses))))
 
 
 class Rig:
@@ -178,7 +181,7 @@ async def test_an_answer_that_is_none_is_unknown_for_all_of_them(wrong: str) -> 
     rig = Rig()
     rig.append(b"zero", b"one")
     await rig.wait_sent(1)
-    head, frames = encode_statuses(rig.sent[0].head, b"\0\0")
+    head, frames = encode_statuses(rig.sent[0].head.ledger, rig.sent[0].head.entry, b"\0\0")
     other = decode_answer(head)._replace(op=Op.PING).encode()
     replies = {"short": (head, (b"\0",)), "long": (head, (b"\0\0\0",)), "no frame": (head, ()),
                "other op": (other, frames), "no head": (b"", frames), "no status": (head, (b"\0\x77",))}  # fmt: skip

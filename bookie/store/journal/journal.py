@@ -201,7 +201,7 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        return self.queued_bytes >= self._queue_bytes_max
+        return self._open.size + self._core.queued_bytes >= self._queue_bytes_max
 
     @property
     def queued_records(self) -> int:
