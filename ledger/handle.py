@@ -206,10 +206,14 @@ class LedgerWriter:
             future.set_exception(error)
         return future
 
-    def push(self, payload: Buffer, tail: Tail | None = None) -> None:
-        """As `append`; the `listener` is told the outcome. Raises what `append` refuses an entry with."""
+    def push(self, payload: Payload) -> None:
+        """As `append`; the `listener` is told the outcome. Raises what `append` refuses an entry with, and BackPressure
+        past the bound of all ledgers as well."""
         assert self.listener is not None, "the listener is told the outcome"
-        self._append(Payload((payload,), len(payload), tail))
+        memory = self._bookies.memory
+        if memory.held >= memory.limit:
+            raise BackPressure(f"{memory.held} bytes of all ledgers are not answered; wait for `ready`")
+        self._append(payload)
 
     def _append(self, payload: Payload) -> None:
         size = payload.size

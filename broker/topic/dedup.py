@@ -36,7 +36,7 @@ from ...proto.entry import EntryHeader
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
-from ...runtime.memory.later import MadeLater, a_dict
+from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
@@ -56,12 +56,12 @@ ROLL_SNAPSHOTS = 1_000
 
 def numbers_of(header: EntryHeader) -> SequenceRange:
     metadata = header.metadata
+    first, last = metadata.sequence_id, metadata.highest_sequence_id
+    if last < first:
+        last = first
     if metadata.num_chunks_from_msg > 1:
-        return SequenceRange(
-            header.sequence_id, header.highest_sequence_id, metadata.uuid or "-", metadata.chunk_id,
-            metadata.num_chunks_from_msg,
-        )  # fmt: skip
-    return SequenceRange(header.sequence_id, header.highest_sequence_id)
+        return SequenceRange(first, last, metadata.uuid or "-", metadata.chunk_id, metadata.num_chunks_from_msg)
+    return SequenceRange(first, last)
 
 
 class Deduplication(MadeLater):
@@ -74,8 +74,7 @@ class Deduplication(MadeLater):
     )  # fmt: skip
     _ledger: SnapshotLedger[stored.Piece]
     _tasks: Tasks
-    _waiting: dict[str, list[asyncio.Future[None]]]
-    LATER: ClassVar = {"_ledger": lambda self: self._snapshots(), "_tasks": lambda _: Tasks(), "_waiting": a_dict}
+    LATER: ClassVar = {"_ledger": lambda self: self._snapshots(), "_tasks": lambda _: Tasks()}
 
     def __init__(
         self, clock: Clock, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy
@@ -96,6 +95,7 @@ class Deduplication(MadeLater):
         self._snapshot_s = config.dedup_snapshot_s  # 0: no snapshot by time
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
+        self._waiting: dict[str, list[asyncio.Future[None]]] | None = None  # until nothing of the producer is in flight
         self._ended = False
 
     def _snapshots(self) -> SnapshotLedger[stored.Piece]:
@@ -191,6 +191,8 @@ class Deduplication(MadeLater):
         """Returns when nothing of the producer is in flight; at once while deduplication is off."""
         if self.core.enabled and not self.core.is_settled(name):
             future: asyncio.Future[None] = self._loop.create_future()
+            if self._waiting is None:
+                self._waiting = {}
             self._waiting.setdefault(name, []).append(future)
             await future
 
@@ -334,7 +336,7 @@ class Deduplication(MadeLater):
         self._cancel_timer()
         if self._working is not None:
             self._working.cancel()
-        waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting = self._waiting or {}, None
         for future in [future for futures in waiting.values() for future in futures]:
             if not future.done():
                 future.set_result(None)

@@ -141,7 +141,10 @@ class Dedup:
                     return known
         if pushed is None:
             pushed = self._pushed[name] = _Pushed(self._persisted.get(name, NOTHING))
-        pushed.progress = self._next(pushed.progress, numbers)
+        if self.enabled or numbers.uuid:
+            pushed.progress = pushed.progress.after(numbers)
+        else:  # off, ids may go back: the last entry counts
+            pushed.progress = SequenceProgress(numbers.last)
         pushed.entries += 1
         if again:
             pushed.again = [*(pushed.again or ()), numbers]
@@ -184,7 +187,10 @@ class Dedup:
         """The log has an entry after all that are known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
-        self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
+        if self.enabled or numbers.uuid:
+            self._persisted[name] = self._persisted.get(name, NOTHING).after(numbers)
+        else:
+            self._persisted[name] = SequenceProgress(numbers.last)
         if self._gaps and name in self._gaps and not (numbers.uuid and numbers.chunk < numbers.chunks - 1):
             self._filled(name, numbers)
         if name not in self._connected:
@@ -241,10 +247,6 @@ class Dedup:
                 self._persisted[name] = progress
                 if name not in self._connected:
                     self._away.setdefault(name, self._opened)
-
-    def _next(self, before: SequenceProgress, numbers: SequenceRange) -> SequenceProgress:
-        """Off, ids may go back: the last entry counts."""
-        return before.after(numbers) if self.enabled or numbers.uuid else SequenceProgress(numbers.last)
 
     # ------------------------------------------------------------------ producers
     def joined(self, name: str) -> None:

@@ -10,33 +10,50 @@ from hypothesis import strategies as st
 from magnetar.broker.log.core.log_queue import LogQueue, Queued
 
 
-def sent(queue: LogQueue[Any], entries_max: int = 1000) -> list[Queued[Any]]:
+class Entry(Queued):
+    """A publish of the tests."""
+
+    __slots__ = ("item",)
+
+    def __init__(self, item: Any) -> None:
+        super().__init__()
+        self.item = item
+
+
+def add(queue: LogQueue[Entry], item: Any, count: int = 1) -> int:
+    """Its index."""
+    entry = Entry(item)
+    queue.add(entry, count)
+    return entry.index
+
+
+def sent(queue: LogQueue[Entry], entries_max: int = 1000) -> list[Entry]:
     """All that the ledger is to take now."""
-    return list(iter(lambda: queue.send(entries_max), None))
-
-
-def confirmed(queue: LogQueue[Any], last_entry: int) -> list[Queued[Any]]:
-    return list(iter(lambda: queue.confirmed(last_entry), None))
+    taken = []
+    while queue.pending and queue.ledger_id >= 0 and queue.next_entry < entries_max:
+        taken.append(queue.pending[0])
+        queue.sent()
+    return taken
 
 
 def test_entries_go_out_with_their_indexes_and_come_back_in_order() -> None:
-    queue: LogQueue[str] = LogQueue(100)
+    queue: LogQueue[Entry] = LogQueue(100)
     queue.opened(7)
-    assert [queue.add(text, count).index for text, count in (("a", 3), ("b", 1), ("c", 2))] == [102, 103, 105]
+    assert [add(queue, text, count) for text, count in (("a", 3), ("b", 1), ("c", 2))] == [102, 103, 105]
     assert [(each.item, each.entry_id) for each in sent(queue)] == [("a", 0), ("b", 1), ("c", 2)]
-    assert [each.item for each in confirmed(queue, 1)] == ["a", "b"]
-    assert not confirmed(queue, 1)
-    assert [each.item for each in confirmed(queue, 5)] == ["c"]
+    assert [each.item for each in queue.confirmed(1)] == ["a", "b"]
+    assert not queue.confirmed(1)
+    assert [each.item for each in queue.confirmed(5)] == ["c"]
 
 
 def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order() -> None:
-    queue: LogQueue[str] = LogQueue(0)
+    queue: LogQueue[Entry] = LogQueue(0)
     queue.opened(7)
     for text in "abc":
-        queue.add(text, 1)
+        add(queue, text)
     sent(queue)
     queue.stopped()
-    queue.add("d", 1)
+    add(queue, "d")
     assert not sent(queue)
     assert [each.item for each in queue.ended(0)] == ["a"]
     queue.opened(8)
@@ -45,11 +62,11 @@ def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order(
 
 
 def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
-    queue: LogQueue[str] = LogQueue(0)
+    queue: LogQueue[Entry] = LogQueue(0)
     queue.opened(7)
-    queue.add("a", 1)
+    add(queue, "a")
     sent(queue)
-    queue.add("b", 1)
+    add(queue, "b")
     assert [each.item for each in queue.give_up()] == ["a", "b"]
     assert (len(queue), queue.sent_entries) == (0, 0)
     queue.opened(8)
@@ -57,10 +74,10 @@ def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
 
 
 def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
-    queue: LogQueue[str] = LogQueue(0)
+    queue: LogQueue[Entry] = LogQueue(0)
     queue.opened(7)
     for text in "abcde":
-        queue.add(text, 1)
+        add(queue, text)
     assert [each.item for each in sent(queue, 2)] == ["a", "b"]
     assert not sent(queue, 2)
     queue.stopped()
@@ -72,20 +89,20 @@ def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(["add", "send", "confirm", "end"]), max_size=80), st.randoms(use_true_random=False))
 def test_the_log_is_what_was_published_whatever_fails(steps: list[str], rng: object) -> None:
-    queue: LogQueue[int] = LogQueue(0)
-    ledgers: list[list[Queued[int]]] = [[]]
+    queue: LogQueue[Entry] = LogQueue(0)
+    ledgers: list[list[Entry]] = [[]]
     queue.opened(0)
     stored_items: list[int] = []
     added = 0
     for step in [*steps, "send", "end"]:
         if step == "add":
-            queue.add(added, 1)
+            add(queue, added)
             added += 1
         elif step == "send":
             ledgers[-1] += sent(queue)
         elif step == "confirm" and queue.sent_entries:
             first = queue.next_entry - queue.sent_entries
-            stored_items += [each.item for each in confirmed(queue, rng.randint(first - 1, queue.next_entry - 1))]  # type: ignore[attr-defined]
+            stored_items += [each.item for each in queue.confirmed(rng.randint(first - 1, queue.next_entry - 1))]  # type: ignore[attr-defined]
         elif step == "end":
             stored = rng.randint(len(ledgers[-1]) - queue.sent_entries, len(ledgers[-1]))  # type: ignore[attr-defined]
             queue.stopped()
