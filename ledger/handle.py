@@ -175,14 +175,10 @@ class LedgerWriter:
     @property
     def has_room(self) -> bool:
         """Whether the next append is within the bounds, that of all ledgers together included."""
-        return self._takes and self._bookies.memory.has_room
-
-    @property
-    def _takes(self) -> bool:
-        """Whether the next append is within the bounds of this ledger."""
         adds = self._core.adds
         return (
-            self._bytes < self._bytes_max
+            self._bookies.memory.has_room
+            and self._bytes < self._bytes_max
             and self._sender.unanswered_bytes < self._unanswered_max
             and adds.lap - adds.lac < self._entries_max
         )
@@ -221,13 +217,18 @@ class LedgerWriter:
             raise MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX)
         if self._core.state is not WriterState.OPEN and not self._core.takes_appends:
             raise self._closed_error()
-        if not self._takes:
+        adds = self._core.adds
+        if (
+            self._bytes >= self._bytes_max
+            or self._sender.unanswered_bytes >= self._unanswered_max
+            or adds.lap - adds.lac >= self._entries_max
+        ):
             raise BackPressure(
                 f"ledger {self.ledger_id}: {self.pending_entries} entries of {self._bytes} bytes are not confirmed, "
                 f"{self._sender.unanswered_bytes} bytes not answered; wait for `ready`", ledger=self.ledger_id,
             )  # fmt: skip
         self._bytes += size
-        self._sender.push(self._core.append(payload, size))
+        self._sender.send(adds.add(payload, size), adds.lac)
         if self._watchdog is None:
             self._watch()
 
@@ -322,7 +323,7 @@ class LedgerWriter:
                 else:
                     failed = True
             elif isinstance(effect, SendAdd):
-                self._sender.push((effect,))
+                self._sender.send_again(effect)
             elif isinstance(effect, ChangeEnsemble):
                 self._change_task = self._tasks.spawn(self._change(effect), "ledger-change")
             else:

@@ -1,9 +1,9 @@
 """Sends the adds of one ledger: all entries queued for a bookie in one turn of the loop travel in one request.
 
-    push(sends)    queues the core's `SendAdd` effects. An entry is sealed at once, with the LAC of that moment, once
+    send(add, lac) queues a new entry for each of its bookies. It is sealed at once, with the LAC of that moment, once
                    for all replicas. At the end of the turn each bookie gets one ADD_MANY of up to REQUEST_BYTES_MAX
                    (a single entry: an ADD); replicas that get the same entries share the same frames.
-    receive(fact)  gets the answer, entry by entry, as facts for the core: `AddsAcked`, `AddRefused`, `AddFailed`
+    acked(adds, …) gets what a bookie has stored, `receive(fact)` what else it answered: `AddRefused`, `AddFailed`
 
 An answer has a status for each entry. No answer (time-out, broken connection), or one that cannot be decoded, is
 AddFailed for every entry of the request: unknown. A bookie that answers BUSY for an entry did nothing with it and is
@@ -29,7 +29,7 @@ from .core.pending import AddFailed, AddsAcked, PendingAdd, SendAdd
 from .core.stored import Payload, Tail, seal
 from .core.writer import AddRefused, Outcome
 from .format.adds import ADDS_MAX, decode_statuses, encode_adds
-from .format.peer import Op, Status, decode_answer, encode_add, encode_add_many, is_added
+from .format.peer import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add, encode_add_many
 
 REQUEST_BYTES_MAX = 1 << 20
 """Payload of one request; the last entry may exceed it. A journal block of a bookie has the same size."""
@@ -91,7 +91,7 @@ class SentAdds:
     def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
         self.over()
         adds, sender = self.adds, self.sender
-        if len(adds) > 1 or not is_added(head):
+        if len(adds) > 1 or len(head) != ANSWER_BYTES or not head.startswith(ADDED):
             try:
                 statuses = _statuses(head, frames, len(adds))
             except ValueError as wrong:
@@ -147,21 +147,28 @@ class AddSender:
         self.unanswered_bytes = 0
         self._closed = False
 
-    def push(self, sends: Sequence[SendAdd[Payload]]) -> None:
-        waiting = self._waiting
-        if not waiting and sends:
+    def send(self, add: Add, lac: int) -> None:
+        """A new entry, to where it is `sent`, with this LAC in its header."""
+        payload, waiting = add.payload, self._waiting
+        payload.header = seal(self._ledger, add.entry, lac, add.length, payload.frames, payload.tail)
+        if not add.sent:  # all its bookies failed: it goes to those that replace them
+            return
+        self._waiting_bytes += payload.size
+        self.memory.held += payload.size
+        if not waiting:
             self._loop.call_soon(self._flush)
-        for add, slot, bookie, lac in sends:
-            payload = add.payload
-            if not payload.header:
-                payload.header = seal(self._ledger, add.entry, lac, add.length, payload.frames, payload.tail)
-                self._waiting_bytes += payload.size
-                self.memory.held += payload.size
-            place = slot, bookie
+        for place in add.sent.items():
             if place in waiting:
                 waiting[place].append(add)
             else:
                 waiting[place] = [add]
+
+    def send_again(self, effect: SendAdd[Payload]) -> None:
+        """An entry to another bookie, in the place of one that failed."""
+        add, slot, bookie, _ = effect
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.setdefault((slot, bookie), []).append(add)
 
     def close(self) -> None:
         """No request is repeated any more."""

@@ -56,20 +56,6 @@ class Table:
         self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES
         self.entries += count
 
-    def insert_many(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
-        """Inserts entries (id, stored, bytes), `size` bytes together; returns the largest id."""
-        table = self.ledgers.get(ledger)
-        if table is None:
-            table = self.of(ledger)
-        last = -1
-        for entry, stored, _ in entries:
-            table[entry] = stored
-            if entry > last:
-                last = entry
-        self.size_bytes += size + len(entries) * ENTRY_OVERHEAD_BYTES
-        self.entries += len(entries)
-        return last
-
 
 class Memtable:
     def __init__(self, bytes_max: int) -> None:
@@ -91,7 +77,19 @@ class Memtable:
         return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
 
     def insert_many(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
-        return self.active.insert_many(ledger, entries, size)
+        """Inserts entries (id, stored, bytes), `size` bytes together; returns the largest id."""
+        active = self.active
+        table = active.ledgers.get(ledger)
+        if table is None:
+            table = active.of(ledger)
+        last = -1
+        for entry, stored, _ in entries:
+            table[entry] = stored
+            if entry > last:
+                last = entry
+        active.size_bytes += size + len(entries) * ENTRY_OVERHEAD_BYTES
+        active.entries += len(entries)
+        return last
 
     def get(self, ledger: int, entry: int) -> Stored | None:
         found = self.active.ledgers.get(ledger, _NONE).get(entry)

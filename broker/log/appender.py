@@ -88,7 +88,8 @@ class Appender:
         except LedgerClosed:  # no bookie was there to replace one that failed, or it is poisoned
             self._on_stopped()
             return
-        if queue.next_entry >= entries_max or self._is_full(writer):
+        looks = self.timestamp_ms >= self._age_due_ms or writer.appended_bytes >= self._config.roll_bytes
+        if queue.next_entry >= entries_max or (looks and self._is_full(writer)):
             self._on_stopped()
 
     def _wait_room(self, writer: LedgerWriter) -> None:

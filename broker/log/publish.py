@@ -33,7 +33,9 @@ class Publish(Queued):
         self, publisher: Publisher, client_part: Buffer, numbers: SequenceRange, *, count: int, deliver_at_ms: int = 0,
         txn: TxnId | None = None, name: str = "", checksum: int | None = None,
     ) -> None:  # fmt: skip
-        super().__init__()
+        self.frames: tuple[Buffer, ...] = ()  # here, and not by its bases: three calls a message less
+        self.size, self.header, self.tail = 0, b"", None
+        self.entry_id = self.index = -1
         self.txn = txn  # that it is in; None: it counts when it is stored
         self.name = name  # of its producer, as the entry says
         self.publisher = publisher

@@ -243,7 +243,10 @@ class Producer:
         traffic.messages_in += publish.count
         traffic.bytes_in += size
         if publish.txn is None:
-            self._dedup.confirmed(self.name, publish.numbers, position)
+            dedup = self._dedup
+            dedup.core.confirmed(self.name, publish.numbers, position)
+            if dedup.waiting or dedup.core.enabled:
+                dedup.confirmed(self.name)
         else:
             self._dedup.passed(position)
             self.transactions.confirmed(

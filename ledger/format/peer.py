@@ -50,6 +50,7 @@ CHECKED_BYTES = ENTRY_HEADER.size - 4
 """Of the header, that its checksum covers."""
 _REQUEST = struct.Struct(">BBHqqII20s")
 _ANSWER = struct.Struct(">BBHqqqI")
+ANSWER_BYTES = _ANSWER.size
 KEY_BYTES = 20
 NO_KEY = bytes(KEY_BYTES)
 ADMIN_BYTES_MAX = 64 << 10
@@ -81,7 +82,9 @@ _FLAGS = int(Flags.FENCE | Flags.RECOVERY)
 _FLAGS_OF = tuple(Flags(value) for value in range(_FLAGS + 1))
 _OP_OF = {int(op): op for op in Op}
 _ADD = int(Op.ADD)
-_ADD_HEAD = _ADDED = struct.pack(">BBH", VERSION, _ADD, 0)
+_ADD_HEAD = struct.pack(">BBH", VERSION, _ADD, 0)
+ADDED = _ADD_HEAD
+"""How the head of the answer OK to an ADD begins: most answers are."""
 _ADD_MANY = int(Op.ADD_MANY)
 
 
@@ -147,11 +150,6 @@ def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -
 def encode_added(ledger: int, entry: int, status: Status) -> bytes:
     """`AnswerHead(Op.ADD, status, …).encode()`, likewise."""
     return _ANSWER.pack(VERSION, _ADD, status, ledger, entry, -1, 0)
-
-
-def is_added(head: bytes) -> bool:
-    """Whether it is the answer OK to an ADD: most answers are."""
-    return head[:4] == _ADDED and len(head) == _ANSWER.size
 
 
 def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:

@@ -64,7 +64,7 @@ class InsideRequest:
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
         id_, self._id = self._id, 0
         assert id_, "a request was answered twice"
-        self.connection.answered(id_, head, frames)
+        self.connection.in_flight.answer(id_, head, frames)
 
 
 class InsideServer:
@@ -139,7 +139,7 @@ class InsidePeer:
         self._loop = asyncio.get_running_loop()
         self._queue: deque[InsideRequest] = deque()  # until the server takes them …
         self._queued_bytes = 0  # … and their size
-        self._in_flight = InFlight(clock, endpoint)
+        self.in_flight = InFlight(clock, endpoint)
         self._server: InsideServer | None = None  # the last one
         self._closed = False
         self._requests = 0
@@ -173,7 +173,7 @@ class InsidePeer:
             return BackPressure(f"{self._queued_bytes} bytes wait for {self._endpoint}")
         self._requests += 1
         is_first = not queue or self._server is not server
-        queue.append(InsideRequest(self, self._in_flight.add(asker, timeout_s), head, frames, size))
+        queue.append(InsideRequest(self, self.in_flight.add(asker, timeout_s), head, frames, size))
         self._queued_bytes += size
         if is_first:
             self._server = server
@@ -190,9 +190,6 @@ class InsidePeer:
         self._queued_bytes -= size
         return size
 
-    def answered(self, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
-        self._in_flight.answer(id_, head, frames)
-
     def broke(self) -> None:
         """The server is closed."""
         self._end(ConnectionLost(f"no connection to {self._endpoint}: it broke", endpoint=self._endpoint))
@@ -200,20 +197,20 @@ class InsidePeer:
     def _end(self, error: ConnectionLost) -> None:
         self._queue.clear()
         self._queued_bytes = 0
-        self._in_flight.fail_all(error)
+        self.in_flight.fail_all(error)
 
     async def close(self) -> None:
         self._closed = True
         if self._server is not None:
             self._server.forget(self)
         self._end(ConnectionLost(f"the peer {self._endpoint} was closed"))
-        self._in_flight.close()
+        self.in_flight.close()
         await self._outside.close()
 
     def statistics(self) -> dict[str, int]:
         own = {
-            "requests": self._requests, "in_flight": len(self._in_flight), "queued_bytes": self._queued_bytes,
-            "late_replies": self._in_flight.late,
+            "requests": self._requests, "in_flight": len(self.in_flight), "queued_bytes": self._queued_bytes,
+            "late_replies": self.in_flight.late,
         }  # fmt: skip
         return {name: own.get(name, 0) + value for name, value in self._outside.statistics().items()}
 

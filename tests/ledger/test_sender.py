@@ -83,7 +83,8 @@ class Rig:
     def append(self, *payloads: bytes) -> None:
         for payload in payloads:
             future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            self.sender.push(self.adds.push(Append((payload,), len(payload), future), len(payload)))
+            add = self.adds.add(Append((payload,), len(payload), future), len(payload))
+            self.sender.send(add, self.adds.lac)
 
     async def wait_sent(self, count: int) -> None:
         await self._wait(lambda: len(self.sent) >= count)
