@@ -25,7 +25,7 @@ from ....proto.errors import BackPressure, ConnectionLost, InternalError, Invali
 from ....proto.names import Position
 from ....proto.varint import varint
 from ....runtime.grpc.envelope import LongItem
-from ....runtime.network import CallContext, Pieces
+from ....runtime.network import CallContext, Pieces, Stream
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
@@ -51,6 +51,7 @@ class Connection(Protocol):
 
     broker: TopicManager
     caller: CallContext
+    stream: Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
     def send(self, frame: wire.ServerFrame | Pieces) -> None: ...
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
