@@ -141,14 +141,14 @@ class Batcher:
             self._change(txn)
         size = len(payload)
         if not self._batching:
-            batch = Batch(self.next_sequence_id)
-            batch.message = OutgoingMessage(payload, txn=txn, plain=True)
-            batch.txn = txn
-            batch.items, batch.callbacks = [b"", payload], [callback]
-            batch.size = batch.payload_bytes = size
-            batch.highest = self._given = self.next_sequence_id
+            alone = Batch(self.next_sequence_id)
+            alone.message = OutgoingMessage(payload, txn=txn, plain=True)
+            alone.txn = txn
+            alone.items, alone.callbacks = [b"", payload], [callback]
+            alone.size = alone.payload_bytes = size
+            alone.highest = self._given = self.next_sequence_id
             self.next_sequence_id += 1
-            self.ready.append(batch)
+            self.ready.append(alone)
             return True
         batch = self._open
         if batch is None or batch.size + size > self._bytes_max or not batch.dense:
