@@ -240,12 +240,11 @@ class ProducerCore:
                 break
             with self.lock:  # a thread adds first, then sets `urgent`: what is not open now is of nobody's haste
                 is_open = self._batcher.is_open
-                if is_open and (entries.sent or entries.unsent):
-                    break  # it goes out after them (`wants_flush`)
-                self.urgent = False
-                if is_open:
+                waits = is_open and bool(entries.sent or entries.unsent)  # it goes out after them (`wants_flush`)
+                self.urgent = waits
+                if is_open and not waits:
                     self._batcher.close()
-            if not ready:
+            if waits or not ready:
                 break
         self._publish(effects)
 
