@@ -273,11 +273,6 @@ def is_intact(entry: Buffer) -> bool:
     return bool(magic == MAGIC_CLIENT and computed == checksum)
 
 
-def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
-    """The header of an entry, with or without a broker-part. `verify`: check the CRC32C, which reads all of it."""
-    return _header_at(entry, _broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0, verify)
-
-
 def sequence_id_of(entry: Buffer) -> int | None:
     """Of a client-part that is refused, whatever else is wrong with it; None: it names none."""
     try:
@@ -290,10 +285,14 @@ def sequence_id_of(entry: Buffer) -> int | None:
 def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     """Index of the last message (-1: no broker added it) and header of an entry whose checksum is right."""
     index, _, start = _broker_part_of(entry)
-    return index, _header_at(entry, start, True)
+    return index, parse_header(entry, start)
 
 
-def _header_at(entry: Buffer, start: int, verify: bool) -> EntryHeader:
+def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
+    """The header of an entry, with or without a broker-part; `start`: where its client-part begins, where that is
+    known. `verify`: check the CRC32C, which reads all of it."""
+    if start < 0:
+        start = _broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
     body = start + _HEAD.size
     if len(entry) < body:
         raise CorruptEntry(f"client-part of {len(entry) - start} bytes is shorter than its head")

@@ -69,8 +69,23 @@ class AddBatch:
 
 Intent = AddBatch | Callable[[bool], None]
 """What waits for the journal: a request of adds, or what to call when it is durable (True) or found no room."""
-Intend = Callable[[Intent, int], None]
-"""Registers one, and its bytes."""
+SEAL_BYTES = 1 << 20
+"""The adds of a turn are sealed in groups of about this size: a group is never split, and larger blocks sync slower."""
+
+
+class Intents:
+    """Those of a turn, in their order, and their bytes. `seal` makes them one group of the journal."""
+
+    __slots__ = ("bytes", "seal", "turn")
+
+    def __init__(self, seal: Callable[[], None]) -> None:
+        self.turn: list[Intent] = []
+        self.bytes = 0
+        self.seal = seal
+
+    def take(self) -> list[Intent]:
+        turn, self.turn, self.bytes = self.turn, [], 0
+        return turn
 
 
 class _Queue:
@@ -109,12 +124,12 @@ class Adds:
     """The service calls `take` within a turn, and `admit_held` when there may be room; `pressure` slows the socket."""
 
     def __init__(
-        self, store: Store, clock: Clock, intend: Intend, newcomer: Callable[[Request, RequestHead, float], None],
+        self, store: Store, clock: Clock, intents: Intents, newcomer: Callable[[Request, RequestHead, float], None],
         pressure: Callable[[bool], None], *, entry_bytes_max: int, held_bytes_max: int,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
-        self._intend = intend
+        self._intents = intents
         self._entry_bytes_max = entry_bytes_max
         self._held_bytes_max = held_bytes_max
         self._held = _Queue()
@@ -187,7 +202,11 @@ class Adds:
         status = self._store.add_many(batch.ledger, batch.key, batch.entries, batch.size, batch.lac, batch.recovery)
         if status is Status.OK:
             self._in_flight += 1
-            self._intend(batch, batch.size)
+            intents = self._intents
+            intents.turn.append(batch)
+            intents.bytes += batch.size
+            if intents.bytes >= SEAL_BYTES:
+                intents.seal()
         elif status is Status.BUSY:
             self._hold(batch)
         elif status is Status.NO_SUCH_LEDGER:
