@@ -254,6 +254,8 @@ class Adds:
     def admit_held(self) -> None:
         """Admits held adds in their order while there is room, recoverers' first; a full disk refuses clients', the
         want of a descriptor all."""
+        if not (self._held.batches or self._held_recovery.batches or self._pressed):
+            return
         for queue in (self._held_recovery, self._held):
             while queue.batches and self._store.has_room and self._in_flight < REQUESTS_MAX:
                 self._admit(queue.pop())

@@ -104,7 +104,7 @@ class Memtable:
 
     @property
     def has_refused(self) -> bool:
-        return any(table.refused for table in self._tables)
+        return bool(self.active.refused) or (self.flushing is not None and bool(self.flushing.refused))
 
     def refuse(self, ledger: int, entries: Iterable[int]) -> None:
         """The journal had no room for these adds."""
