@@ -238,7 +238,7 @@ class ProducerCore:
                 self._encode(ready.popleft(), now, wall_ms, effects)
             if not self.urgent:
                 break
-            with self.lock:  # a thread adds first, then sets `urgent`: what is not open now is of nobody's haste
+            with self.lock:  # a thread adds first, then sets `urgent`: of what is not open yet the haste is to come
                 is_open = self._batcher.is_open
                 waits = is_open and bool(entries.sent or entries.unsent)  # it goes out after them (`wants_flush`)
                 self.urgent = waits

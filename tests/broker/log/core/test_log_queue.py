@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar.broker.log.core.log_queue import LogQueue, Queued
 
 
-class Entry(Queued):
-    """A publish of the tests."""
-
-    __slots__ = ("item",)
-
-    def __init__(self, item: Any) -> None:
-        super().__init__()
-        self.item = item
-
-
-def add(queue: LogQueue[Entry], item: Any, count: int = 1) -> int:
+def add(queue: LogQueue[Queued], item: object, count: int = 1) -> int:
     """Its index."""
-    entry = Entry(item)
+    entry = Queued()
+    entry.frames = (str(item).encode(),)
     queue.add(entry, count)
     return entry.index
 
 
-def sent(queue: LogQueue[Entry], entries_max: int = 1000) -> list[Entry]:
+def item(entry: Queued) -> str:
+    return bytes(entry.frames[0]).decode()
+
+
+def sent(queue: LogQueue[Queued], entries_max: int = 1000) -> list[Queued]:
     """All that the ledger is to take now."""
     taken = []
     while queue.pending and queue.ledger_id >= 0 and queue.next_entry < entries_max:
@@ -37,17 +30,17 @@ def sent(queue: LogQueue[Entry], entries_max: int = 1000) -> list[Entry]:
 
 
 def test_entries_go_out_with_their_indexes_and_come_back_in_order() -> None:
-    queue: LogQueue[Entry] = LogQueue(100)
+    queue: LogQueue[Queued] = LogQueue(100)
     queue.opened(7)
     assert [add(queue, text, count) for text, count in (("a", 3), ("b", 1), ("c", 2))] == [102, 103, 105]
-    assert [(each.item, each.entry_id) for each in sent(queue)] == [("a", 0), ("b", 1), ("c", 2)]
-    assert [each.item for each in queue.confirmed(1)] == ["a", "b"]
+    assert [(item(each), each.entry_id) for each in sent(queue)] == [("a", 0), ("b", 1), ("c", 2)]
+    assert [item(each) for each in queue.confirmed(1)] == ["a", "b"]
     assert not queue.confirmed(1)
-    assert [each.item for each in queue.confirmed(5)] == ["c"]
+    assert [item(each) for each in queue.confirmed(5)] == ["c"]
 
 
 def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order() -> None:
-    queue: LogQueue[Entry] = LogQueue(0)
+    queue: LogQueue[Queued] = LogQueue(0)
     queue.opened(7)
     for text in "abc":
         add(queue, text)
@@ -55,44 +48,44 @@ def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order(
     queue.stopped()
     add(queue, "d")
     assert not sent(queue)
-    assert [each.item for each in queue.ended(0)] == ["a"]
+    assert [item(each) for each in queue.ended(0)] == ["a"]
     queue.opened(8)
-    again = [(each.item, each.entry_id, each.index) for each in sent(queue)]
+    again = [(item(each), each.entry_id, each.index) for each in sent(queue)]
     assert again == [("b", 0, 1), ("c", 1, 2), ("d", 2, 3)]
 
 
 def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
-    queue: LogQueue[Entry] = LogQueue(0)
+    queue: LogQueue[Queued] = LogQueue(0)
     queue.opened(7)
     add(queue, "a")
     sent(queue)
     add(queue, "b")
-    assert [each.item for each in queue.give_up()] == ["a", "b"]
+    assert [item(each) for each in queue.give_up()] == ["a", "b"]
     assert (len(queue), queue.sent_entries) == (0, 0)
     queue.opened(8)
     assert not sent(queue)
 
 
 def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
-    queue: LogQueue[Entry] = LogQueue(0)
+    queue: LogQueue[Queued] = LogQueue(0)
     queue.opened(7)
     for text in "abcde":
         add(queue, text)
-    assert [each.item for each in sent(queue, 2)] == ["a", "b"]
+    assert [item(each) for each in sent(queue, 2)] == ["a", "b"]
     assert not sent(queue, 2)
     queue.stopped()
     queue.ended(1)
     queue.opened(8)
-    assert [(each.item, each.entry_id) for each in sent(queue, 2)] == [("c", 0), ("d", 1)]
+    assert [(item(each), each.entry_id) for each in sent(queue, 2)] == [("c", 0), ("d", 1)]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(["add", "send", "confirm", "end"]), max_size=80), st.randoms(use_true_random=False))
 def test_the_log_is_what_was_published_whatever_fails(steps: list[str], rng: object) -> None:
-    queue: LogQueue[Entry] = LogQueue(0)
-    ledgers: list[list[Entry]] = [[]]
+    queue: LogQueue[Queued] = LogQueue(0)
+    ledgers: list[list[Queued]] = [[]]
     queue.opened(0)
-    stored_items: list[int] = []
+    stored_items: list[str] = []
     added = 0
     for step in [*steps, "send", "end"]:
         if step == "add":
@@ -102,16 +95,16 @@ def test_the_log_is_what_was_published_whatever_fails(steps: list[str], rng: obj
             ledgers[-1] += sent(queue)
         elif step == "confirm" and queue.sent_entries:
             first = queue.next_entry - queue.sent_entries
-            stored_items += [each.item for each in queue.confirmed(rng.randint(first - 1, queue.next_entry - 1))]  # type: ignore[attr-defined]
+            stored_items += [item(each) for each in queue.confirmed(rng.randint(first - 1, queue.next_entry - 1))]  # type: ignore[attr-defined]
         elif step == "end":
             stored = rng.randint(len(ledgers[-1]) - queue.sent_entries, len(ledgers[-1]))  # type: ignore[attr-defined]
             queue.stopped()
-            stored_items += [each.item for each in queue.ended(stored - 1)]
+            stored_items += [item(each) for each in queue.ended(stored - 1)]
             del ledgers[-1][stored:]
             ledgers.append([])
             queue.opened(len(ledgers))
         queue.check()
     ledgers[-1] += sent(queue)
-    assert [each.item for ledger in ledgers for each in ledger] == list(range(added))
-    assert stored_items == list(range(len(stored_items)))
-    assert [each.item for each in queue.give_up()] == list(range(len(stored_items), added))
+    assert [item(each) for ledger in ledgers for each in ledger] == list(map(str, range(added)))
+    assert stored_items == list(map(str, range(len(stored_items))))
+    assert [item(each) for each in queue.give_up()] == list(map(str, range(len(stored_items), added)))
