@@ -66,7 +66,7 @@ class ProducerOutlet(Outcomes, Protocol):
         ...
 
     def freed(self, size: int) -> None:
-        """An entry of `size` bytes in the log has another outcome, or a closed producer hears of none. Called before
+        """An entry of `size` bytes in the log has another outcome, or none that a closed producer is told. Called before
         the outcome is."""
         ...
 
