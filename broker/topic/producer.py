@@ -66,8 +66,8 @@ class ProducerOutlet(Outcomes, Protocol):
         ...
 
     def freed(self, size: int) -> None:
-        """An entry of `size` bytes in the log has another outcome, or none that a closed producer is told. Called before
-        the outcome is."""
+        """An entry of `size` bytes in the log has another outcome, or a closed producer is told none. Called before the
+        outcome is."""
         ...
 
 
