@@ -44,7 +44,7 @@ def negative_answer_before_the_fence_is_synced(stack: Stack) -> None:
             result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
             missing = result is not None and result.status is not Status.OK
             if missing and self._store.fence(head.ledger, head.key) is Status.OK:
-                self._intend(lambda ok: None, 0)
+                self._intents.turn.append(lambda ok: None)
                 self._read(request, head, came)
                 return
         honest(self, request, head, came)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from magnetar.ledger.core.stored import Payload
 from magnetar.ledger.handle import AppendListener, LedgerWriter
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
@@ -153,12 +154,12 @@ class _observed_writers:
 
         push_on = self._push
 
-        def push(writer: LedgerWriter, payload: Any, *known: Any) -> None:
+        def push(writer: LedgerWriter, payload: Payload) -> None:
             if not isinstance(writer.listener, _ObservedListener):
                 assert writer.listener is not None, "whose entries are pushed is told"
                 writer.listener = _ObservedListener(observer, writer.listener)
-            push_on(writer, payload, *known)
-            writer.listener.payloads[writer.last_confirmed + writer.pending_entries] = bytes(payload)
+            push_on(writer, payload)
+            writer.listener.payloads[writer.last_confirmed + writer.pending_entries] = b"".join(payload.frames)
 
         LedgerWriter.append = append  # type: ignore[method-assign]
         LedgerWriter.push = push  # type: ignore[method-assign]
