@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_DEADLINE_S = 60.0
@@ -120,6 +120,9 @@ def _with_descendants(pid: int, apart: Collection[int]) -> list[int]:
 class Server:
     """A `magnetar standalone` process of ours; killed by pid, never by name."""
 
+    command: tuple[str, ...] = ("-m", "magnetar.cli.main")
+    has_input = False
+
     def __init__(self, directory: str, bookies: int, *more: str, processes: int = 1) -> None:
         self.directory, self.bookies = directory, bookies
         self.more = (*more, *(["--processes", str(processes)] if processes > 1 else []))
@@ -130,9 +133,9 @@ class Server:
         """Starts it and waits for its `ready` line; the seconds that took."""
         begin = time.perf_counter()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "magnetar.cli.main", "standalone",
+            [sys.executable, *self.command, "standalone",
              "--data", self.directory, "--port", "0", "--bookies", str(self.bookies), *self.more],
-            stdout=subprocess.PIPE, text=True, cwd="/",
+            stdin=subprocess.PIPE if self.has_input else None, stdout=subprocess.PIPE, text=True, cwd="/",
         )  # fmt: skip
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
@@ -169,12 +172,15 @@ class Server:
             self.process.stdout.close()
 
 
+S = TypeVar("S", bound="Server")
+
+
 @contextmanager
 def server(
-    bookies: int = 1, *more: str, start: bool = True, processes: int = 1
-) -> Iterator[Server]:
+    bookies: int = 1, *more: str, start: bool = True, processes: int = 1, made: type[S] = Server  # type: ignore[assignment]
+) -> Iterator[S]:
     directory = tempfile.mkdtemp(prefix="magnetar-bench-")
-    running = Server(directory, bookies, *more, processes=processes)
+    running = made(directory, bookies, *more, processes=processes)
     try:
         if start:
             running.start()

@@ -25,7 +25,7 @@ from ..metadata.store import MetadataStore, Reset
 from ..proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
 from ..runtime.access import PeerCalling
 from ..runtime.files import Buffer
-from ..runtime.network import Endpoint, Peer, Reply
+from ..runtime.network import Asker, Endpoint, Peer, Reply
 from ..runtime.supervisor import Kept, Supervisor
 from ..runtime.tasks import Tasks
 from ..runtime.world import World
@@ -94,6 +94,15 @@ class Bookies:
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         future.set_exception(Unavailable(f"bookie {bookie} is not registered", bookie=bookie))
         return future
+
+    def post(
+        self, asker: Asker, bookie: str, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+    ) -> MagnetarError | None:
+        """As `Peer.post`."""
+        peer = self._peers.get(bookie)
+        if peer is not None:
+            return peer.post(asker, head, frames, timeout_s=timeout_s)
+        return Unavailable(f"bookie {bookie} is not registered", bookie=bookie)
 
     async def ask(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float, busy_s: float = 0.0

@@ -30,7 +30,7 @@ from ..runtime.world import World
 from . import deletions, records, recovery
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core.metadata import RecordWrite, create, new_record
+from .core.metadata import RecordWrite, create, new_record, striping
 from .core.placement import Shrink, fit
 from .core.striping import Striping
 from .format.peer import KEY_BYTES
@@ -101,18 +101,18 @@ class LedgerClient:
     ) -> LedgerRecord:  # fmt: skip
         """The record of a ledger that `create` would make; nothing is stored. Raises as `create`."""
         config = self._config
-        striping = Striping(
+        shape = striping(
             config.ensemble_size if ensemble_size is None else ensemble_size,
             config.write_quorum if write_quorum is None else write_quorum,
             config.ack_quorum if ack_quorum is None else ack_quorum,
         )
         await self._bookies.ready()
         if shrink is not Shrink.NOTHING:
-            striping = await self._fit(striping, shrink)
+            shape = await self._fit(shape, shrink)
         rng = self._world.rng
         return new_record(
-            await self._next_id(above), striping,
-            await self._bookies.choose_now(striping.ensemble_size, write_quorum=striping.write_quorum),
+            await self._next_id(above), shape,
+            await self._bookies.choose_now(shape.ensemble_size, write_quorum=shape.write_quorum),
             key=rng.randbytes(KEY_BYTES), token=rng.randbytes(16).hex(),
             created_ms=self._world.clock.wall_ms(), properties=properties or {},
         )  # fmt: skip

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -51,8 +51,8 @@ from ..runtime.tasks import Tasks
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.metadata import Refused, change_ensemble, close_by_writer, striping_of
-from .core.pending import PendingAdd, SendAdd
-from .core.stored import Tail
+from .core.pending import AddsAcked, SendAdd
+from .core.stored import Payload, Tail
 from .core.writer import (
     ChangeEnsemble,
     ChangeFact,
@@ -75,13 +75,15 @@ from .core.writer import (
 )
 from .format.peer import Flags, Op, RequestHead
 from .records import apply
-from .sender import AddSender, Append
+from .sender import Add, AddSender, Append
 
 _LOG = logging.getLogger("magnetar.ledger")
 
 ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
 """The largest message (5 MiB) and the headers of client and broker; a bookie accepts a little more."""
 
+_OPEN = WriterState.OPEN
+"""Of each answer: a look at a member of an enum costs as much as a call."""
 _WATCH_TICKS = 4
 """Checks of the watchdog per quorum time-out: an append waits at most a quarter longer than that time."""
 
@@ -116,10 +118,10 @@ class LedgerWriter:
         self._metadata = metadata
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._core: Writer[Append] = Writer(
+        self._core: Writer[Payload] = Writer(
             striping_of(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
         )
-        self._sender = AddSender(record, bookies, config, self._learn, self._bookie_failed)
+        self._sender = AddSender(record, bookies, config, self._acked, self._learn, self._bookie_failed)
         self._bytes = 0
         self.listener: AppendListener | None = None
         self._finished = asyncio.Event()
@@ -173,14 +175,10 @@ class LedgerWriter:
     @property
     def has_room(self) -> bool:
         """Whether the next append is within the bounds, that of all ledgers together included."""
-        return self._takes and self._bookies.memory.has_room
-
-    @property
-    def _takes(self) -> bool:
-        """Whether the next append is within the bounds of this ledger."""
         adds = self._core.adds
         return (
-            self._bytes < self._bytes_max
+            self._bookies.memory.has_room
+            and self._bytes < self._bytes_max
             and self._sender.unanswered_bytes < self._unanswered_max
             and adds.lap - adds.lac < self._entries_max
         )
@@ -199,30 +197,38 @@ class LedgerWriter:
         what is known of a payload in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
-            self._append(frames, sum(map(len, frames)), future, tail)
+            self._append(Append(frames, sum(map(len, frames)), future, tail))
         except MagnetarError as error:
             future.set_exception(error)
         return future
 
-    def push(self, payload: Buffer, tail: Tail | None = None) -> None:
-        """As `append`; the `listener` is told the outcome. Raises what `append` refuses an entry with."""
+    def push(self, payload: Payload) -> None:
+        """As `append`; the `listener` is told the outcome. Raises what `append` refuses an entry with, and BackPressure
+        past the bound of all ledgers as well."""
         assert self.listener is not None, "the listener is told the outcome"
-        self._append((payload,), len(payload), None, tail)
+        memory = self._bookies.memory
+        if memory.held >= memory.limit:
+            raise BackPressure(f"{memory.held} bytes of all ledgers are not answered; wait for `ready`")
+        self._append(payload)
 
-    def _append(
-        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int] | None, tail: Tail | None
-    ) -> None:
+    def _append(self, payload: Payload) -> None:
+        size = payload.size
         if size > ENTRY_BYTES_MAX:
             raise MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX)
         if self._core.state is not WriterState.OPEN and not self._core.takes_appends:
             raise self._closed_error()
-        if not self._takes:
+        adds = self._core.adds
+        if (
+            self._bytes >= self._bytes_max
+            or self._sender.unanswered_bytes >= self._unanswered_max
+            or adds.lap - adds.lac >= self._entries_max
+        ):
             raise BackPressure(
                 f"ledger {self.ledger_id}: {self.pending_entries} entries of {self._bytes} bytes are not confirmed, "
                 f"{self._sender.unanswered_bytes} bytes not answered; wait for `ready`", ledger=self.ledger_id,
             )  # fmt: skip
         self._bytes += size
-        self._sender.push(self._core.append(Append(frames, size, future, tail), size))
+        self._sender.send(adds.add(payload, size), adds.lac)
         if self._watchdog is None:
             self._watch()
 
@@ -282,7 +288,26 @@ class LedgerWriter:
         await self._finished.wait()
 
     # ------------------------------------------------------------------------------ effects
-    def _run(self, effects: Iterable[Effect[Append]]) -> None:
+    def _acked(self, adds: Sequence[Add], place: tuple[int, str]) -> None:
+        """The bookie has stored them: confirms what has its quorum now. While the ledger is open nothing else follows.
+        """
+        if self._core.state is not _OPEN:
+            self._learn(AddsAcked([add.entry for add in adds], *place))
+            return
+        stored = -1
+        for add in self._core.adds.ack_all(adds, place[0], place[1]):
+            payload = add.payload
+            self._bytes -= payload.size
+            if not isinstance(payload, Append):
+                stored = add.entry
+            elif not payload.future.done():  # else its owner cancelled it
+                payload.future.set_result(add.entry)
+        if self._room is not None:
+            self._look_for_room()
+        if stored >= 0 and self.listener is not None:
+            self.listener.appended(self, stored)
+
+    def _run(self, effects: Iterable[Effect[Payload]]) -> None:
         stored, failed = -1, False  # of what was pushed
         for effect in effects:
             if isinstance(effect, Confirm):
@@ -298,7 +323,7 @@ class LedgerWriter:
                 else:
                     failed = True
             elif isinstance(effect, SendAdd):
-                self._sender.push((effect,))
+                self._sender.send_again(effect)
             elif isinstance(effect, ChangeEnsemble):
                 self._change_task = self._tasks.spawn(self._change(effect), "ledger-change")
             else:
@@ -318,11 +343,13 @@ class LedgerWriter:
             if failed:
                 self.listener.append_failed(self)
 
-    def _done(self, add: PendingAdd[Append]) -> asyncio.Future[int] | None:
+    def _done(self, add: Add) -> asyncio.Future[int] | None:
         """Where its outcome goes; None: to the listener."""
         self._bytes -= add.payload.size
+        if not isinstance(add.payload, Append):
+            return None
         future = add.payload.future
-        if future is not None and future.done():  # its owner cancelled it: the outcome is not read
+        if future.done():  # its owner cancelled it: the outcome is not read
             future = self._loop.create_future()
             future.add_done_callback(asyncio.Future.exception)
         return future

@@ -21,12 +21,12 @@ LOOK_BYTES = 64 << 10
 class AppendMemory:
     """One for a `LedgerClient`. The entries of one turn of the loop may exceed the limit."""
 
-    __slots__ = ("_waiting", "held", "limit")
+    __slots__ = ("held", "limit", "waiting")
 
     def __init__(self, limit: int) -> None:
         self.held = 0
         self.limit = limit
-        self._waiting: dict[Callable[[], None], None] = {}
+        self.waiting: dict[Callable[[], None], None] = {}
 
     @property
     def has_room(self) -> bool:
@@ -34,33 +34,21 @@ class AppendMemory:
 
     def when_room(self, look: Callable[[], None]) -> None:
         """`look` is called once, when there is room."""
-        self._waiting.setdefault(look)
+        self.waiting.setdefault(look)
 
     def forget(self, look: Callable[[], None]) -> None:
-        self._waiting.pop(look, None)
+        self.waiting.pop(look, None)
 
     def release(self, size: int) -> None:
         self.held -= size
+        if self.waiting:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tells those that wait, where there is room: after `held` fell."""
         room = self.limit - self.held
-        while self._waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest
-            look = next(iter(self._waiting))
-            del self._waiting[look]
+        while self.waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest
+            look = next(iter(self.waiting))
+            del self.waiting[look]
             look()
             room -= LOOK_BYTES
-
-
-class Kept:
-    """The bytes of one request, until the bookies that were sent it have answered."""
-
-    __slots__ = ("_copies", "_memory", "bytes")
-
-    def __init__(self, memory: AppendMemory, size: int, copies: int) -> None:
-        self._memory = memory
-        self._copies = copies
-        self.bytes = size
-        memory.held += size
-
-    def answered(self) -> None:
-        self._copies -= 1
-        if not self._copies:
-            self._memory.release(self.bytes)

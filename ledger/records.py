@@ -30,16 +30,13 @@ async def read(store: MetadataStore, ledger_id: int) -> LedgerRecord:
 async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float) -> Settled | Refused:
     """The stored outcome. Raises the metadata's errors; the transition may then have happened or not."""
     path = paths.ledger(ledger_id)
-    refused: Refused | None = None
+    answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
 
     def transform(node: Versioned | None) -> bytes | None:
-        nonlocal refused
+        nonlocal answer
         answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
-        refused = answer if isinstance(answer, Refused) else None
         return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
 
-    node = await update(store, path, transform, deadline_s=timeout_s)
-    if refused is not None:
-        return refused
-    assert node is not None, "a transition that was not refused leaves a record"
-    return Settled(decode(node.value, LedgerRecord, path))
+    await update(store, path, transform, deadline_s=timeout_s)
+    assert answer is not None, "an update that returns has asked"
+    return answer if isinstance(answer, Refused) else Settled(answer.record)

@@ -1,9 +1,9 @@
 """Sends the adds of one ledger: all entries queued for a bookie in one turn of the loop travel in one request.
 
-    push(sends)    queues the core's `SendAdd` effects. An entry is sealed at once, with the LAC of that moment, once
+    send(add, lac) queues a new entry for each of its bookies. It is sealed at once, with the LAC of that moment, once
                    for all replicas. At the end of the turn each bookie gets one ADD_MANY of up to REQUEST_BYTES_MAX
                    (a single entry: an ADD); replicas that get the same entries share the same frames.
-    receive(fact)  gets the answer, entry by entry, as facts for the core: `AddsAcked`, `AddRefused`, `AddFailed`
+    acked(adds, …) gets what a bookie has stored, `receive(fact)` what else it answered: `AddRefused`, `AddFailed`
 
 An answer has a status for each entry. No answer (time-out, broken connection), or one that cannot be decoded, is
 AddFailed for every entry of the request: unknown. A bookie that answers BUSY for an entry did nothing with it and is
@@ -19,20 +19,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from ..metadata.records import LedgerRecord
 from ..proto.errors import BackPressure
 from ..runtime.files import Buffer
-from ..runtime.network import Reply
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core.pending import AddFailed, AddsAcked, PendingAdd, SendAdd
-from .core.stored import Tail, seal
+from .core.stored import Payload, Tail, seal
 from .core.writer import AddRefused, Outcome
 from .format.adds import ADDS_MAX, decode_statuses, encode_adds
-from .format.peer import Op, Status, decode_answer, encode_add, encode_add_many, is_added
-from .memory import Kept
+from .format.peer import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add, encode_add_many
 
 REQUEST_BYTES_MAX = 1 << 20
 """Payload of one request; the last entry may exceed it. A journal block of a bookie has the same size."""
@@ -43,26 +40,76 @@ ROOM_S = 0.005
 what a bookie takes in that time."""
 
 
-class Append:
-    """The driver's part of a pending entry: the payload's frames, its `size` in bytes, its future (None: the listener
-    of the handle is told) and its header."""
+class Append(Payload):
+    """A payload whose outcome goes to a future."""
 
-    __slots__ = ("frames", "future", "header", "size", "tail")
+    __slots__ = ("future",)
 
     def __init__(
-        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int] | None, tail: Tail | None = None
+        self, frames: tuple[Buffer, ...], size: int, future: asyncio.Future[int], tail: Tail | None = None
     ) -> None:
-        self.frames = frames
-        self.tail = tail
-        self.size = size
+        super().__init__(frames, size, tail)
         self.future = future
-        self.header = b""
 
 
-Add = PendingAdd[Append]
+Add = PendingAdd[Payload]
 Fact = AddsAcked | AddFailed | AddRefused
 _Place = tuple[int, str]
 """(slot, bookie)"""
+
+
+class SentAdds:
+    """One request to one bookie, from the turn in which it leaves to its answer (`runtime.network.Asker`).
+
+    The copies of a request count once in memory, at the `first` of them: it has their `bytes`, and how many of the
+    `copies` are not answered. `tries`: how often `retry_s` has passed since the first time."""
+
+    __slots__ = ("adds", "bytes", "copies", "first", "place", "sender", "tries")
+
+    def __init__(
+        self, sender: AddSender, place: _Place, adds: list[Add], size: int, copies: int, first: SentAdds | None,
+        tries: int,
+    ) -> None:  # fmt: skip
+        self.sender = sender
+        self.place = place
+        self.adds = adds
+        self.bytes = size
+        self.copies = copies
+        self.first = first  # None: itself
+        self.tries = tries
+
+    def over(self) -> None:
+        """It has an answer, or none will come."""
+        sender, first = self.sender, self.first or self
+        sender.unanswered_bytes -= self.bytes
+        first.copies -= 1
+        if not first.copies:
+            sender.memory.held -= self.bytes
+            if sender.memory.waiting:
+                sender.memory.tell()
+
+    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
+        self.over()
+        adds, sender = self.adds, self.sender
+        if len(adds) > 1 or len(head) != ANSWER_BYTES or not head.startswith(ADDED):
+            try:
+                statuses = _statuses(head, frames, len(adds))
+            except ValueError as wrong:
+                sender.fail(self.place, adds, wrong)
+                return
+            if any(statuses):
+                sender.tell(self, statuses)
+                return
+        sender.acked(adds, self.place)
+        if sender.busy:
+            sender.has_room(self.place)
+
+    def failed(self, error: BaseException) -> None:
+        self.over()
+        if isinstance(error, BackPressure):
+            self.sender.ask_again(self.place, self.adds, self.tries)  # nothing was sent
+        else:
+            self.sender.fail(self.place, self.adds, error)
 
 
 class _Busy:
@@ -73,46 +120,55 @@ class _Busy:
     def __init__(self, timer: asyncio.TimerHandle) -> None:
         self.timer = timer
         self.is_soon = False  # it has room: the timer is one of ROOM_S
-        self.requests: list[tuple[list[Add], bytes, Sequence[Buffer], Kept, int]] = []
+        self.requests: list[tuple[SentAdds, bytes, Sequence[Buffer]]] = []
 
 
 class AddSender:
     """Sends the adds of one ledger and passes the answers to `receive` (see the module's docstring)."""
 
     def __init__(
-        self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig, receive: Callable[[Fact], None],
-        failed: Callable[[str, object], None],
+        self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig, acked: Callable[[list[Add], _Place], None],
+        receive: Callable[[Fact], None], failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
-        """`failed(bookie, why)` is called before the AddFailed of a bookie that did not answer, or refused."""
+        """`acked` gets what a bookie has stored, all at once. `failed(bookie, why)` is called before the AddFailed of a
+        bookie that did not answer, or refused."""
         self._ledger = record.ledger_id
         self._key = record.key
         self._bookies = bookies
         self._config = config
+        self.acked = acked
         self._receive = receive
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        self._memory = bookies.memory
+        self.memory = bookies.memory
         self._waiting: dict[_Place, list[Add]] = {}
-        self._busy: dict[_Place, _Busy] = {}
+        self.busy: dict[_Place, _Busy] = {}
         self._waiting_bytes = 0  # of what is in it, each entry once
         self.unanswered_bytes = 0
         self._closed = False
 
-    def push(self, sends: Sequence[SendAdd[Append]]) -> None:
-        waiting = self._waiting
-        if not waiting and sends:
+    def send(self, add: Add, lac: int) -> None:
+        """A new entry, to where it is `sent`, with this LAC in its header."""
+        payload, waiting = add.payload, self._waiting
+        payload.header = seal(self._ledger, add.entry, lac, add.length, payload.frames, payload.tail)
+        if not add.sent:  # all its bookies failed: it goes to those that replace them
+            return
+        self._waiting_bytes += payload.size
+        self.memory.held += payload.size
+        if not waiting:
             self._loop.call_soon(self._flush)
-        for add, slot, bookie, lac in sends:
-            append = add.payload
-            if not append.header:
-                append.header = seal(self._ledger, add.entry, lac, add.length, append.frames, append.tail)
-                self._waiting_bytes += append.size
-                self._memory.held += append.size
-            place = slot, bookie
+        for place in add.sent.items():
             if place in waiting:
                 waiting[place].append(add)
             else:
                 waiting[place] = [add]
+
+    def send_again(self, effect: SendAdd[Payload]) -> None:
+        """An entry to another bookie, in the place of one that failed."""
+        add, slot, bookie, _ = effect
+        if not self._waiting:
+            self._loop.call_soon(self._flush)
+        self._waiting.setdefault((slot, bookie), []).append(add)
 
     def close(self) -> None:
         """No request is repeated any more."""
@@ -121,90 +177,67 @@ class AddSender:
     # ------------------------------------------------------------------------------ requests
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        before: list[Add] = []
-        requests: list[tuple[list[Add], bytes, Sequence[Buffer], Kept]] = []
-        several = list(waiting.items())
-        for at, (place, adds) in enumerate(several):
-            if adds != before:
-                copies = 1
-                while at + copies < len(several) and several[at + copies][1] == adds:
-                    copies += 1
-                parts = [adds] if len(adds) == 1 else _parts(adds)
-                before, requests = adds, [(part, *self._encode(part, copies)) for part in parts]
-            for part, head, frames, kept in requests:
-                self.unanswered_bytes += kept.bytes
-                self._request(place, part, head, frames, kept, 0)
-        held, self._waiting_bytes = self._waiting_bytes, 0
-        self._memory.release(held)  # its requests are counted now
+        several, at, timeout_s = list(waiting.items()), 0, self._config.add_timeout_s
+        while at < len(several):
+            adds, copies = several[at][1], 1
+            while at + copies < len(several) and several[at + copies][1] == adds:
+                copies += 1
+            for part in _parts(adds) if len(adds) > 1 else (adds,):
+                head, frames, size = self._encode(part)
+                self.memory.held += size
+                self.unanswered_bytes += size * copies
+                first: SentAdds | None = None
+                for place, _ in several[at : at + copies]:
+                    sent = SentAdds(self, place, part, size, copies, first, 0)
+                    first = first or sent
+                    refused = self._bookies.post(sent, place[1], head, frames, timeout_s=timeout_s)
+                    if refused is not None:
+                        self._loop.call_soon(sent.failed, refused)
+            at += copies
+        self.memory.held -= self._waiting_bytes  # its requests are counted now
+        self._waiting_bytes = 0
 
-    def _encode(self, adds: Sequence[Add], copies: int) -> tuple[bytes, Sequence[Buffer], Kept]:
+    def _encode(self, adds: Sequence[Add]) -> tuple[bytes, Sequence[Buffer], int]:
         """A request's head, its frames and their bytes."""
         first = adds[0]
         if len(adds) == 1:
-            append = first.payload
-            kept = Kept(self._memory, len(append.header) + append.size, copies)
-            return encode_add(self._ledger, first.entry, self._key), (append.header, *append.frames), kept
+            payload = first.payload
+            frames: Sequence[Buffer] = (payload.header, *payload.frames)
+            return encode_add(self._ledger, first.entry, self._key), frames, len(payload.header) + payload.size
         frames = encode_adds([(add.payload.header, add.payload.frames, add.payload.size) for add in adds])
-        kept = Kept(self._memory, sum(map(len, frames)), copies)
-        return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, kept
+        return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
 
-    def _request(
-        self, place: _Place, adds: list[Add], head: bytes, frames: Sequence[Buffer], kept: Kept, tries: int
-    ) -> None:
-        answer = self._bookies.request(place[1], head, frames, timeout_s=self._config.add_timeout_s)
-        answer.add_done_callback(partial(self._answered, place, adds, kept, tries))
+    def _post(self, sent: SentAdds, head: bytes, frames: Sequence[Buffer]) -> None:
+        refused = self._bookies.post(sent, sent.place[1], head, frames, timeout_s=self._config.add_timeout_s)
+        if refused is not None:
+            self._loop.call_soon(sent.failed, refused)
 
     # ------------------------------------------------------------------------------ answers
-    def _answered(
-        self, place: _Place, adds: list[Add], kept: Kept, tries: int, answer: asyncio.Future[Reply]
-    ) -> None:
-        """Turns a bookie's answer, or its absence, into facts."""
-        self.unanswered_bytes -= kept.bytes
-        kept.answered()
-        error = asyncio.CancelledError() if answer.cancelled() else answer.exception()
-        if isinstance(error, BackPressure):
-            self._ask_again(place, adds, tries)  # nothing was sent
-        elif error is not None:
-            self._fail(place, adds, error)
-        else:
-            try:
-                statuses = _statuses(answer.result(), len(adds))
-            except ValueError as wrong:
-                self._fail(place, adds, wrong)
-            else:
-                self._tell(place, adds, tries, statuses)
-
-    def _tell(self, place: _Place, adds: list[Add], tries: int, statuses: list[Status] | None) -> None:
+    def tell(self, sent: SentAdds, statuses: list[Status]) -> None:
         """In this order: entries that were stored, refusals that end the ledger, entries to send again."""
-        if statuses is None:
-            self._stored(place, adds)
-            return
+        place, adds = sent.place, sent.adds
         by_status: dict[Status, list[Add]] = {}
         for add, status in zip(adds, statuses, strict=True):
             by_status.setdefault(status, []).append(add)
         stored, busy = by_status.pop(Status.OK, None), by_status.pop(Status.BUSY, None)
         if stored is not None:
-            self._stored(place, stored)
+            self.acked(stored, place)
+            if self.busy:
+                self.has_room(place)
         for status in sorted(by_status):
             if status in _REFUSED:
                 self._receive(AddRefused(_REFUSED[status]))
             else:
-                self._fail(place, by_status[status], status.name)
+                self.fail(place, by_status[status], status.name)
         if busy is not None:
-            self._ask_again(place, busy, tries)
+            self.ask_again(place, busy, sent.tries)
 
-    def _stored(self, place: _Place, adds: list[Add]) -> None:
-        self._receive(AddsAcked([add.entry for add in adds], *place))
-        if self._busy:
-            self._has_room(place)
-
-    def _fail(self, place: _Place, adds: Sequence[Add], why: object) -> None:
+    def fail(self, place: _Place, adds: Sequence[Add], why: object) -> None:
         self._failed(place[1], why)
         for add in adds:
             self._receive(AddFailed(add.entry, *place))
 
-    def _ask_again(self, place: _Place, adds: list[Add], tries: int) -> None:
-        """`tries`: how often `retry_s` has passed since the first time."""
+    def ask_again(self, place: _Place, adds: list[Add], tries: int) -> None:
         slot, bookie = place
         adds = [add for add in adds if add.sent[slot] == bookie]
         if not adds:
@@ -213,46 +246,44 @@ class AddSender:
             for add in adds:
                 self._receive(AddFailed(add.entry, *place))
         elif (tries + 1) * self._config.retry_s > self._config.add_timeout_s:
-            self._fail(place, adds, f"busy for {self._config.add_timeout_s} s")
+            self.fail(place, adds, f"busy for {self._config.add_timeout_s} s")
         else:
-            head, frames, kept = self._encode(adds, 1)
-            self.unanswered_bytes += kept.bytes
-            busy = self._busy.get(place)
+            head, frames, size = self._encode(adds)
+            self.memory.held += size
+            self.unanswered_bytes += size
+            busy = self.busy.get(place)
             if busy is None:
                 timer = self._loop.call_later(self._config.retry_s, self._repeat, place, 1)
-                busy = self._busy[place] = _Busy(timer)
-            busy.requests.append((adds, head, frames, kept, tries))
+                busy = self.busy[place] = _Busy(timer)
+            busy.requests.append((SentAdds(self, place, adds, size, 1, None, tries), head, frames))
 
-    def _has_room(self, place: _Place) -> None:
+    def has_room(self, place: _Place) -> None:
         """The bookie has stored something."""
-        busy = self._busy.get(place)
+        busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True
             busy.timer.cancel()
             busy.timer = self._loop.call_later(ROOM_S, self._repeat, place, 0)
 
     def _repeat(self, place: _Place, passed: int) -> None:
-        for adds, head, frames, kept, tries in self._busy.pop(place).requests:
+        for sent, head, frames in self.busy.pop(place).requests:
             if self._closed:
-                self.unanswered_bytes -= kept.bytes
-                kept.answered()
-                self._ask_again(place, adds, tries)
+                sent.over()
+                self.ask_again(place, sent.adds, sent.tries)
             else:
-                self._request(place, adds, head, frames, kept, tries + passed)
+                sent.tries += passed
+                self._post(sent, head, frames)
 
 
 _REFUSED = {Status.FENCED: Outcome.FENCED, Status.UNAUTHORIZED: Outcome.UNAUTHORIZED}
 
 
-def _statuses(reply: Reply, count: int) -> list[Status] | None:
-    """The status of each add; None: all are stored. ValueError when the reply is not an answer to them."""
-    if count == 1 and is_added(reply.head):
-        return None
-    answer = decode_answer(reply.head)
+def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]:
+    """The status of each add. ValueError when this is not an answer to them."""
+    answer = decode_answer(head)
     if count == 1 and answer.op is Op.ADD:
         return [answer.status]
-    statuses = decode_statuses(answer, reply.frames, count)
-    return statuses if any(statuses) else None
+    return decode_statuses(answer, frames, count)
 
 
 def _parts(adds: list[Add]) -> list[list[Add]]:

@@ -160,7 +160,7 @@ def partitioned_topics(tenant_: str, namespace_: str, *, persistent: bool = True
 
 
 def partitioned(tenant_: str, namespace_: str, topic_: str, *, persistent: bool = True) -> str:
-    return f"{partitioned_topics(tenant_, namespace_, persistent=persistent)}/{segment(topic_)}"
+    return f"{PARTITIONED if persistent else VOLATILE}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}"
 
 
 def topics(tenant_: str, namespace_: str) -> str:
@@ -168,7 +168,7 @@ def topics(tenant_: str, namespace_: str) -> str:
 
 
 def topic(tenant_: str, namespace_: str, topic_: str) -> str:
-    return f"{topics(tenant_, namespace_)}/{segment(topic_)}"
+    return f"{TOPICS}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}"
 
 
 def cursors(tenant_: str, namespace_: str, topic_: str) -> str:
@@ -176,7 +176,7 @@ def cursors(tenant_: str, namespace_: str, topic_: str) -> str:
 
 
 def cursor(tenant_: str, namespace_: str, topic_: str, subscription: str) -> str:
-    return f"{cursors(tenant_, namespace_, topic_)}/{segment(subscription)}"
+    return f"{CURSORS}/{segment(tenant_)}/{segment(namespace_)}/{segment(topic_)}/{segment(subscription)}"
 
 
 def grants(tenant_: str, namespace_: str) -> str:

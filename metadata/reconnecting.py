@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from ..proto.errors import ConnectionLost, SessionExpired, Unavailable
 from .session import CALL_TIMEOUT_S
-from .store import ANY, Changed, MetadataStore, Operation, Reset, Versioned
+from .store import Changed, MetadataStore, Operation, Reset, Versioned
 
 T = TypeVar("T")
 
@@ -80,14 +80,6 @@ class ReconnectingStore(MetadataStore):
             except SessionExpired:
                 self._note(session)
 
-    async def _write(self, ask: Callable[[MetadataStore], Awaitable[T]]) -> T:
-        session = self._session if not self.suspended else await self._living()
-        try:
-            return await ask(session)
-        except SessionExpired as error:
-            self._note(session)
-            raise ConnectionLost(f"the metadata session was lost with a write under way: {error}") from error
-
     async def get(self, path: str) -> Versioned | None:
         session = self._session
         if session is not self._lost and not self._ended:  # most reads of a broker: without a question for the session
@@ -104,13 +96,14 @@ class ReconnectingStore(MetadataStore):
         return await self._read(lambda session: session.revision())
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
-        return await self._write(lambda session: session.commit(operations))
-
-    async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        return await self._write(lambda session: session.put(path, value, expected, ephemeral=ephemeral))
-
-    async def delete(self, path: str, expected: int = ANY) -> None:
-        await self._write(lambda session: session.delete(path, expected))
+        session = self._session
+        if session is self._lost or self._ended:
+            session = await self._living()
+        try:
+            return await session.commit(operations)
+        except SessionExpired as error:
+            self._note(session)
+            raise ConnectionLost(f"the metadata session was lost with a write under way: {error}") from error
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
         session = await self._living()

@@ -292,7 +292,7 @@ class _Attachment:
         """Sends the changes. Reading and queueing are one step: `_seen` never exceeds what was sent."""
         history = self._store.history
         seen = after_revision
-        while True:
+        while True:  # also without news of its own: `_seen` tells the client from where on it may go on elsewhere
             await self._stream.drained()
             news = history.since(prefix, seen)
             self._seen[watch_id] = seen = history.revision

@@ -41,6 +41,7 @@ from .store import Changed, Check, MetadataStore, Operation, Put, Reset, Version
 from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
 
 MEMORY = ":memory:"
+_CLOSED = "the metadata store is closed"
 WAITING_MAX = 10_000
 BATCH_MAX = 1_000
 """Jobs of one transaction: about 10 ms of SQLite's time, which bounds the wait of the reads in between."""
@@ -54,6 +55,17 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 R = TypeVar("R")
 
 
+class _Watch:
+    """One that waits: nothing of its prefix has changed up to revision `seen`."""
+
+    __slots__ = ("news", "prefix", "seen")
+
+    def __init__(self, prefix: str, seen: int) -> None:
+        self.prefix = prefix
+        self.seen = seen
+        self.news: asyncio.Future[None]
+
+
 class SqliteStore:
     """The tree in one file, for many sessions. Made by `open`; each user in the process gets a `session`."""
 
@@ -65,6 +77,7 @@ class SqliteStore:
         self._loop = asyncio.get_running_loop()
         self.history = History(tree.revision)
         self._sessions = Sessions()
+        self.open_sessions = self._sessions.open_ones  # to look at
         self._lost: dict[str, asyncio.Event] = {}
         self._waiting: list[tuple[Job, asyncio.Future[Done]]] = []
         self._writing = False
@@ -73,9 +86,9 @@ class SqliteStore:
         self._known: KnownNodes[Node] = KnownNodes()
         self._known_reads = 0
         self._context = contextvars.copy_context()
-        self._news = asyncio.Event()
+        self._watches: dict[_Watch, None] = {}  # that wait
         self._alarm = Alarm(world.clock, self._expire)
-        self._closed = False
+        self.closed = False
         self._incarnations = b""
         self._commits = 0
         self._batches = 0
@@ -99,9 +112,9 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Waits for queued jobs. The process' sessions end; their ephemerals end with the next open at the latest."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self._alarm.cancel()
         while self._writing:
             await asyncio.wait([self._batch])
@@ -113,10 +126,6 @@ class SqliteStore:
             lost.set()
         self._wake_watches()
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def statistics(self) -> dict[str, int]:
         return {
             "revision": self.history.revision, "sessions": len(self._sessions), "waiting": len(self._waiting),
@@ -126,12 +135,11 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- reading
     async def get(self, path: str) -> Node | None:
-        if path in self._known:
+        if path in self._known.nodes:
             self._known_reads += 1
             if not self._known_reads % KNOWN_AT_ONCE:
                 await asyncio.sleep(0)  # a caller that reads many nodes lets others have their turn
-        if path in self._known:
-            self._check_open()
+        if path in self._known.nodes and not self.closed:
             return self._known.read(path)
         check_path(path)
         if path == INCARNATIONS:
@@ -159,7 +167,8 @@ class SqliteStore:
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
         """`read` a path: of that node."""
-        self._check_open()
+        if self.closed:
+            raise Unavailable(_CLOSED)
         future: asyncio.Future[R] = self._loop.create_future()
         self._asked.append((read, future))
         if not self._reading:
@@ -194,10 +203,6 @@ class SqliteStore:
                 future.set_exception(error)
         self._read()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise Unavailable("the metadata store is closed")
-
     def _die(self, error: DiskFailed) -> InternalError:
         self._world.files.die(str(error))
         return InternalError(str(error))  # where `die` returns (tests), the outcome is unknown
@@ -210,13 +215,15 @@ class SqliteStore:
         """
         check_operations(operations)
         if session:
-            self._sessions.require(session)
+            if session not in self._sessions.open_ones:
+                self._sessions.require(session)
         elif any(isinstance(operation, Put) and operation.ephemeral for operation in operations):
             raise InvalidRequest("an ephemeral needs a session")
         return await self._queue(Commit(tuple(operations), session))
 
     def _queue(self, job: Job) -> asyncio.Future[Done]:
-        self._check_open()
+        if self.closed:
+            raise Unavailable(_CLOSED)
         if len(self._waiting) >= WAITING_MAX and not isinstance(job, EndSession):
             raise BackPressure(f"{len(self._waiting)} metadata commits wait for the disk")
         future: asyncio.Future[Done] = self._loop.create_future()
@@ -247,7 +254,7 @@ class SqliteStore:
             if isinstance(outcome, Done):
                 self._publish(job, outcome)
         if self.history.revision > revision:
-            self._wake_watches()
+            self._tell_watches()
         for (_, future), outcome in zip(batch, results, strict=True):
             if future.done():  # the caller was cancelled
                 continue
@@ -272,7 +279,7 @@ class SqliteStore:
         is known: a topic is opened then, and a bookie asks for a new ledger's record."""
         for operation, version in zip(operations, versions, strict=True):
             made = version == 0 and isinstance(operation, Put)
-            if isinstance(operation, Check) or not (made or operation.path in self._known):
+            if isinstance(operation, Check) or not (made or operation.path in self._known.nodes):
                 continue
             if isinstance(operation, Put):
                 self._known.learn(operation.path, Node(bytes(operation.value), version, operation.ephemeral))
@@ -280,20 +287,39 @@ class SqliteStore:
                 self._known.forget(operation.path)
 
     # -------------------------------------------------------------------------------------------- watching
-    async def wait_news(self, after_revision: int, session: str) -> None:
-        """Waits until the tree has grown beyond a revision. SessionExpired when the session or the store ends first."""
-        while self.history.revision <= after_revision:
+    async def wait_news(self, after_revision: int, session: str, prefix: str = "/") -> int:
+        """Waits until something of `prefix` has changed after a revision; a revision up to which nothing of it has.
+        SessionExpired when the session or the store ends first."""
+        watch = _Watch(prefix, after_revision)
+        while not self.history.since(prefix, watch.seen):
+            watch.seen = self.history.revision
             self.check_session(session)
-            await self._news.wait()
+            watch.news = self._loop.create_future()
+            self._watches[watch] = None
+            try:
+                await watch.news
+            finally:
+                del self._watches[watch]
+        return watch.seen
+
+    def _tell_watches(self) -> None:
+        """Wakes those of whose nodes something has changed: a commit of many topics is no matter of most."""
+        for watch in self._watches:
+            if not self.history.since(watch.prefix, watch.seen):
+                watch.seen = self.history.revision
+            elif not watch.news.done():
+                watch.news.set_result(None)
 
     def _wake_watches(self) -> None:
-        self._news.set()
-        self._news = asyncio.Event()
+        for watch in self._watches:
+            if not watch.news.done():
+                watch.news.set_result(None)
 
     # -------------------------------------------------------------------------------------------- sessions
     def session(self, timeout_s: float = 10.0) -> LocalSession:
         """A session for a user in this process, until `close`; `timeout_s` counts from `LocalSession.abandon`."""
-        self._check_open()
+        if self.closed:
+            raise Unavailable(_CLOSED)
         session = f"local-{self._world.rng.randbytes(12).hex()}"
         self._add_session(session, timeout_s, None)
         return LocalSession(self, session)
@@ -316,12 +342,12 @@ class SqliteStore:
 
     async def end_session(self, session: str) -> None:
         """When it returns, the session's ephemerals are deleted. A session that has ended is no error."""
-        if self._sessions.close(session) and not self._closed:
+        if self._sessions.close(session) and not self.closed:
             await self._forget_session(session)
 
     async def wait_session_ended(self, session: str) -> None:
         """Returns when the session ends, for any reason."""
-        if session in self._sessions and not self._closed:
+        if session in self._sessions and not self.closed:
             await self._lost[session].wait()
 
     def has_session(self, session: str) -> bool:
@@ -329,9 +355,10 @@ class SqliteStore:
 
     def check_session(self, session: str) -> None:
         """Raises SessionExpired."""
-        self._sessions.require(session)
-        if self._closed:
-            raise SessionExpired("the metadata store is closed", session=session)
+        if session not in self._sessions.open_ones:
+            self._sessions.require(session)
+        if self.closed:
+            raise SessionExpired(_CLOSED, session=session)
 
     def _add_session(self, session: str, timeout_s: float, now: float | None) -> None:
         self._sessions.open(session, timeout_s, now)
@@ -352,16 +379,16 @@ class SqliteStore:
     def _delete_again(self, session: str, ended: asyncio.Future[Done]) -> None:
         if ended.cancelled():  # its waiter was cancelled; the job stays in the queue
             return
-        if isinstance(ended.exception(), Unavailable) and not self._closed:
+        if isinstance(ended.exception(), Unavailable) and not self.closed:
             self._loop.call_later(END_RETRY_S, self._retry_end, session)
 
     def _retry_end(self, session: str) -> None:
-        if not self._closed:
+        if not self.closed:
             self._delete_ephemerals(session)
 
     def _set_alarm(self) -> None:
         deadline = self._sessions.next_deadline()
-        if deadline is not None and not self._closed:
+        if deadline is not None and not self.closed:
             self._alarm.set_by(deadline)  # an earlier alarm reads the table again when it rings
 
     def _expire(self) -> None:
@@ -404,8 +431,10 @@ class LocalSession(MetadataStore):
         return self._session
 
     async def get(self, path: str) -> Versioned | None:
-        self._store.check_session(self._session)
-        node = await self._store.get(path)
+        store = self._store
+        if self._session not in store.open_sessions or store.closed:  # most reads of a process: without a call for it
+            store.check_session(self._session)
+        node = await store.get(path)
         return None if node is None else Versioned(node.value, node.version)
 
     async def children(self, path: str) -> list[str]:
@@ -413,7 +442,8 @@ class LocalSession(MetadataStore):
         return await self._store.children(path)
 
     async def commit(self, operations: Sequence[Operation]) -> list[int]:
-        self._store.check_session(self._session)
+        if self._session not in self._store.open_sessions or self._store.closed:
+            self._store.check_session(self._session)
         return (await self._store.commit(operations, self._session)).versions
 
     async def revision(self) -> int:
@@ -435,7 +465,7 @@ class LocalSession(MetadataStore):
             else:
                 for change in news:
                     yield change
-            await self._store.wait_news(seen, self._session)
+            seen = await self._store.wait_news(seen, self._session, prefix)
 
     async def wait_session_lost(self) -> None:
         await self._store.wait_session_ended(self._session)

@@ -20,7 +20,7 @@ metadata/zookeeper/store.py. One conformance suite runs against all: tests/metad
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -33,7 +33,7 @@ VALUE_BYTES_MAX = 1 << 20
 """Largest value of a node, as in ZooKeeper."""
 
 
-class Versioned(NamedTuple):
+class Versioned(msgspec.Struct, frozen=True, gc=False):
     """A node's value and version."""
 
     value: bytes

@@ -38,7 +38,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -100,7 +100,7 @@ class DiskFailed(Exception):
     """SQLite could not write, sync or trust its file. What is on disk is unknown."""
 
 
-class Node(NamedTuple):
+class Node(msgspec.Struct, frozen=True, gc=False):
     """A node as a reader gets it."""
 
     value: bytes
@@ -230,11 +230,12 @@ class Tree:
         """Within the open transaction: its revision, and the sum of what is there then."""
         self._sql.execute(_MARK, (self.revision, self._total))
 
-    def _changed(self, path: str, before: Sequence[int] | None, after: Sequence[int] | None) -> None:
-        """Version and revision of a node; None: there is none."""
-        for sign, row in ((-1, before), (1, after)):
-            if row is not None:
-                self._total = (self._total + sign * sum_of(path, *row)) & _SUM_MASK
+    def _changed(self, path: str, before: Sequence[int] | None, after: Row | None) -> None:
+        """Version and revision of a node, and its row; None: there is none."""
+        if before is not None:
+            self._total = (self._total - sum_of(path, *before)) & _SUM_MASK
+        if after is not None:
+            self._total = (self._total + sum_of(path, after[2], after[3])) & _SUM_MASK
 
     def _check_answered(self, revision: int) -> None:
         answered = -1 if self._answered is None else self._answered.read()
@@ -366,7 +367,7 @@ class Tree:
         outcomes: list[Done | MagnetarError] = [batch.add(commit) for commit in commits]
         self._write(batch)
         for path, row in batch.nodes.items():
-            self._changed(path, known.get(path), None if row is None else row[2:4])
+            self._changed(path, known.get(path), row)
         self.revision = batch.revision
         return outcomes
 

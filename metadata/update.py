@@ -76,7 +76,9 @@ async def update_together(
             for attempt in range(attempts_max):
                 last, writing = None, False
                 try:
-                    found = [await store.get(each.path) if attempt or not each.absent else None for each in changes]
+                    found: list[Versioned | None] = []
+                    for each in changes:
+                        found.append(await store.get(each.path) if attempt or not each.absent else None)  # noqa: PERF401 - a call less
                     values = _transformed(changes, found)
                     if values is None:
                         return found
@@ -115,13 +117,17 @@ class _GaveUp(Exception):
 def _transformed(changes: Sequence[Change], found: Sequence[Versioned | None]) -> list[bytes | None] | None:
     """The bytes to write to each (None: it stays), or None when all stay."""
     values: list[bytes | None] = []
+    stay = True
     try:
         for change, current in zip(changes, found, strict=True):
             value = change.transform(current)
-            values.append(None if current is not None and value == current.value else value)
+            if current is not None and value == current.value:
+                value = None
+            values.append(value)
+            stay = stay and value is None
     except Exception as error:
         raise _GaveUp(error) from error
-    return values if any(value is not None for value in values) else None
+    return None if stay else values
 
 
 def _operations(

@@ -273,11 +273,6 @@ def is_intact(entry: Buffer) -> bool:
     return bool(magic == MAGIC_CLIENT and computed == checksum)
 
 
-def parse_header(entry: Buffer, *, verify: bool = True) -> EntryHeader:
-    """The header of an entry, with or without a broker-part. `verify`: check the CRC32C, which reads all of it."""
-    return _header_at(entry, _broker_part_of(entry)[2], verify)
-
-
 def sequence_id_of(entry: Buffer) -> int | None:
     """Of a client-part that is refused, whatever else is wrong with it; None: it names none."""
     try:
@@ -290,10 +285,14 @@ def sequence_id_of(entry: Buffer) -> int | None:
 def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     """Index of the last message (-1: no broker added it) and header of an entry whose checksum is right."""
     index, _, start = _broker_part_of(entry)
-    return index, _header_at(entry, start, True)
+    return index, parse_header(entry, start)
 
 
-def _header_at(entry: Buffer, start: int, verify: bool) -> EntryHeader:
+def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
+    """The header of an entry, with or without a broker-part; `start`: where its client-part begins, where that is
+    known. `verify`: check the CRC32C, which reads all of it."""
+    if start < 0:
+        start = _broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
     body = start + _HEAD.size
     if len(entry) < body:
         raise CorruptEntry(f"client-part of {len(entry) - start} bytes is shorter than its head")
@@ -312,14 +311,21 @@ def _header_at(entry: Buffer, start: int, verify: bool) -> EntryHeader:
     return EntryHeader(metadata, payload_offset, checksum, _check_metadata(metadata, len(entry) - payload_offset))
 
 
-def _check_metadata(metadata: MessageMetadata, payload_size: int) -> int:
+def _check_metadata(metadata: Any, payload_size: int) -> int:
     """Refuses contradictions: names that are no text, more messages than the payload can contain. The declared size of
-    a compressed payload, 0 of another."""
+    a compressed payload, 0 of another. Strings that are not UTF-8 come out of protobuf as bytes: Any, because compiled
+    code insists on the declared type."""
     if not metadata.IsInitialized():
         raise CorruptEntry("the metadata of the entry lacks producer_name, sequence_id or publish_time")
-    _check_names(metadata)
-    _read_text(metadata)
-    unfolded = payload_size
+    if not isinstance(metadata.producer_name, str):
+        raise CorruptEntry("the producer name is not UTF-8")
+    if not isinstance(metadata.uuid, str):
+        raise CorruptEntry("the uuid of a message in chunks is not UTF-8")
+    if metadata.encryption_keys:
+        _check_keys(metadata)
+    if metadata.properties or not isinstance(metadata.partition_key, str):
+        _read_text(metadata)
+    unfolded: int = payload_size
     if metadata.compression:
         unfolded = metadata.uncompressed_size
         if unfolded > UNCOMPRESSED_BYTES_MAX:
@@ -333,13 +339,8 @@ def _check_metadata(metadata: MessageMetadata, payload_size: int) -> int:
     return unfolded if metadata.compression else 0
 
 
-def _check_names(metadata: Any) -> None:
-    """Strings that are not UTF-8 come out of protobuf as bytes. Any: compiled code insists on the declared type."""
-    if not isinstance(metadata.producer_name, str):
-        raise CorruptEntry("the producer name is not UTF-8")
-    if not isinstance(metadata.uuid, str):
-        raise CorruptEntry("the uuid of a message in chunks is not UTF-8")
-    for each in metadata.encryption_keys or ():
+def _check_keys(metadata: Any) -> None:
+    for each in metadata.encryption_keys:
         told = [text for pair in each.metadata for text in (pair.key, pair.value)]
         if not all(isinstance(text, str) for text in (each.key, metadata.encryption_algo, *told)):
             raise CorruptEntry("the name of an encryption key is not UTF-8")

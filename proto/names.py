@@ -16,7 +16,7 @@ partition as a tie-break (Pulsar's order).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
@@ -45,7 +45,8 @@ def _check_length(kind: str, text: str) -> None:
 
 
 def _check_size(kind: str, text: str) -> None:
-    _check_length(kind, text)
+    if len(text) > NAME_BYTES_MAX:
+        _check_length(kind, text)
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
@@ -54,6 +55,7 @@ def _check_size(kind: str, text: str) -> None:
         raise InvalidName(f"{kind} name of {size} bytes is too long", size=size, limit=NAME_BYTES_MAX)
 
 
+@lru_cache(maxsize=256)  # the topics that are opened are of few namespaces
 def _check_strict(kind: str, text: str) -> str:
     _check_size(kind, text)
     if not _STRICT.match(text):
@@ -121,13 +123,25 @@ class NamespaceName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """A topic or a partition. `local` is without the partition suffix; `partition` is -1 for a whole topic."""
+    """A topic or a partition. `local` is without the partition suffix; `partition` is -1 for a whole topic.
+
+    `full` is with the scheme. `stored_local` is the last part as stored and listed, with the partition suffix. Both are
+    made once: a topic that is opened is looked up, stored and told by them a dozen times."""
 
     tenant: str
     namespace: str
     local: str
     partition: int = -1
     persistent: bool = True
+    namespace_name: NamespaceName = field(init=False, repr=False, compare=False)
+    full: str = field(init=False, repr=False, compare=False)
+    stored_local: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        local = self.local if self.partition < 0 else f"{self.local}-partition-{self.partition}"
+        object.__setattr__(self, "namespace_name", _namespace_name(self.tenant, self.namespace))
+        object.__setattr__(self, "full", f"{_SCHEMES[self.persistent]}{self.tenant}/{self.namespace}/{local}")
+        object.__setattr__(self, "stored_local", local)
 
     @classmethod
     @lru_cache(maxsize=1024)  # the requests of a client that opens a topic follow each other
@@ -144,23 +158,9 @@ class TopicName:
         return cls(tenant, namespace, local, partition, persistent)
 
     @property
-    def full(self) -> str:
-        suffix = f"-partition-{self.partition}" if self.partition >= 0 else ""
-        return f"{_SCHEMES[self.persistent]}{self.tenant}/{self.namespace}/{self.local}{suffix}"
-
-    @property
     def base(self) -> TopicName:
         """The topic of which this is a partition; itself when it is none."""
         return self if self.partition < 0 else replace(self, partition=-1)
-
-    @property
-    def namespace_name(self) -> NamespaceName:
-        return _namespace_name(self.tenant, self.namespace)
-
-    @property
-    def stored_local(self) -> str:
-        """The last part as stored and listed, with the partition suffix."""
-        return self.full.rpartition("/")[2]
 
     @property
     def is_partition(self) -> bool:

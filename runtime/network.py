@@ -21,13 +21,14 @@ reads no more of it. Every request has a deadline. A missing answer is TimedOut 
 from __future__ import annotations
 
 import ipaddress
-from asyncio import Future
+from asyncio import CancelledError, Future
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from ..proto.errors import MagnetarError
 from .access import (
     CLEAR,
     LOCAL,
@@ -260,6 +261,22 @@ class Reply(NamedTuple):
     frames: Sequence[Buffer]
 
 
+class Asker(Protocol):
+    """Who posted a request to a peer. One of both is called, once, after `post`; neither may raise."""
+
+    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
+    def failed(self, error: BaseException) -> None: ...
+
+
+def pass_on(asker: Asker, answer: Future[Reply]) -> None:
+    """Tells the asker what became of a request that was made by `Peer.request`."""
+    error = CancelledError() if answer.cancelled() else answer.exception()
+    if error is not None:
+        asker.failed(error)
+    else:
+        asker.answered(*answer.result())
+
+
 PeerService = Callable[[Sequence[Request]], None]
 """Called with all requests of one turn. Must not wait and must not raise."""
 
@@ -272,6 +289,13 @@ class Peer(Protocol):
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
         """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (no
         member, or keys where the other end has none) or BackPressure (the queue is full; definite)."""
+        ...
+
+    def post(
+        self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+    ) -> MagnetarError | None:
+        """`request` without a future: the asker is told, in the turn in which the answer comes. The error: it was not
+        taken, and nothing was sent."""
         ...
 
     def statistics(self) -> dict[str, int]: ...

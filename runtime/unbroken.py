@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -32,13 +33,20 @@ def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         raise
 
 
+def _tell(ended: asyncio.Future[None], _: object) -> None:
+    if not ended.done():  # its caller was cancelled
+        ended.set_result(None)
+
+
 async def unbroken(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
     """The result or the error of the work. CancelledError only after its end. A future may have several callers."""
     ending = work if isinstance(work, asyncio.Future) else _begun(work)
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():
+        ended: asyncio.Future[None] = ending.get_loop().create_future()
+        ending.add_done_callback(partial(_tell, ended))
         try:
-            await asyncio.wait((ending,))
+            await ended
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is None:

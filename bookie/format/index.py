@@ -134,6 +134,16 @@ def extents_of(heads: Buffer) -> Iterator[Extent]:
     return map(Extent._make, _HEAD.iter_unpack(heads))
 
 
+def extents_with_tables(heads: Buffer, ledger: int, tables_offset: int) -> list[tuple[Extent, int]]:
+    """Those of one ledger, and where the table of each begins, when that of the first head does at `tables_offset`."""
+    found: list[tuple[Extent, int]] = []
+    for head in _HEAD.iter_unpack(heads):  # of other ledgers, mostly: no object for each
+        if head[0] == ledger:
+            found.append((Extent(*head), tables_offset))
+        tables_offset += 4 * (2 * head[3] + 1)  # `Extent.table_bytes`
+    return found
+
+
 class Columns(NamedTuple):
     """Two fields of all heads, without an object for each, and where the last record of any of them ends."""
 

@@ -213,7 +213,10 @@ class Auditor:
         changed, self._changed = self._changed, {}
         now = self._clock.monotonic()
         left = [ledger for ledger, since in self._recovering.items() if now - since >= self._recovering_s]
-        await self._each({**changed, **dict.fromkeys(left)}, self._judge)
+        ledgers = {**changed, **dict.fromkeys(left)}
+        if ledgers:
+            marked = frozenset(await marks.listed(self._metadata, paths.UNDER_REPLICATED))
+            await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
         """`work` for each, `READS_AT_ONCE` at a time. A record that cannot be read stops only its own ledger."""
@@ -230,13 +233,15 @@ class Auditor:
         await asyncio.gather(*[keep() for _ in range(READS_AT_ONCE)])
 
     async def _judge(
-        self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: frozenset[int] | None = None
-    ) -> None:
-        """Sets the mark that should stand. `marked`: the ledgers that had one a moment ago, which spares a read."""
+        self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: frozenset[int] | None = None, *,
+        changed: bool = False,
+    ) -> None:  # fmt: skip
+        """Sets the mark that should stand. `marked`: the ledgers that had one a moment ago, which spares a read.
+        `changed`: if it is closed now, it is checked soon."""
         record = await marks.ledger(self._metadata, ledger)
         for bookie in placed(record) if record is not None else ():
             self._named[bookie] = None
-        if record is not None and record.state == CLOSED and marked is None and not found:
+        if record is not None and record.state == CLOSED and changed:
             self._closed[ledger] = None
             self._closing.set()
         found, now_ms = found or {}, self._clock.wall_ms()

@@ -28,11 +28,10 @@ tests/bookie/node/test_few_descriptors.py.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable, Hashable, Sequence
 
-from ...ledger.format.adds import Opened, encode_statuses, open_add, open_adds
-from ...ledger.format.peer import STATUS_OF, AnswerHead, Flags, Op, RequestHead, Status, encode_added
+from ...ledger.format.adds import Entry, encode_statuses, open_add, open_adds
+from ...ledger.format.peer import FENCING, RECOVERING, AnswerHead, Op, RequestHead, Status, decode_request, encode_added
 from ...runtime.clock import Clock
 from ...runtime.monitoring.metrics import BYTES, SECONDS, Histogram
 from ...runtime.network import Request
@@ -44,47 +43,75 @@ CONNECTION_SHARE = 0.75
 REQUESTS_MAX = 32_768
 """Requests that were admitted and not yet answered: 32 MiB for Python."""
 
-Intend = Callable[[Callable[[bool], None], int], None]
-"""Registers what to call when the intents so far are durable (True) or refused for lack of room, and their bytes."""
+class AddBatch:
+    """One request with its entries, verified, from the turn in which it came to its answer.
 
+    `statuses` has one for each entry of an ADD_MANY, OK or BAD_REQUEST; None: it is an ADD, whose entry is OK.
+    `entries` are those that are OK, `size` bytes together, `lac` the largest of theirs."""
 
-class _Batch:
-    """One request with its entries that are not answered yet."""
+    __slots__ = ("came", "entries", "entry", "key", "lac", "ledger", "recovery", "request", "size", "statuses")
 
-    __slots__ = ("came", "head", "opened", "recovery", "request")
-
-    def __init__(self, request: Request, head: RequestHead, opened: Opened, came: float) -> None:
+    def __init__(
+        self, request: Request, came: float, ledger: int, entry: int, key: bytes, recovery: bool,
+        statuses: bytearray | None, entries: list[Entry], size: int, lac: int,
+    ) -> None:  # fmt: skip
         self.request = request
-        self.head = head
-        self.opened = opened
         self.came = came
-        self.recovery = bool(head.flags) and Flags.RECOVERY in head.flags
+        self.ledger = ledger
+        self.entry = entry  # the first, as the head says
+        self.key = key
+        self.recovery = recovery
+        self.statuses = statuses
+        self.entries = entries
+        self.size = size
+        self.lac = lac
+
+
+Intent = AddBatch | Callable[[bool], None]
+"""What waits for the journal: a request of adds, or what to call when it is durable (True) or found no room."""
+SEAL_BYTES = 1 << 20
+"""The adds of a turn are sealed in groups of about this size: a group is never split, and larger blocks sync slower."""
+
+
+class Intents:
+    """Those of a turn, in their order, and their bytes. `seal` makes them one group of the journal."""
+
+    __slots__ = ("bytes", "seal", "turn")
+
+    def __init__(self, seal: Callable[[], None]) -> None:
+        self.turn: list[Intent] = []
+        self.bytes = 0
+        self.seal = seal
+
+    def take(self) -> list[Intent]:
+        turn, self.turn, self.bytes = self.turn, [], 0
+        return turn
 
 
 class _Queue:
     def __init__(self) -> None:
-        self.batches: deque[_Batch] = deque()
+        self.batches: deque[AddBatch] = deque()
         self.bytes = 0
         self._by_connection: dict[Hashable, int] = {}
 
-    def takes(self, batch: _Batch, bytes_max: int) -> bool:
+    def takes(self, batch: AddBatch, bytes_max: int) -> bool:
         """Whether it is within the bounds; a single one always is."""
-        size = batch.opened.size + REQUEST_BYTES
+        size = batch.size + REQUEST_BYTES
         own = self._by_connection.get(batch.request.connection, 0)
         if not self.batches:
             return True
         return self.bytes + size <= bytes_max and (not own or own + size <= CONNECTION_SHARE * bytes_max)
 
-    def push(self, batch: _Batch) -> None:
+    def push(self, batch: AddBatch) -> None:
         self.batches.append(batch)
-        self._count(batch, batch.opened.size + REQUEST_BYTES)
+        self._count(batch, batch.size + REQUEST_BYTES)
 
-    def pop(self) -> _Batch:
+    def pop(self) -> AddBatch:
         batch = self.batches.popleft()
-        self._count(batch, -batch.opened.size - REQUEST_BYTES)
+        self._count(batch, -batch.size - REQUEST_BYTES)
         return batch
 
-    def _count(self, batch: _Batch, size: int) -> None:
+    def _count(self, batch: AddBatch, size: int) -> None:
         self.bytes += size
         own = self._by_connection.get(batch.request.connection, 0) + size
         if own:
@@ -97,12 +124,12 @@ class Adds:
     """The service calls `take` within a turn, and `admit_held` when there may be room; `pressure` slows the socket."""
 
     def __init__(
-        self, store: Store, clock: Clock, intend: Intend, newcomer: Callable[[Request, RequestHead, float], None],
+        self, store: Store, clock: Clock, intents: Intents, newcomer: Callable[[Request, RequestHead, float], None],
         pressure: Callable[[bool], None], *, entry_bytes_max: int, held_bytes_max: int,
     ) -> None:  # fmt: skip
         self._store = store
         self._clock = clock
-        self._intend = intend
+        self._intents = intents
         self._entry_bytes_max = entry_bytes_max
         self._held_bytes_max = held_bytes_max
         self._held = _Queue()
@@ -122,12 +149,11 @@ class Adds:
     # ------------------------------------------------------------------------------------ requests
     def take(self, request: Request, head: RequestHead, came: float) -> None:
         try:
-            opened = self._open(request, head)
+            batch = self._open(request, head, came)
         except ValueError:
-            self._refuse_unread(request, head, Status.BAD_REQUEST, came)
+            self._refuse_whole(request, head.op, head.ledger, head.entry, came)
             return
-        batch = _Batch(request, head, opened, came)
-        if not opened.entries:
+        if not batch.entries:
             self._answer(batch)
         elif batch.recovery:
             if self._held_recovery.batches:
@@ -141,41 +167,81 @@ class Adds:
         else:
             self._admit(batch)
 
-    def _open(self, request: Request, head: RequestHead) -> Opened:
-        if head.flags and Flags.FENCE in head.flags:
+    def take_one(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
+        """An ADD without flags, as most requests are."""
+        opened = open_add(ledger, entry, request.frames, self._entry_bytes_max)
+        if opened is None:
+            self._refuse_whole(request, Op.ADD, ledger, entry, came)
+            return
+        stored, lac = opened
+        batch = AddBatch(request, came, ledger, entry, key, False, None, [stored], stored[2], lac)
+        if self.read_only:
+            self._refuse(batch, Status.READ_ONLY)
+        elif self._held.batches:
+            self._hold(batch)
+        else:
+            self._admit(batch)
+
+    def _open(self, request: Request, head: RequestHead, came: float) -> AddBatch:
+        if head.flags and head.flags in FENCING:
             raise ValueError("an add fences nothing")
+        recovery = bool(head.flags) and head.flags in RECOVERING
         if head.op is Op.ADD_MANY:
-            return open_adds(head, request.frames, self._entry_bytes_max)
-        opened = open_add(head, request.frames, self._entry_bytes_max)
+            statuses, entries, size, lac = open_adds(head, request.frames, self._entry_bytes_max)
+            return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, statuses, entries, size, lac)
+        opened = open_add(head.ledger, head.entry, request.frames, self._entry_bytes_max)
         if opened is None:
             raise ValueError("not a stored entry")
-        return opened
+        stored, lac = opened
+        return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac)
 
-    def _admit(self, batch: _Batch) -> None:
-        head, opened = batch.head, batch.opened
+    def _admit(self, batch: AddBatch) -> None:
         if self._in_flight >= REQUESTS_MAX:
             self._hold(batch)
             return
-        status = self._store.add_many(head.ledger, head.key, opened.entries, opened.size, opened.lac, batch.recovery)
+        status = self._store.add_many(batch.ledger, batch.key, batch.entries, batch.size, batch.lac, batch.recovery)
         if status is Status.OK:
             self._in_flight += 1
-            self._intend(partial(self._sealed, batch), opened.size)
+            intents = self._intents
+            intents.turn.append(batch)
+            intents.bytes += batch.size
+            if intents.bytes >= SEAL_BYTES:
+                intents.seal()
         elif status is Status.BUSY:
             self._hold(batch)
         elif status is Status.NO_SUCH_LEDGER:
-            self._newcomer(batch.request, head, batch.came)
+            self._newcomer(batch.request, decode_request(batch.request.head), batch.came)
         else:
             self._refuse(batch, status)
 
-    def _sealed(self, batch: _Batch, ok: bool) -> None:
-        self._in_flight -= 1
-        if not ok:
-            self._refuse(batch, Status.READ_ONLY)
-        else:
-            self._answer(batch)
+    def complete(self, intents: Sequence[Intent], ok: bool) -> None:
+        """Answers what was durable, or found no room, in the order in which it came."""
+        now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
+        for each in intents:
+            if self.closed:
+                break
+            if not isinstance(each, AddBatch):
+                each(ok)
+                continue
+            self._in_flight -= 1
+            statuses = each.statuses
+            if not ok:
+                self._refuse(each, Status.READ_ONLY)
+            elif statuses is None:
+                waits.append(now - each.came)
+                sizes.append(each.size)
+                each.request.reply(encode_added(each.ledger, each.entry, Status.OK))
+            elif any(statuses):
+                self._answer(each)
+            else:
+                waits.append(now - each.came)
+                sizes += [size for _, _, size in each.entries]
+                each.request.reply(*encode_statuses(each.ledger, each.entry, statuses))
+        self.seconds.observe_all(waits)
+        self.entry_bytes.observe_all(sizes)
 
     # ------------------------------------------------------------------------------------ what waits
-    def _hold(self, batch: _Batch) -> None:
+    def _hold(self, batch: AddBatch) -> None:
         queue = self._held_recovery if batch.recovery else self._held
         if self._store.flush_blocked and not batch.recovery:
             self._refuse(batch, Status.READ_ONLY)
@@ -188,6 +254,8 @@ class Adds:
     def admit_held(self) -> None:
         """Admits held adds in their order while there is room, recoverers' first; a full disk refuses clients', the
         want of a descriptor all."""
+        if not (self._held.batches or self._held_recovery.batches or self._pressed):
+            return
         for queue in (self._held_recovery, self._held):
             while queue.batches and self._store.has_room and self._in_flight < REQUESTS_MAX:
                 self._admit(queue.pop())
@@ -219,38 +287,34 @@ class Adds:
         self._held, self._held_recovery = _Queue(), _Queue()
 
     # ------------------------------------------------------------------------------------ answers
-    def _refuse(self, batch: _Batch, status: Status) -> None:
+    def _refuse(self, batch: AddBatch, status: Status) -> None:
         """Refuses all entries that were not refused before."""
-        statuses = batch.opened.statuses
+        statuses = batch.statuses
+        if statuses is None:
+            self._refuse_whole(batch.request, Op.ADD, batch.ledger, batch.entry, batch.came, status)
+            return
         for index, before in enumerate(bytes(statuses)):
             if before == Status.OK:
                 statuses[index] = status
         self._answer(batch)
 
-    def _refuse_unread(self, request: Request, head: RequestHead, status: Status, came: float) -> None:
-        self.refused[status] += 1
-        self.failed_seconds.observe(self._clock.monotonic() - came)
-        request.reply(AnswerHead(head.op, status, head.ledger, head.entry, -1, 0).encode())
-
-    def _answer(self, batch: _Batch) -> None:
+    def _refuse_whole(
+        self, request: Request, op: Op, ledger: int, entry: int, came: float, status: Status = Status.BAD_REQUEST
+    ) -> None:
+        """Refuses all of a request by the head of the answer."""
         if self.closed:
             return
-        head, statuses = batch.head, batch.opened.statuses
-        seconds = self._clock.monotonic() - batch.came
-        if any(statuses):
-            self.failed_seconds.observe(seconds)
-            for value, count in Counter(statuses).items():
-                if value:
-                    self.refused[Status(value)] += count
-        else:
-            self.seconds.observe(seconds)
-            entries = batch.opened.entries
-            if len(entries) == 1:
-                self.entry_bytes.observe(entries[0][2])
-            else:
-                for size, count in Counter([size for _, _, size in entries]).items():
-                    self.entry_bytes.observe(size, count)
-        if head.op is Op.ADD:
-            batch.request.reply(encode_added(head.ledger, head.entry, STATUS_OF[statuses[0]]))
-        else:
-            batch.request.reply(*encode_statuses(head, statuses))
+        self.refused[status] += 1
+        self.failed_seconds.observe(self._clock.monotonic() - came)
+        request.reply(AnswerHead(op, status, ledger, entry, -1, 0).encode())
+
+    def _answer(self, batch: AddBatch) -> None:
+        """That some entries of an ADD_MANY, or all, are refused."""
+        statuses = batch.statuses
+        if self.closed or statuses is None:
+            return
+        self.failed_seconds.observe(self._clock.monotonic() - batch.came)
+        for value, count in Counter(statuses).items():
+            if value:
+                self.refused[Status(value)] += count
+        batch.request.reply(*encode_statuses(batch.ledger, batch.entry, statuses))

@@ -36,7 +36,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from ...ledger.format.held import ENTRIES_MAX, encode_runs
-from ...ledger.format.peer import ADMIN_BYTES_MAX, NO_KEY, AnswerHead, Flags, Op, RequestHead, Status, decode_request
+from ...ledger.format.peer import (
+    ADMIN_BYTES_MAX,
+    FENCING,
+    NO_KEY,
+    AnswerHead,
+    Flags,
+    Op,
+    RequestHead,
+    Status,
+    decode_add,
+    decode_request,
+)
 from ...metadata.store import MetadataStore
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
@@ -46,7 +57,7 @@ from ...runtime.network import Request
 from ...runtime.tasks import Tasks
 from ..store.reads.reads import ReadResult
 from ..store.store import Store
-from .adds import Adds
+from .adds import Adds, Intent, Intents
 from .newcomers import Newcomers, Parked
 from .waiting import Waiting, cost_of
 
@@ -70,10 +81,6 @@ READ_WAIT_S = 2.5
 """Below the time-outs of readers and recoverers: work for a sender that gave up delays the others."""
 READ_BYTES_MIN = 64 << 10
 """Of a read, however little was asked for: its entry may be long."""
-
-SEAL_BYTES = 1 << 20
-"""The adds of a turn are sealed in groups of about this size: a group is never split, and larger blocks sync slower."""
-
 
 class BookieService:
     """`serve` is the PeerService. Owns the requests that wait; none is answered after `close`.
@@ -99,14 +106,13 @@ class BookieService:
             self.newcomers = Newcomers(
                 metadata, store.keys.introduce, self._take_again, self._refuse, waiting_bytes_max=held_bytes_max
             )
+        self._intents = Intents(self._seal)
         self.adds = Adds(
-            store, clock, self._intend, _unknown if self.newcomers is None else self.newcomers.take, slow_down,
+            store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.take, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
         )  # fmt: skip
         self._fences = Waiting(held_bytes_max // FENCES_PART)
         self._lacs = Waiting(held_bytes_max // LACS_PART)
-        self._turn: list[Callable[[bool], None]] = []
-        self._turn_bytes = 0
         self._reads = Tasks()
         self._waiting_reads = Waiting(held_bytes_max // READS_PART)
         self._queued: deque[tuple[Request, RequestHead, float]] = deque()  # reads that wait for others to end
@@ -135,6 +141,9 @@ class BookieService:
         self.requests += len(requests)
         came = self._clock.monotonic()
         for request in requests:
+            if (add := decode_add(request.head)) is not None:
+                self.adds.take_one(request, *add, came)
+                continue
             try:
                 head = decode_request(request.head)
             except ValueError as error:
@@ -148,7 +157,7 @@ class BookieService:
         match head.op:
             case Op.ADD | Op.ADD_MANY:
                 self.adds.take(request, head, came)
-            case Op.READ | Op.READ_LAC if head.flags & Flags.FENCE:
+            case Op.READ | Op.READ_LAC if head.flags in FENCING:
                 self._fence(request, head, came)
             case Op.READ:
                 self._read(request, head, came)
@@ -172,18 +181,11 @@ class BookieService:
                 self._take(request, head, came)
             self._seal()
 
-    def _intend(self, done: Callable[[bool], None], size: int) -> None:
-        self._turn.append(done)
-        self._turn_bytes += size
-        if self._turn_bytes >= SEAL_BYTES:
-            self._seal()
-
     def _seal(self) -> None:
-        if self._turn:
-            turn, self._turn, self._turn_bytes = self._turn, [], 0
-            self._store.seal(partial(self._sealed, turn))
+        if self._intents.turn:
+            self._store.seal(partial(self._sealed, self._intents.take()))
 
-    def _sealed(self, turn: list[Callable[[bool], None]], ok: bool) -> None:
+    def _sealed(self, turn: list[Intent], ok: bool) -> None:
         """All intents of a turn are durable, or there was no room for them."""
         if self._closed:
             return
@@ -192,11 +194,10 @@ class BookieService:
         else:
             self._answer_turn(turn, ok)
 
-    def _answer_turn(self, turn: list[Callable[[bool], None]], ok: bool) -> None:
+    def _answer_turn(self, turn: list[Intent], ok: bool) -> None:
         if self._closed:
             return
-        for done in turn:
-            done(ok)
+        self.adds.complete(turn, ok)
         self.room_found()
 
     def room_found(self) -> None:
@@ -207,16 +208,17 @@ class BookieService:
 
     # ------------------------------------------------------------------------------------ fences and explicit LACs
     def _fence(self, request: Request, head: RequestHead, came: float) -> None:
-        size = cost_of(request)
         if head.ledger < 0 or (head.op is Op.READ and _is_no_read(head)):
             self._refuse(request, head, Status.BAD_REQUEST)
-        elif not self._fences.add(request.connection, size):
+        elif self._store.is_fenced(head.ledger, head.key):  # each read of a recovery fences, and one waits
+            self._answer_fenced(request, head, came)
+        elif not self._fences.add(request.connection, size := cost_of(request)):
             self._refuse(request, head, Status.BUSY)
         elif (status := self._store.fence(head.ledger, head.key)) is Status.OK:
-            if self._store.fence_is_durable(head.ledger):  # each read of a recovery fences: one intent is enough
+            if self._store.fence_is_durable(head.ledger):
                 self._fenced(request, head, came, size, ok=True)
             else:
-                self._intend(partial(self._fenced, request, head, came, size), 0)
+                self._intents.turn.append(partial(self._fenced, request, head, came, size))
         else:
             self._fences.done(request.connection, size)
             self._turn_away(request, head, came, status)
@@ -225,7 +227,11 @@ class BookieService:
         self._fences.done(request.connection, size)
         if not (ok and self._store.fence_is_durable(head.ledger)):
             self._refuse(request, head, Status.UNKNOWN)
-        elif head.op is Op.READ:
+        else:
+            self._answer_fenced(request, head, came)
+
+    def _answer_fenced(self, request: Request, head: RequestHead, came: float) -> None:
+        if head.op is Op.READ:
             self._read_opened(request, head, came)
         else:
             self._answer_lac(request, head)
@@ -237,7 +243,7 @@ class BookieService:
         elif self._store.journal_full or not self._lacs.add(request.connection, size):
             self._refuse(request, head, Status.BUSY)
         elif (status := self._store.write_lac(head.ledger, head.key, head.entry)) is Status.OK:
-            self._intend(partial(self._lac_written, request, head, size), 0)
+            self._intents.turn.append(partial(self._lac_written, request, head, size))
         else:
             self._lacs.done(request.connection, size)
             self._turn_away(request, head, came, status)

@@ -56,17 +56,6 @@ class Table:
         self.size_bytes += size + count * ENTRY_OVERHEAD_BYTES
         self.entries += count
 
-    def insert_many(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
-        """Inserts entries (id, stored, bytes), `size` bytes together; returns the largest id."""
-        table = self.of(ledger)
-        last = -1
-        for entry, stored, _ in entries:
-            table[entry] = stored
-            if entry > last:
-                last = entry
-        self.grown(len(entries), size)
-        return last
-
 
 class Memtable:
     def __init__(self, bytes_max: int) -> None:
@@ -88,7 +77,19 @@ class Memtable:
         return self.active.size_bytes + (self.flushing.size_bytes if self.flushing else 0)
 
     def insert_many(self, ledger: int, entries: Sequence[tuple[int, Stored, int]], size: int) -> int:
-        return self.active.insert_many(ledger, entries, size)
+        """Inserts entries (id, stored, bytes), `size` bytes together; returns the largest id."""
+        active = self.active
+        table = active.ledgers.get(ledger)
+        if table is None:
+            table = active.of(ledger)
+        last = -1
+        for entry, stored, _ in entries:
+            table[entry] = stored
+            if entry > last:
+                last = entry
+        active.size_bytes += size + len(entries) * ENTRY_OVERHEAD_BYTES
+        active.entries += len(entries)
+        return last
 
     def get(self, ledger: int, entry: int) -> Stored | None:
         found = self.active.ledgers.get(ledger, _NONE).get(entry)
@@ -103,7 +104,7 @@ class Memtable:
 
     @property
     def has_refused(self) -> bool:
-        return any(table.refused for table in self._tables)
+        return bool(self.active.refused) or (self.flushing is not None and bool(self.flushing.refused))
 
     def refuse(self, ledger: int, entries: Iterable[int]) -> None:
         """The journal had no room for these adds."""

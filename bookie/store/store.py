@@ -13,6 +13,7 @@ Bounds: two memtables, the journal's queue, the read cache, the index's cache. P
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -182,30 +183,31 @@ class Store:
         `entries` are (id, stored, bytes), all verified by the caller; `size` is theirs together, `lac` the largest.
         Room is checked once: one request may exceed the bounds.
         """
-        descriptor = self.descriptors.get(ledger)
+        dirty, memtable = self.descriptors.dirty_ledgers, self.memtable
+        descriptor = dirty.get(ledger) or self.descriptors.get(ledger)
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
                 return Status.FENCED
             if not self.keys.may_begin(ledger, key):
                 return Status.NO_SUCH_LEDGER
-        elif not descriptor.opens_with(key):
+        elif not hmac.compare_digest(descriptor.key, key):
             return Status.UNAUTHORIZED
         elif descriptor.fenced and not recovery:
             return Status.FENCED
         if ledger <= self.descriptors.fenced_upto and not recovery:
             return Status.FENCED  # this bookie lost data when the ledger existed: its fence may be among it
-        if not self.has_room:
+        if (memtable.active.size_bytes >= memtable.bytes_max and memtable.full) or self._journal.full:
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
             descriptor = self.keys.with_key(ledger, key)
-        last = self.memtable.insert_many(ledger, entries, size)
+        last = memtable.insert_many(ledger, entries, size)
         self._journal.enqueue_adds(ledger, entries)
         self._adding.append((ledger, entries))
         if lac > descriptor.lac:
             descriptor.lac = lac
         if last > descriptor.last:
             descriptor.last = last
-        self.descriptors.touch(descriptor)
+        dirty[ledger] = descriptor
         self.counters["adds"] += len(entries)
         self.counters["add_bytes"] += size
         return Status.OK
@@ -231,6 +233,13 @@ class Store:
             self.descriptors.touch(descriptor)
             self.counters["fences"] += 1
         return Status.OK
+
+    def is_fenced(self, ledger: int, key: bytes) -> bool:
+        """Whether the ledger has this key and its fence is durable, both on the disk: nothing is left to be written."""
+        descriptor = self.descriptors.get(ledger)
+        return (
+            descriptor is not None and descriptor.fence_synced and descriptor.key_synced and descriptor.opens_with(key)
+        )
 
     def fence_is_durable(self, ledger: int) -> bool:
         """Whether the fence is durable, or the ledger deleted; asked when the seal after `fence` is done."""

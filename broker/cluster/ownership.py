@@ -37,7 +37,7 @@ from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.unbroken import unbroken
 from .cluster_view import brokers
-from .core.bundles import among, bundle_number, bundle_of
+from .core.bundles import among, bundle_name, bundle_number
 
 ATTEMPTS_MAX = 10
 """Rounds of read and create: each that fails means that an owner took or released it in between."""
@@ -61,7 +61,7 @@ class Ownership:
 
     @staticmethod
     def path_of(topic: TopicName, policies: NamespaceRecord) -> str:
-        return paths.owner(topic.tenant, topic.namespace, bundle_of(topic, policies.bundles))
+        return _path_of(topic, bundle_number(topic, policies.bundles), policies.bundles)
 
     def question(self, path: str) -> Callable[[], bool]:
         """Asks whether this broker owns what has its owner at that path, as far as is known here: the session may be
@@ -76,7 +76,8 @@ class Ownership:
         Unavailable: the owner is just going away.
         """
         number = bundle_number(topic, policies.bundles)
-        return await self.owner_of(self.path_of(topic, policies), number, f"topic {topic}")
+        path = _path_of(topic, number, policies.bundles)
+        return self.me if self.owns_path(path) else await self.owner_of(path, number, f"topic {topic}")
 
     async def owner_of(self, path: str, number: int, what: str) -> BrokerRecord:
         """As `owner`, of whatever has its owner at that path, which is `number` of its folder; `what` is for the
@@ -175,3 +176,7 @@ class Ownership:
         owned = list(self._owned)
         self._owned.clear()
         await in_parts(self._store, [Delete(paths.broker(self.me.name)), *(Delete(path) for path in owned)])
+
+
+def _path_of(topic: TopicName, number: int, bundles: int) -> str:
+    return paths.owner(topic.tenant, topic.namespace, bundle_name(number, bundles))

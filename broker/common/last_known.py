@@ -11,8 +11,8 @@ raised as ever. Guard: tests/broker/node/test_session_lost.py.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from itertools import islice
 from typing import Generic, TypeVar
 
 from ...proto.errors import ConnectionLost, SessionExpired, Unavailable
@@ -27,27 +27,30 @@ V = TypeVar("V")
 
 class LastKnown(Generic[K, V]):
     def __init__(self) -> None:
-        self._answers: OrderedDict[K, V] = OrderedDict()
+        self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
         """`read` may be cancelled when there is an earlier answer."""
-        known = key in self._answers
-        try:
-            async with asyncio.timeout(PATIENCE_S if known else None):
-                answer = await read()
-        except (TimeoutError, Unavailable, ConnectionLost, SessionExpired):
-            if not known or key not in self._answers:
-                raise
-            return self._answers[key]
+        if key not in self._answers:
+            answer = await read()
+        else:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    answer = await read()
+            except (TimeoutError, Unavailable, ConnectionLost, SessionExpired):
+                if key not in self._answers:
+                    raise
+                return self._answers[key]
         self.note(key, answer)
         return answer
 
     def note(self, key: K, answer: V) -> None:
         """It is so from now on, by a change that was made here."""
+        self._answers.pop(key, None)
         self._answers[key] = answer
-        self._answers.move_to_end(key)
         if len(self._answers) > ANSWERS_MAX:
-            self._answers.popitem(last=False)
+            for oldest in list(islice(self._answers, ANSWERS_MAX // 10)):  # a dictionary forgets its first slowly
+                del self._answers[oldest]
 
     def forget(self, key: K) -> None:
         """It is deleted here."""

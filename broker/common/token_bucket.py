@@ -65,13 +65,17 @@ class Rate:
 
     def __init__(self, messages: float = 0, size: float = 0, now: float = 0.0) -> None:
         self._buckets: tuple[TokenBucket | None, TokenBucket | None] = _UNLIMITED
+        self.limited = False
         self.throttled = 0  # how often a caller had to wait
-        self.change(messages, size, now)
+        if messages > 0 or size > 0:
+            self.change(messages, size, now)
 
     def change(self, messages: float, size: float, now: float) -> None:
+        if messages <= 0 and size <= 0:
+            self._buckets, self.limited = _UNLIMITED, False
+            return
         buckets = (_changed(self._buckets[0], messages, now), _changed(self._buckets[1], size, now))
-        self.limited = buckets != _UNLIMITED
-        self._buckets = buckets if self.limited else _UNLIMITED
+        self._buckets, self.limited = buckets, True
 
     def take(self, messages: int, size: int, now: float) -> None:
         for bucket, count in zip(self._buckets, (messages, size), strict=True):

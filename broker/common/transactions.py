@@ -26,11 +26,12 @@ from ...runtime.access import Principal, PrincipalKind
 
 def writer_of(principal: Principal) -> str | None:
     """The role whose transactions the caller writes in; None: of each role, as a listener without security may, and a
-    broker, which publishes half messages of a role."""
+    broker, which publishes half messages of a role. A broker that calls with a token is a super user, as which it also
+    joins and settles the transactions of each."""
     free = principal.kind is PrincipalKind.LOCAL or (
         principal.kind is PrincipalKind.MEMBER and principal.name.startswith("broker/")
     )
-    return None if free else principal.name
+    return None if free or principal.is_super else principal.name
 
 
 class Settlement(NamedTuple):

@@ -24,17 +24,17 @@ SLICE_S = 0.002
 class Turns:
     """The slices of one piece of work."""
 
-    __slots__ = ("_clock", "_end")
+    __slots__ = ("_clock", "end")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._end = clock.monotonic() + SLICE_S
+        self.end = clock.monotonic() + SLICE_S
 
     @property
     def over(self) -> bool:
-        return self._clock.monotonic() > self._end
+        return self._clock.monotonic() > self.end
 
     async def next(self) -> None:
         """Others have had their turn when this returns."""
         await asyncio.sleep(0)
-        self._end = self._clock.monotonic() + SLICE_S
+        self.end = self._clock.monotonic() + SLICE_S

@@ -14,13 +14,14 @@ from collections.abc import Callable
 
 from ...ledger import LedgerWriter
 from ...metadata.records import TopicLedger
+from ...proto.errors import BackPressure, LedgerClosed
 from ...proto.names import Position
 from ...runtime.clock import Clock
 from ...runtime.monitoring.metrics import Histogram
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Replication
 from .cache import StoredEntry, TailCache
-from .core.log_queue import LogQueue, Queued
+from .core.log_queue import LogQueue
 from .managed_ledger import ManagedLedger
 from .publish import Publish
 
@@ -59,24 +60,36 @@ class Appender:
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
 
     # ------------------------------------------------------------------ sending
+    def take(self, publish: Publish, *, sends: bool) -> None:
+        """Queues it with its index, and the broker's time: never before that of an entry before it."""
+        now_ms, queue = self._clock.wall_ms(), self.queue
+        if now_ms > self.timestamp_ms:
+            self.timestamp_ms = now_ms
+        publish.arrived_s = self._clock.monotonic()
+        queue.add(publish, publish.count)
+        publish.stamp(publish.index, self.timestamp_ms)
+        if sends:
+            self.send()
+
     def send(self) -> None:
         """What the ledger has room for."""
-        writer = self.writer
-        if writer is None or not writer.writable:  # no bookie was there to replace one that failed, or it is poisoned
+        writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
+        if writer is None:
             self._on_stopped()
             return
-        queue, entries_max = self.queue, self._config.roll_entries
         if queue.next_entry + len(queue.pending) >= entries_max and not self._chain.has_room:
             entries_max = _UNLIMITED
-        while queue.pending:
-            if not writer.has_room:
-                self._wait_room(writer)
-                break
-            queued = queue.send(entries_max)
-            if queued is None:
-                break
-            writer.push(queued.item.stored, queued.item.tail)
-        if queue.next_entry >= entries_max or self._is_full(writer):
+        try:
+            while queue.pending and queue.ledger_id >= 0 and queue.next_entry < entries_max:
+                writer.push(queue.pending[0])
+                queue.sent()
+        except BackPressure:
+            self._wait_room(writer)
+        except LedgerClosed:  # no bookie was there to replace one that failed, or it is poisoned
+            self._on_stopped()
+            return
+        looks = self.timestamp_ms >= self._age_due_ms or writer.appended_bytes >= self._config.roll_bytes
+        if queue.next_entry >= entries_max or (looks and self._is_full(writer)):
             self._on_stopped()
 
     def _wait_room(self, writer: LedgerWriter) -> None:
@@ -97,7 +110,7 @@ class Appender:
             return False
         self._age_due_ms = self.timestamp_ms + AGE_LOOK_MS
         age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
-        age_ms = self.timestamp_ms - self._chain.record.ledgers[-1].created_ms
+        age_ms = self.timestamp_ms - self._chain.listed.record.ledgers[-1].created_ms
         return age_ms >= age_max_s * 1000 and self._shape.tail.last_entry >= 0 and self._chain.has_room
 
     # ------------------------------------------------------------------ confirming
@@ -111,10 +124,9 @@ class Appender:
         """Confirms in order what the ledger has: receipts of one answer of the bookies leave together."""
         if writer is not self.writer:
             return  # its end is known, and so is what of it was confirmed
-        queue, confirmed = self.queue, False
-        while (queued := queue.confirmed(last_entry)) is not None:
-            self.confirm(queued)
-            confirmed = True
+        confirmed = self.queue.confirmed(last_entry)
+        for publish in confirmed:
+            self.confirm(publish)
         if confirmed:
             self._on_confirmed()
 
@@ -122,24 +134,23 @@ class Appender:
         if writer is self.writer:
             self._on_stopped()
 
-    def confirm(self, queued: Queued[Publish]) -> None:
-        publish, span = queued.item, self._shape.tail
-        position = Position(span.ledger_id, queued.entry_id)
-        size = len(publish.stored)
-        span.last_entry, span.end_index = queued.entry_id, queued.index + 1
+    def confirm(self, publish: Publish) -> None:
+        span, size, index = self._shape.tail, publish.size, publish.index
+        position = Position(span.ledger_id, publish.entry_id)
+        span.last_entry, span.end_index = publish.entry_id, index + 1
         span.size += size
         self._cache.put(
             StoredEntry(
-                position, (publish.stored,), publish.count, queued.index, size, publish.timestamp_ms,
-                publish.numbers.uuid, publish.deliver_at_ms,
+                position, publish.frames, publish.count, index, size, publish.timestamp_ms, publish.numbers.uuid,
+                publish.deliver_at_ms,
             )
         )  # fmt: skip
         if publish.deliver_at_ms and publish.txn is None:  # else it is found delayed when it is read, after a commit
             self._on_delayed(position, publish.deliver_at_ms)
         self._publish_seconds.observe(self._clock.monotonic() - publish.arrived_s)
-        publish.publisher.confirmed(publish, position, queued.index)
+        publish.publisher.confirmed(publish, position, index)
 
-    def ended(self, last_entry: int) -> tuple[list[Queued[Publish]], TopicLedger | None]:
+    def ended(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
         """The ledger ended there: what in it is not confirmed yet, and its row in the list (None: no ledger)."""
         if self.writer is None:
             return [], None

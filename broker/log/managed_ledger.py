@@ -95,27 +95,23 @@ class ManagedLedger:
         self._replication = replication
         self._shrink = shrink
         self._claims = claims
-        self._list = ManagedLedgerRecord(metadata, topic)
+        self.listed = ManagedLedgerRecord(metadata, topic)
+        """Its `record` is as it was read or committed last."""
         self._end: Change | None = None  # of the last ledger, to be committed with the claim
 
     @property
-    def record(self) -> TopicRecord:
-        """The record as it was read or committed last."""
-        return self._list.record
-
-    @property
     def has_room(self) -> bool:
-        return len(self.record.ledgers) < LEDGERS_MAX
+        return len(self.listed.record.ledgers) < LEDGERS_MAX
 
     # ------------------------------------------------------------------ taking over
     async def read(self) -> None:
-        await self._list.read()
+        await self.listed.read()
 
     async def recover(self) -> list[TopicLedger]:
         """Recovers every ledger that is not known to be closed, from the last on; returns the rows of all. The last one
         is fenced, its end is known, and `claim` closes it. DataLost when one is lost.
         """
-        closed, self._end = list(self.record.ledgers), None
+        closed, self._end = list(self.listed.record.ledgers), None
         for number in reversed(range(len(closed))):
             if closed[number].entries < 0:
                 closed[number] = await self._recover(closed[number], joined=number == len(closed) - 1)
@@ -125,13 +121,13 @@ class ManagedLedger:
         """Commits the list as it was recovered, as this owner's, and in the same commit the end of its last ledger and
         the `claims` of what else is the owner's. TopicFenced: another broker was faster."""
         claim = self._world.rng.randbytes(16).hex()
-        claims = self._claims(self._topic, self.record, claim)
+        claims = self._claims(self._topic, self.listed.record, claim)
         while True:
             kept = _without_empty(closed) or closed[-1:]
-            gone = [*(each.ledger_id for each in closed if each not in kept), *self.record.pending_deletion]
+            gone = [*(each.ledger_id for each in closed if each not in kept), *self.listed.record.pending_deletion]
             ends = () if self._end is None else (self._end,)
             try:
-                await self._list.change(kept, claim=claim, pending_deletion=(), together=(*ends, *claims))
+                await self.listed.change(kept, claim=claim, pending_deletion=(), together=(*ends, *claims))
                 break
             except EndedElsewhere as error:
                 _LOG.info("%s: %s", self._topic, error)
@@ -147,9 +143,9 @@ class ManagedLedger:
                 closed_ms=each.closed_ms,
             ))  # fmt: skip
         holes: dict[int, list[tuple[int, int]]] = {}
-        for lost in self.record.lost:
+        for lost in self.listed.record.lost:
             holes.setdefault(lost.ledger_id, []).append((lost.first_entry, lost.last_entry))
-        self.shape.pass_over(holes, max((lost.end_index for lost in self.record.lost), default=0))
+        self.shape.pass_over(holes, max((lost.end_index for lost in self.listed.record.lost), default=0))
         self.shape.check()
         await self.delete(gone)
 
@@ -161,7 +157,7 @@ class ManagedLedger:
                 reader = await self._ledgers.recover(known.ledger_id)
         except LedgerNotFound as error:
             text = f"ledger {known.ledger_id} of topic {self._topic} is in its list and does not exist"
-            if not await self._list.is_current():
+            if not await self.listed.is_current():
                 raise TopicFenced(f"topic {self._topic} has another owner, or just had", topic=self._topic) from error
             raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
         except (Unavailable, NotEnoughBookies) as error:
@@ -181,7 +177,7 @@ class ManagedLedger:
         """A ledger whose id is above all in the list: ids come in blocks, and another broker may hold a later block.
         Nothing is stored. NotEnoughBookies: it cannot be made now."""
         above = self.shape.spans[-1].ledger_id if self.shape.spans else -1
-        above = max([above, *(lost.ledger_id for lost in self.record.lost)])  # a mark may still be there
+        above = max([above, *(lost.ledger_id for lost in self.listed.record.lost)])  # a mark may still be there
         wanted = self.wanted = await self._replication()
         return await self._ledgers.draft(
             ensemble_size=wanted.ensemble_size, write_quorum=wanted.write_quorum, ack_quorum=wanted.ack_quorum,
@@ -225,9 +221,9 @@ class ManagedLedger:
 
         Ledgers that closed empty are removed from the list; they are returned, for `install`.
         """
-        closed = list(self.record.ledgers) if ended is None else [*self.record.ledgers[:-1], ended]
+        closed = list(self.listed.record.ledgers) if ended is None else [*self.listed.record.ledgers[:-1], ended]
         new = TopicLedger(ledger_id=draft.ledger_id, first_index=end_index, created_ms=created_ms)
-        await self._list.change([*_without_empty(closed), new], together=(self._ledgers.creation(draft),))
+        await self.listed.change([*_without_empty(closed), new], together=(self._ledgers.creation(draft),))
         return self._ledgers.writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
@@ -263,12 +259,12 @@ class ManagedLedger:
 
     def closed(self, last_entry: int, end_index: int) -> TopicLedger:
         """The list's row for the last ledger, which ended there."""
-        last, size = self.record.ledgers[-1], self.shape.tail.size
+        last, size = self.listed.record.ledgers[-1], self.shape.tail.size
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
     async def is_ours(self) -> bool:
         """Whether the list is as this owner wrote it: a broker that takes the topic over changes it."""
-        return await self._list.is_current()
+        return await self.listed.is_current()
 
     def close_tail(self, ended: TopicLedger) -> None:
         self.shape.close_span(ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms)
@@ -276,22 +272,22 @@ class ManagedLedger:
 
     async def seal(self, ended: TopicLedger, *, terminated: bool | None) -> None:
         """Commits that the last ledger ended, with none after it."""
-        await self._list.change([*self.record.ledgers[:-1], ended], terminated=terminated)
+        await self.listed.change([*self.listed.record.ledgers[:-1], ended], terminated=terminated)
 
     async def terminate(self) -> None:
         """Commits that nothing follows the last ledger, which is closed."""
-        await self._list.change(self.record.ledgers, terminated=True)
+        await self.listed.change(self.listed.record.ledgers, terminated=True)
 
     async def note(self, together: Sequence[Change] = (), **fields: object) -> None:
         """Commits other fields of the topic's record, and `together` other records in the same commit."""
-        await self._list.change(self.record.ledgers, terminated=None, together=together, **fields)
+        await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
     # ------------------------------------------------------------------ removing
     async def remove(self, gone: list[int]) -> None:
         """Removes ledgers from the list first, then deletes them. Nothing is deleted when the change of the list is not
         certain.
         """
-        await self._list.change([each for each in self.record.ledgers if each.ledger_id not in gone])
+        await self.listed.change([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
         self._forget(gone)
         await self.delete(gone)
 

@@ -101,7 +101,7 @@ class TopicLog:
             shrink=allowed(degraded_writes=config.degraded_writes), claims=claims,
         )  # fmt: skip
         self._chain.on_waits = on_waits
-        self.shape, self.reader = self._chain.shape, self._chain.reader
+        self.shape, self.reader, self._list = self._chain.shape, self._chain.reader, self._chain.listed
         self.world = world
         self._config = config
         self._on_confirmed = on_confirmed
@@ -161,12 +161,7 @@ class TopicLog:
         state = self.state
         if state is not TopicLogState.SERVING and state is not TopicLogState.SWITCHING:
             raise self._refused()
-        appender = self._appender
-        appender.timestamp_ms = self._now_ms()
-        publish.arrived_s = self.world.clock.monotonic()
-        publish.stamp(appender.queue.add(publish, publish.count).index, appender.timestamp_ms)
-        if state is TopicLogState.SERVING:
-            appender.send()
+        self._appender.take(publish, sends=state is TopicLogState.SERVING)
 
     def _refused(self) -> MagnetarError:
         if self.state is TopicLogState.TERMINATED:
@@ -237,7 +232,7 @@ class TopicLog:
             )
         except BaseException:
             for queued in stored:
-                queued.item.publisher.failed(queued.item, self._unknown())
+                queued.publisher.failed(queued, self._unknown())
             raise
         for queued in stored:
             self._appender.confirm(queued)
@@ -260,7 +255,7 @@ class TopicLog:
         _LOG.warning("%s: given up: %s", self.topic, error)
         self.state = TopicLogState.LOST
         for queued in self._appender.queue.give_up():
-            queued.item.publisher.failed(queued.item, self._unknown())
+            queued.publisher.failed(queued, self._unknown())
         if self._switching is not None and self._switching is not asyncio.current_task():
             self._switching.cancel()  # or it makes a ledger, and puts it into a list of another owner
         if self._appender.writer is not None:
@@ -333,7 +328,7 @@ class TopicLog:
             self.lose(error)
             raise
         for queued in self._appender.queue.give_up():  # certainly not in the ledger, which is closed
-            queued.item.publisher.failed(queued.item, self._refused())
+            queued.publisher.failed(queued, self._refused())
         self.state = final
         self._on_confirmed()
 
@@ -386,7 +381,7 @@ class TopicLog:
 
     @property
     def record(self) -> TopicRecord:
-        return self._chain.record
+        return self._list.record
 
     @property
     def ensemble(self) -> dict[int, tuple[str, ...]]:

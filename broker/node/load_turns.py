@@ -58,7 +58,11 @@ class LoadTurns:
 
     @asynccontextmanager
     async def turn(self, name: str) -> AsyncIterator[None]:
-        await self._wait(name)
+        if self._left and not self._first and not self._others:
+            self._hurried.discard(name)
+            self._left -= 1
+        else:
+            await self._wait(name)
         loop = asyncio.get_running_loop()
         held = [None]
 
@@ -66,7 +70,8 @@ class LoadTurns:
             if held:
                 held.clear()
                 self._left += 1
-                self._next()
+                if self._first or self._others:
+                    self._next()
 
         timer, began = loop.call_later(self.turn_s, end), self._clock.monotonic()
         try:

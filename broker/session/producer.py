@@ -82,6 +82,10 @@ class ProducerOptions(msgspec.Struct, frozen=True):
 class ProducerPort(Outcomes, Protocol):
     """Where a session's answers go. Nothing is called after `closed`."""
 
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        """The entry is stored there; `index` is that of its last message."""
+        ...
+
     def credit(self, size: int) -> None:
         """So many bytes more may be published."""
         ...
@@ -191,7 +195,8 @@ class ProducerSession:
         cost = len(entry) + ENTRY_COST_BYTES
         self._freed -= cost
         self._memory.held += cost
-        if self._waiting or self.topic.gate.closed:
+        topic, own, of_broker = self.topic, *self.topic.gate.rates
+        if self._waiting or topic.gate.closed:
             if self._memory.held > self._memory.tight:
                 self._memory.held -= cost
                 self.producer.close(BackPressure("memory is short: publish again when the topic takes publishes"))
@@ -200,26 +205,32 @@ class ProducerSession:
                 self._waiting = deque()
             self._waiting.append(bytes(entry))
             if not self._awaiting:
-                self.topic.gate.when_open(self._step)
-        else:
+                topic.gate.when_open(self._step)
+        elif own.limited or of_broker.limited or topic.life.quota is not None:
             self._publish(entry)
+        elif (published := self.producer.publish(entry)) is not True:
+            self._not_published(entry, published)
 
     def _publish(self, entry: Buffer) -> None:
-        """Publishes it; or it waits for a transaction, at the front, and later ones after it."""
+        """Publishes it below rates and quotas."""
         topic, producer = self.topic, self.producer
         why, counts = topic.life.refusal() if topic.life.quota is not None else None, topic.gate.limited
         before = topic.log.queued_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
+        if counts and not isinstance(published, Awaited):
+            topic.gate.took(topic.log.queued_index - before, len(entry))
+        if published is not True:
+            self._not_published(entry, published)
+
+    def _not_published(self, entry: Buffer, published: bool | Awaited) -> None:
+        """It has its answer; or it waits for a transaction, at the front, and later ones after it."""
         if isinstance(published, Awaited):
             self._awaiting = True
             if self._waiting is None:
                 self._waiting = deque()
             self._waiting.appendleft(bytes(entry))
-            topic.transactions.when(published, self._go_on)
-            return
-        if counts:
-            topic.gate.took(topic.log.queued_index - before, len(entry))
-        if not published:
+            self.topic.transactions.when(published, self._go_on)
+        else:
             self.freed(len(entry))
 
     def _go_on(self, error: MagnetarError | None) -> None:
@@ -261,7 +272,12 @@ class ProducerSession:
         if self._owed * CREDIT_SHARE >= self._grant:
             self._give_credit()
 
-    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+    def stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
+        cost = size + ENTRY_COST_BYTES
+        self._owed += cost
+        self._memory.held -= cost
+        if self._owed * CREDIT_SHARE >= self._grant:
+            self._give_credit()
         self._port.receipt(sequence_id, position, index)
 
     def duplicate(self, sequence_id: int) -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from msgspec.structs import replace
 
@@ -39,6 +39,7 @@ from ...proto.names import Position, TopicName
 from ...runtime.clock import Clock
 from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
+from ..common.applied import Applied
 from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
@@ -48,7 +49,7 @@ from .core.chunk_runs import Run
 from .core.cursor import Cursor
 from .core.dead_letter import Source, chunk_letter, letters_of
 from .core.dispatch import Dispatcher
-from .core.redelivery_backoff import BackoffQueue, DeadLetterPolicy
+from .core.redelivery_backoff import BackoffQueue, DeadLetterPolicy, policy_of
 from .cursors import DurableCursor
 from .whole_messages import message_of
 
@@ -62,15 +63,23 @@ ORDERED_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 STEPS = ("read", "publish", "acknowledge", "store")
 GROUP_BYTES = 4 << 20
 """Of a message in chunks in memory at a time, and one chunk more."""
-Forward = Callable[[TopicName, str, Sequence[bytes], int], Awaitable[object]]
+Forward = Callable[[TopicName, TopicName, str, Sequence[bytes], int], Awaitable[object]]
+"""Entries of the first topic go to the second."""
+
+
+class Governed(Protocol):
+    """The topic."""
+
+    name: TopicName
+    applied: Applied
 
 
 class DeadLetters(MadeLater):
     """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
 
     __slots__ = (
-        "_clock", "_cursor", "_dispatcher", "_forward", "_log", "_loop", "_message", "_policy", "_store",
-        "_subscription", "_tasks", "_timer", "_wake", "held", "letters",
+        "_clock", "_cursor", "_dispatcher", "_forward", "_log", "_loop", "_message", "_store",
+        "_subscription", "_tasks", "_timer", "_topic", "_wake", "held", "letters",
     )  # fmt: skip
     _tasks: Tasks
     _message: asyncio.Lock
@@ -78,7 +87,7 @@ class DeadLetters(MadeLater):
 
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
-        clock: Clock, *, policy: Callable[[], DeadLetterPolicy], forward: Forward, wake: Callable[[], None],
+        clock: Clock, *, topic: Governed, forward: Forward, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.letters = 0  # entries that were moved
         self.held: BackoffQueue = dispatcher.held
@@ -88,14 +97,19 @@ class DeadLetters(MadeLater):
         self._store = store
         self._dispatcher = dispatcher
         self._clock = clock
-        self._policy = policy
+        self._topic = topic
         self._forward = forward
         self._wake = wake
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         if cursor.counts:
-            self._move_soon(self.held.restore(cursor.counts, policy(), clock.wall_ms()))
+            self._move_soon(self.held.restore(cursor.counts, self._policy(), clock.wall_ms()))
             self._arm()
+
+    def _policy(self) -> DeadLetterPolicy:
+        """In force now."""
+        topic = self._topic
+        return policy_of(topic.applied, self._store.properties).at(topic.name, self._subscription)
 
     @property
     def on(self) -> bool:
@@ -222,7 +236,7 @@ class DeadLetters(MadeLater):
 
     async def _publish(self, policy: DeadLetterPolicy, source: Source, letters: Sequence[bytes]) -> None:
         topic = policy.letter_topic(source.topic, self._subscription)
-        await self._forward(topic, source.producer_name, letters, source.position[1])
+        await self._forward(self._topic.name, topic, source.producer_name, letters, source.position[1])
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
         """The message at these places is stored in the dead-letter topic."""

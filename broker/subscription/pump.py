@@ -165,7 +165,7 @@ class Pump(MadeLater, ABC):
             if self.dispatcher.parked:
                 self._at_hand.keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
             handed_out += len(entries)
-            if self.dispatcher.progress == before:
+            if not deliveries and self.dispatcher.progress == before:
                 self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
                 return
         self.wake()

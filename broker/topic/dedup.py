@@ -36,7 +36,7 @@ from ...proto.entry import EntryHeader
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
-from ...runtime.memory.later import MadeLater, a_dict
+from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
@@ -56,12 +56,12 @@ ROLL_SNAPSHOTS = 1_000
 
 def numbers_of(header: EntryHeader) -> SequenceRange:
     metadata = header.metadata
+    first, last = metadata.sequence_id, metadata.highest_sequence_id
+    if last < first:
+        last = first
     if metadata.num_chunks_from_msg > 1:
-        return SequenceRange(
-            header.sequence_id, header.highest_sequence_id, metadata.uuid or "-", metadata.chunk_id,
-            metadata.num_chunks_from_msg,
-        )  # fmt: skip
-    return SequenceRange(header.sequence_id, header.highest_sequence_id)
+        return SequenceRange(first, last, metadata.uuid or "-", metadata.chunk_id, metadata.num_chunks_from_msg)
+    return SequenceRange(first, last)
 
 
 class Deduplication(MadeLater):
@@ -69,13 +69,12 @@ class Deduplication(MadeLater):
 
     __slots__ = (
         "_clock", "_config", "_ended", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_since",
-        "_snapshot_s", "_stored", "_tasks", "_timer", "_undecided", "_waiting", "_working", "_written", "core",
-        "replayed", "replays_after", "snapshots",
+        "_snapshot_s", "_stored", "_tasks", "_timer", "_undecided", "_working", "_written", "core",
+        "replayed", "replays_after", "snapshots", "waiting",
     )  # fmt: skip
     _ledger: SnapshotLedger[stored.Piece]
     _tasks: Tasks
-    _waiting: dict[str, list[asyncio.Future[None]]]
-    LATER: ClassVar = {"_ledger": lambda self: self._snapshots(), "_tasks": lambda _: Tasks(), "_waiting": a_dict}
+    LATER: ClassVar = {"_ledger": lambda self: self._snapshots(), "_tasks": lambda _: Tasks()}
 
     def __init__(
         self, clock: Clock, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy
@@ -96,6 +95,7 @@ class Deduplication(MadeLater):
         self._snapshot_s = config.dedup_snapshot_s  # 0: no snapshot by time
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
+        self.waiting: dict[str, list[asyncio.Future[None]]] | None = None  # until nothing of the producer is in flight
         self._ended = False
 
     def _snapshots(self) -> SnapshotLedger[stored.Piece]:
@@ -191,12 +191,14 @@ class Deduplication(MadeLater):
         """Returns when nothing of the producer is in flight; at once while deduplication is off."""
         if self.core.enabled and not self.core.is_settled(name):
             future: asyncio.Future[None] = self._loop.create_future()
-            self._waiting.setdefault(name, []).append(future)
+            if self.waiting is None:
+                self.waiting = {}
+            self.waiting.setdefault(name, []).append(future)
             await future
 
-    def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        self.core.confirmed(name, numbers, position)
-        if self._waiting:
+    def confirmed(self, name: str) -> None:
+        """The core knows that an entry of the producer was stored. For while it is enabled, or some are `waiting`."""
+        if self.waiting:
             self._outcome(name)
         if self.core.enabled:
             self._since += 1
@@ -228,8 +230,8 @@ class Deduplication(MadeLater):
         self._outcome(name)
 
     def _outcome(self, name: str) -> None:
-        if self._waiting and self.core.is_settled(name):
-            for future in self._waiting.pop(name, ()):
+        if self.waiting and self.core.is_settled(name):
+            for future in self.waiting.pop(name, ()):
                 if not future.done():
                     future.set_result(None)
 
@@ -334,7 +336,7 @@ class Deduplication(MadeLater):
         self._cancel_timer()
         if self._working is not None:
             self._working.cancel()
-        waiting, self._waiting = self._waiting, {}
+        waiting, self.waiting = self.waiting or {}, None
         for future in [future for futures in waiting.values() for future in futures]:
             if not future.done():
                 future.set_result(None)

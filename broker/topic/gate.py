@@ -24,11 +24,11 @@ Step = Callable[[], bool]
 class PublishGate:
     """The gate of one topic."""
 
-    __slots__ = ("_clock", "_held", "_loop", "_rates", "_timer", "_waiting")
+    __slots__ = ("_clock", "_held", "_loop", "_timer", "_waiting", "rates")
 
     def __init__(self, clock: Clock, rates: tuple[Rate, Rate], held: Callable[[], bool]) -> None:
         self._clock = clock
-        self._rates = rates  # of the topic, and of the broker
+        self.rates = rates  # of the topic, and of the broker
         self._held = held  # by the backlog quota: `look` is called when that may have changed
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Step, None] | None = None  # in the order of their turns
@@ -37,25 +37,28 @@ class PublishGate:
     @property
     def throttled(self) -> int:
         """How often a producer had to wait for a rate."""
-        return sum(rate.throttled for rate in self._rates[:1])
+        return sum(rate.throttled for rate in self.rates[:1])
 
     @property
     def limited(self) -> bool:
         """Whether `took` counts anything."""
-        own, of_broker = self._rates
+        own, of_broker = self.rates
         return own.limited or of_broker.limited
 
     def took(self, messages: int, size: int) -> None:
-        for rate in self._rates:
+        for rate in self.rates:
             if rate.limited:
                 rate.take(messages, size, self._clock.monotonic())
 
     @property
     def closed(self) -> bool:
         """Whether an entry that arrives now has to wait."""
-        return self._held() or (
-            self.limited and any(rate.limited and rate.wait_s(self._clock.monotonic()) > 0 for rate in self._rates)
-        )
+        if self._held():
+            return True
+        own, of_broker = self.rates
+        if not own.limited and not of_broker.limited:
+            return False
+        return any(rate.limited and rate.wait_s(self._clock.monotonic()) > 0 for rate in self.rates)
 
     def when_open(self, step: Step) -> None:
         """Calls `step` when the gate is open, repeatedly while it is, until it returns False."""
@@ -89,5 +92,5 @@ class PublishGate:
         """Checks again when the debt of a rate is paid; what the quota blocks waits for `look`."""
         if self._timer is not None or self._held():
             return
-        seconds = wait_s(self._rates, self._clock.monotonic())
+        seconds = wait_s(self.rates, self._clock.monotonic())
         self._timer = self._loop.call_later(seconds, self.look) if seconds > 0 else self._loop.call_soon(self.look)

@@ -179,9 +179,9 @@ class NonPersistentLog:
         index = span.end_index + publish.count - 1
         publish.stamp(index, now_ms)
         span.last_entry, span.end_index = span.last_entry + 1, index + 1
-        position, stored = Position(span.ledger_id, span.last_entry), publish.stored
+        position, size = Position(span.ledger_id, span.last_entry), publish.size
         self.reader.add(
-            StoredEntry(position, (stored,), count=publish.count, index=index, size=len(stored), timestamp_ms=now_ms)
+            StoredEntry(position, publish.frames, count=publish.count, index=index, size=size, timestamp_ms=now_ms)
         )
         if not self._taken:
             asyncio.get_running_loop().call_soon(self._confirm_taken)

@@ -41,10 +41,6 @@ UNNUMBERED = -1
 class Outcomes(Protocol):
     """Receives what becomes of a producer's entries. Nothing here may wait or raise."""
 
-    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        """The entry is stored there; `index` is that of its last message."""
-        ...
-
     def duplicate(self, sequence_id: int) -> None:
         """The entry was stored before; its position is not known."""
         ...
@@ -65,8 +61,13 @@ class Outcomes(Protocol):
 class ProducerOutlet(Outcomes, Protocol):
     """The outcomes, and what they free."""
 
+    def stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
+        """The entry is stored there, which frees its `size`; `index` is that of its last message."""
+        ...
+
     def freed(self, size: int) -> None:
-        """An entry of `size` bytes in the log has its outcome. Called before the outcome is."""
+        """An entry of `size` bytes in the log has another outcome, or a closed producer is told none. Called before the
+        outcome is."""
         ...
 
 
@@ -158,18 +159,19 @@ class Producer:
                 return self._refuse(client_part, why)
         try:
             header = parse_header(client_part)
-            txn = txn_of(header)
+            metadata = header.metadata
+            txn = txn_of(header) if metadata.HasField("txnid_most_bits") else None
         except CorruptEntry as error:
             return self._refuse(client_part, PublishRefusal.CORRUPT, error)
         except InvalidRequest as error:
             return self._refuse(client_part, PublishRefusal.NO_TRANSACTION, error)
-        if header.unfolded > self.size_max and header.metadata.num_chunks_from_msg <= 1:
+        if header.unfolded > self.size_max and metadata.num_chunks_from_msg <= 1:
             text = f"the entry declares {header.unfolded} uncompressed bytes, the limit is {self.size_max}"
             return self._refuse(client_part, PublishRefusal.TOO_LARGE, MessageTooLarge(text))
         wanted, dedup = topic.applied.deduplication, self._dedup.core
         if wanted is not dedup.enabled:
             self._dedup.want(wanted)
-        if dedup.enabled and header.producer_name != self.name:
+        if dedup.enabled and metadata.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
         numbers = numbers_of(header)
         if txn is not None and dedup.enabled and numbers.is_wide:
@@ -182,15 +184,14 @@ class Producer:
         elif self.transactions.join_now(txn, self.writer):
             verdict = dedup.stored(self.name, numbers)
             if verdict is DedupVerdict.NEW:
-                verdict = self.transactions.judge(txn, header.producer_name, numbers)
+                verdict = self.transactions.judge(txn, metadata.producer_name, numbers)
         else:
             return Awaited(txn, owner=self.writer)
         if verdict is not DedupVerdict.NEW:
             return self._judged(client_part, header, verdict)
         publish = Publish(
-            self, client_part, count=header.num_messages, sequence_id=numbers.first, highest_sequence_id=numbers.last,
-            numbers=numbers, deliver_at_ms=header.metadata.deliver_at_time, txn=txn, name=header.producer_name,
-            checksum=header.checksum,
+            self, client_part, numbers, count=header.num_messages, deliver_at_ms=metadata.deliver_at_time, txn=txn,
+            name=metadata.producer_name, checksum=header.checksum,
         )  # fmt: skip
         try:
             if publish.deliver_at_ms:
@@ -236,30 +237,38 @@ class Producer:
 
     # ------------------------------------------------------------------ out
     def confirmed(self, publish: Publish, position: Position, index: int) -> None:
+        size, traffic = publish.client_bytes, self._topic.traffic
         self.messages += publish.count
-        self.bytes += publish.size
-        self._topic.traffic.record_in(publish.count, publish.size)
+        self.bytes += size
+        traffic.messages_in += publish.count
+        traffic.bytes_in += size
         if publish.txn is None:
-            self._dedup.confirmed(self.name, publish.numbers, position)
+            dedup = self._dedup
+            dedup.core.confirmed(self.name, publish.numbers, position)
+            if dedup.waiting or dedup.core.enabled:
+                dedup.confirmed(self.name)
         else:
             self._dedup.passed(position)
             self.transactions.confirmed(
-                publish.txn, publish.name, publish.numbers, position, index - publish.count + 1, publish.count,
-                publish.size,
-            )  # fmt: skip
-        self._outlet.freed(publish.size)
+                publish.txn, publish.name, publish.numbers, position, index - publish.count + 1, publish.count, size
+            )
         if self.over is None:
-            self._outlet.receipt(publish.sequence_id, position, index)
-        self._settle()
+            self._outlet.stored(size, publish.numbers.first, position, index)
+        else:
+            self._outlet.freed(size)
+        self._settled += 1
+        if self._refused or self._idle is not None:
+            self._go_on()
 
     def failed(self, publish: Publish, error: MagnetarError) -> None:
-        self._outlet.freed(publish.size)
+        self._outlet.freed(publish.client_bytes)
         if self.over is None:
-            self._outlet.failed(publish.sequence_id, error)
+            self._outlet.failed(publish.numbers.first, error)
         self._has_failed(publish)
         if self._dedup.enabled or publish.txn is not None:
             self.close(error)  # later entries of this connection must not pass it
-        self._settle()
+        self._settled += 1
+        self._go_on()
 
     def waits(self, error: MagnetarError) -> None:
         if self.over is None:
@@ -271,9 +280,8 @@ class Producer:
         else:
             self.transactions.failed(publish.txn, publish.name)
 
-    def _settle(self) -> None:
+    def _go_on(self) -> None:
         """An entry has its outcome: answers to refused entries after it may follow."""
-        self._settled += 1
         while self._refused and self._refused[0][0] <= self._settled:
             _, sequence_id, error = self._refused.popleft()
             self._answer(sequence_id, error)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
 from ...proto.model import AccessMode
 from ...proto.names import TopicName
+from ...runtime.memory.later import MadeLater
 from ..common.applied import Applied
 from ..log.log import Log
 from .core.admission import Admission
@@ -38,16 +39,18 @@ class Joined(Protocol):
     def check_open(self) -> None: ...
 
 
-class ProducerRegistry:
+class ProducerRegistry(MadeLater):
     """Iterates over the producers that are registered, and those that wait for it."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
+    _epochs: asyncio.Lock
+    """One change at a time."""
+    LATER: ClassVar = {"_epochs": lambda _: asyncio.Lock()}
 
     def __init__(self, topic: Joined) -> None:
         self._topic = topic
         self._table = ProducerTable()
         self._here: dict[int, Producer] = {}
-        self._epochs = asyncio.Lock()  # one change at a time
 
     def __len__(self) -> int:
         return len(self._here)

@@ -29,7 +29,6 @@ from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.delays import DelayIndex
-from ..subscription.core.redelivery_backoff import policy_of as dead_letter_policy
 from ..subscription.cursors import DurableCursor, claims
 from ..subscription.dead_letters import DeadLetters
 from ..subscription.delays import DelayedDelivery
@@ -150,7 +149,6 @@ class DurableStorage(msgspec.Struct, frozen=True):
         )
         subscription.dead_letters = DeadLetters(
             store.subscription, log, store.cursor, store, subscription.dispatcher, clock,
-            policy=lambda: dead_letter_policy(owner.applied, store.properties).at(owner.name, store.subscription),
-            forward=partial(self.forward, owner.name), wake=subscription.wake,
+            topic=owner, forward=self.forward, wake=subscription.wake,
         )  # fmt: skip
         return subscription

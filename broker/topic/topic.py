@@ -286,7 +286,8 @@ class Topic(MadeLater):
                     await unbroken(self._name_subscriptions())
                 return found
             self.check_subscription(name, by_consumer=by_consumer)
-            check_properties(properties or {})
+            if properties:
+                check_properties(properties)
             return await unbroken(self._make(name, mark, properties or {}, self.shape(compacted=compacted)))
 
     async def _make(

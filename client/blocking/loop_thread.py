@@ -35,6 +35,7 @@ class LoopThread:
         self.loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="magnetar-client", daemon=True)
         self._thread.start()
+        self.ident = self._thread.ident  # of the loop's own thread: there nothing may wait
         self._ended = False
         self._tasks = Tasks()
         atexit.register(self.end)

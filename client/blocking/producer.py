@@ -22,7 +22,7 @@ from ..core.batcher import Callback
 from ..model.message_id import MessageId
 from ..model.options import given
 from ..model.settings import ProducerAccessMode
-from ..produce.messages import Extras
+from ..produce.messages import NO_EXTRAS, Extras
 from ..produce.partition_producer import PartitionProducer
 from ..produce.producer import Producer as AsyncProducer
 from .half import Half
@@ -153,17 +153,29 @@ class Producer(Handle[AsyncProducer]):
 
         `txn`: it counts when that transaction commits (docs/transactions.md).
         """
-        self._current()
-        if self._thread.inside():
+        if self._epoch != EPOCH[0]:
+            self._reopen()
+        if threading.get_ident() == self._thread.ident:
             raise exception_of(Result.Interrupted, "send() inside a callback would wait for itself; use send_async")
-        extras = Extras(
-            properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
-            event_timestamp, deliver_at, deliver_after, txn=inner_of(txn),
-        )  # fmt: skip
-        outcome = _Outcome()
-        producer = self._enqueue(content, outcome, extras)
+        outcome, producer = _Outcome(), self._only
+        if producer is not None and type(content) is bytes and (
+            properties is None and partition_key is None and ordering_key is None and sequence_id is None
+            and replication_clusters is None and (disable_replication is False or disable_replication is None)
+            and event_timestamp is None and deliver_at is None and deliver_after is None and txn is None
+        ):  # fmt: skip
+            try:
+                producer.add(content, outcome)
+            except (ProducerQueueIsFull, MemoryBufferIsFull):
+                producer = self._enqueue(content, outcome, NO_EXTRAS)
+        else:
+            extras = Extras(
+                properties, partition_key, ordering_key, sequence_id, replication_clusters, disable_replication,
+                event_timestamp, deliver_at, deliver_after, txn=inner_of(txn),
+            )  # fmt: skip
+            producer = self._enqueue(content, outcome, extras)
         producer.flush_soon()
-        result, message_id = outcome.wait()
+        acquire(outcome.gate)
+        result, message_id = outcome.value
         if result is not Result.Ok:
             raise producer.exception(result)
         return message_id
@@ -220,21 +232,16 @@ class Producer(Handle[AsyncProducer]):
 class _Outcome:
     """A callback that a thread waits for: a lock, and no more, for each blocking send has one."""
 
-    __slots__ = ("_gate", "_outcome")
+    __slots__ = ("gate", "value")
+    value: tuple[Result, MessageId]
 
     def __init__(self) -> None:
-        self._gate = threading.Lock()
-        self._gate.acquire()
-        self._outcome: tuple[Result, MessageId] | None = None
+        self.gate = threading.Lock()  # released with the value
+        self.gate.acquire()
 
     def __call__(self, result: Result, message_id: MessageId) -> None:
-        self._outcome = result, message_id
-        self._gate.release()
-
-    def wait(self) -> tuple[Result, MessageId]:
-        acquire(self._gate)
-        assert self._outcome is not None, "the lock is released with the outcome"
-        return self._outcome
+        self.value = result, message_id
+        self.gate.release()
 
 
 def _wait_for_memory(memory: SendMemory | None) -> None:

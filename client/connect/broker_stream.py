@@ -19,7 +19,6 @@ Guards: tests/client/connect/test_broker_stream.py, tests/client/connect/test_si
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -122,8 +121,10 @@ class BrokerStream:
         if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
             self._hold(id_, frame)
         elif not self.is_over:
-            with contextlib.suppress(ConnectionLost):  # the reader finds the same
+            try:
                 self._stream.send_nowait(frame)
+            except ConnectionLost:
+                return  # the reader finds the same
 
     def _hold(self, id_: int, frame: Frame) -> None:
         if not self.is_over:

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...proto.entry import PLAIN_PREFIXES, Encrypt, encode_batch, encode_entry, item_prefix
+from ...proto.entry import PLAIN_PREFIXES, Encrypt, client_part_of_bytes, encode_batch, encode_entry, item_prefix
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.names import Position
 from .transaction import InTransaction
@@ -59,6 +59,7 @@ class OutgoingMessage:
     key_is_base64: bool = False  # the key is bytes, and partition_key their base64
     encrypt: Encrypt | None = None  # in place of the producer's: of a copy (client/consume/dead_letters.py)
     txn: InTransaction | None = None  # it counts when this commits
+    plain: bool = False  # nothing is said of it
 
     @property
     def alone(self) -> bool:
@@ -134,11 +135,21 @@ class Batcher:
             self._given = min(self._given, first - 1)
 
     def add(self, payload: bytes, callback: Callback, txn: InTransaction | None = None) -> bool:
-        if not self._batching or self._key_based:
+        if self._key_based:
             return self.add_message(OutgoingMessage(payload, txn=txn), callback)
         if txn is not self._txn:
             self._change(txn)
         size = len(payload)
+        if not self._batching:
+            alone = Batch(self.next_sequence_id)
+            alone.message = OutgoingMessage(payload, txn=txn, plain=True)
+            alone.txn = txn
+            alone.items, alone.callbacks = [b"", payload], [callback]
+            alone.size = alone.payload_bytes = size
+            alone.highest = self._given = self.next_sequence_id
+            self.next_sequence_id += 1
+            self.ready.append(alone)
+            return True
         batch = self._open
         if batch is None or batch.size + size > self._bytes_max or not batch.dense:
             if batch is not None:
@@ -215,6 +226,10 @@ class Batcher:
         self._by_key.clear()
         self._named = False
         return len(self.ready) > 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None or bool(self._by_key)
 
     @property
     def open_messages(self) -> int:
@@ -322,7 +337,7 @@ def metadata_of(
     if batch.txn is not None:
         metadata.txnid_most_bits, metadata.txnid_least_bits = batch.txn.id
     message = batch.message
-    if message is not None:
+    if message is not None and not message.plain:
         _describe(metadata, message)
         if message.deliver_at is not None:
             metadata.deliver_at_time = message.deliver_at
@@ -337,7 +352,9 @@ def encode(
     """The entry's client-part."""
     metadata = metadata_of(batch, producer_name, publish_time_ms, compression, schema_version)
     if batch.message is not None:
-        return encode_entry(metadata, batch.message.payload, encrypt)
+        if compression or encrypt is not None:
+            return encode_entry(metadata, batch.message.payload, encrypt)
+        return client_part_of_bytes(metadata.SerializeToString(), batch.message.payload)
     metadata.highest_sequence_id = batch.highest
     if batch.key is not None:
         metadata.partition_key = batch.key

@@ -52,10 +52,8 @@ class PendingEntries:
         batch.entry, batch.chunks, batch.born = entries[-1], places, now
         self.unsent.append(batch)
 
-    def next(self) -> Batch | None:
-        """The next one to publish now; None: there is none, or no credit for it."""
-        if not self.unsent or self.credit <= 0:
-            return None
+    def next(self) -> Batch:
+        """The next one to publish now, while there is one, and credit above zero."""
         batch = self.unsent.popleft()
         self.credit -= len(batch.entry) + ENTRY_COST_BYTES
         batch.connections += 1

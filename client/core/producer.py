@@ -80,8 +80,8 @@ class ProducerCore:
         self.payload_max = min(UNCOMPRESSED_BYTES_MAX, whole) if options.compression else whole
         self._entry_max = ENTRY_BYTES_MAX
         self._entries = PendingEntries()
-        self._delay_due: float | None = None  # of the open batches
-        self._urgent = False
+        self.delay_due: float | None = None  # of the open batches
+        self.urgent = False  # what is open goes out without its delay, once nothing is under way; any thread sets it
         self._reasons = ErrorLogThrottle()
         self._early: deque[tuple[OutgoingMessage | None, Any]] | None = None  # and its callback; None: a flush's waiter
 
@@ -111,7 +111,7 @@ class ProducerCore:
                 self._free(len(payload))
                 raise
             self.pending += 1  # last: a Ctrl-C before it leaves no place of the queue taken for ever
-        waits = self.turn_wanted or (self._delay_due is not None and not self._batcher.ready)
+        waits = self.turn_wanted or (self.delay_due is not None and not self._batcher.ready)
         return None if waits else Added.WAKE
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> Added | None:
@@ -132,7 +132,7 @@ class ProducerCore:
             else:
                 self._early.append((message, callback))
             self.pending += 1
-        waits = self.turn_wanted or (self._delay_due is not None and not self._batcher.ready)
+        waits = self.turn_wanted or (self.delay_due is not None and not self._batcher.ready)
         return None if waits else Added.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
@@ -162,11 +162,6 @@ class ProducerCore:
     def _refusal(self) -> Added:
         return Added.FULL if self.error is None and self.closing is None else Added.CLOSED
 
-    def flush_soon(self) -> bool:
-        """What is open goes out without waiting for its delay, when nothing is under way. True: call `turn` soon."""
-        self._urgent = True
-        return not self.turn_wanted
-
     # ------------------------------------------------------------------------------ what is to be sent
     def wait_for_messages(self) -> None:
         """It is opened with its first message: the first `turn` after that has Connect."""
@@ -184,14 +179,14 @@ class ProducerCore:
             self.connections = 1
             effects.append(Connect(0.0))
         self._take_ready(now, wall_ms, effects)
-        if self._delay_due is None and self._batcher.open_messages:
-            self._delay_due = now + self._options.batch_delay_s
+        if self.delay_due is None and self._batcher.is_open:
+            self.delay_due = now + self._options.batch_delay_s
         return effects
 
     def time_passed(self, now: float, wall_ms: int) -> list[ProducerEffect]:
         """To be called when `due` is reached, or later."""
         effects: list[ProducerEffect] = []
-        if self._delay_due is not None and now >= self._delay_due:
+        if self.delay_due is not None and now >= self.delay_due:
             self._close_batches()
             effects += self.turn(now, wall_ms)
         oldest = self._entries.oldest
@@ -204,9 +199,9 @@ class ProducerCore:
         """When `time_passed` is to be called; None: no time matters."""
         oldest = self._entries.oldest if self._options.send_timeout_s else None
         if oldest is None:
-            return self._delay_due
+            return self.delay_due
         expires = oldest.born + self._options.send_timeout_s
-        return expires if self._delay_due is None or expires < self._delay_due else self._delay_due
+        return expires if self.delay_due is None or expires < self.delay_due else self.delay_due
 
     def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
         """`waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries get
@@ -232,21 +227,24 @@ class ProducerCore:
             last.waiters = [*(last.waiters or ()), waiter]
 
     def _close_batches(self) -> None:
-        self._delay_due = None
+        self.delay_due = None
         with self.lock:
             self._batcher.close()
 
     def _take_ready(self, now: float, wall_ms: int, effects: list[ProducerEffect]) -> None:
-        ready = self._batcher.ready
+        ready, entries = self._batcher.ready, self._entries
         while True:
             while ready:
                 self._encode(ready.popleft(), now, wall_ms, effects)
-            if not self._urgent or self._entries:
+            if not self.urgent:
                 break
-            with self.lock:
-                self._urgent = False
-                more = self._batcher.close()
-            if not more:
+            with self.lock:  # a thread adds first, then sets `urgent`: of what is not open yet the haste is to come
+                is_open = self._batcher.is_open
+                waits = is_open and bool(entries.sent or entries.unsent)  # it goes out after them (`wants_flush`)
+                self.urgent = waits
+                if is_open and not waits:
+                    self._batcher.close()
+            if waits or not ready:
                 break
         self._publish(effects)
 
@@ -262,10 +260,10 @@ class ProducerCore:
             self._entries.add(batch, entries, now)
 
     def _publish(self, effects: list[ProducerEffect]) -> None:
-        if self.state is not State.CONNECTED:
-            return
-        while (batch := self._entries.next()) is not None:
-            effects.append(Publish(batch.entry))
+        entries = self._entries
+        if self.state is State.CONNECTED:
+            while entries.unsent and entries.credit > 0:
+                effects.append(Publish(entries.next().entry))
 
     # ------------------------------------------------------------------------------ the connection
     def opening(self) -> int:
@@ -344,24 +342,34 @@ class ProducerCore:
             effects.append(Connect(self._backoff.next_s()))
 
     # ------------------------------------------------------------------------------ outcomes
-    def receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
+    def confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> Batch | None:
+        """The oldest entry, if the receipt is for it: it is stored. None: `receipt` says what follows."""
         sent = self._entries.sent
-        if not sent or sequence_id < sent[0].sequence_id:
-            return []  # of an entry that has its outcome
-        if sequence_id != sent[0].sequence_id:
-            error = ConnectionLost(f"a receipt for {sequence_id} while {sent[0].sequence_id} is the oldest")
-            return [Leave(), *self.lost(error, now)]
+        if not sent or sequence_id != sent[0].sequence_id:
+            return None
         batch = sent.popleft()
-        self._reasons.over()
+        self._reasons.last = ""  # what was wrong before says nothing about later messages
         if batch.highest > self.last_sequence_id:
             self.last_sequence_id = batch.highest
-        self.stored += batch.count
+        count = len(batch.callbacks)
+        self.stored += count
         if batch.chunks is not None:
             batch.chunks.append(Position(ledger_id, entry_id))
         with self.lock:
-            self.pending -= batch.count
-        self._free(batch.payload_bytes)
-        return [Settle(batch, None, ledger_id, entry_id)]
+            self.pending -= count
+        if self.memory is not None and batch.payload_bytes:
+            self.memory.free(batch.payload_bytes)
+        return batch
+
+    def receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
+        batch = self.confirmed(sequence_id, ledger_id, entry_id)
+        if batch is not None:
+            return [Settle(batch, None, ledger_id, entry_id)]
+        sent = self._entries.sent
+        if not sent or sequence_id < sent[0].sequence_id:
+            return []  # of an entry that has its outcome
+        error = ConnectionLost(f"a receipt for {sequence_id} while {sent[0].sequence_id} is the oldest")
+        return [Leave(), *self.lost(error, now)]
 
     def failed(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """The broker refused the oldest entry, for good or for now."""
@@ -392,8 +400,8 @@ class ProducerCore:
 
     @property
     def wants_flush(self) -> bool:
-        """After outcomes: what is open waited for them (`flush_soon`), and `turn` is to be called."""
-        return self._urgent and not self._entries and not self.turn_wanted
+        """After outcomes: what is open waited for them (`urgent`), and `turn` is to be called."""
+        return self.urgent and not self._entries and not self.turn_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:
         error = TimedOut(f"no acknowledgement within {self._options.send_timeout_s:g} s{self.reason}")
@@ -437,7 +445,7 @@ class ProducerCore:
                 self.error = error
             self._batcher.close()
             early, self._early = self._early, None
-        self._delay_due = None
+        self.delay_due = None
         waiting = [*self._entries.pop_all(), *self._batcher.ready]
         self._batcher.ready.clear()
         waiting += (

@@ -35,7 +35,7 @@ SAY_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
-    """Of one producer. `last`: why messages are not acknowledged; empty: not known."""
+    """Of one producer. `last`: why messages are not acknowledged; empty: not known. An acknowledgement clears it."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -51,6 +51,3 @@ class ErrorLogThrottle:
             return None
         self._said[kind] = now
         return None if isinstance(error, _ROUTINE) else self.last
-
-    def over(self) -> None:
-        self.last = ""

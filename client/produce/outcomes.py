@@ -23,7 +23,7 @@ _LOG = logging.getLogger("magnetar.client")
 def settle(outcome: Settle, topic: TopicName) -> None:
     batch, error, ledger_id, entry_id = outcome
     if error is None:
-        _confirm(batch, topic.partition, ledger_id, entry_id)
+        confirm(batch, topic.partition, ledger_id, entry_id)
         return
     if isinstance(error, InvalidContent):
         _LOG.error("%s: %s", topic, error.message, exc_info=error.__cause__)
@@ -45,8 +45,9 @@ def result_of(error: MagnetarError) -> Result:
     return Result.InvalidMessage if isinstance(error, InvalidContent) else translate(error).result
 
 
-def _confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
-    ok, size = Result.Ok, batch.count
+def confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
+    """It is stored there."""
+    ok, size = Result.Ok, len(batch.callbacks)
     indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
     chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
     for callback, index in zip(batch.callbacks, indexes, strict=False):

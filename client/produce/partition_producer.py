@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from threading import Lock
 from typing import Any
 
@@ -43,7 +44,7 @@ from ..core.reasons import PRODUCER_FINAL
 from ..core.state import State
 from ..core.transaction import InTransaction, Share
 from ..model.settings import ProducerAccessMode, ProducerSettings
-from .outcomes import settle, tell, wake
+from .outcomes import confirm, settle, tell, wake
 
 _LOG = logging.getLogger("magnetar.client")
 
@@ -159,7 +160,8 @@ class PartitionProducer:
 
     def flush_soon(self) -> None:
         """What is open goes out without waiting for its delay: at once when nothing is under way, else after it."""
-        if self.core.flush_soon():
+        self.core.urgent = True
+        if not self.core.turn_wanted:
             self._wake()
 
     def _wake(self) -> None:
@@ -189,18 +191,31 @@ class PartitionProducer:
     def _take_outcomes(self, left: Iterator[wire.ServerFrame], now: float) -> wire.ServerFrame | None:
         """Takes receipts and credit, up to the first other frame, which it returns."""
         effects: list[ProducerEffect] = []
+        core, partition = self.core, self.topic.partition
         try:
             for frame in left:
                 kind = frame.WhichOneof("kind")
                 if kind == "receipt":
                     receipt = frame.receipt
-                    effects += self.core.receipt(receipt.sequence_id, receipt.ledger_id, receipt.entry_id, now)
+                    ledger_id, entry_id = receipt.ledger_id, receipt.entry_id
+                    batch = core.confirmed(receipt.sequence_id, ledger_id, entry_id)
+                    if batch is None:
+                        effects += core.receipt(receipt.sequence_id, ledger_id, entry_id, now)
+                        continue
+                    confirm(batch, partition, ledger_id, entry_id)
+                    if batch.txn is not None:
+                        tell(batch.txn, self, Settle(batch, None, ledger_id, entry_id))
+                    if batch.waiters is not None:
+                        wake(batch.waiters)
                 elif kind == "credit":
-                    effects += self.core.credit(frame.credit)
+                    effects += core.credit(frame.credit)
                 else:
                     return frame
         finally:
-            self._do(effects)
+            if effects:
+                self._do(effects)
+            else:
+                self._after_outcomes()
         return None
 
     def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[ProducerEffect]:
@@ -267,12 +282,11 @@ class PartitionProducer:
         core = self.core
         if self.room and core.has_room:
             self._make_room()
-        if core.wants_flush:
+        if core.urgent and core.wants_flush:
             core.turn_wanted = True
             self._loop.call_soon(run, self._turn, self.broke)
-        due = core.due
-        if due is not None and due < self._timer.at:
-            self._timer.arm(due)
+        if core.delay_due is not None or self._timer.at == inf:  # else it is set for the oldest entry, or an older one
+            self._timer.arm(core.due)
 
     def _make_room(self) -> None:
         room, self.room = self.room, deque()

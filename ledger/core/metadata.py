@@ -20,6 +20,7 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 import msgspec
@@ -75,7 +76,13 @@ def new_record(
 
 
 def striping_of(record: LedgerRecord) -> Striping:
-    return Striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
+    return striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
+
+
+@lru_cache(maxsize=64)
+def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping:
+    """Most ledgers of a cluster have the same."""
+    return Striping(ensemble_size, write_quorum, ack_quorum)
 
 
 def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:

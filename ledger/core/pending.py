@@ -95,19 +95,22 @@ class PendingAdds(Generic[P]):
     def __len__(self) -> int:
         return len(self._adds)
 
-    def push(self, payload: P, size: int) -> list[SendAdd[P]]:
-        """Adds the next entry of `size` payload bytes; returns its sends, one per live slot of the write set."""
+    def add(self, payload: P, size: int) -> PendingAdd[P]:
+        """Adds the next entry of `size` payload bytes; its `sent` has the live slots of the write set."""
         self.lap += 1
         self.length += size
         add = PendingAdd(self.lap, self.length, payload)
         self._adds[add.entry] = add
-        lac, ensemble, failed = self.lac, self.ensemble, self.failed
-        sends = []
+        ensemble, failed = self.ensemble, self.failed
         for slot in self._write_sets[add.entry % len(ensemble)]:
             if slot not in failed:
-                bookie = add.sent[slot] = ensemble[slot]
-                sends.append(SendAdd(add, slot, bookie, lac))
-        return sends
+                add.sent[slot] = ensemble[slot]
+        return add
+
+    def push(self, payload: P, size: int) -> list[SendAdd[P]]:
+        """`add` with its sends as effects, one for each slot."""
+        add = self.add(payload, size)
+        return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
     def ack(self, fact: AddAcked) -> list[PendingAdd[P]]:
         """Counts the ack; returns the entries that it confirms, in order."""
@@ -123,6 +126,14 @@ class PendingAdds(Generic[P]):
             add = pending(entry)
             if add is not None:
                 add.acks.add(slot)
+        return self.drain()
+
+    def ack_all(self, adds: Sequence[PendingAdd[P]], slot: int, bookie: str) -> list[PendingAdd[P]]:
+        """As `ack_many`, of adds that were pushed here; one that is confirmed already counts no more."""
+        if self.ensemble[slot] != bookie:
+            return []
+        for add in adds:
+            add.acks.add(slot)
         return self.drain()
 
     def drain(self) -> list[PendingAdd[P]]:

@@ -262,9 +262,9 @@ class Shrink(enum.Enum):
 
 def fit(wanted: Striping, well: int, shrink: Shrink) -> Striping:
     """The shape that `well` healthy bookies allow; `wanted` when they are too few for any allowed shape."""
-    least = {
-        Shrink.NOTHING: wanted.ensemble_size, Shrink.BOOKIES: wanted.write_quorum, Shrink.COPIES: wanted.ack_quorum
-    }[shrink]  # fmt: skip
+    least = wanted.ensemble_size
+    if shrink is not Shrink.NOTHING:
+        least = wanted.write_quorum if shrink is Shrink.BOOKIES else wanted.ack_quorum
     if not least <= well < wanted.ensemble_size:
         return wanted
     return Striping(well, min(wanted.write_quorum, well), wanted.ack_quorum)

@@ -38,6 +38,19 @@ class Tail(NamedTuple):
     size: int
 
 
+class Payload:
+    """What is appended, from the append to its outcome: its `frames`, which never change, and their `size` in bytes.
+    `tail`: what is known of a payload in one frame. `header`: of the stored entry, empty until it is sealed."""
+
+    __slots__ = ("frames", "header", "size", "tail")
+
+    def __init__(self, frames: tuple[Buffer, ...], size: int, tail: Tail | None = None) -> None:
+        self.frames = frames
+        self.size = size
+        self.tail = tail
+        self.header = b""
+
+
 def seal(
     ledger: int, entry: int, lac: int, length: int, frames: Sequence[Buffer], tail: Tail | None = None
 ) -> bytes:

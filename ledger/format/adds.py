@@ -132,10 +132,12 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
     return Opened(statuses, entries, total, largest)
 
 
-def open_add(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) -> Opened | None:
-    """The one entry of an ADD: its joined frames are the stored entry. None when anything in it is invalid."""
-    size = sum(map(len, frames))
-    if not ENTRY_HEADER.size <= size <= entry_bytes_max or head.ledger < 0:
+def open_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
+    """The one entry of an ADD and its LAC: the joined frames are the stored entry. None when anything is invalid."""
+    size = 0
+    for frame in frames:
+        size += len(frame)
+    if not ENTRY_HEADER.size <= size <= entry_bytes_max or ledger < 0:
         return None
     if len(frames[0]) == ENTRY_HEADER.size:  # as the ledger library sends it
         header, rest = bytes(frames[0]), frames[1:]
@@ -143,17 +145,17 @@ def open_add(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int) 
     else:
         whole = b"".join(frames)
         header, payload = whole[: ENTRY_HEADER.size], whole[ENTRY_HEADER.size :]
-    ledger, entry, lac, _, crc = ENTRY_HEADER.unpack(header)
-    if ledger != head.ledger or entry != head.entry or not -1 <= lac < entry:
+    of_ledger, id_, lac, _, crc = ENTRY_HEADER.unpack(header)
+    if of_ledger != ledger or id_ != entry or not -1 <= lac < entry:
         return None
     if crc32c(payload, crc32c(header[:CHECKED_BYTES])) != crc:
         return None
-    return Opened(bytearray(1), [(entry, (header, payload) if payload else (header,), size)], size, lac)
+    return (entry, (header, payload) if payload else (header,), size), lac
 
 
-def encode_statuses(head: RequestHead, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
-    """(head, frames) of the answer."""
-    return AnswerHead(Op.ADD_MANY, Status.OK, head.ledger, head.entry, -1, len(statuses)).encode(), (bytes(statuses),)
+def encode_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
+    """(head, frames) of the answer to a request with these `ledger` and `entry` in its head."""
+    return AnswerHead(Op.ADD_MANY, Status.OK, ledger, entry, -1, len(statuses)).encode(), (bytes(statuses),)
 
 
 def decode_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:

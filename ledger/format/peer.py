@@ -50,6 +50,7 @@ CHECKED_BYTES = ENTRY_HEADER.size - 4
 """Of the header, that its checksum covers."""
 _REQUEST = struct.Struct(">BBHqqII20s")
 _ANSWER = struct.Struct(">BBHqqqI")
+ANSWER_BYTES = _ANSWER.size
 KEY_BYTES = 20
 NO_KEY = bytes(KEY_BYTES)
 ADMIN_BYTES_MAX = 64 << 10
@@ -79,9 +80,14 @@ class Flags(enum.IntFlag):
 
 _FLAGS = int(Flags.FENCE | Flags.RECOVERY)
 _FLAGS_OF = tuple(Flags(value) for value in range(_FLAGS + 1))
+FENCING = tuple(each for each in _FLAGS_OF if Flags.FENCE in each)
+RECOVERING = tuple(each for each in _FLAGS_OF if Flags.RECOVERY in each)
+"""`flags in FENCING`: a comparison or two, where an operator of a Flag is several calls."""
 _OP_OF = {int(op): op for op in Op}
 _ADD = int(Op.ADD)
-_ADDED = struct.pack(">BBH", VERSION, _ADD, 0)
+_ADD_HEAD = struct.pack(">BBH", VERSION, _ADD, 0)
+ADDED = _ADD_HEAD
+"""How the head of the answer OK to an ADD begins: most answers are."""
 _ADD_MANY = int(Op.ADD_MANY)
 
 
@@ -149,11 +155,6 @@ def encode_added(ledger: int, entry: int, status: Status) -> bytes:
     return _ANSWER.pack(VERSION, _ADD, status, ledger, entry, -1, 0)
 
 
-def is_added(head: bytes) -> bool:
-    """Whether it is the answer OK to an ADD: most answers are."""
-    return head[:4] == _ADDED and len(head) == _ANSWER.size
-
-
 def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
     """The head of `count` adds, the first of them `entry`."""
     return _REQUEST.pack(VERSION, _ADD_MANY, flags, ledger, entry, count, 0, key)
@@ -166,6 +167,14 @@ def encode_admin() -> bytes:
 
 def encode_ping() -> bytes:
     return RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY).encode()
+
+
+def decode_add(head: bytes) -> tuple[int, int, bytes] | None:
+    """(ledger, entry, key) of an ADD without flags, as most requests are; None: it is another head."""
+    if len(head) != _REQUEST.size or not head.startswith(_ADD_HEAD):
+        return None
+    _, _, _, ledger, entry, _, _, key = _REQUEST.unpack(head)
+    return ledger, entry, key
 
 
 def decode_request(head: bytes) -> RequestHead:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from ...proto.errors import BadVersion
-from ..store import ABSENT, Changed, Check, Delete, Operation, Put
+from ..store import ABSENT, ANY, Changed, Check, Delete, Operation, Put
 from .rules import check_version
 
 
@@ -61,8 +61,14 @@ class CommitBatch:
     def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: Done) -> int:
         """The node's new version."""
         path = operation.path
-        found = self._found(path, nodes)
-        check_version(path, operation.expected, found)
+        written = nodes if path in nodes else self.nodes
+        if path in written:
+            row = written[path]
+            found = ABSENT if row is None else row[2]
+        else:
+            found = self._versions.get(path, ABSENT)
+        if operation.expected not in (found, ANY):
+            check_version(path, operation.expected, found)
         match operation:
             case Check():
                 return found
@@ -76,13 +82,6 @@ class CommitBatch:
                 nodes[path] = (path, bytes(operation.value), found + 1, done.revision, owner)
                 done.changes.append(Changed(path, found + 1, done.revision))
                 return found + 1
-
-    def _found(self, path: str, nodes: dict[str, Row | None]) -> int:
-        for written in (nodes, self.nodes):
-            if path in written:
-                row = written[path]
-                return ABSENT if row is None else row[2]
-        return self._versions.get(path, ABSENT)
 
 
 def paths_of(commits: Sequence[Commit]) -> Iterator[str]:

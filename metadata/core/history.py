@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..store import Changed, Reset
-from .rules import below
 
 CHANGES_MAX = 10_000
 """About 2 MB; a watcher that lags by 10,000 changes reads a new list faster."""
@@ -48,10 +47,11 @@ class History:
         if not self.floor <= after_revision <= self.revision:
             return Reset(self.revision)
         news: list[Changed] = []
+        under = "/" if prefix == "/" else prefix + "/"
         for change in reversed(self._changes):  # from the newest: a watch usually lags by one or two revisions
             if change.revision <= after_revision:
                 break
-            if below(prefix, change.path):
+            if change.path.startswith(under) or change.path == prefix:  # `below`: each watch asks it of each change
                 news.append(change)
         news.reverse()
         return news

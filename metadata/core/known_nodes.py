@@ -33,32 +33,30 @@ class KnownNodes(Generic[N]):
 
     def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
         self.bytes = 0
+        self.nodes: dict[str, N | None] = {}  # in the order of the last reads; `read` one that is there
         self._bytes_max = bytes_max
-        self._nodes: dict[str, N | None] = {}  # in the order of the last reads
-
-    def __contains__(self, path: str) -> bool:
-        return path in self._nodes
 
     def read(self, path: str) -> N | None:
         """Of one that is known. KeyError."""
-        node = self._nodes.pop(path)
-        self._nodes[path] = node
+        node = self.nodes.pop(path)
+        self.nodes[path] = node
         return node
 
     def learn(self, path: str, node: N | None) -> None:
         """The tree has it so."""
-        self.forget(path)
+        if path in self.nodes:
+            self.forget(path)
         if node is not None and len(node.value) > VALUE_BYTES_MAX:
             return
-        self._nodes[path] = node
-        self.bytes += _size(path, node)
+        self.nodes[path] = node
+        self.bytes += NODE_BYTES + len(path) + (len(node.value) if node is not None else 0)  # `_size`
         while self.bytes > self._bytes_max:
-            self.forget(next(iter(self._nodes)))
+            self.forget(next(iter(self.nodes)))
 
     def forget(self, path: str) -> None:
         """Idempotent."""
-        if path in self._nodes:
-            self.bytes -= _size(path, self._nodes.pop(path))
+        if path in self.nodes:
+            self.bytes -= _size(path, self.nodes.pop(path))
 
     def changed(self, changes: Sequence[Changed]) -> None:
         """These nodes have other values, or are deleted."""
@@ -66,10 +64,10 @@ class KnownNodes(Generic[N]):
             self.forget(change.path)
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self.nodes)
 
     def check(self) -> None:
-        assert self.bytes == sum(_size(path, node) for path, node in self._nodes.items())
+        assert self.bytes == sum(_size(path, node) for path, node in self.nodes.items())
         assert self.bytes <= self._bytes_max
 
 

@@ -58,7 +58,8 @@ def check_operations(operations: Sequence[Operation]) -> None:
         size += len(operation.path)
         if isinstance(operation, Put):
             size += len(operation.value)
-            _check_value(operation)
+            if len(operation.value) > VALUE_BYTES_MAX:
+                raise _too_large(operation)
     if size > COMMIT_BYTES_MAX:
         raise MessageTooLarge(
             f"a commit of {size} bytes; at most {COMMIT_BYTES_MAX} are allowed: split it",
@@ -66,12 +67,11 @@ def check_operations(operations: Sequence[Operation]) -> None:
         )  # fmt: skip
 
 
-def _check_value(put: Put) -> None:
-    if len(put.value) > VALUE_BYTES_MAX:
-        raise MessageTooLarge(
-            f"{put.path}: a value of {len(put.value)} bytes; at most {VALUE_BYTES_MAX} are allowed",
-            size=len(put.value), limit=VALUE_BYTES_MAX,
-        )  # fmt: skip
+def _too_large(put: Put) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"{put.path}: a value of {len(put.value)} bytes; at most {VALUE_BYTES_MAX} are allowed",
+        size=len(put.value), limit=VALUE_BYTES_MAX,
+    )  # fmt: skip
 
 
 def check_version(path: str, expected: int, found: int) -> None:

@@ -32,23 +32,23 @@ class Sessions:
     """The open sessions. Every `now` is the caller's monotonic clock, in seconds."""
 
     def __init__(self) -> None:
-        self._sessions: dict[str, _Session] = {}
+        self.open_ones: dict[str, _Session] = {}
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.open_ones)
 
     def __contains__(self, session: str) -> bool:
-        return session in self._sessions
+        return session in self.open_ones
 
     def ids(self) -> list[str]:
-        return list(self._sessions)
+        return list(self.open_ones)
 
     def open(self, session: str, timeout_s: float, now: float | None) -> None:
         """Adds a session with a deadline `timeout_s` after `now`; `now` None: without a deadline."""
         assert session, "a session has a name"
-        assert session not in self._sessions, f"session {session!r} is opened twice"
+        assert session not in self.open_ones, f"session {session!r} is opened twice"
         assert timeout_s > 0
-        self._sessions[session] = _Session(timeout_s, None if now is None else now + timeout_s)
+        self.open_ones[session] = _Session(timeout_s, None if now is None else now + timeout_s)
 
     def touch(self, session: str, now: float) -> float:
         """Records a sign of life; returns the timeout in seconds. Raises SessionExpired."""
@@ -59,23 +59,23 @@ class Sessions:
 
     def abandon(self, session: str, now: float) -> None:
         """Its user left without closing it: the deadline counts from now."""
-        if session in self._sessions:
-            found = self._sessions[session]
+        if session in self.open_ones:
+            found = self.open_ones[session]
             found.deadline = now + found.timeout_s
 
     def require(self, session: str) -> _Session:
         """Raises SessionExpired unless the session is open."""
-        found = self._sessions.get(session)
+        found = self.open_ones.get(session)
         if found is None:
             raise SessionExpired(f"metadata session {session} has ended; open a new one", session=session)
         return found
 
     def close(self, session: str) -> bool:
         """Ends the session; whether it was open."""
-        return self._sessions.pop(session, None) is not None
+        return self.open_ones.pop(session, None) is not None
 
     def next_deadline(self) -> float | None:
-        return min((s.deadline for s in self._sessions.values() if s.deadline is not None), default=None)
+        return min((s.deadline for s in self.open_ones.values() if s.deadline is not None), default=None)
 
     def expire(self, now: float) -> list[str]:
         """Ends the sessions whose deadline has passed; their ids, in the order in which they were opened."""
@@ -85,17 +85,17 @@ class Sessions:
         if now - first > LATE_S:
             self._excuse(now - first)
             return []
-        ended = [s for s, state in self._sessions.items() if state.deadline is not None and state.deadline <= now]
+        ended = [s for s, state in self.open_ones.items() if state.deadline is not None and state.deadline <= now]
         for session in ended:
-            del self._sessions[session]
+            del self.open_ones[session]
         return ended
 
     def _excuse(self, late_s: float) -> None:
-        for state in self._sessions.values():
+        for state in self.open_ones.values():
             if state.deadline is not None:
                 state.deadline += late_s + state.timeout_s
 
     def check(self) -> None:
-        for session, state in self._sessions.items():
+        for session, state in self.open_ones.items():
             assert session, "a session has a name"
             assert state.timeout_s > 0, f"{session}: a timeout is positive"

@@ -78,7 +78,8 @@ class GrpcStream(MessageStream):
         self._envelope_bytes = min(COALESCE_BYTES, out_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._broken: MagnetarError | None = None
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[asyncio.Future[None]] = []  # until there is room, or something has left
+        self._arrival: asyncio.Future[None] | None = None  # what `receive` waits for
         # out
         self._items: deque[tuple[int, Pieces]] = deque()  # bytes, with the tag and the length
         self._queued = 0
@@ -169,7 +170,7 @@ class GrpcStream(MessageStream):
             self._answers.held -= self._leaving_size
             self._left += self._leaving_size
             if self._waiting:
-                self._changed()
+                self._has_left()
         self.drained_out()
 
     def drained_out(self) -> None:
@@ -212,8 +213,8 @@ class GrpcStream(MessageStream):
         self._came_cost += cost
         if not self._came or (self._closing and not self._reading):  # it is not read any more: the end has to come
             self._credit()
-        if self._waiting:
-            self._changed()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     def message_refused(self, size: int) -> None:
         limit = self.in_bytes_max
@@ -243,7 +244,11 @@ class GrpcStream(MessageStream):
                 elif not self._came:
                     if self._end is not None:
                         raise EndOfStream if isinstance(self._end, EndOfStream) else copy_of(self._end)
-                    await self._change()
+                    self._arrival = self._loop.create_future()
+                    try:
+                        await self._arrival
+                    finally:
+                        self._arrival = None
                 elif self._requests.held > self._requests.limit:
                     await self._requests.room()
                 elif self._came_cost > CREDIT_BYTES and not credited:
@@ -362,7 +367,7 @@ class GrpcStream(MessageStream):
         return self._broken is not None
 
     async def _change(self) -> None:
-        """Waits until something of this stream has changed (room, arrival, end)."""
+        """Waits until something of this stream has left, or the stream has ended."""
         change = self._loop.create_future()
         self._waiting.append(change)
         try:
@@ -371,8 +376,14 @@ class GrpcStream(MessageStream):
             if change in self._waiting:  # it was cancelled
                 self._waiting.remove(change)
 
-    def _changed(self) -> None:
+    def _has_left(self) -> None:
         waiting, self._waiting = self._waiting, []
         for change in waiting:
             if not change.done():
                 change.set_result(None)
+
+    def _changed(self) -> None:
+        """The end has come: for all."""
+        self._has_left()
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,6 +41,8 @@ SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 BYTES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1 << 20, 2 << 20, 4 << 20)
 """Bounds for the sizes of entries."""
 
+MANY = 16
+"""Values from which on equal ones are counted first: sizes of entries are mostly equal."""
 RECENT_S = 60.0
 CHUNK_LINES = 1000
 
@@ -63,6 +66,16 @@ class Histogram:
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        bounds, counts = self.bounds, self.counts
+        if len(values) > MANY:
+            for value, times in Counter(values).items():
+                counts[bisect_left(bounds, value)] += times
+        else:
+            for value in values:
+                counts[bisect_left(bounds, value)] += 1
+        self.total += sum(values)
 
     @property
     def count(self) -> int:

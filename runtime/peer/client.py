@@ -48,11 +48,11 @@ from ...proto.errors import (
 from ..access import CLEAR, KeyPair, PeerCalling
 from ..clock import Clock
 from ..files import Buffer
-from ..network import Endpoint, Reply
+from ..network import Asker, Endpoint, Reply
 from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
 from .greeting import mechanism_of
-from .in_flight import InFlight
+from .in_flight import Awaiting, InFlight
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
@@ -105,20 +105,25 @@ class ZmqPeer:
         }
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        future: Future[Reply] = self._loop.create_future()
-        if self._closed:
-            future.set_exception(ConnectionLost(f"the peer {self._endpoint} is closed"))
-            return future
+        asker = Awaiting(self._loop)
+        if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
+            asker.failed(refused)
+        return asker.future
+
+    def post(
+        self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+    ) -> MagnetarError | None:
         size = bytes_of(head, frames)
+        if self._closed:
+            return ConnectionLost(f"the peer {self._endpoint} is closed")
         if self._outbox.full(size):
-            future.set_exception(BackPressure(f"{self._outbox.bytes} bytes wait to leave for {self._endpoint}"))
-            return future
+            return BackPressure(f"{self._outbox.bytes} bytes wait to leave for {self._endpoint}")
         self.requests += 1
-        self._outbox.add(size, (self._in_flight.add(future, timeout_s), head, frames))
+        self._outbox.add(size, (self._in_flight.add(asker, timeout_s), head, frames))
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush_turn)
-        return future
+        return None
 
     async def close(self) -> None:
         self._closed = True

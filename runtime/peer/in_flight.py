@@ -13,7 +13,24 @@ from ...proto.errors import MagnetarError, TimedOut
 from ..alarm import Alarm
 from ..clock import Clock
 from ..files import Buffer
-from ..network import Endpoint, Reply
+from ..network import Asker, Endpoint, Reply
+
+
+class Awaiting:
+    """An `Asker` as a future. One that is done (cancelled) is told nothing."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[Reply] = loop.create_future()
+
+    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
+        if not self.future.done():
+            self.future.set_result(Reply(head, frames))
+
+    def failed(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class InFlight:
@@ -23,7 +40,7 @@ class InFlight:
         self._now = clock.monotonic
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[int, tuple[asyncio.Future[Reply], float]] = {}
+        self._waiting: dict[int, tuple[Asker, float]] = {}
         self._alarm = Alarm(clock, self._expire)
         self._last = 0
         self.late = 0
@@ -31,11 +48,11 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, future: asyncio.Future[Reply], timeout_s: float) -> int:
+    def add(self, asker: Asker, timeout_s: float) -> int:
         """The request's id."""
         self._last = id_ = self._last + 1
         deadline = self._now() + timeout_s
-        self._waiting[id_] = (future, deadline)
+        self._waiting[id_] = (asker, deadline)
         if deadline < self._alarm.at:
             self._alarm.set_by(deadline)
         return id_
@@ -44,20 +61,32 @@ class InFlight:
         entry = self._waiting.pop(id_, None)
         if entry is None:
             self.late += 1
-        elif not entry[0].done():
-            entry[0].set_result(Reply(head, frames))
+            return
+        try:
+            entry[0].answered(head, frames)
+        except Exception as error:  # a fault of ours: the requests beside it are answered all the same
+            self._broke(error)
 
     def fail(self, id_: int, error: MagnetarError) -> None:
         entry = self._waiting.pop(id_, None)
-        if entry is not None and not entry[0].done():
-            entry[0].set_exception(error)
+        if entry is not None:
+            self._fail(entry[0], error)
 
     def fail_all(self, error: MagnetarError) -> None:
         """Each with an error of its own: their owners raise them."""
         waiting, self._waiting = self._waiting, {}
-        for future, _ in waiting.values():
-            if not future.done():
-                future.set_exception(type(error)(error.message, **error.fields))
+        for asker, _ in waiting.values():
+            self._fail(asker, type(error)(error.message, **error.fields))
+
+    def _fail(self, asker: Asker, error: MagnetarError) -> None:
+        try:
+            asker.failed(error)
+        except Exception as fault:
+            self._broke(fault)
+
+    def _broke(self, error: Exception) -> None:
+        text = f"who asked {self._endpoint} failed with the answer"
+        self._loop.call_exception_handler({"message": text, "exception": error})
 
     def close(self) -> None:
         self._alarm.cancel()

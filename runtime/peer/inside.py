@@ -23,27 +23,39 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import Future
+from collections import deque
 from collections.abc import Sequence
 
-from ...proto.errors import BackPressure, ConnectionLost
+from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
 from ..access import CLEAR, LOCAL, PeerCalling, PeerListening, Principal
 from ..clock import Clock
 from ..files import Buffer
-from ..network import SLOW_S, Endpoint, Network, Peer, PeerService, PeerServing, Reply
-from .in_flight import InFlight
-from .outbox import Outbox, bytes_of
+from ..network import (
+    COALESCE_BYTES,
+    SLOW_S,
+    Asker,
+    Endpoint,
+    Network,
+    Peer,
+    PeerService,
+    PeerServing,
+    Reply,
+)
+from .in_flight import Awaiting, InFlight
+from .outbox import ITEM_BYTES, QUEUE_BYTES_MAX
 from .sockets import TURN_BYTES
 
 
 class InsideRequest:
-    """A request at the server (`runtime.network.Request`)."""
+    """A request from the peer's queue to its answer (`runtime.network.Request`). `size`: its bytes in the queue."""
 
-    __slots__ = ("_id", "connection", "frames", "head")
+    __slots__ = ("_id", "connection", "frames", "head", "size")
 
     is_local = True
     principal: Principal | None = LOCAL
 
-    def __init__(self, peer: InsidePeer, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+    def __init__(self, peer: InsidePeer, id_: int, head: bytes, frames: Sequence[Buffer], size: int) -> None:
+        self.size = size
         self.connection = peer
         self._id = id_
         self.head = head
@@ -52,7 +64,7 @@ class InsideRequest:
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
         id_, self._id = self._id, 0
         assert id_, "a request was answered twice"
-        self.connection.answered(id_, head, frames)
+        self.connection.in_flight.answer(id_, head, frames)
 
 
 class InsideServer:
@@ -125,8 +137,9 @@ class InsidePeer:
         self._identity = identity
         self._outside = outside
         self._loop = asyncio.get_running_loop()
-        self._queue = Outbox()
-        self._in_flight = InFlight(clock, endpoint)
+        self._queue: deque[InsideRequest] = deque()  # until the server takes them …
+        self._queued_bytes = 0  # … and their size
+        self.in_flight = InFlight(clock, endpoint)
         self._server: InsideServer | None = None  # the last one
         self._closed = False
         self._requests = 0
@@ -137,36 +150,45 @@ class InsidePeer:
 
     @property
     def queued(self) -> bool:
-        return bool(self._queue.items)
+        return bool(self._queue)
 
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+        asker = Awaiting(self._loop)
+        if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
+            asker.failed(refused)
+        return asker.future
+
+    def post(
+        self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+    ) -> MagnetarError | None:
         server = self._servers.get(self._endpoint)
         if server is None or server.identity != self._identity:
-            return self._outside.request(head, frames, timeout_s=timeout_s)
-        future: Future[Reply] = self._loop.create_future()
-        queue, size = self._queue, bytes_of(head, frames)
+            return self._outside.post(asker, head, frames, timeout_s=timeout_s)
+        queue, size = self._queue, ITEM_BYTES + len(head)
+        for frame in frames:
+            size += len(frame)
         if self._closed:
-            future.set_exception(ConnectionLost(f"the peer {self._endpoint} is closed"))
-        elif queue.full(size):
-            future.set_exception(BackPressure(f"{queue.bytes} bytes wait for {self._endpoint}"))
-        else:
-            self._requests += 1
-            is_first = not queue.items or self._server is not server
-            queue.add(size, (self._in_flight.add(future, timeout_s), head, frames))
-            if is_first:
-                self._server = server
-                server.has_requests(self)
-        return future
+            return ConnectionLost(f"the peer {self._endpoint} is closed")
+        if queue and self._queued_bytes + size > QUEUE_BYTES_MAX:
+            return BackPressure(f"{self._queued_bytes} bytes wait for {self._endpoint}")
+        self._requests += 1
+        is_first = not queue or self._server is not server
+        queue.append(InsideRequest(self, self.in_flight.add(asker, timeout_s), head, frames, size))
+        self._queued_bytes += size
+        if is_first:
+            self._server = server
+            server.has_requests(self)
+        return None
 
     def hand_over(self, came: list[InsideRequest]) -> int:
-        """Adds the next requests of the queue; their bytes."""
-        size, batch = self._queue.head()
-        self._queue.sent(size, len(batch))
-        came += [InsideRequest(self, *item) for item in batch]
+        """Adds the next requests of the queue, about COALESCE_BYTES; their bytes."""
+        queue, size = self._queue, 0
+        while queue and not (size and size + queue[0].size > COALESCE_BYTES):
+            request = queue.popleft()
+            size += request.size
+            came.append(request)
+        self._queued_bytes -= size
         return size
-
-    def answered(self, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
-        self._in_flight.answer(id_, head, frames)
 
     def broke(self) -> None:
         """The server is closed."""
@@ -174,20 +196,21 @@ class InsidePeer:
 
     def _end(self, error: ConnectionLost) -> None:
         self._queue.clear()
-        self._in_flight.fail_all(error)
+        self._queued_bytes = 0
+        self.in_flight.fail_all(error)
 
     async def close(self) -> None:
         self._closed = True
         if self._server is not None:
             self._server.forget(self)
         self._end(ConnectionLost(f"the peer {self._endpoint} was closed"))
-        self._in_flight.close()
+        self.in_flight.close()
         await self._outside.close()
 
     def statistics(self) -> dict[str, int]:
         own = {
-            "requests": self._requests, "in_flight": len(self._in_flight), "queued_bytes": self._queue.bytes,
-            "late_replies": self._in_flight.late,
+            "requests": self._requests, "in_flight": len(self.in_flight), "queued_bytes": self._queued_bytes,
+            "late_replies": self.in_flight.late,
         }  # fmt: skip
         return {name: own.get(name, 0) + value for name, value in self._outside.statistics().items()}
 

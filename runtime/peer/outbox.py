@@ -11,7 +11,7 @@ from ..network import COALESCE_BYTES
 QUEUE_BYTES_MAX = 64 << 20
 """Bound of the queue of one connection: a second of 512 Mbit/s; more would only be late."""
 
-_ITEM_BYTES = 64
+ITEM_BYTES = 64
 """Cost of an item besides its content, so that the bound also holds for empty ones."""
 
 Queued = tuple[int, bytes, Sequence[Buffer]]
@@ -19,7 +19,7 @@ Queued = tuple[int, bytes, Sequence[Buffer]]
 
 
 def bytes_of(head: bytes, frames: Sequence[Buffer]) -> int:
-    size = _ITEM_BYTES + len(head)
+    size = ITEM_BYTES + len(head)
     for frame in frames:
         size += len(frame)
     return size

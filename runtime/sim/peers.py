@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from ...proto import errors
 from ..access import CLEAR, PeerCalling
 from ..files import Buffer
-from ..network import COALESCE_BYTES, Endpoint, Reply
+from ..network import COALESCE_BYTES, Asker, Endpoint, Reply, pass_on
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode
 from . import keys
 from .wires import End, Owner, Wires
@@ -74,6 +75,12 @@ class SimPeer:
             self._flushing = True
             self._loop.call_soon(self._flush, context=self._owner.context)
         return future
+
+    def post(
+        self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
+    ) -> errors.MagnetarError | None:
+        self.request(head, frames, timeout_s=timeout_s).add_done_callback(partial(pass_on, asker))
+        return None
 
     async def close(self) -> None:
         self._closed = True

@@ -38,7 +38,7 @@ def _chaos(*arguments: str) -> dict[str, Any]:
     ("metadata", "kinds", "how"),
     [
         ("sqlite", "kill+half_open,power_cut,wipe+revoke", ["--secured"]),
-        ("sqlite", "kill_one,kill_one+cut,freeze+kill", ["--processes", "2", "--clients", "sdk,python"]),
+        ("sqlite", "kill_one,kill_one+cut,freeze+kill", ["--processes", "2", "--clients", "sdk,python", "--keyed"]),
         ("zookeeper", "kill+reset,freeze", []),
     ],
 )

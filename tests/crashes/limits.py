@@ -16,7 +16,8 @@ SMALL = {
     "_REWRITE_BYTES_MIN": 400,
     "_OUTDATED_MAX": 4,
     "_WRITE_BYTES": 200,
-    "SLICE_BYTES": 2 << 10,
+    "SLICE_BYTES": 512,
+    "PIECE_BYTES": 256,
     "WRITE_BYTES": 1 << 10,
     "TOMBSTONES_MAX": 2,
 }

@@ -81,7 +81,7 @@ class FakeBookie:
             statuses.append(self.status.get(Op.ADD) or self._add(one, b"".join(stored)))
         self._came.set()
         if Op.ADD not in self.silent:
-            request.reply(*encode_statuses(head, statuses))
+            request.reply(*encode_statuses(head.ledger, head.entry, statuses))
 
     def _answer(self, head: RequestHead, request: Request) -> tuple[AnswerHead, list[bytes]]:
         def answer(status: Status, entry: int = head.entry, lac: int = -1, count: int = 0) -> AnswerHead:

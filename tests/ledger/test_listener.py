@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.ledger import LedgerEnd
+from magnetar.ledger.core.stored import Payload
 from magnetar.ledger.format.peer import Op, Status
 from magnetar.ledger.handle import ENTRY_BYTES_MAX, LedgerWriter
 from magnetar.proto.errors import BackPressure, LedgerClosed, MessageTooLarge
@@ -36,6 +37,10 @@ class Listener:
                 await self.changed.wait()
 
 
+def payload(data: bytes) -> Payload:
+    return Payload((data,), len(data))
+
+
 async def listening(cluster: Cluster, **config: object) -> tuple[LedgerWriter, Listener]:
     writer, listener = await cluster.client(replace(QUICK, **config)).create(), Listener()
     writer.listener = listener
@@ -45,7 +50,7 @@ async def listening(cluster: Cluster, **config: object) -> tuple[LedgerWriter, L
 async def test_a_listener_is_told_once_for_all_that_an_answer_confirms_and_in_order(cluster: Cluster) -> None:
     writer, listener = await listening(cluster)
     for number in range(50):
-        writer.push(b"entry %d" % number)
+        writer.push(payload(b"entry %d" % number))
     assert writer.pending_entries == 50
     await listener.until(49)
     assert listener.told == sorted(set(listener.told))
@@ -57,12 +62,12 @@ async def test_a_listener_is_told_once_for_all_that_an_answer_confirms_and_in_or
 
 async def test_pushes_and_appends_are_one_order(cluster: Cluster) -> None:
     writer, listener = await listening(cluster)
-    writer.push(b"0")
+    writer.push(payload(b"0"))
     one = writer.append(b"1")
-    writer.push(b"2")
+    writer.push(payload(b"2"))
     assert await one == 1
     await listener.until(2)
-    writer.push(b"3")
+    writer.push(payload(b"3"))
     assert await writer.append(b"4") == 4
     assert listener.told[-1] == 3, "of the entries that were pushed"
 
@@ -70,26 +75,26 @@ async def test_pushes_and_appends_are_one_order(cluster: Cluster) -> None:
 async def test_what_is_refused_raises_before_any_work(cluster: Cluster) -> None:
     writer, listener = await listening(cluster, pending_entries_max=2)
     with pytest.raises(MessageTooLarge):
-        writer.push(bytes(ENTRY_BYTES_MAX + 1))
-    writer.push(b"0")
-    writer.push(b"1")
+        writer.push(payload(bytes(ENTRY_BYTES_MAX + 1)))
+    writer.push(payload(b"0"))
+    writer.push(payload(b"1"))
     assert not writer.has_room
     with pytest.raises(BackPressure):
-        writer.push(b"2")
+        writer.push(payload(b"2"))
     await writer.close()
     with pytest.raises(LedgerClosed):
-        writer.push(b"2")
+        writer.push(payload(b"2"))
     assert listener.told[-1] == 1
 
 
 async def test_a_listener_hears_of_entries_that_are_not_confirmed_any_more(cluster: Cluster) -> None:
     writer, listener = await listening(cluster)
-    writer.push(b"stored")
+    writer.push(payload(b"stored"))
     await listener.until(0)
     for id_ in writer.record.fragments[0].bookies[:2]:
         cluster.bookie(id_).status[Op.ADD] = Status.READ_ONLY
     for _ in range(5):
-        writer.push(b"x")
+        writer.push(payload(b"x"))
     await writer.wait_finished()
     assert (await writer.close()).last_entry == 0
     assert listener.told == [0]
@@ -99,10 +104,10 @@ async def test_a_listener_hears_of_entries_that_are_not_confirmed_any_more(clust
 
 async def test_after_a_fence_a_listener_hears_of_the_failure_and_of_nothing_as_stored(cluster: Cluster) -> None:
     writer, listener = await listening(cluster)
-    writer.push(b"a")
+    writer.push(payload(b"a"))
     await listener.until(0)
     await cluster.client().recover(writer.ledger_id)
-    writer.push(b"zombie")
+    writer.push(payload(b"zombie"))
     async with asyncio.timeout(5):
         while not listener.failures:
             listener.changed.clear()

@@ -8,7 +8,7 @@ import pytest
 
 from magnetar.ledger import LedgerConfig, LedgerWriter
 from magnetar.ledger.format.peer import Op, Status
-from magnetar.ledger.memory import LOOK_BYTES, AppendMemory, Kept
+from magnetar.ledger.memory import LOOK_BYTES, AppendMemory
 from tests.ledger.conftest import Cluster
 from tests.ledger.test_sender import Rig
 
@@ -82,14 +82,14 @@ async def test_a_request_that_fails_or_is_cancelled_is_kept_no_more() -> None:
 def test_as_many_that_wait_are_told_as_there_is_room_for_and_all_when_nothing_is_held() -> None:
     memory = AppendMemory(10 * LOOK_BYTES)
     told: list[int] = []
-    kept = [Kept(memory, 4 * LOOK_BYTES, 1) for _ in range(3)]
+    memory.held = 12 * LOOK_BYTES
     looks = [lambda number=number: told.append(number) for number in range(20)]
     for look in looks:
         memory.when_room(look)
     memory.forget(looks[1])
-    kept[0].answered()
+    memory.release(4 * LOOK_BYTES)
     assert told == [0, 2], "in the order of waiting"
-    kept[1].answered()
+    memory.release(4 * LOOK_BYTES)
     assert told == [0, *range(2, 9)]
-    kept[2].answered()
+    memory.release(4 * LOOK_BYTES)
     assert told == [0, *range(2, 20)], "no later answer would tell them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -12,15 +13,16 @@ import pytest
 from magnetar.ledger.config import LedgerConfig
 from magnetar.ledger.core.metadata import new_record
 from magnetar.ledger.core.pending import AddFailed, AddsAcked, PendingAdds
+from magnetar.ledger.core.stored import Payload
 from magnetar.ledger.core.striping import Striping
 from magnetar.ledger.core.writer import AddRefused, Outcome
 from magnetar.ledger.format.adds import ADDS_MAX, decode_statuses, encode_statuses, open_add, open_adds
 from magnetar.ledger.format.peer import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
 from magnetar.ledger.memory import AppendMemory
-from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Append, Fact
+from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, Add, AddSender, Append, Fact
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import Reply
+from magnetar.runtime.network import Asker, Reply, pass_on
 
 BOOKIES = [str(uuid.UUID(int=number)) for number in range(1, 5)]
 
@@ -37,11 +39,14 @@ class Sent(NamedTuple):
 
     @property
     def opened(self) -> list[tuple[int, tuple[bytes, ...], int]]:
-        one = open_add(self.head, self.frames, 8 << 20) if self.head.op is Op.ADD else None
-        return (one or open_adds(self.head, self.frames, 8 << 20)).entries
+        if self.head.op is Op.ADD:
+            one = open_add(self.head.ledger, self.head.entry, self.frames, 8 << 20)
+            assert one is not None
+            return [one[0]]
+        return open_adds(self.head, self.frames, 8 << 20).entries
 
     def say(self, *statuses: Status) -> None:
-        self.answer.set_result(Reply(*encode_statuses(self.head, bytes(statuses))))
+        self.answer.set_result(Reply(*encode_statuses(self.head.ledger, self.head.entry, bytes(statuses))))
 
 
 class Rig:
@@ -52,31 +57,34 @@ class Rig:
         record = new_record(
             1, striping, BOOKIES[: shape[0]], key=b"k" * 20, token="t", created_ms=0, properties={}
         )  # fmt: skip
-        self.adds: PendingAdds[Append] = PendingAdds(striping, BOOKIES[: shape[0]])
+        self.adds: PendingAdds[Payload] = PendingAdds(striping, BOOKIES[: shape[0]])
         self.sent: list[Sent] = []
         self.facts: list[Fact] = []
         self.failed: list[str] = []
         self.memory = AppendMemory(1 << 30)
         config = LedgerConfig(retry_s=retry_s, add_timeout_s=9.5 * retry_s)
-        self.sender = AddSender(record, self, config, self._learn, lambda bookie, _: self.failed.append(bookie))  # type: ignore[arg-type]
+        failed: Callable[[str, object], None] = lambda bookie, _: self.failed.append(bookie)
+        self.sender = AddSender(record, self, config, self._acked, self._learn, failed)  # type: ignore[arg-type]
         self._happened = asyncio.Event()
+
+    def _acked(self, adds: list[Add], place: tuple[int, str]) -> None:
+        self._learn(AddsAcked([add.entry for add in adds], *place))
 
     def _learn(self, fact: Fact) -> None:
         self.facts.append(fact)
         self._happened.set()
 
-    def request(
-        self, bookie: str, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
-    ) -> asyncio.Future[Reply]:
+    def post(self, asker: Asker, bookie: str, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> None:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(partial(pass_on, asker))
         self.sent.append(Sent(bookie, decode_request(head), frames, answer))
         self._happened.set()
-        return answer
 
     def append(self, *payloads: bytes) -> None:
         for payload in payloads:
             future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            self.sender.push(self.adds.push(Append((payload,), len(payload), future), len(payload)))
+            add = self.adds.add(Append((payload,), len(payload), future), len(payload))
+            self.sender.send(add, self.adds.lac)
 
     async def wait_sent(self, count: int) -> None:
         await self._wait(lambda: len(self.sent) >= count)
@@ -174,7 +182,7 @@ async def test_an_answer_that_is_none_is_unknown_for_all_of_them(wrong: str) -> 
     rig = Rig()
     rig.append(b"zero", b"one")
     await rig.wait_sent(1)
-    head, frames = encode_statuses(rig.sent[0].head, b"\0\0")
+    head, frames = encode_statuses(rig.sent[0].head.ledger, rig.sent[0].head.entry, b"\0\0")
     other = decode_answer(head)._replace(op=Op.PING).encode()
     replies = {"short": (head, (b"\0",)), "long": (head, (b"\0\0\0",)), "no frame": (head, ()),
                "other op": (other, frames), "no head": (b"", frames), "no status": (head, (b"\0\x77",))}  # fmt: skip

@@ -68,7 +68,7 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
     assert len(calls) == 1, "one that is deleted is read again"
     assert known == [Node(b"3", 2, False), Node(b"", 0, True), None]
     assert known == [await store._worker.run(store._tree.get, path) for path in ("/a", "/b", "/c")]
-    assert "/d" not in store._known
+    assert "/d" not in store._known.nodes
 
 
 async def test_what_a_commit_makes_is_known(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[
     model: dict[str, int] = {}
     for path, size in steps:
         if size is None:
-            if path in known:
+            if path in known.nodes:
                 node = known.read(path)
                 assert node is not None
                 assert len(node.value) == model[path]
@@ -196,7 +196,7 @@ def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[
             model.pop(path, None)
             model[path] = size
         known.check()
-        left = [each for each in model if each in known]
+        left = [each for each in model if each in known.nodes]
         assert left == list(model)[len(model) - len(left) :], "the longest unread went first"
         model = {each: model[each] for each in left}
 
@@ -205,6 +205,6 @@ def test_a_large_value_is_not_kept() -> None:
     known: KnownNodes[Node] = KnownNodes()
     known.learn("/a", Node(b"1", 0, False))
     known.learn("/a", Node(bytes(VALUE_BYTES_MAX + 1), 1, False))
-    assert "/a" not in known
+    assert "/a" not in known.nodes
     assert known.bytes == 0
     assert VALUE_BYTES_MAX * 2 < KNOWN_BYTES_MAX

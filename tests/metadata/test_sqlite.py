@@ -16,7 +16,7 @@ import pytest
 
 from magnetar.metadata.core.commits import Commit, Done
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
-from magnetar.metadata.store import ABSENT, Changed, Put, Versioned
+from magnetar.metadata.store import ABSENT, Changed, Put, Reset, Versioned
 from magnetar.metadata.tree import Job, Tree
 from magnetar.proto.errors import (
     BackPressure,
@@ -201,6 +201,57 @@ async def test_closing_answers_what_waits_and_refuses_what_comes_later() -> None
         await store.get("/a")
     await session.close()
     await store.close()
+
+
+async def test_a_watch_sleeps_through_what_is_not_its_own_and_misses_nothing() -> None:
+    store = await SqliteStore.open(real_world(), MEMORY)
+    store.history._changes_max = 20
+    session = store.session()
+    heard: list[Changed | Reset] = []
+
+    async def follow() -> None:
+        async for change in session.watch("/mine", 0):
+            heard.append(change)
+            if isinstance(change, Reset) or change.path == "/mine/last":
+                return
+
+    following = asyncio.create_task(follow())
+    await session.put("/mine/first", b"")
+    await _settled()
+    (watch,) = store._watches
+    sleeps_on = watch.news
+    for number in range(100):  # five times what the history has
+        await session.put(f"/others/{number}", b"")
+        await session.put(f"/mines/{number}", b"")
+    await _settled()
+    assert watch.news is sleeps_on
+    assert not sleeps_on.done()
+    await session.put("/mine/first", b"again")
+    await session.commit([Put("/others/0", b""), Put("/mine", b""), Put("/mine/last", b"")])
+    await following
+    assert not any(isinstance(each, Reset) for each in heard)
+    assert [(each.path, each.version) for each in heard if isinstance(each, Changed)] == [
+        ("/mine/first", 0), ("/mine/first", 1), ("/mine", 0), ("/mine/last", 0)
+    ]  # fmt: skip
+    assert not store._watches
+    await store.close()
+
+
+async def _settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_watch_that_waits_ends_with_its_session_and_with_the_store() -> None:
+    store = await SqliteStore.open(real_world(), MEMORY)
+    for end in ("session", "store"):
+        session = store.session()
+        waiting = asyncio.create_task(anext(aiter(session.watch("/nothing", store.history.revision))))
+        await _settled()
+        await (session.close() if end == "session" else store.close())
+        with pytest.raises(SessionExpired):
+            await waiting
+    assert not store._watches
 
 
 async def test_an_ephemeral_needs_a_session() -> None:

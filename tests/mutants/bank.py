@@ -27,6 +27,7 @@ from tests.mutants import (
     coordinators,
     halves,
     inside,
+    lateness,
     ledgers,
     pending,
     security,
@@ -35,7 +36,7 @@ from tests.mutants import (
     wires,
 )
 from tests.mutants.ledgers import Plant
-from tests.simulation.tiers import INSIDE, TRANSACTIONS
+from tests.simulation.tiers import INSIDE, SECURED, TRANSACTIONS
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
@@ -81,6 +82,8 @@ def _all() -> Iterator[Mutant]:
     yield from _store()
     yield from _processes()
     yield from _of_security()
+    yield from _of_owners()
+    yield from _of_lateness()
     yield from _of_topics()
     yield from _of_coordinators()
     yield from _within_a_process()
@@ -154,9 +157,6 @@ def _processes() -> Iterator[Mutant]:
          "needs a bookie that lost data"),
         ("M27b", bookies.journal_is_not_noted, DIRECTED, "25", "tests/bookie/node/test_journal_notes.py",
          "seeds roll a disk back, and few of them while entries depend on it"),
-        ("M23d", bookies.flush_waits_for_its_last_write, DIRECTED, "18",
-         "tests/bookie/store/test_checkpoint.py",
-         "a flush of a workload has a slice or two, and the crash tier rarely refuses the right one"),
         ("M28", brokers.sequence_at_push, DIRECTED, "32",
          "tests/broker/topic/test_dedup.py tests/broker/topic/test_producer.py",
          "420 seeds of a cluster did not meet it: a resend has to overtake a write that then fails"),
@@ -198,6 +198,33 @@ _TABLE, _WHO = "tests/broker/access/test_table.py", "tests/security/test_setting
 _SECURED = "tests/simulation/test_secured.py"
 _STRANGERS = f"{_SECURED}::test_a_stranger_with_keys_is_answered_by_no_bookie"
 _STALE = f"{_GRANTS}::test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_meanwhile_is_read"
+
+
+def _of_owners() -> Iterator[Mutant]:
+    for id_, plant in (
+        ("M63", security.anybody_writes), ("M63b", security.anybody_ends), ("M63c", security.names_of_all),
+        ("M63d", security.anybody_decides), ("M63e", security.anybody_settles),
+    ):  # fmt: skip
+        yield _of(id_, plant, CLUSTER, "60", SECURED)
+
+
+def _of_lateness() -> Iterator[Mutant]:
+    late, names = "tests/broker/node/test_late_deletion.py::", "tests/simulation/test_names.py"
+    rare = "it has to be late by a session and more: the seeds that are tried pause its broker there"
+    step = "between two steps of a deletion no seed pauses a broker"
+    for id_, plant, target, why in (
+        ("M64", lateness.topic_of_any_life, names, rare),
+        ("M64b", lateness.subscription_of_any_owner, names, rare),
+        ("M64c", lateness.partitioned_of_any_life,
+         f"{late}test_a_partitioned_topic_that_was_made_anew_meanwhile_stays_with_all_that_is_its",
+         "the topics of a seed have no partitions"),
+        ("M64d", lateness.schemas_and_grants_by_name,
+         f"{late}test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_grants", step),
+        ("M64e", lateness.cursor_claimed_by_any_owner,
+         f"{late}test_an_owner_that_stood_still_takes_no_subscription_from_the_next_one",
+         "it has to stand still between the claims of its topic and of its cursors"),
+    ):  # fmt: skip
+        yield _of(id_, plant, DIRECTED, "", target, why)
 
 
 def _of_topics() -> Iterator[Mutant]:
@@ -316,21 +343,21 @@ def _passed_over() -> Iterator[Mutant]:
 
 def _of_security() -> Iterator[Mutant]:
     for id_, plant, tier, fells, target, why in (
-        ("M50", security.open_ones_stay, CLUSTER, "46 47", "bookies", ""),
+        ("M50", security.open_ones_stay, CLUSTER, "46 47", SECURED, ""),
         ("M51", security.broken_watch_changes_nothing, DIRECTED, "46 47", _STALE,
          "needs a change while a watch is broken and nothing else changes"),
         ("M52", security.stale_for_ever, DIRECTED, "46 47", _STALE, "a seed has no 30 s without metadata"),
         ("M53", security.read_failed_is_decided, DIRECTED, "46 47",
          f"{_GRANTS}::test_a_revocation_whose_grants_cannot_be_read_at_once_holds_as_soon_as_they_can",
          "needs a read that fails between two changes"),
-        ("M54", security.second_name_is_not_asked, CLUSTER, "46", "bookies", ""),
+        ("M54", security.second_name_is_not_asked, CLUSTER, "46", SECURED, ""),
         ("M55", security.forwarded_by_anybody, DIRECTED, "46",
          f"{_TABLE}::test_an_identity_in_a_request_counts_for_nothing", "clients of a seed do not speak as brokers"),
         ("M56", security.partitions_have_no_base, DIRECTED, "49", "tests/broker/access", "a seed has one partition"),
         ("M57", security.wrong_becomes_anonymous, DIRECTED, "46 47",
          f"{_WHO}::test_a_token_says_who_calls_and_wrong_credentials_never_become_anonymous",
          "seeds have no anonymous role"),
-        ("M58", security.streams_outlive_credentials, CLUSTER, "46 47", "bookies", ""),
+        ("M58", security.streams_outlive_credentials, CLUSTER, "46 47", SECURED, ""),
         ("M59", security.remembered_for_ever, DIRECTED, "46 47",
          f"{_WHO}::test_a_remembered_token_expires_and_a_new_key_forgets_it", "programs of a seed renew their tokens"),
         ("M60", security.any_key_is_a_members, DIRECTED, "46",
@@ -344,6 +371,9 @@ def _of_security() -> Iterator[Mutant]:
          "a seed sees it as a delay alone"),
         ("M70", pending.commit_takes_the_batch, DIRECTED, "79", f"{_PENDING}::test_two_transactions_share_a_batch",
          "the exhaustive walk makes every step of two transactions from every state"),
+        ("M70b", pending.delivered_twice_in_the_sdk, CLUSTER, "80", TRANSACTIONS, ""),
+        ("M70c", pending.delivered_twice_in_the_broker, CLUSTER, "80", TRANSACTIONS, ""),
+        ("M70d", pending.bits_above_what_is_held, CLUSTER, "80", TRANSACTIONS, ""),
         ("M71", pending.settled_and_still_pending, DIRECTED, "79", _PENDING, "as M70"),
         ("M72", pending.pending_comes_again, DIRECTED, "77",
          "tests/broker/subscription/core/test_dispatch_walk.py", "as M32"),

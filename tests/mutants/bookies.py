@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +13,7 @@ from magnetar.bookie.maintenance.restore import Restorer
 from magnetar.bookie.node import identity
 from magnetar.bookie.node.identity import BootVerdict
 from magnetar.bookie.requests.service import BookieService
-from magnetar.bookie.store.checkpoint import Checkpoint
 from magnetar.bookie.store.compaction import survey as log_survey
-from magnetar.bookie.store.entrylog.writer import TableFlush
 from magnetar.bookie.store.ledgers.state_log import StateLog
 from magnetar.bookie.store.reads.reads import ReadResult, Reads
 from magnetar.bookie.store.store import Store
@@ -47,7 +44,7 @@ def negative_answer_before_the_fence_is_synced(stack: Stack) -> None:
             result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
             missing = result is not None and result.status is not Status.OK
             if missing and self._store.fence(head.ledger, head.key) is Status.OK:
-                self._intend(lambda ok: None, 0)
+                self._intents.turn.append(lambda ok: None)
                 self._read(request, head, came)
                 return
         honest(self, request, head, came)
@@ -160,27 +157,6 @@ def log_forgets_a_ledger(stack: Stack) -> None:
             yield extents[:-1]
 
     put(stack, log_survey, "read_extents", read_extents)
-
-
-def flush_waits_for_its_last_write(stack: Stack) -> None:
-    """M23d: a flush waits for its last write alone: one before it may have found no room."""
-
-    async def write_entries(self: Checkpoint) -> None:
-        table = self._memtable.flushing
-        self._flush = None
-        if table is None or not table.ledgers:
-            return
-        flush = TableFlush(self._hot, table)
-        await self._worker.run(flush.begin)
-        written: asyncio.Future[None] | None = None
-        while slices := await self._worker.run(flush.next_slices, self._at_once(flush)):
-            written = self.writer.run(self._hot.append_all, slices)
-            written.add_done_callback(lambda done: done.cancelled() or done.exception())
-        if written is not None:
-            await written
-        self._flush = flush
-
-    put(stack, Checkpoint, "_write_entries", write_entries)
 
 
 def listing_is_believed(stack: Stack) -> None:

@@ -87,7 +87,7 @@ def serves_on_after_another_owner(stack: Stack) -> None:
 def failed_but_still_queued(stack: Stack) -> None:
     """M31: what was answered as failed stays in the queue, and goes to the next ledger."""
 
-    def give_up(self: LogQueue[Any]) -> list[Queued[Any]]:
+    def give_up(self: LogQueue[Any]) -> list[Queued]:
         self.ledger_id = -1
         return [*self._sent, *self.pending]
 

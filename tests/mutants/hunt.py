@@ -13,7 +13,7 @@ from tests.crashes.mutants import killed as killed_on_disk
 from tests.mutants.bank import BANK, CLUSTER, CRASHES, PROTOCOL, Mutant, planted
 from tests.simulation.protocol.run import run_protocol
 from tests.simulation.run import quiet, run_seed
-from tests.simulation.tiers import INSIDE, TRANSACTIONS, drawn_for
+from tests.simulation.tiers import INSIDE, SECURED, TRANSACTIONS, drawn_for
 
 CLUSTER_SEEDS_MAX = 150
 
@@ -58,7 +58,7 @@ def _protocol(id_: str, seeds_max: int) -> Kill:
 def _cluster(mutant: Mutant, seeds_max: int, first: int) -> Kill:
     """Seeds of the kind that the mutant names; only those count. Or of the tier that it names: all seeds are."""
     ran, seeds = 0, itertools.chain((first,), itertools.count(1))
-    of_a_tier = mutant.target in (TRANSACTIONS, INSIDE)
+    of_a_tier = mutant.target in (TRANSACTIONS, INSIDE, SECURED)
     while ran < seeds_max:
         seed = next(seeds)
         drawn = drawn_for(mutant.target if of_a_tier else "cluster", seed)

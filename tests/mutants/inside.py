@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from magnetar.runtime.files import Buffer
+from magnetar.runtime.peer.in_flight import InFlight
 from magnetar.runtime.peer.inside import InsidePeer
 from tests.mutants.ledgers import Stack, put
 
@@ -14,17 +15,17 @@ def lost_with_its_bookie(stack: Stack) -> None:
 
     def broke(self: InsidePeer) -> None:
         self._queue.clear()
-        self._in_flight._waiting.clear()
+        self.in_flight._waiting.clear()
 
     put(stack, InsidePeer, "broke", broke)
 
 
 def answered_twice(stack: Stack) -> None:
     """M86b: an answer within a process is given twice, the second time to the request after it (ours)."""
-    honest = InsidePeer.answered
+    honest = InFlight.answer
 
-    def answered(self: InsidePeer, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
+    def answer(self: InFlight, id_: int, head: bytes, frames: Sequence[Buffer]) -> None:
         honest(self, id_, head, frames)
         honest(self, id_ + 1, head, frames)
 
-    put(stack, InsidePeer, "answered", answered)
+    put(stack, InFlight, "answer", answer)

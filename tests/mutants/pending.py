@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from magnetar.broker.protocols.pulsar import translate
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, TxnAcks
 from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.pending_acks import Clash, Settled
 from magnetar.broker.subscription.core.pending_set import PendingAcks
+from magnetar.client.consume.transactional_acks import TransactionalAcks
 from magnetar.proto.names import Position
 from magnetar.proto.transactions import TxnId
 from tests.mutants.ledgers import Stack, put
@@ -83,3 +88,23 @@ def abort_forgets_the_order(stack: Stack) -> None:
         return None
 
     put(stack, Dispatcher, "step_back", step_back)
+
+
+def delivered_twice_in_the_sdk(stack: Stack) -> None:
+    """M70b: the SDK acknowledges two deliveries of a message in one transaction: it is processed twice."""
+    put(stack, TransactionalAcks, "_delivered_twice", lambda *_: None)
+
+
+def delivered_twice_in_the_broker(stack: Stack) -> None:
+    """M70c: a client of Pulsar's protocol acknowledges two deliveries of a message in one transaction."""
+    put(stack, pending_acks, "twice", lambda *_: None)
+
+
+def bits_above_what_is_held(stack: Stack) -> None:
+    """M70d: of a batch of which an abort gave a part back, acknowledgements count as far as its consumer holds it."""
+    honest = translate.individual
+
+    def individual(ids: Iterable[Any], messages_of: Callable[[Position], int], *, exact: bool = False) -> Any:
+        return honest(ids, messages_of)
+
+    put(stack, translate, "individual", individual)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import math
 from typing import Any
+from unittest import mock
 
 from magnetar.broker.access import grants
 from magnetar.broker.access.authorizer import Authorizer
+from magnetar.broker.access.core import table
 from magnetar.broker.access.core.rights import Rights
-from magnetar.broker.access.core.table import Rule
+from magnetar.broker.access.core.table import Permission, Rule
 from magnetar.broker.access.grants import Grants
 from magnetar.broker.protocols.grpc import checked
 from magnetar.broker.protocols.grpc.admin import AdminService
 from magnetar.broker.session import consumer
 from magnetar.broker.session.reader import RangeReader
 from magnetar.broker.topic.topic import Topic
+from magnetar.broker.topic.transactions import TopicTransactions
+from magnetar.broker.transaction.core.coordinator import Coordinator
+from magnetar.broker.transaction.core.owned import OwnedTable
+from magnetar.broker.transaction.core.table import Table
 from magnetar.metadata import members
 from magnetar.metadata.members import Members
 from magnetar.proto.errors import Unauthenticated
@@ -173,3 +179,36 @@ def dead_members_stay(stack: Stack) -> None:
 def keys_end_with_the_session(stack: Stack) -> None:
     """M62: a bookie refuses a broker whose metadata session has ended, on the connections that it has, too."""
     put(stack, members, "LEAVE_S", 0.0)
+
+
+# ------------------------------------------------------------------------------------ owners
+def anybody_writes(stack: Stack) -> None:
+    """M63: in a transaction that is open in a topic each role writes and acknowledges."""
+    put(stack, TopicTransactions, "_is_writer", lambda *_: True)
+
+
+def anybody_ends(stack: Stack) -> None:
+    """M63b: a transaction is ended by each caller that knows its id."""
+    put(stack, Table, "_check_owner", lambda *_: None)
+
+
+def names_of_all(stack: Stack) -> None:
+    """M63c: a name, or a sink, of one role is that of each: it fences others, and counts their batches."""
+
+    def find(self: OwnedTable[Any], owner: str, name: str) -> Any:
+        found = [value for (_, each), value in self._values.items() if each == name]
+        return found[-1] if found else None
+
+    put(stack, OwnedTable, "find", find)
+
+
+def anybody_decides(stack: Stack) -> None:
+    """M63d: a half is ended by each caller that knows its id."""
+    put(stack, Coordinator, "check_owner", lambda *_: None)
+
+
+def anybody_settles(stack: Stack) -> None:
+    """M63e: what brokers ask each other about transactions is answered to every caller."""
+    between = dict.fromkeys(("Join", "Settle", "AbortOpen"), Rule(Permission.SHOWN))
+    rules: Any = table.RULES
+    stack.enter_context(mock.patch.dict(rules, {f"Transactions.{each}": rule for each, rule in between.items()}))

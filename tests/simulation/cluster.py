@@ -38,6 +38,7 @@ from tests.simulation.metadata import FaultyService, ObservedStore
 from tests.simulation.options import Options
 from tests.simulation.security import CHANGING, READING, STRANGER_ROLE, Security
 from tests.simulation.verdict.observer import Observer
+from tests.simulation.verdict.owners import Owners
 from tests.simulation.verdict.rights import RightsJudge
 from tests.simulation.verdict.transactions import Coordination
 
@@ -85,6 +86,7 @@ class Cluster:
         self.security = Security(simulation, options) if options.secured else None
         uses = {CHANGING: CHANGING, STRANGER_ROLE: "intruder", READING: "letters"}
         self.coordination = Coordination(simulation)
+        self.owners = Owners(simulation.note)
         self.rights = RightsJudge(simulation, (*options.rates, *options.times), uses)
         if options.secured:
             observer.on_commit = self.rights.committed
@@ -106,6 +108,8 @@ class Cluster:
         self._supervising = False
         self.healed = False
         self.on_heal: list[Callable[[], Awaitable[bool]]] = []  # what an operator takes back; again until it works
+        self.late = "", ""  # the next deletion of what, and of which topic, is late (strikes/late.py)
+        self.late_deletions = 0
         self.on_anew: list[Callable[[random.Random], None]] = []  # loads whose names come back (load/names.py)
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._context = contextvars.Context()

@@ -12,9 +12,10 @@ from asyncio import Future
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import CLEAR, PeerCalling, PeerListening, Principal
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import Endpoint, Peer, PeerService, PeerServing, Reply, Request
+from magnetar.runtime.network import Asker, Endpoint, Peer, PeerService, PeerServing, Reply, Request
 from magnetar.runtime.peer.inside import InsideNetwork, InsideServer, InsideServing
 from magnetar.runtime.world import World
 from tests.simulation.verdict.observer import Observer
@@ -68,6 +69,27 @@ class _Deadline:
             self._passed()
 
 
+class _Watched:
+    """An `Asker` of a request that must get an outcome."""
+
+    watch: _Deadline
+
+    def __init__(self, asked: dict[object, float], asker: Asker) -> None:
+        self._asked, self._asker = asked, asker
+
+    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
+        self._over()
+        self._asker.answered(head, frames)
+
+    def failed(self, error: BaseException) -> None:
+        self._over()
+        self._asker.failed(error)
+
+    def _over(self) -> None:
+        del self._asked[self]
+        self.watch.timer.cancel()
+
+
 class ObservedInside(InsideNetwork):
     """Of the process on `node`."""
 
@@ -76,7 +98,7 @@ class ObservedInside(InsideNetwork):
         self._observer = observer
         self._node = node
         self._now = world.clock.monotonic
-        self._asked: dict[Future[Reply], float] = {}  # requests without an outcome → when they were made
+        self._asked: dict[object, float] = {}  # requests without an outcome → when they were made
 
     def late(self) -> int:
         """Requests that have waited for an outcome for LATE_S."""
@@ -99,7 +121,18 @@ class ObservedInside(InsideNetwork):
                 future.add_done_callback(over)
             return future
 
-        peer.request = request  # type: ignore[method-assign]
+        post_on = peer.post
+
+        def post(asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> MagnetarError | None:
+            watched = _Watched(self._asked, asker)
+            refused = post_on(watched, head, frames, timeout_s=timeout_s)
+            if refused is None:
+                self._asked[watched] = self._now()
+                gone = partial(self._observer.forgotten, self._node)
+                watched.watch = _Deadline(loop, timeout_s + SLACK_S, gone)
+            return refused
+
+        peer.request, peer.post = request, post  # type: ignore[method-assign]
         return peer
 
     async def serve_peers(

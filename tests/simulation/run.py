@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from magnetar.ledger.core.stored import Payload
 from magnetar.ledger.handle import AppendListener, LedgerWriter
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
@@ -21,6 +22,7 @@ from tests.simulation.load.topics import TopicLoad
 from tests.simulation.load.transactions import TransactionLoad
 from tests.simulation.options import Options, draw
 from tests.simulation.strikes.frames import said_twice
+from tests.simulation.strikes.late import late_deletions
 from tests.simulation.verdict.observer import Observer
 
 STEPS_MAX = 5_000_000
@@ -61,8 +63,13 @@ def run_seed(
     failures: list[str] = []
     figures: dict[str, int] = {}
     cluster = Cluster(simulation, options, observer, only)
-    seen = cluster.rights.watching() if options.secured else contextlib.nullcontext()
+    seen = contextlib.ExitStack()
     with _observed_writers(observer), seen, cluster.coordination.watching(), said_twice(seed):
+        if "anew" in options.times:
+            seen.enter_context(late_deletions(cluster))
+        if options.secured:
+            seen.enter_context(cluster.rights.watching())
+            seen.enter_context(cluster.owners.watching())
         try:
             with _cut_off():
                 failures += simulation.run(_scenario(cluster, figures))
@@ -147,12 +154,12 @@ class _observed_writers:
 
         push_on = self._push
 
-        def push(writer: LedgerWriter, payload: Any, *known: Any) -> None:
+        def push(writer: LedgerWriter, payload: Payload) -> None:
             if not isinstance(writer.listener, _ObservedListener):
                 assert writer.listener is not None, "whose entries are pushed is told"
                 writer.listener = _ObservedListener(observer, writer.listener)
-            push_on(writer, payload, *known)
-            writer.listener.payloads[writer.last_confirmed + writer.pending_entries] = bytes(payload)
+            push_on(writer, payload)
+            writer.listener.payloads[writer.last_confirmed + writer.pending_entries] = b"".join(payload.frames)
 
         LedgerWriter.append = append  # type: ignore[method-assign]
         LedgerWriter.push = push  # type: ignore[method-assign]

@@ -39,6 +39,8 @@ STRANGER_ROLE = "stranger"
 """A role without grants."""
 READING = "reading"
 """A role that may consume, and not produce."""
+OWNER, THIEF = "owner", "thief"
+"""A role that runs transactions, and one that knows their ids (load/owners.py)."""
 
 KEY, OTHER_KEY = b"the key of this cluster's tokens", b"the key of the tokens of another"
 LATE_RATE = 0.1

@@ -41,11 +41,12 @@ def test_a_share_of_the_seeds_is_secured() -> None:
     assert abs(sum(draw(seed).secured for seed in range(1, 1001)) - 1000 * SECURED_RATE) < 60
 
 
-@pytest.mark.parametrize("seed", [2, 4])
+@pytest.mark.parametrize("seed", [1, 4])
 def test_a_secured_seed_passes_and_has_the_same_trace_again(seed: int) -> None:
     first, second = secured(seed), secured(seed)
     assert first.failures == []
     assert first.trace_hash == second.trace_hash
+    assert first.figures["refused"] > 10, "who knows the ids of others tried"
 
 
 def test_rights_that_come_and_go_under_traffic_lose_nothing_and_are_obeyed() -> None:
@@ -59,17 +60,22 @@ def test_a_stranger_with_keys_is_answered_by_no_bookie() -> None:
     assert secured(6, stranger=4).failures == []
 
 
-FOUND: dict[str, dict[str, int]] = {"M50": {"revoke": 1}, "M54": {}, "M58": {}, "M60": {"stranger": 6}}
-SEEDS = (2, 1, 4, 6)
+FOUND: dict[str, tuple[int, dict[str, int]]] = {
+    "M50": (2, {"revoke": 1}), "M54": (6, {}), "M58": (1, {}), "M60": (6, {"stranger": 6}),
+    "M63": (1, {}), "M63b": (2, {}), "M63c": (6, {}), "M63d": (5, {}), "M63e": (2, {}),
+}  # fmt: skip
+"""The seed that found it last, which need not find it for ever, and its strikes."""
+SEEDS = (2, 1, 4, 6, 5, 8)
 
 
-@pytest.mark.parametrize(("id_", "strikes"), FOUND.items())
-def test_a_seed_finds(id_: str, strikes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("id_", "seed", "strikes"), [(id_, *each) for id_, each in FOUND.items()])
+def test_a_seed_finds(id_: str, seed: int, strikes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rest, topics):
         monkeypatch.setattr(module, "LIVENESS_S", 120.0)  # what is stuck is so after two minutes, too
-    assert not secured(SEEDS[0], **strikes).failures, "and what is right is not"
+    if strikes:
+        assert not secured(SEEDS[0], **strikes).failures, "and what is right is not"
     with planted(BANK[id_]):
-        assert any(secured(seed, **strikes).failures for seed in SEEDS), BANK[id_].what
+        assert any(secured(each, **strikes).failures for each in (seed, *SEEDS)), BANK[id_].what
 
 
 # ---------------------------------------------------------------------------------- grants that cannot be read

@@ -34,7 +34,7 @@ from ...format.index import (
     Table,
     columns_of,
     encode_heads,
-    extents_of,
+    extents_with_tables,
     single_table,
 )
 from .cache import Lru
@@ -293,6 +293,17 @@ class Index:
         """A run that was loaded."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
+    def is_nowhere(self, ledger: int, entry: int) -> bool:
+        """Whether no extent has the entry in its range, as far as that is certain without loading anything."""
+        for number, log in self._logs.items():
+            if ledger in log.ledgers:
+                if (number, ledger) not in self._runs:
+                    return False
+                run = self.lookup(number, ledger)
+                if isinstance(run, Missing) or run.places(entry):
+                    return False
+        return True
+
     def candidates(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
         """All extents whose range holds the entry, those of newer logs first. None: something must be loaded first."""
         places: list[ExtentPlace] = []
@@ -345,13 +356,9 @@ def places_of(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPla
     """The extents of the ledger in the bytes of a page; None when they are not what the page must look like."""
     if len(heads) != page.size or crc32c(heads) != page.crc:
         return None
-    found: list[ExtentPlace] = []
-    offset = page.tables_offset
-    for extent in extents_of(heads):
-        if extent.ledger == ledger:
-            found.append(ExtentPlace(log, extent, offset))
-        offset += extent.table_bytes
-    return found
+    return [
+        ExtentPlace(log, extent, offset) for extent, offset in extents_with_tables(heads, ledger, page.tables_offset)
+    ]
 
 
 def find(place: ExtentPlace, table: Table, entry: int) -> int | None:

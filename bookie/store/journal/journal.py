@@ -8,8 +8,10 @@ answered in the order in which they came.
     position                             (journal id, offset) up to where everything is synced
     release(position)                    recycles or removes the files that a checkpoint made superfluous
 
-One task gives the core the results of the disk, and carries out the core's effects: one block of all groups that wait
-(up to `block_bytes_max`) goes to a worker, and meanwhile the next block fills. Direct blocks go to `WORKERS` threads in
+One block of all groups that wait (up to `block_bytes_max`) goes to a worker, and meanwhile the next block fills. A
+block begins in the `seal` that finds no other one on its way, and is answered in the call with which its worker reports
+it: no task is woken for one. Whatever has to wait (a segment begins, blocks are on their way, the end) is done by one
+task, which also ends the process when something fails. Direct blocks go to `WORKERS` threads in
 turn, so that the disk waits neither for the event loop nor for the interpreter. Other blocks go to one thread, because
 of two syncs of a file at once the kernel reports a lost page to only one.
 
@@ -137,6 +139,8 @@ class Journal:
         self._flying: deque[tuple[int, asyncio.Future[float]]] = deque()  # blocks at a worker: sequence, seconds
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._next: BeginSegment | None = None  # for the task
+        self._fault: BaseException | None = None  # of a block that was answered, for the task
         self._segment: Segment | None = None
         self._arenas = Arenas(world.files, 2 * padded(block_bytes_max), DEPTH)  # a last entry may exceed the bound
         self._closing = False
@@ -201,7 +205,7 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        return self.queued_bytes >= self._queue_bytes_max
+        return self._open.size + self._core.queued_bytes >= self._queue_bytes_max
 
     @property
     def queued_records(self) -> int:
@@ -232,8 +236,22 @@ class Journal:
         group, self._open = self._open, RecordGroup()
         group.done = done
         group.sealed_at = self._clock.monotonic()
-        self._core.append(group, group.size, len(group.headers))
-        self._work.set()
+        core = self._core
+        idle = not self._flying and not core.waits and self._next is None
+        core.append(group, group.size, len(group.headers))
+        if not (idle and group.headers):  # one without records may be answered at once, and never within its seal
+            self._work.set()
+            return
+        try:
+            for effect in core.advance(bool(self._segments.spares)):
+                if isinstance(effect, WriteBlock):
+                    self._send(effect)
+                elif isinstance(effect, BeginSegment):
+                    self._next = effect  # only the task can wait for it
+        except BaseException as error:  # the block is lost: the task ends the process
+            self._fault = error
+        if core.waits or self._fault is not None:
+            self._work.set()
 
     def synced(self) -> asyncio.Future[bool]:
         """`seal` as a future."""
@@ -246,7 +264,12 @@ class Journal:
         core = self._core
         while not core.ended:
             self._work.clear()
+            if self._fault is not None:
+                raise self._fault
             self._land()
+            if self._next is not None:
+                begins, self._next = self._next, None
+                await self._begin(begins)
             while effects := core.advance(bool(self._segments.spares)):
                 for effect in effects:
                     match effect:
@@ -258,6 +281,17 @@ class Journal:
                             self._answer([effect])
             if not core.ended:
                 await self._work.wait()
+
+    def _written(self, written: asyncio.Future[float]) -> None:
+        """A worker has ended a block: it is answered now, if it is the oldest one. The task does the rest."""
+        stored = not written.cancelled() and written.exception() is None
+        if stored and self._fault is None and not self._closing:
+            try:
+                self._land()
+            except BaseException as error:  # a fault of ours; the task raises it
+                self._fault = error
+        if not stored or self._core.waits or self._closing or self._fault is not None:
+            self._work.set()
 
     def _land(self) -> None:
         """Tells the core which blocks the disk has finished, in their order."""
@@ -305,7 +339,7 @@ class Journal:
         else:
             buffers.append(bytes(block.size - BLOCK_HEADER_BYTES - block.length))
         written = self._workers[block.lane].run(self._write, segment.file, buffers, block.offset, block.zeros)
-        written.add_done_callback(lambda _: self._work.set())
+        written.add_done_callback(self._written)
         self._flying.append((block.sequence, written))
         if self._core.wants_spare:
             self._segments.fill_soon()

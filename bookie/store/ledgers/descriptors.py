@@ -100,7 +100,7 @@ class Unwritten(NamedTuple):
 class Descriptors(StateLog):
     def __init__(self) -> None:
         super().__init__()
-        self._dirty: dict[int, Descriptor] = {}
+        self.dirty_ledgers: dict[int, Descriptor] = {}
         self._settling: dict[int, Descriptor] = {}
         self._clean: Lru[int, Descriptor] = Lru(_CLEAN_MAX)
         self._table = LedgerTable()
@@ -109,7 +109,7 @@ class Descriptors(StateLog):
 
     # ------------------------------------------------------------------------------------ ledgers
     def get(self, ledger: int) -> Descriptor | None:
-        found = self._dirty.get(ledger)
+        found = self.dirty_ledgers.get(ledger)
         return self._resting(ledger) if found is None else found
 
     def _resting(self, ledger: int) -> Descriptor | None:
@@ -141,13 +141,13 @@ class Descriptors(StateLog):
     def create(self, ledger: int, key: bytes) -> Descriptor:
         assert ledger not in self._ids, f"ledger {ledger} has a descriptor"
         assert ledger not in self.tombstones, f"ledger {ledger} is deleted"
-        descriptor = self._dirty[ledger] = Descriptor(ledger, key)
+        descriptor = self.dirty_ledgers[ledger] = Descriptor(ledger, key)
         self._ids.add(ledger)
         return descriptor
 
     def touch(self, descriptor: Descriptor) -> None:
         """The descriptor changed: the next checkpoint writes it."""
-        self._dirty[descriptor.ledger] = descriptor
+        self.dirty_ledgers[descriptor.ledger] = descriptor
 
     def delete(self, first: int, last: int) -> None:
         """The ledgers of the interval are deleted for ever."""
@@ -162,9 +162,10 @@ class Descriptors(StateLog):
         """Removes them from the bitmap, so that their other places are not read any more."""
         self._ids.remove_range(first, last + 1)
         span = range(first, last + 1)
-        dead = span if len(span) <= len(self._dirty) else [ledger for ledger in self._dirty if ledger in span]
+        dirty = self.dirty_ledgers
+        dead = span if len(span) <= len(dirty) else [ledger for ledger in dirty if ledger in span]
         for ledger in list(dead):
-            self._dirty.pop(ledger, None)
+            self.dirty_ledgers.pop(ledger, None)
 
     # ------------------------------------------------------------------------------------ for the ledger index
     def load(self, loaded: Loaded) -> None:
@@ -176,15 +177,15 @@ class Descriptors(StateLog):
 
     @property
     def dirty(self) -> bool:
-        return bool(self._dirty or self._settling or self._unwritten or self.changed)
+        return bool(self.dirty_ledgers or self._settling or self._unwritten or self.changed)
 
     def begin_write(self) -> None:
         """The checkpoint that begins writes all changes until now, and those of a checkpoint that failed."""
         if self._settling:
-            self._settling.update(self._dirty)
+            self._settling.update(self.dirty_ledgers)
         else:
-            self._settling = self._dirty
-        self._dirty = {}
+            self._settling = self.dirty_ledgers
+        self.dirty_ledgers = {}
         self._unwritten += self.take_changes()
 
     def unwritten(self) -> Unwritten:
@@ -196,15 +197,15 @@ class Descriptors(StateLog):
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:
-                self._dirty.setdefault(descriptor.ledger, descriptor)
+                self.dirty_ledgers.setdefault(descriptor.ledger, descriptor)
         return old
 
     def check(self) -> None:
         """Those of the facts; every ledger has a place; synced fences are fences; no deleted ledger is dirty."""
         self.check_facts(self._ids)
-        known = {*self._dirty, *self._settling, *self._table}
+        known = {*self.dirty_ledgers, *self._settling, *self._table}
         assert all(ledger in known for ledger in self._ids)
-        assert all(ledger in self._ids for ledger in self._dirty)
+        assert all(ledger in self._ids for ledger in self.dirty_ledgers)
         assert list(self._table) == sorted(set(self._table))
         found = [self.get(ledger) for ledger in self._ids]
         assert all(d is not None and (d.fenced or not d.fence_synced) for d in found)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import struct
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import NamedTuple
@@ -103,10 +103,16 @@ def _ledger(leaf: bytes, at: int) -> int:
 
 def _find(leaf: bytes, ledger: int, low: int) -> int:
     """The first record from `low` on that is not below the ledger's."""
-    count = len(leaf) // RECORD_BYTES
+    high = count = len(leaf) // RECORD_BYTES
     if low == count or _ledger(leaf, count - 1) < ledger:
         return count
-    return bisect_left(range(count), ledger, low, key=lambda at: _ledger(leaf, at))
+    while low < high:  # as `bisect_left` with a key, which is a call or two a step
+        at = (low + high) // 2
+        if _LEDGER.unpack_from(leaf, at * RECORD_BYTES + _LEDGER_AT)[0] < ledger:
+            low = at + 1
+        else:
+            high = at
+    return low
 
 
 def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) -> Iterator[bytes]:

@@ -96,7 +96,7 @@ class Reads:
         if entries:
             self._count_read(entries, "reads_memory")
             return ReadResult(Status.OK, entries, self._lac(ledger))
-        return self._miss(ledger, entry) if self._index.candidates(ledger, entry) == [] else None
+        return self._miss(ledger, entry) if self._index.is_nowhere(ledger, entry) else None
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
         """`read`, when it needs no disk; else None."""
@@ -120,10 +120,16 @@ class Reads:
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
-            result = await self._read_ahead(ledger, entry, count, bytes_max)
+            stream = self._ahead.claim(ledger, entry)
+            if stream is not None:
+                result = await self._read_ahead(stream, ledger, entry, count, bytes_max)
+                if result is None:
+                    result = self._read_memory(ledger, entry, count, bytes_max)
             try:
                 while result is None:
                     result = await self._read_disk(ledger, entry, count, bytes_max)
+                    if result is None:
+                        result = self._read_memory(ledger, entry, count, bytes_max)
             except OSError as error:
                 if error.errno not in NONE_FREE:
                     raise
@@ -131,10 +137,9 @@ class Reads:
                 return ReadResult(Status.BUSY, [], -1)
         return result
 
-    async def _read_ahead(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        stream = self._ahead.claim(ledger, entry)
-        if stream is None:
-            return None
+    async def _read_ahead(
+        self, stream: SequentialRead, ledger: int, entry: int, count: int, bytes_max: int
+    ) -> ReadResult | None:
         if not stream.left and stream.chunks:
             await wait([stream.chunks[0].read])
             stream.arrive()
@@ -152,10 +157,8 @@ class Reads:
         return ReadResult(Status.OK, entries, self._lac(ledger))
 
     async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """Searches memory and then, without an await in between, the index. None: the index changed meanwhile."""
-        result = self._read_memory(ledger, entry, count, bytes_max)
-        if result is not None:
-            return result
+        """Searches the index: the caller has searched memory, without an await in between. None: the index changed
+        meanwhile."""
         generation = self._index.generation
         search = Search(self._index, self._reader, self._worker, ledger, entry)
         damaged = False

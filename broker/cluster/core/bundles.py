@@ -11,6 +11,7 @@ but for the last, which is "0xffffffff" (Pulsar's names). The number of bundles 
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 from zlib import crc32
 
 from ....proto.names import TopicName
@@ -36,6 +37,7 @@ def among(brokers: Collection[str], folder: str, number: int) -> str:
     return ordered[(crc32(folder.encode()) + number) % len(ordered)]
 
 
+@lru_cache(maxsize=BUNDLES_MAX)
 def bundle_name(number: int, bundles: int) -> str:
     assert 0 <= number < bundles <= BUNDLES_MAX, "a bundle number is within the namespace's bundles"
     low = -(-number * HASHES // bundles)

@@ -19,57 +19,54 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Generic, TypeVar
 
-T = TypeVar("T")
+from ....ledger.core.stored import Payload
 
 
-class Queued(Generic[T]):
-    """A publish in flight. `entry_id` is valid while it is sent."""
+class Queued(Payload):
+    """A publish in flight. `index` is that of its last message; `entry_id` is valid while it is sent."""
 
-    __slots__ = ("entry_id", "index", "item")
+    __slots__ = ("entry_id", "index")
 
-    def __init__(self, item: T, index: int) -> None:
-        self.item = item
-        self.index = index  # of its last message
-        self.entry_id = -1
+    def __init__(self) -> None:
+        super().__init__((), 0)
+        self.entry_id = self.index = -1
+
+
+Q = TypeVar("Q", bound=Queued)
 
 
 _NONE: deque[Any] = deque()
 """The queue of a topic without publishes. One for all of them, because it costs 700 bytes: never add to it."""
 
 
-class LogQueue(Generic[T]):
+class LogQueue(Generic[Q]):
     """The unconfirmed publishes of one topic."""
 
     __slots__ = ("_sent", "end_index", "ledger_id", "next_entry", "pending")
 
     def __init__(self, end_index: int) -> None:
-        self._sent: deque[Queued[T]] = _NONE
-        self.pending: deque[Queued[T]] = _NONE  # not sent yet; only this class changes it
+        self._sent: deque[Q] = _NONE
+        self.pending: deque[Q] = _NONE  # not sent yet; only this class changes it
         self.end_index = end_index  # the next message's index
         self.ledger_id = -1  # that takes entries; -1: none at the moment
         self.next_entry = 0
 
     # ------------------------------------------------------------------ intents
-    def add(self, item: T, count: int) -> Queued[T]:
+    def add(self, queued: Q, count: int) -> None:
         """Queues an entry of `count` messages and gives it its index."""
         assert count > 0, "an entry holds at least one message"
         self.end_index += count
-        queued = Queued(item, self.end_index - 1)
+        queued.index, queued.entry_id = self.end_index - 1, -1
         if self.pending is _NONE:
             self._sent, self.pending = deque(), deque()
         self.pending.append(queued)
-        return queued
 
-    def send(self, entries_max: int) -> Queued[T] | None:
-        """The next one that the ledger is to take, which counts as sent from now on; None: there is none, or the ledger
-        holds so many."""
-        if not self.pending or self.ledger_id < 0 or self.next_entry >= entries_max:
-            return None
+    def sent(self) -> None:
+        """The ledger has taken the first of the pending ones."""
         queued = self.pending.popleft()
         queued.entry_id = self.next_entry
         self.next_entry += 1
         self._sent.append(queued)
-        return queued
 
     # ------------------------------------------------------------------ facts
     def opened(self, ledger_id: int) -> None:
@@ -78,29 +75,30 @@ class LogQueue(Generic[T]):
         assert not self._sent, "nothing is outstanding on another ledger"
         self.ledger_id, self.next_entry = ledger_id, 0
 
-    def confirmed(self, last_entry: int) -> Queued[T] | None:
-        """The next one of those up to `last_entry`, which are in the ledger; None: there is none left."""
-        if not self._sent or self._sent[0].entry_id > last_entry:
-            return None
-        return self._sent.popleft()
+    def confirmed(self, last_entry: int) -> list[Q]:
+        """Those up to `last_entry`, which are in the ledger."""
+        sent, found = self._sent, list[Q]()
+        while sent and sent[0].entry_id <= last_entry:
+            found.append(sent.popleft())
+        return found
 
     def stopped(self) -> None:
         """The ledger takes no more entries: it failed, or it is full. What was sent stays until its end is known."""
         self.ledger_id = -1
 
-    def ended(self, last_entry: int) -> list[Queued[T]]:
+    def ended(self, last_entry: int) -> list[Q]:
         """The ledger ended at `last_entry`: these are in it and are confirmed; the rest goes back to the front."""
         assert self.ledger_id < 0, "a ledger that ended takes no entries"
-        stored = []
+        stored: list[Q] = []
         while self._sent and self._sent[0].entry_id <= last_entry:
             stored.append(self._sent.popleft())
         while self._sent:
             queued = self._sent.pop()
-            queued.entry_id = -1
+            queued.entry_id, queued.header = -1, b""  # another ledger seals it anew
             self.pending.appendleft(queued)
         return stored
 
-    def give_up(self) -> list[Queued[T]]:
+    def give_up(self) -> list[Q]:
         """The topic is lost to this broker: all that is left, in order; the outcome of each is unknown."""
         left = [*self._sent, *self.pending]
         self._sent.clear()

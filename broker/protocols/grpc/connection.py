@@ -54,6 +54,7 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
     connection, clock = Connection(broker, stream, context), broker.world.clock
+    now = clock.monotonic
     try:
         while True:
             frames, turns = await stream.receive(), Turns(clock)
@@ -63,7 +64,7 @@ async def serve(broker: TopicManager, stream: Connects, context: CallContext) ->
                 if number == half:
                     for _ in range(AHEAD_TURNS):
                         await turns.next()
-                elif turns.over:
+                elif now() > turns.end:
                     await turns.next()
             await connection.room()
     except EndOfStream:
@@ -78,7 +79,7 @@ class Connection:
     def __init__(self, broker: TopicManager, stream: Connects, caller: CallContext) -> None:
         self.broker = broker
         self.caller = caller
-        self._stream = stream
+        self.stream = stream
         self._handlers: dict[int, Handler] = {}
         self._highest = 0
         self._answered = -1  # the last id of which a frame was answered that has no handler
@@ -134,8 +135,8 @@ class Connection:
 
     async def room(self) -> None:
         """Returns when the stream may be read on. ConnectionLost."""
-        if self._stream.queued_bytes > OUT_BYTES:
-            await self._stream.left(self._stream.left_bytes + OUT_BYTES // 2)
+        if self.stream.queued_bytes > OUT_BYTES:
+            await self.stream.left(self.stream.left_bytes + OUT_BYTES // 2)
         while self._deferred_bytes > DEFERRED_BYTES:
             if self._room is None:
                 self._room = asyncio.get_running_loop().create_future()
@@ -144,7 +145,7 @@ class Connection:
     # ------------------------------------------------------------------ frames out
     def send(self, frame: wire.ServerFrame | Pieces) -> None:
         try:
-            self._stream.send_nowait(frame)
+            self.stream.send_nowait(frame)
         except ConnectionLost:
             return  # the reader of the stream gets it too, and ends
 
@@ -153,11 +154,11 @@ class Connection:
         size = sum(map(len, item))
         if handler.sent is None:
             handler.sent = deque()
-        handler.sent.append((self._stream.left_bytes + self._stream.queued_bytes, size))
+        handler.sent.append((self.stream.left_bytes + self.stream.queued_bytes, size))
         handler.queued_bytes += size
 
     def is_full(self, handler: ConsumerHandler) -> bool:
-        left, sent = self._stream.left_bytes, handler.sent
+        left, sent = self.stream.left_bytes, handler.sent
         while sent and sent[0][0] <= left:
             handler.queued_bytes -= sent.popleft()[1]
         if not sent:
@@ -165,14 +166,14 @@ class Connection:
         answers = self.broker.memory.answers
         if answers.held > answers.limit:
             return True
-        crowded = self._stream.queued_bytes > CONNECTION_BYTES or answers.held > answers.tight
+        crowded = self.stream.queued_bytes > CONNECTION_BYTES or answers.held > answers.tight
         return handler.queued_bytes > (SHARE_BYTES if crowded else QUEUE_BYTES)
 
     async def drained(self, handler: ConsumerHandler) -> None:
         """Returns when half of what it had has left, and there is memory. ConnectionLost."""
         while self.is_full(handler):
             if handler.sent:
-                await self._stream.left(handler.sent[len(handler.sent) // 2][0])
+                await self.stream.left(handler.sent[len(handler.sent) // 2][0])
             else:
                 await self.broker.memory.answers.room()
 

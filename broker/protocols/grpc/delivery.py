@@ -68,7 +68,7 @@ def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> Pieces
 
 
 def _entry_prefix(size: int) -> bytes:
-    return _PREFIXES[size] if size < len(_PREFIXES) else _FIELD_3 + varint(size)
+    return _PREFIXES[size] if size < SHORT else _FIELD_3 + varint(size)
 
 
 def read_item(request_id: int, entry: StoredEntry) -> Pieces:
@@ -86,9 +86,13 @@ def _parts(
         ).SerializeToString()
     else:
         head = _FIELD_1_INT + varint(ledger_id) + _FIELD_2_INT + varint(entry_id)
-    size = varint(entry.size)
-    return (tag, varint(len(head) + 1 + len(size) + entry.size), head, _FIELD_5, size, *entry.frames)
+    size = _VARINTS[entry.size] if entry.size < SHORT else varint(entry.size)
+    whole = len(head) + 1 + len(size) + entry.size
+    return (tag, _VARINTS[whole] if whole < SHORT else varint(whole), head, _FIELD_5, size, *entry.frames)
 
 
-_PREFIXES = [_FIELD_3 + varint(size) for size in range(4096)]
-"""Tag and length of an entry in `deliveries`: most are short."""
+SHORT = 4096
+"""Most entries are."""
+_VARINTS = [varint(size) for size in range(SHORT)]
+_PREFIXES = [_FIELD_3 + size for size in _VARINTS]
+"""Tag and length of an entry in `deliveries`."""

@@ -21,11 +21,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
 from ....proto import wire_pb2 as wire
-from ....proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, to_wire
+from ....proto.errors import BackPressure, ConnectionLost, InternalError, InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position
 from ....proto.varint import varint
 from ....runtime.grpc.envelope import LongItem
-from ....runtime.network import CallContext, Pieces
+from ....runtime.network import CallContext, Pieces, Stream
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
@@ -51,6 +51,7 @@ class Connection(Protocol):
 
     broker: TopicManager
     caller: CallContext
+    stream: Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
     def send(self, frame: wire.ServerFrame | Pieces) -> None: ...
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -322,7 +323,10 @@ class ProducerHandler(Handler):
     # ------------------------------------------------------------------ the port
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
         receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=position[0], entry_id=position[1], index=index)
-        self._connection.send(wire.ServerFrame(id=self.number, receipt=receipt))
+        try:
+            self._connection.stream.send_nowait(wire.ServerFrame(id=self.number, receipt=receipt))
+        except ConnectionLost:
+            return  # the reader of the stream gets it too, and ends
 
     def duplicate(self, sequence_id: int) -> None:
         receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=-1, entry_id=-1, index=-1, duplicate=True)

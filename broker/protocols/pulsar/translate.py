@@ -121,7 +121,8 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
 def individual(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
-    """`exact`: each message that is named counts. InvalidRequest: of one the size of its batch is not known."""
+    """`exact`: each message that is named counts, also of a batch of which its consumer holds a part, because an abort
+    gave the rest back: the client says its size. InvalidRequest: the size is not known, or no message is named."""
     for each in ids:
         position = Position(signed(each.ledgerId), signed(each.entryId))
         if position.entry_id < 0:
@@ -129,11 +130,17 @@ def individual(
         if not each.ack_set:
             yield AckedEntry(position)
             continue
-        size = messages_of(position) or max(0, each.batch_size)
+        size = messages_of(position)
+        if exact:
+            size = max(size, each.batch_size)
+        elif not size:
+            size = max(0, each.batch_size)
         if exact and not size:
             raise InvalidRequest(f"the size of the batch {position} is not known: this consumer does not hold it")
         if acked := _acked(each, size):
             yield AckedEntry(position, acked)
+        elif exact:
+            raise InvalidRequest(f"no message of the batch {position} is acknowledged")
 
 
 def cumulative(of: MessageIdData) -> Iterator[AckedEntry]:

@@ -91,7 +91,7 @@ class Dispatcher:
         self.members: dict[int, Member] = {}
         self.held = BackoffQueue()
         self.ordered = False
-        self.failed: set[Position] = set()  # not done: each holds back what follows it
+        self.failed: dict[Position, None] = {}  # not done: each holds back what follows it
         self.chunks: dict[Position, tuple[str, bool]] = {}  # not done: of which message, and whether not the last
         self.unacked = 0  # messages outstanding
         self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
@@ -294,7 +294,7 @@ class Dispatcher:
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding entries."""
         if self.failed or self.chunks:
-            self._recovered(inside(self.failed | self.chunks.keys(), ledger_id, entries))
+            self._recovered(inside(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
         if self.delays is not None:
             self.delays.forget_set(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
@@ -326,7 +326,7 @@ class Dispatcher:
     def acked_up_to(self, mark: Position) -> None:
         """Everything up to the mark is done."""
         if self.failed or self.chunks:
-            self._recovered([each for each in self.failed | self.chunks.keys() if each <= mark])
+            self._recovered([each for each in self.failed.keys() | self.chunks.keys() if each <= mark])
         for member in self.members.values():
             done = member.held_up_to(mark)
             for position in done:
@@ -381,7 +381,7 @@ class Dispatcher:
             failed.append(position)
             if position in self.chunks and self.chunks[position][1]:
                 continue
-            self.failed.add(position)
+            self.failed[position] = None
             outstanding = {each: holder for holder in self.members.values() for each in holder.outstanding}
             taken = list(self.policy.failed(position, outstanding))
             divided = {self.chunks[each][0] for each in taken if each in self.chunks}
@@ -399,7 +399,7 @@ class Dispatcher:
         for position in positions:
             self.chunks.pop(position, None)
             if position in self.failed:
-                self.failed.discard(position)
+                del self.failed[position]
                 self.policy.recovered(position)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:

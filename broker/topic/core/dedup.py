@@ -84,16 +84,20 @@ class Snapshot(NamedTuple):
     gaps: Mapping[str, BitMap64] = {}
 
 
+NOTHING = SequenceProgress()
+
+
 class _Pushed:
+    """Of a producer that is connected, or has entries on their way."""
+
     __slots__ = ("again", "entries", "progress")
 
-    def __init__(self, progress: SequenceProgress) -> None:
-        self.progress = progress
-        self.entries = 0  # on their way
+    def __init__(self) -> None:
+        self.progress = NOTHING
+        self.entries = 0  # on their way; 0: the rest means nothing
         self.again: list[SequenceRange] | None = None  # of them, those of gaps
 
 
-NOTHING = SequenceProgress()
 _NONE_SENT: Mapping[str, BitMap64] = {}
 
 
@@ -132,7 +136,7 @@ class Dedup:
         pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
-            known = verdict(persisted, pushed.progress if pushed is not None else None, numbers)
+            known = verdict(persisted, pushed.progress if pushed is not None and pushed.entries else None, numbers)
             if known is not DedupVerdict.NEW:
                 if not (self._gaps and self._in_gap(name, numbers)):
                     return known
@@ -140,8 +144,13 @@ class Dedup:
                 if known is not DedupVerdict.NEW:
                     return known
         if pushed is None:
-            pushed = self._pushed[name] = _Pushed(self._persisted.get(name, NOTHING))
-        pushed.progress = self._next(pushed.progress, numbers)
+            pushed = self._pushed[name] = _Pushed()
+        if not pushed.entries:
+            pushed.progress, pushed.again = self._persisted.get(name, NOTHING), None
+        if self.enabled or numbers.uuid:
+            pushed.progress = pushed.progress.after(numbers)
+        else:  # off, ids may go back: the last entry counts
+            pushed.progress = SequenceProgress(numbers.last)
         pushed.entries += 1
         if again:
             pushed.again = [*(pushed.again or ()), numbers]
@@ -157,6 +166,8 @@ class Dedup:
 
     @staticmethod
     def _judge_gap(persisted: SequenceProgress, pushed: _Pushed | None, numbers: SequenceRange) -> DedupVerdict:
+        if pushed is not None and not pushed.entries:
+            pushed = None
         flying = pushed.again or () if pushed is not None else ()
         if any(each.first <= numbers.last and numbers.first <= each.last and each.chunk >= numbers.chunk
                for each in flying):  # fmt: skip
@@ -166,10 +177,12 @@ class Dedup:
 
     def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         """An entry that was NEW is in the log, there."""
-        self.replayed(name, numbers, position)
         pushed = self._pushed[name]
+        progress = pushed.progress
+        known = progress.number == numbers.last and not progress.uuid and not numbers.uuid
+        self.replayed(name, numbers, position, progress if known else None)
         pushed.entries -= 1
-        if not pushed.entries:
+        if not pushed.entries and name not in self._connected:
             del self._pushed[name]
 
     def failed(self, name: str) -> None:
@@ -177,14 +190,22 @@ class Dedup:
         """
         pushed = self._pushed[name]
         pushed.entries -= 1
-        if not pushed.entries:
+        if not pushed.entries and name not in self._connected:
             del self._pushed[name]
 
-    def replayed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """The log has an entry after all that are known."""
+    def replayed(
+        self, name: str, numbers: SequenceRange, position: Position, progress: SequenceProgress | None = None
+    ) -> None:
+        """The log has an entry after all that are known. `progress`: of its producer with it, where that is known."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
-        self._persisted[name] = self._next(self._persisted.get(name, NOTHING), numbers)
+        before = self._persisted.get(name, NOTHING)
+        if progress is not None and (not self.enabled or before.number <= progress.number):
+            self._persisted[name] = progress
+        elif self.enabled or numbers.uuid:
+            self._persisted[name] = before.after(numbers)
+        else:
+            self._persisted[name] = SequenceProgress(numbers.last)
         if self._gaps and name in self._gaps and not (numbers.uuid and numbers.chunk < numbers.chunks - 1):
             self._filled(name, numbers)
         if name not in self._connected:
@@ -242,10 +263,6 @@ class Dedup:
                 if name not in self._connected:
                     self._away.setdefault(name, self._opened)
 
-    def _next(self, before: SequenceProgress, numbers: SequenceRange) -> SequenceProgress:
-        """Off, ids may go back: the last entry counts."""
-        return before.after(numbers) if self.enabled or numbers.uuid else SequenceProgress(numbers.last)
-
     # ------------------------------------------------------------------ producers
     def joined(self, name: str) -> None:
         self._connected[name] = self._connected.get(name, 0) + 1
@@ -258,6 +275,8 @@ class Dedup:
             return
         del self._connected[name]
         self._away.pop(name, None)
+        if self.is_settled(name):
+            self._pushed.pop(name, None)
         if name in self._persisted or name in self._pushed or name in self._gaps:
             self._away[name] = now
 
@@ -279,7 +298,8 @@ class Dedup:
 
     def is_settled(self, name: str) -> bool:
         """Whether nothing of the producer is in flight."""
-        return name not in self._pushed
+        pushed = self._pushed.get(name)
+        return pushed is None or not pushed.entries
 
     # ------------------------------------------------------------------ on, off, snapshots
     def enable(self) -> None:
@@ -308,8 +328,8 @@ class Dedup:
     def check(self) -> None:
         """What is pushed is at or above what is persisted; connected producers are not away; all others are."""
         for name, pushed in self._pushed.items():
-            assert pushed.entries > 0, "what is pushed has entries on their way"
-            if self.enabled:
+            assert pushed.entries > 0 or name in self._connected, "what is pushed has entries on their way"
+            if self.enabled and pushed.entries:
                 assert pushed.progress.number >= self.last(name), "what is pushed is below what is persisted"
         assert not self._connected.keys() & self._away.keys(), "a producer is connected and away"
         known = self._persisted.keys() | self._gaps.keys()

@@ -121,7 +121,8 @@ def read_adds(data: bytes) -> object:
 
 def read_one_add(data: bytes) -> object:
     head = peer.decode_request(data[:HEAD_BYTES])
-    return adds.open_add(head, [data[HEAD_BYTES : HEAD_BYTES + 36], data[HEAD_BYTES + 36 :]], 1 << 20)
+    frames = [data[HEAD_BYTES : HEAD_BYTES + 36], data[HEAD_BYTES + 36 :]]
+    return adds.open_add(head.ledger, head.entry, frames, 1 << 20)
 
 
 def read_statuses(data: bytes) -> object:

@@ -21,13 +21,11 @@ from magnetar.ledger.format.adds import (
 from magnetar.ledger.format.peer import (
     ENTRY_HEADER,
     AnswerHead,
-    Flags,
     Op,
     RequestHead,
     Status,
     decode_answer,
     decode_request,
-    encode_add,
     encode_add_many,
 )
 from magnetar.runtime.files import Buffer
@@ -54,7 +52,7 @@ def test_example_of_the_specification() -> None:
     assert table[:28].hex() == "00000002000000000000000100000000000000030000000000000002"
     assert table[40:68].hex() == "00000000000000000000000100000000000000040000000000000002"
     assert (len(table), frames[1:]) == (80, [b"ab"])
-    answer, status_frames = encode_statuses(head, open_adds(head, frames, MAX).statuses)
+    answer, status_frames = encode_statuses(head.ledger, head.entry, open_adds(head, frames, MAX).statuses)
     assert status_frames == (b"\0\0",)
     assert decode_answer(answer) == AnswerHead(Op.ADD_MANY, Status.OK, 1, 3, -1, 2)
     assert decode_statuses(decode_answer(answer), status_frames, 2) == [Status.OK, Status.OK]
@@ -104,7 +102,7 @@ def test_an_entry_with_wrong_ids_lac_or_size_is_a_bad_request(wrong: bytes) -> N
     opened = open_adds(head, frames, 1000)
     assert (list(opened.statuses), stored_of(opened)) == ([Status.OK, Status.BAD_REQUEST], [good])
     entry = ENTRY_HEADER.unpack_from(wrong)[1]
-    assert open_add(decode_request(encode_add(1, entry, KEY)), [wrong], 1000) is None
+    assert open_add(1, entry, [wrong], 1000) is None
 
 
 def test_the_largest_ids_are_ids() -> None:
@@ -149,14 +147,12 @@ def test_random_bytes_never_open_and_never_cost_more_than_they_are() -> None:
         except ValueError:
             continue
         for stored in stored_of(opened):
-            assert open_add(
-                RequestHead(Op.ADD, Flags.NONE, 1, ENTRY_HEADER.unpack_from(stored)[1], 0, 0, KEY), [stored], MAX
-            )
+            assert open_add(1, ENTRY_HEADER.unpack_from(stored)[1], [stored], MAX)
 
 
 def test_answers_that_are_none_are_refused() -> None:
     head, _ = request([stored_entry(1, 0, b"one"), stored_entry(1, 1, b"two")])
-    good = decode_answer(encode_statuses(head, b"\0\4")[0])
+    good = decode_answer(encode_statuses(head.ledger, head.entry, b"\0\4")[0])
     assert decode_statuses(good, [b"\0\4"], 2) == [Status.OK, Status.FENCED]
     assert decode_statuses(good._replace(status=Status.BUSY), [], 2) == [Status.BUSY, Status.BUSY]
     for answer, body in ((good, []), (good, [b"\0"]), (good, [b"\0\0\0"]), (good, [b"\0\xff"]), (good, [b"\0", b"\0"]),

@@ -11,7 +11,7 @@ from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, decode_group_header, decode_heads, decode_table
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogNumbers, LogWriter, TableFlush
-from magnetar.bookie.store.memtable import Table
+from magnetar.bookie.store.memtable import Memtable
 from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.files import Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
@@ -69,14 +69,15 @@ def test_appends_of_any_size_lie_one_behind_the_other(direct: bool) -> None:
 def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_of() -> None:
     """In one piece or two, few or many, small ones between large ones, and further apart than an extent can say."""
     rng = random.Random(3)
-    table = Table()
+    memtable = Memtable(1 << 30)
+    table = memtable.active
     numbers = {7: [0, 3 << 32, (3 << 32) + 1, 9 << 32], 2: rng.sample(range(5000), 2 * BATCH + 9), 5: [1]}
     for ledger, ids in numbers.items():
         for number in ids:
             size = rng.choice((0, 1, 300, 300, 300, 5000, PIECE_BYTES if rng.random() < 0.2 else 7))
             stored = stored_entry(ledger, number, rng.randbytes(size))
             pieces = (stored,) if rng.random() < 0.5 or not size else (stored[:36], stored[36:])
-            table.insert_many(ledger, [(number, pieces, len(stored))], len(stored))
+            memtable.insert_many(ledger, [(number, pieces, len(stored))], len(stored))
     simulation = Simulation(1)
     writer = writer_on(simulation, direct=False)
     flush = TableFlush(writer, table)

@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.common.config import BrokerConfig
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest, MagnetarError, Unauthorized, from_wire
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.transactions import TxnId, TxnState, coordinator_of
 from magnetar.proto.wire_pb2 import TransactionId
 from tests.broker.access.roles import ROOT, Roles, roles
 from tests.broker.access.test_grants import NAMESPACE, TOPIC
 from tests.broker.subscription.test_acks_in_transactions import ack_in
 from tests.broker.topic.coordination import in_txn
-from tests.support.cluster import payloads_of
+from tests.support.cluster import client_part, payloads_of
 
 
 @pytest.fixture
@@ -128,6 +129,20 @@ async def test_a_stranger_moves_no_batch_of_a_sink_and_fences_no_name(acme: Role
     assert (await acme.call("victim", "Transactions.SinkStatus", asked_for)).batch == 7
     assert not (await acme.call("third", "Transactions.SinkStatus", asked_for)).known
     assert await status(acme, "victim", named) is TxnState.OPEN
+
+
+async def test_a_half_of_a_role_is_published_by_a_broker_that_calls_as_a_super_user(acme: Roles) -> None:
+    """As brokers do that have a token, and no certificate of a member."""
+    half = await begun(acme, "victim")
+    message = wire.HalfMessage(topic=TOPIC, entry=client_part("", 0, b"mine"))
+    coordinators = BrokerConfig().transaction_coordinators
+    group = next(name for number in range(1000) if coordinator_of(name := f"g{number}", coordinators) == half.most)
+    request = wire.HalfRequest(half=half, group=group, messages=[message])
+    assert (await acme.call("victim", "Transactions.PrepareHalf", request)).state == wire.PREPARED
+    commit = wire.EndHalfRequest(half=half, verb=wire.EndHalfRequest.COMMIT)
+    assert (await acme.call("victim", "Transactions.EndHalf", commit)).state == wire.COMMITTED
+    consumer = await acme.consumer("etl", TOPIC, initial_position=wire.Subscribe.EARLIEST)
+    assert payloads_of((await consumer.receive()).entry) == [b"mine"]
 
 
 async def test_what_a_topic_has_of_a_transaction_is_shown_to_administrators_and_lists_to_operators(acme: Roles) -> None:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from magnetar.broker.common.config import BrokerConfig, Replication
 from magnetar.broker.log.appender import AGE_LOOK_MS
 from magnetar.broker.log.cache import TailCache
+from magnetar.broker.log.core.sequence_range import SequenceRange
 from magnetar.broker.log.ledger_list import TopicFenced, path_of
 from magnetar.broker.log.publish import Publish
 from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog, TopicLogState
@@ -43,11 +44,11 @@ class Recorder:
         self.news = asyncio.Event()
 
     def confirmed(self, publish: Publish, position: Position, index: int) -> None:
-        self.outcomes.append((publish.sequence_id, position, index))
+        self.outcomes.append((publish.numbers.first, position, index))
         self.news.set()
 
     def failed(self, publish: Publish, error: MagnetarError) -> None:
-        self.outcomes.append((publish.sequence_id, error))
+        self.outcomes.append((publish.numbers.first, error))
         self.news.set()
 
 
@@ -69,13 +70,13 @@ class Owner:
 
     def publish_through(self, store: Any) -> None:
         """Its changes of the metadata go through that store."""
-        self.ledgers._metadata = self.log._chain._list._store = store
+        self.ledgers._metadata = self.log._chain.listed._store = store
 
     def publish(self, count: int = 1) -> None:
         for _ in range(count):
             number = self.sequence_id
             part = client_part("p", number, b"%d" % number)
-            self.log.publish(Publish(self.recorder, part, count=1, sequence_id=number, highest_sequence_id=number))
+            self.log.publish(Publish(self.recorder, part, SequenceRange(number, number), count=1))
             self.sequence_id += 1
 
     async def settled(self, count: int) -> list[Any]:
@@ -151,9 +152,9 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(target, name, called)
 
-    record(owner.log._chain._list, "read", "read_list")
+    record(owner.log._chain.listed, "read", "read_list")
     record(owner.ledgers, "recover_to_close", "recover_ledgers")
-    record(owner.log._chain._list, "change", "claim_list")
+    record(owner.log._chain.listed, "change", "claim_list")
     record(owner.log, "serve", "serve")
     await owner.log.open()
     assert tuple(done) == TAKE_OVER
@@ -520,8 +521,8 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     writer = owner.log._appender.writer
     assert writer is not None
 
-    def unanswered(payload: bytes, tail: object = None) -> None:
-        writer.append(payload)
+    def unanswered(publish: Publish) -> None:
+        writer.append(*publish.frames)
         owner.log._appender.append_failed(writer)
 
     monkeypatch.setattr(writer, "push", unanswered)
@@ -635,7 +636,7 @@ async def test_trimming_changes_the_list_first_and_deletes_nothing_when_that_fai
     async def unknown(*_: object, **__: object) -> None:
         raise OutcomeUnknown("no answer")
 
-    monkeypatch.setattr(owner.log._chain._list, "change", unknown)
+    monkeypatch.setattr(owner.log._chain.listed, "change", unknown)
     with pytest.raises(OutcomeUnknown):
         await owner.log.trim(lambda: [second])
     assert await bench.ledger(second) is not None

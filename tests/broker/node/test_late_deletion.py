@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 import magnetar
+from magnetar.broker.cluster.catalog import Catalog
 from magnetar.broker.log.ledger_list import TopicFenced
 from magnetar.broker.server import Broker
 from magnetar.broker.session.administration import Administration
@@ -19,7 +20,7 @@ from magnetar.client.client import Client
 from magnetar.client.model.settings import InitialPosition
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, TopicRecord
-from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.store import Check, MetadataStore
 from magnetar.metadata.update import get_record, update_record
 from magnetar.proto.errors import NotOwner
 from magnetar.proto.names import TopicName
@@ -130,6 +131,30 @@ async def test_what_was_taken_over_meanwhile_is_not_deleted_by_its_former_owner(
             assert "someone" in (await admin.topic_permissions(TOPIC)).roles
             await admin.delete_topic(TOPIC, force=True)
             assert await store.get(PATH) is None
+
+
+async def test_what_was_taken_over_after_the_last_look_keeps_its_schemas_and_grants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each commit of a deletion looks at the record itself."""
+    async with cluster(tmp_path, brokers=1) as running:
+        broker: Broker = running.brokers[0]
+        url, store = f"magnetar://{broker.endpoint}", running.store.session()
+        async with AdminClient(url) as admin:
+            await made_with(admin)
+            still = Catalog.still
+
+            async def seen(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
+                found = await still(self, topic, ended)
+                await claimed(store, PATH, TopicRecord)
+                return found
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Catalog, "still", seen)
+                with pytest.raises(NotOwner, match="taken over"):
+                    await broker.owned.delete(NAME, force=True)
+            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+            assert "someone" in (await admin.topic_permissions(TOPIC)).roles
 
 
 async def test_a_subscription_that_was_taken_over_or_made_anew_is_not_deleted_by_its_former_owner(

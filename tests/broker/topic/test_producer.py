@@ -42,8 +42,8 @@ class Told:
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
 
-    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        self.told.append(("receipt", sequence_id))
+    def stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
+        self.told += [("freed", size), ("receipt", sequence_id)]
 
     def duplicate(self, sequence_id: int) -> None:
         self.told.append(("duplicate", sequence_id))

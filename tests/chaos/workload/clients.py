@@ -2,7 +2,9 @@
 
 For each topic: two producers with keys; an exclusive subscription and a shared one of two consumers that refuses some
 messages; consumers are closed and opened again now and then. In a secured cluster one more producer and subscription
-have a role of their own, which loses its rights and gets them again. Half of the producers and consumers are those of
+have a role of their own, which loses its rights and gets them again. With `keyed` there is one more subscription, of
+two consumers of the SDK that share keys, refuse some messages, and get nothing more of a key before what they refused
+(`redelivery_order="key"`); then a batch has one key. Half of the producers and consumers are those of
 Pulsar's own clients (libraries.py), by turns; what is read at the end the SDK reads. On the shared subscription they
 acknowledge single messages of a batch, as the SDK does: else they never acknowledge the rest of a batch after another
 consumer acknowledged a part (docs/pulsar.md). `wait_served` waits until each producer and each subscription
@@ -21,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import magnetar
@@ -39,6 +42,9 @@ REOPENED_AFTER = 400
 DURABLE_S = 4.0
 """cursor_flush_s and the client's grouping, with room."""
 SUBSCRIPTIONS = (("exclusive", history.Order.ALL, 1), ("shared", history.Order.NONE, 2))
+KEYED = ("keyed", history.Order.HELD, 2)
+NAMESPACES = 8
+"""Made at the end; each has bundles that no broker has, and of a group each broker gets about a half of them."""
 
 
 def id_of(message_id: Any) -> history.Id:
@@ -61,9 +67,10 @@ def read_to_end(client: Any, topic: str, note: history.Recorder) -> tuple[Any, s
 class Clients:
     def __init__(
         self, url: str, topics: tuple[str, ...], rng: random.Random, security: Security | None = None,
-        others: Sequence[Callable[[Callable[[], None]], Any]] = (),
+        others: Sequence[Callable[[Callable[[], None]], Any]] = (), keyed: bool = False,
     ) -> None:  # fmt: skip
-        """`others` make clients of other libraries; each gets what to call when it has lost a connection."""
+        """`others` make clients of other libraries; each gets what to call when it has lost a connection. `keyed`: with
+        the subscription of that name."""
         self.url, self.topics, self.rng = url, topics, rng
         self.note = history.Recorder()
         self.failures: list[str] = []
@@ -75,7 +82,8 @@ class Clients:
         logging.getLogger("magnetar.client").addHandler(self._reconnects)
         self._security = security
         self._client = self._visitor = self._new_client(LOAD)
-        self._subscriptions = SUBSCRIPTIONS
+        self._keyed = keyed
+        self._subscriptions = (*SUBSCRIPTIONS, KEYED) if keyed else SUBSCRIPTIONS
         self._producer_names = ("0", "1")
         if security is not None:
             for role in (LOAD, VISITOR):
@@ -177,11 +185,25 @@ class Clients:
         for (topic, name), ids in sorted(self.acked.items()):
             for id_ in sorted(ids):
                 self.note(history.Acked(topic, name, id_, True))
-        for topic in self.topics:
-            for name, order, _ in self._subscriptions:
-                self._look_again(topic, name, order)
-                self.note(history.Drained(topic, name))
-        return stuck
+        looks = [(topic, name, order) for topic in self.topics for name, order, _ in self._subscriptions]
+        with ThreadPoolExecutor(len(looks)) as threads:  # each waits until nothing more comes
+            list(threads.map(lambda look: self._look_again(*look), looks))
+        return stuck if self._security is not None else stuck + self._shared_out()
+
+    def _shared_out(self) -> list[str]:
+        """Of new namespaces the first broker is asked alone: each broker of the group has some, and serves them."""
+        owners: dict[str, str] = {}  # of a topic of each
+        with magnetar.admin.Admin(self.url.partition(",")[0]) as admin:
+            for namespace in (f"public/shared-{number}" for number in range(NAMESPACES)):
+                admin.create_namespace(namespace)
+                for topic in (f"{namespace}/{number}" for number in range(4)):
+                    owners.setdefault(admin.owner(topic), topic)
+        for topic in owners.values():
+            reader = self._client.create_reader(topic, magnetar.MessageId.earliest)
+            self._client.create_producer(topic).send(b"served")
+            if reader.read_next(timeout_millis=30_000).data() != b"served":
+                return [f"{topic} gives something else than it took"]
+        return [] if len(owners) > 1 else [f"of the group one broker alone has all topics: {owners}"]
 
     def _behind(self, logs: dict[str, set[history.Id]]) -> list[str]:
         return [
@@ -202,6 +224,7 @@ class Clients:
                 self._taken(topic, name, "after", consumer.receive(timeout_millis=1500))
         except magnetar.Timeout:
             consumer.close()
+        self.note(history.Drained(topic, name))
 
     # ---------------------------------------------------------------------------------------- threads
     def _thread(self, run: Callable[..., None], topic: str, name: str, *more: Any) -> threading.Thread:
@@ -234,7 +257,10 @@ class Clients:
 
     def _producer(self, topic: str, name: str) -> Any:
         client = self._visitor if name.endswith(VISITOR) else self._library(topic, other=name.endswith("-1"))
-        return client.create_producer(topic, producer_name=name, batching_enabled=True, batching_max_messages=4)
+        batching = types_of(client).BatchingType.KeyBased if self._keyed else types_of(client).BatchingType.Default
+        return client.create_producer(
+            topic, producer_name=name, batching_enabled=True, batching_max_messages=4, batching_type=batching
+        )
 
     def _send(self, producer: Any, topic: str, name: str, seq: int) -> bool:
         """False: the producer is finished, because its rights were taken."""
@@ -260,24 +286,25 @@ class Clients:
     def _subscribe(self, topic: str, name: str, order: history.Order, *, other: bool = False) -> Any:
         client = self._visitor if name == VISITOR else self._library(topic, other=other)
         types = types_of(client)
+        kinds = {history.Order.ALL: types.ConsumerType.Exclusive, history.Order.NONE: types.ConsumerType.Shared}
+        held = {"redelivery_order": "key"} if order is history.Order.HELD else {}
         return client.subscribe(
-            topic, name,
-            consumer_type=types.ConsumerType.Exclusive if order is history.Order.ALL else types.ConsumerType.Shared,
+            topic, name, consumer_type=kinds.get(order, types.ConsumerType.KeyShared),
             initial_position=types.InitialPosition.Earliest, receiver_queue_size=100,
-            negative_ack_redelivery_delay_ms=300, batch_index_ack_enabled=order is history.Order.NONE,
+            negative_ack_redelivery_delay_ms=300, batch_index_ack_enabled=order is not history.Order.ALL, **held,
         )  # fmt: skip
 
     def _consume(self, topic: str, name: str, order: history.Order, consumer_name: str) -> None:
         rng = random.Random(f"{topic} {consumer_name}")
         alone = order is history.Order.ALL  # of one of the two topics, and one of two shared ones
-        other = self.topics.index(topic) % 2 == 1 if alone else consumer_name.endswith("-1")
+        other = self.topics.index(topic) % 2 == 1 if alone else consumer_name == "shared-1"
         while not self._receiving.is_set():
             self.note(history.Connected(topic, name, consumer_name))
             consumer = self._retried(lambda: self._subscribe(topic, name, order, other=other), self._receiving)
             if consumer is None:
                 return
             try:
-                self._take_some(topic, name, consumer_name, consumer, rng if order is history.Order.NONE else None)
+                self._take_some(topic, name, consumer_name, consumer, None if alone else rng)
                 consumer.close()
             except ERRORS as error:
                 self.failures.append(f"{consumer_name}: {error!r}")

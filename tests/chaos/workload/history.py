@@ -17,10 +17,12 @@ Id = tuple[int, int, int]
 
 
 class Order(Enum):
-    """What a subscription promises of its first deliveries."""
+    """What a subscription promises of its first deliveries. HELD: and nothing of a key comes before what was refused
+    before it."""
 
     NONE = "shared"
     KEY = "key_shared"
+    HELD = "key_shared, redelivery_order=key"
     ALL = "exclusive or failover"
 
 

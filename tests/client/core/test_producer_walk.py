@@ -376,3 +376,31 @@ def test_what_is_sent_again_names_the_schema_of_the_topic_that_is_there(chunking
     for header in (*before, *after):
         header.metadata.ClearField("schema_version")
     assert [header.metadata for header in after] == [header.metadata for header in before]
+
+
+def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits() -> None:
+    """A flush of what is sent already asks for no further turn; of a batch that waits for an answer it does."""
+    core = ProducerCore(
+        "p", ProducerOptions(batching=True, batch_delay_s=60.0), max_pending=100, lock=nullcontext(),
+        backoff=Backoff(random.Random(0)),
+    )  # fmt: skip
+    core.opened("p", -1, 0, 100_000, 0, 0.0, 0)
+    core.add(b"one", None)
+    core.urgent = True
+    assert [type(each) for each in core.turn(0.0, 0)] == [Publish]
+    assert not core.urgent
+    assert not core.wants_flush, "nothing waits"
+    core.urgent = True
+    assert not core.turn(0.0, 0)
+    assert not core.urgent, "all that was open is on its way"
+    core.add(b"two", None)
+    core.urgent = True
+    assert not core.turn(0.0, 0), "it goes out after the first"
+    assert core.urgent
+    core.receipt(0, LEDGER, 0, 0.0)
+    assert core.wants_flush
+    assert [type(each) for each in core.turn(0.0, 0)] == [Publish]
+    assert not core.urgent
+    core.receipt(1, LEDGER, 1, 0.0)
+    assert not core.wants_flush
+    core.check()

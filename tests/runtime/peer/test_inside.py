@@ -12,7 +12,7 @@ from magnetar.proto.errors import BackPressure, ConnectionLost, TimedOut, Unauth
 from magnetar.runtime.access import CLEAR, PeerCalling, PeerListening, Principal
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, PeerServing, Reply, Request
-from magnetar.runtime.peer import inside, outbox
+from magnetar.runtime.peer import inside
 from magnetar.runtime.peer.inside import InsideNetwork
 from magnetar.runtime.peer.sockets import TURN_BYTES
 from magnetar.runtime.process import SystemNetwork
@@ -216,7 +216,7 @@ async def test_closing_a_peer_fails_what_is_in_flight_and_what_comes_after(bench
 
 
 async def test_what_a_server_has_not_taken_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox, "QUEUE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(inside, "QUEUE_BYTES_MAX", 1 << 20)
     server = await bench.serve(echo)
     peer = bench.peer(server.endpoint)
     futures = [peer.request(b"", [bytes(300_000)], timeout_s=SOON_S) for _ in range(5)]

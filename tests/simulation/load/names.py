@@ -8,8 +8,8 @@ One topic, deduplicated, which keeps everything. All the while, under the names 
     readers     one from the beginning that stays, others from ids of earlier messages, mostly of an earlier life
 
 A strike deletes the topic, or the subscription, or the topic's schemas, or opens a producer under the name of another
-one; clients go on, and often make the topic anew before the operator does. In the end, when all is healed, half of the
-seeds do so once more. What is judged: verdict/lives.py.
+one; some deletions are late (strikes/late.py). Clients go on, and often make the topic anew before the operator does.
+In the end, when all is healed, half of the seeds do so once more. What is judged: verdict/lives.py.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from magnetar.client.model.record import Integer, Record, String
 from magnetar.client.model.schema import AvroSchema
 from magnetar.client.model.settings import InitialPosition
 from magnetar.client.produce.producer import Producer
+from magnetar.metadata import paths
 from magnetar.proto.errors import AlreadyExists, MagnetarError, NotFound
 from magnetar.proto.policies import Policies
 from tests.simulation.cluster import ADMIN, CLIENT, Cluster, GaveUp
 from tests.simulation.security import ADMIN_ROLE
-from tests.simulation.verdict.history import Id
+from tests.simulation.verdict.history import Id, id_of
 from tests.simulation.verdict.lives import Group, Lives, Spoken, Stream
 
 T = TypeVar("T")
 
 NAMESPACE = "public/anew"
 TOPIC = f"persistent://{NAMESPACE}/named"
-PATH = "/topics/public/anew/named"
 SUBSCRIPTION = "s"
+PATH, CURSOR_PATH = paths.topic("public", "anew", "named"), paths.cursor("public", "anew", "named", SUBSCRIPTION)
 RETRY_S = 0.3
 SESSIONS = (1, 5, 40)
 """Messages of a producer's life: so a later life of the topic has more or fewer than the one before."""
@@ -51,6 +52,8 @@ READS_S = 1.5
 STILL_S = 3.0
 """A reader that is silent for so long has shown everything."""
 AGAIN = ("topic", "topic", "subscription", "schemas", "producer")
+LATE = 0.4
+"""Of the deletions of a topic or a subscription, where another broker can take it over meanwhile."""
 
 
 def _record(*fields: str) -> Any:
@@ -69,7 +72,8 @@ class NamesLoad:
         self._cluster = cluster
         self._simulation = cluster.simulation
         self._rng: random.Random = cluster.simulation.stream("names")
-        self.lives = Lives(PATH, cluster.simulation.note)
+        self.lives = Lives(PATH, cluster.simulation.note, CURSOR_PATH)
+        cluster.observer.on_record.append(self.lives.recorded)
         cluster.observer.on_topic.append(self.lives.committed)
         cluster.on_anew.append(self.anew)
         self._over = False
@@ -82,7 +86,9 @@ class NamesLoad:
 
     @property
     def figures(self) -> dict[str, int]:
-        return {"lives": self.lives.life + 1, "lived": sum(self.lives.entries)}
+        return {
+            "lives": self.lives.life + 1, "lived": sum(self.lives.entries), "late": self._cluster.late_deletions
+        }  # fmt: skip
 
     # ------------------------------------------------------------------ the beginning and the end
     async def begin(self) -> None:
@@ -125,6 +131,8 @@ class NamesLoad:
     # ------------------------------------------------------------------ strikes
     def anew(self, rng: random.Random) -> None:
         what = rng.choice(AGAIN)
+        if what in ("topic", "subscription") and len(self._cluster.broker_names) > 1:
+            self._cluster.late = (what, TOPIC) if rng.random() < LATE else ("", "")
         acts: dict[str, Callable[[random.Random], Awaitable[None]]] = {
             "topic": self._topic_anew, "subscription": self._subscription_anew, "schemas": self._schemas_anew,
             "producer": self._producer_anew,
@@ -138,7 +146,7 @@ class NamesLoad:
 
         async def delete(admin: AdminClient) -> None:
             if self.lives.life == life and not self.lives.over:
-                with contextlib.suppress(NotFound):
+                with contextlib.suppress(NotFound), self.lives.deleting("topic"):
                     await admin.delete_topic(TOPIC, force=True)
 
         async def create(admin: AdminClient) -> None:
@@ -151,7 +159,7 @@ class NamesLoad:
 
     async def _subscription_anew(self, rng: random.Random) -> None:
         async def delete(admin: AdminClient) -> None:
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(NotFound), self.lives.deleting("subscription"):
                 await admin.delete_subscription(TOPIC, SUBSCRIPTION, force=True)
 
         await self._operate("delete the subscription", delete)
@@ -238,7 +246,7 @@ class NamesLoad:
         self.lives.send(value)
 
     def _store(self, value: str, message_id: MessageId) -> None:
-        self.lives.store(value, _id_of(message_id))
+        self.lives.store(value, id_of(message_id))
         if message_id.ledger_id() >= 0:
             self._known.append(message_id)
 
@@ -329,12 +337,12 @@ class NamesLoad:
             while True:
                 message = await reader.read_next(int(1000 * STILL_S))
                 self._show(stream, message)
-                shown[_id_of(message.message_id())] = message.value().value
+                shown[id_of(message.message_id())] = message.value().value
         await client.close()
         return [(value, id_) for id_, value in shown.items()]
 
     def _show(self, stream: Stream, message: Message) -> None:
-        named, id_ = message.value(), _id_of(message.message_id())
+        named, id_ = message.value(), id_of(message.message_id())
         number = int(named.value.rpartition(":")[2])
         self._simulation.note(f"names: {stream.name} shows {named.value} {message.message_id()}")
         self.lives.show(stream, named.value, id_, whole=(named.x, named.y) == (number, -1 - number))
@@ -356,7 +364,3 @@ def _heard(done: asyncio.Future[None]) -> None:
     """A close that fails closes."""
     if not done.cancelled():
         done.exception()
-
-
-def _id_of(message_id: MessageId) -> Id:
-    return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()

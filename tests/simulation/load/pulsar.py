@@ -3,13 +3,15 @@
     client = PulsarClient(world, endpoints, authentication)
     producer = await client.create_producer(TOPIC, …)          send_nowait, flush, close
     consumer = await client.subscribe(TOPIC, "s", …)           receive, acknowledge, negative_acknowledge
+    txn = await client.transaction(10.0)                        acknowledge(…, txn=txn), commit, abort
 
 It behaves as Pulsar's clients do. A producer keeps its name, counts its openings (`epoch`), and sends what has no
 answer again, in its order, with the same ids; a receipt for a later message than the oldest is a violation. A consumer
 takes a batch apart, grants permits by halves of its queue, acknowledges by batch index, and asks for what was given
 back after a while: on a Shared subscription for the entry, else for all. There it follows Java's client (by epochs: its
 queue is emptied, and what was sent before is dropped) or the C++ one (the queue stays). The owner is looked up anew
-after CLOSE_PRODUCER, CLOSE_CONSUMER or a lost connection; a silent connection is pinged and given up.
+after CLOSE_PRODUCER, CLOSE_CONSUMER or a lost connection; a silent connection is pinged and given up. What it asks for
+in a transaction it asks for once: an acknowledgement without an answer has failed, an end is not known.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from typing import Any
 
 from magnetar.broker.protocols.pulsar.frames import Frames, frame, parse
 from magnetar.broker.protocols.pulsar.translate import ack_set, signed, unsigned
+from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, Result, Timeout
 from magnetar.client.core.batcher import Batch, Batcher, Callback, OutgoingMessage, encode
+from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.entry_pb2 import MessageIdData
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unavailable
+from magnetar.proto.transactions import TxnId
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.world import World
 
@@ -44,6 +49,8 @@ UNASKED = 1 << 30
 """The id of a request whose answer is not waited for."""
 LINE = 50
 """Messages of a batch."""
+COORDINATORS = 2
+"""As cluster.py configures it."""
 
 
 class PulsarClient:
@@ -56,6 +63,20 @@ class PulsarClient:
         self._connections: dict[str, Connection] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._numbers = itertools.count(1)
+        self._handles: list[_Handle] = []
+
+    async def close(self) -> None:
+        """Its producers and consumers; the connections stay."""
+        for each in self._handles:
+            each.end()
+        self._handles.clear()
+
+    async def transaction(self, timeout_s: float) -> PulsarTransaction:
+        number = self.rng.randrange(COORDINATORS)
+        connection = await self.owner(f"{ASSIGN_TOPIC.full}-partition-{number}")
+        asked = pulsar.CommandNewTxn(txn_ttl_millis=int(1000 * timeout_s), tc_id=number)
+        answer = _unrefused(await connection.ask("new_txn_response", new_txn=asked))
+        return PulsarTransaction(connection, TxnId(answer.txnid_most_bits, answer.txnid_least_bits))
 
     async def create_producer(self, topic: str, **options: Any) -> PulsarProducer:
         producer = PulsarProducer(self, topic, next(self._numbers), **options)
@@ -64,6 +85,7 @@ class PulsarClient:
 
     async def subscribe(self, topic: str, subscription: str, **options: Any) -> PulsarConsumer:
         consumer = PulsarConsumer(self, topic, subscription, next(self._numbers), **options)
+        self._handles.append(consumer)
         await consumer.opened()
         return consumer
 
@@ -207,6 +229,37 @@ class Connection:
             self.lost.set_result(None)
             self._answer(list(self._waiting), ConnectionLost("the connection is lost"))
             await self._stream.close()
+
+
+class PulsarTransaction:
+    def __init__(self, connection: Connection, id_: TxnId) -> None:
+        self._connection = connection
+        self.id = id_
+        self.state = TransactionState.OPEN
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Fields of commands."""
+        return {"txnid_most_bits": self.id.most, "txnid_least_bits": self.id.least}
+
+    async def commit(self) -> None:
+        await self._end(pulsar.COMMIT, TransactionState.COMMITTED)
+
+    async def abort(self, wait: str = "durable") -> None:
+        await self._end(pulsar.ABORT, TransactionState.ABORTED)
+
+    async def _end(self, action: pulsar.TxnAction, state: TransactionState) -> None:
+        self.state = TransactionState.ERROR
+        asked = pulsar.CommandEndTxn(txn_action=action, **self.numbers)
+        _unrefused(await self._connection.ask("end_txn_response", end_txn=asked))
+        self.state = state
+
+
+def _unrefused(answer: Any) -> Any:
+    """Unavailable: it says why not."""
+    if answer.HasField("error"):
+        raise Unavailable(f"{pulsar.ServerError.Name(answer.error)}: {answer.message}")
+    return answer
 
 
 class _Handle:
@@ -464,15 +517,23 @@ class PulsarConsumer(_Handle):
             self.connection.say(flow=pulsar.CommandFlow(consumer_id=self.number, messagePermits=self._credit))
             self._credit = 0
 
-    async def receive(self) -> PulsarMessage:
-        while not self._queue:
-            self._arrived.clear()
-            await self._arrived.wait()
+    async def receive(self, timeout_millis: int | None = None) -> PulsarMessage:
+        """Timeout."""
+        try:
+            async with asyncio.timeout(None if timeout_millis is None else timeout_millis / 1000):
+                while not self._queue:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError as error:
+            raise Timeout("nothing came") from error
         message = self._queue.popleft()
         self._grant(1)
         return message
 
-    async def acknowledge(self, message: PulsarMessage) -> None:
+    async def acknowledge(self, message: PulsarMessage, *, txn: PulsarTransaction | None = None) -> None:
+        if txn is not None:
+            await self._acknowledge_in(txn, message)
+            return
         entry = message.entry
         entry.acked.add(max(0, message.index))
         if self.connection is None:
@@ -483,6 +544,18 @@ class PulsarConsumer(_Handle):
         self.connection.say(ack=pulsar.CommandAck(
             consumer_id=self.number, ack_type=pulsar.CommandAck.Individual, message_id=[place]
         ))  # fmt: skip
+
+    async def _acknowledge_in(self, txn: PulsarTransaction, message: PulsarMessage) -> None:
+        if self.connection is None:
+            raise ConnectionLost("the consumer is not connected")
+        entry = message.entry
+        place = MessageIdData(ledgerId=unsigned(entry.place[0]), entryId=unsigned(entry.place[1]))
+        if message.index >= 0:
+            place.batch_size = entry.count
+            place.ack_set.extend(ack_set([message.index], entry.count))
+        _unrefused(await self.connection.ask("ack_response", ack=pulsar.CommandAck(
+            consumer_id=self.number, ack_type=pulsar.CommandAck.Individual, message_id=[place], **txn.numbers
+        )))  # fmt: skip
 
     async def negative_acknowledge(self, message: PulsarMessage) -> None:
         asyncio.get_running_loop().call_later(self._nack_s, self._give_back, message, self.connection)

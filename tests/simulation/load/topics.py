@@ -26,13 +26,14 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
 from tests.simulation.cluster import CLIENT, Cluster, GaveUp
 from tests.simulation.load.names import NamesLoad
+from tests.simulation.load.owners import OwnersLoad
 from tests.simulation.load.pulsar import PulsarClient
 from tests.simulation.load.roles import Roles
 from tests.simulation.security import ADMIN_ROLE, APP, CHANGING
 from tests.simulation.strikes.frames import LATER_S
 from tests.simulation.strikes.nemesis import Nemesis
 from tests.simulation.strikes.operations import TOPIC
-from tests.simulation.verdict.history import History, Id, Sub, check
+from tests.simulation.verdict.history import History, Sub, check, id_of
 from tests.simulation.verdict.rest import LIVENESS_S, at_rest
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class TopicLoad:
         subscriptions = [Sub("exclusive", True), Sub("shared", False)][: self._options.subscriptions]
         security = cluster.security
         self._roles = None if security is None else Roles(cluster, security, self)
+        self._owners = None if security is None else OwnersLoad(cluster, security)
         if self._roles is not None:
             subscriptions[1:] = [Sub(CHANGING, False)]
         self._names = NamesLoad(cluster) if "anew" in self._options.times else None
@@ -72,6 +74,7 @@ class TopicLoad:
             "sent": len(history.sent), "stored": len(history.stored), "doubtful": len(history.doubtful),
             "delivered": sum(map(len, history.deliveries.values())),
             **({} if self._names is None else self._names.figures),
+            **({} if self._owners is None else {"refused": self._owners.refused}),
         }  # fmt: skip
 
     async def run(self) -> None:
@@ -80,6 +83,8 @@ class TopicLoad:
         if self._roles is not None:
             await self._roles.grant()
             loops += await self._roles.begin()
+        if self._owners is not None:
+            await self._owners.begin()
         if self._names is not None:
             await self._names.begin()
         own = self._cluster.credentials(APP)
@@ -247,6 +252,8 @@ class TopicLoad:
                 await self.in_client(self._probe(client))
                 if self._roles is not None:
                     await self._roles.finish()
+                if self._owners is not None:
+                    self.violations += await self._owners.finish()
                 if self._names is not None:
                     self.violations += await self._names.finish()
                 while any(self.history.missing(subscription.name) for subscription in self.history.subscriptions):
@@ -301,7 +308,3 @@ class TopicLoad:
             await client.close()
         self._statistics = " ".join(str(reply).split())
         return all(each.backlog == 0 and each.unacked == 0 for each in reply.subscriptions)
-
-
-def id_of(message_id: MessageId) -> Id:
-    return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()

@@ -3,7 +3,7 @@
 Each topic has COINS coins, sent before anything fails. Workers take what a subscription `bank` gives them, send each
 coin to a topic of the seed's choice and acknowledge what they took, all in one transaction; they commit, abort, or
 leave it to its time-out. Some have a name, under which two fence each other. Beside them plain messages are sent and
-acknowledged. Programs prepare half messages (load/halves.py).
+acknowledged. Programs prepare half messages (load/halves.py), and one holds what comes again (load/hoard.py).
 `audit` is there all the time and reads what is committed. After the faults the cluster is healed: every
 transaction must end, and what topics hold and show is judged (verdict/transactions.py).
 """
@@ -30,9 +30,10 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName
 from tests.simulation.cluster import ADMIN, CLIENT, Cluster, GaveUp
 from tests.simulation.load.halves import HalfLoad
-from tests.simulation.load.topics import id_of
+from tests.simulation.load.hoard import HoardLoad
 from tests.simulation.strikes.nemesis import Nemesis
 from tests.simulation.strikes.operations import TOPIC
+from tests.simulation.verdict.history import id_of
 from tests.simulation.verdict.rest import LIVENESS_S, at_rest
 from tests.simulation.verdict.transactions import MINT, PLAIN, Seen, Transfer, TransferHistory
 
@@ -66,6 +67,7 @@ class TransactionLoad:
         self.history = TransferHistory(self._topics, COINS * len(self._topics))
         self.coordination = cluster.coordination
         self._halves = HalfLoad(cluster, self._topics, self._client, self._bytes)
+        self._hoard = HoardLoad(cluster, self._client)
         self.violations: list[str] = []
         self._over = False
         self._number = 0
@@ -78,7 +80,7 @@ class TransactionLoad:
         return {
             "transfers": len(transfers), "committed": outcomes.count(True), "aborted": outcomes.count(False),
             "shown": sum(map(len, self.history.shown.values())), "stored": sum(map(len, self.history.stored.values())),
-            "take_overs": self.coordination.take_overs, **self._halves.figures,
+            "take_overs": self.coordination.take_overs, **self._halves.figures, **self._hoard.figures,
         }  # fmt: skip
 
     def _in_client(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
@@ -89,12 +91,14 @@ class TransactionLoad:
 
     async def run(self) -> None:
         await self._in_client(self._mint())
+        await self._in_client(self._hoard.feed())
         audits = [self._in_client(self._audit(topic)) for topic in self._topics]
         workers = [
             self._in_client(self._work(topic, number))
             for topic in self._topics for number in range(self._workers)
         ]  # fmt: skip
         workers.append(self._in_client(self._send_plain()))
+        workers.append(self._in_client(self._hoard.run()))
         programs = [self._in_client(self._halves.run(number)) for number in range(self._halves.programs)]
         workers.append(self._simulation.spawn(ADMIN, self._halves.operate()))
         await Nemesis(self._cluster).run()
@@ -132,7 +136,7 @@ class TransactionLoad:
             return
         for audit in audits:
             audit.cancel()
-        self.violations += self.history.check(self.coordination)
+        self.violations += self.history.check(self.coordination) + self._hoard.check()
         self.violations += self._halves.history.check(self.history.shown)
         if not self.violations:
             self.violations += await at_rest(self._cluster)

@@ -24,8 +24,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from magnetar.client.model.message_id import MessageId
+
 Id = tuple[int, int, int]
 """ledger, entry, batch index (-1: not in a batch)."""
+
+
+
+def id_of(message_id: MessageId) -> Id:
+    return message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()
+
 
 SOMEWHERE: Id = (-1, -1, -1)
 """Of a value that was stored before, says the broker: by an entry whose receipt was lost."""

@@ -6,11 +6,13 @@ reader) and values (`program:number`, unique) tell it what they see. Violations 
 
 | class | rule |
 |---|---|
+| unwanted | a topic, or its subscription, is deleted by a call that began in its life, or that is under way |
 | stray | a message is of a ledger that some life of its topic has had |
 | former | a stream shows no message of an earlier life after one of a later life, and none before that of its opening |
 | unwritten | a value that is sent in a life is stored in none before |
 | identity | one position, one value; a value that has a receipt comes from there |
-| schema | a value is decoded as it was written |
+| schema | a value of the latest life is decoded as it was written. (What a broker that stood still delivers of a life
+  that is over is decoded by the schema that has its version now: versions are asked for by the topic's name.) |
 | lost | of the last life, in the end: each value that was stored in it is there, and came on the subscription |
 | doubled | … and is there once (topics are deduplicated) |
 | half | … and of a transaction all that was stored in it is there if it was committed, and nothing if it was aborted |
@@ -18,7 +20,8 @@ reader) and values (`program:number`, unique) tell it what they see. Violations 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from magnetar.metadata.records import TopicRecord
@@ -45,11 +48,38 @@ class Group:
     outcome: bool | None = None  # committed, aborted; None: not known
 
 
+class Wanted:
+    """Whether the end of what there is now is asked for: by a call that began in its life, or is under way."""
+
+    def __init__(self) -> None:
+        self.exists = False
+        self._asked = False
+        self._under_way = 0
+
+    @contextlib.contextmanager
+    def asked(self) -> Iterator[None]:
+        self._asked = True
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+
+    def changed(self, exists: bool) -> bool:
+        """It is there, or not, from now on. False: it ends, and that was not asked for."""
+        begins, ends, self.exists = exists and not self.exists, self.exists and not exists, exists
+        if begins:
+            self._asked = False
+        return not ends or self._asked or self._under_way > 0
+
+
 class Lives:
     """Of one topic. `note` gets the story."""
 
-    def __init__(self, path: str, note: Callable[[str], None]) -> None:
+    def __init__(self, path: str, note: Callable[[str], None], subscription_path: str = "") -> None:
         self.path = path
+        self.wanted = {"topic": Wanted(), "subscription": Wanted()}
+        self._paths = {path: "topic", subscription_path: "subscription"}
         self.violations: list[str] = []
         self.life = -1  # the latest; it may be over
         self.over = True
@@ -63,6 +93,20 @@ class Lives:
         self.groups: list[Group] = []
 
     # ------------------------------------------------------------------ the metadata
+    def recorded(self, path: str, *, exists: bool) -> None:
+        """A record is written or deleted."""
+        what = self._paths.get(path)
+        if what is not None and not self.wanted[what].changed(exists):
+            self._violated(f"unwanted: the {what} of life {self.life} is deleted, and no call asked for it")
+
+    @contextlib.contextmanager
+    def deleting(self, what: str) -> Iterator[None]:
+        """As long as a call asks for it; a topic goes with its subscriptions."""
+        with contextlib.ExitStack() as stack:
+            for each in ("topic", "subscription") if what == "topic" else (what,):
+                stack.enter_context(self.wanted[each].asked())
+            yield
+
     def committed(self, path: str, record: TopicRecord | None) -> None:
         """A change of a topic's record is durable."""
         if path != self.path:
@@ -110,7 +154,7 @@ class Lives:
             self._violated(f"former: {stream.name} shows {value} at {id_} of life {life} after {what}")
         stream.last = max(life, stream.last)
         self._is_at(id_, value, stream.name)
-        if not whole:
+        if not whole and life == self.life and not self.over:
             self._violated(f"schema: {stream.name} decodes {value} at {id_} as something else")
         self._came.setdefault(value, set()).add(life)
 

@@ -112,6 +112,8 @@ class Observer:
         """Told of every operation of the metadata, in the moment in which it is durable."""
         self.on_topic: list[Callable[[str, TopicRecord | None], None]] = []
         """Told of each topic's record that is written or deleted."""
+        self.on_record: list[Callable[..., None]] = []
+        """Told of each path, and whether it `exists` from now on."""
         self._fencing: dict[tuple[int, int], int] = {}
         self._adding: dict[tuple[int, int], list[int]] = {}  # entries of each ADD_MANY under way
         self._reading: dict[tuple[int, int], bool] = {}  # reads of what is synced there
@@ -301,6 +303,8 @@ class Observer:
             self.on_commit(operation)
         path = getattr(operation, "path", "")
         value = operation.value if isinstance(operation, Put) else None
+        for told in self.on_record:
+            told(path, exists=value is not None)
         if value is not None and value[:2] == MAGIC and value[2] > VERSION:
             self._told(f"{path} is written by a later version")
             return

@@ -18,6 +18,7 @@ def record(*ledgers: int) -> TopicRecord:
 
 
 def life_of(lives: Lives, ledger: int, values: int) -> None:
+    lives.recorded(PATH, exists=True)
     lives.committed(PATH, record(ledger))
     for number in range(values):
         value = f"w{ledger}:{number}"
@@ -32,7 +33,9 @@ def two_lives() -> tuple[Lives, list[Spoken]]:
     stream = lives.opened("s")
     for number in range(3):
         lives.show(stream, f"w1:{number}", (1, number, -1))
-    lives.committed(PATH, None)
+    with lives.deleting("topic"):
+        lives.recorded(PATH, exists=False)
+        lives.committed(PATH, None)
     life_of(lives, 4, 2)
     for number in range(2):
         lives.show(stream, f"w4:{number}", (4, number, -1))
@@ -70,6 +73,7 @@ def called_stored(lives: Lives, shown: list[Spoken]) -> None:
 @pytest.mark.parametrize(("violated", "spoil"), {
     "stray": lambda lives, shown: lives.show(lives.opened("r"), "w4:0", (9, 0, -1)),
     "former": lambda lives, shown: lives.show(lives.opened("r"), "w1:4", (1, 4, -1)),
+    "unwanted": lambda lives, shown: lives.recorded(PATH, exists=False),
     "unwritten": late,
     "identity": lambda lives, shown: lives.show(lives.opened("r"), "w4:0", (4, 1, -1)),
     "schema": lambda lives, shown: lives.show(lives.opened("r"), "w4:0", (4, 0, -1), whole=False),

@@ -188,6 +188,11 @@ class GroupCommit(Generic[G]):
         return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
 
     @property
+    def waits(self) -> bool:
+        """Groups are in no block yet."""
+        return bool(self._waiting)
+
+    @property
     def wants_spare(self) -> bool:
         """The segment is half full: the next one should be filled ahead."""
         return self._offset > self._segment.size // 2

@@ -377,7 +377,7 @@ async def test_a_consumer_that_is_not_read_holds_up_no_other(
     (topic,) = [raw.running.brokers[0].topics[T]]
     (consumer,) = topic.subscriptions["a"].consumers.values()
     handler: Any = consumer.outlet._port  # type: ignore[attr-defined]
-    stream = handler._connection._stream
+    stream = handler._connection.stream
     stream.connection.pause_writing()  # as a transport that is full
     for number in range(200):
         raw.publish(1, number, bytes(1000))

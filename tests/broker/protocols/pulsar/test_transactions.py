@@ -142,6 +142,41 @@ def test_a_message_that_was_delivered_twice_is_a_conflict_in_one_transaction() -
     simulate(scenario)
 
 
+def test_each_message_of_a_batch_counts_in_a_transaction_also_after_an_abort_gave_a_part_of_it_back() -> None:
+    async def scenario(world: World, endpoint: Endpoint) -> None:
+        raw = await Raw.connected(world, endpoint)
+        await raw.open_producer(producer_name="p")
+        metadata = MessageMetadata(producer_name="p", sequence_id=0, publish_time=1)
+        entry = encode_batch(metadata, plain_items([b"a", b"b", b"c"]), 3)
+        raw.send(entry, send=pulsar.CommandSend(producer_id=1, sequence_id=0, num_messages=3))
+        await raw.next("send_receipt")
+        await raw.subscribe(permits=3)  # what is given back waits for more
+        batch = (await raw.next("message")).message_id
+
+        async def acked(txn: dict[str, int], index: int) -> None:
+            place = MessageIdData(ledgerId=batch.ledgerId, entryId=batch.entryId, batch_size=3)
+            place.ack_set.append(0b111 & ~(1 << index))
+            given = {"ack_type": pulsar.CommandAck.Individual, "message_id": [place], "request_id": 7}
+            raw.send(ack=pulsar.CommandAck(consumer_id=1, **given, **txn))
+            assert not (await raw.next("ack_response")).HasField("error")
+
+        txn = await begun(raw)
+        await acked(txn, 1)
+        await acked(txn, 2)
+        assert await ended(raw, txn, pulsar.ABORT) is None
+        txn = await begun(raw, 2)
+        for index in range(3):
+            await acked(txn, index)
+        assert await ended(raw, txn, pulsar.COMMIT) is None
+        raw.send(close_consumer=pulsar.CommandCloseConsumer(consumer_id=1, request_id=8))
+        await raw.next("success")
+        await raw.subscribe(2)
+        raw.publish(3)
+        assert (await raw.next("message")).message_id.entryId != batch.entryId, "all of the batch is done"
+
+    simulate(scenario)
+
+
 def test_an_aborted_message_is_never_shown_and_takes_no_part_in_what_follows() -> None:
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)

@@ -1,0 +1,75 @@
+"""Defects of who is late: a deletion, or an owner, that goes on after another one has what it had."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from magnetar.broker.access.grants import Grants
+from magnetar.broker.cluster import catalog
+from magnetar.broker.cluster.catalog import Catalog
+from magnetar.broker.log.ledger_list import path_of
+from magnetar.broker.schema.registry import SchemaRegistry
+from magnetar.broker.subscription import cursors
+from magnetar.broker.subscription.cursors import DurableCursor
+from magnetar.metadata.records import CursorRecord, PartitionedRecord, TopicRecord
+from magnetar.metadata.store import Check
+from magnetar.metadata.update import Change, get_record
+from magnetar.proto.names import TopicName
+from tests.mutants.ledgers import Stack, put
+
+
+def topic_of_any_life(stack: Stack) -> None:
+    """M64: a deletion takes the record that has the topic's name now, with all that is its."""
+
+    async def still(self: Catalog, topic: TopicName, ended: TopicRecord) -> Check | None:
+        found = await get_record(self._store, path_of(topic), TopicRecord)
+        return None if found is None else Check(path_of(topic), found[1])
+
+    put(stack, Catalog, "still", still)
+
+
+def subscription_of_any_owner(stack: Stack) -> None:
+    """M64b: a subscription's record is deleted whichever owner has it now, and of whichever life it is."""
+    honest = DurableCursor.delete
+
+    async def delete(self: DurableCursor) -> None:
+        found = await get_record(self._metadata, self._path, CursorRecord)
+        if found is not None:
+            self._claim = found[0].claim
+        await honest(self)
+
+    put(stack, DurableCursor, "delete", delete)
+
+
+def partitioned_of_any_life(stack: Stack) -> None:
+    """M64c: a deletion takes the record of partitions that has the topic's name now."""
+    honest = Catalog.still_partitioned
+
+    async def still(self: Catalog, topic: TopicName, ended: PartitionedRecord) -> Check | None:
+        found = await get_record(self._store, catalog._partitioned_path(topic), PartitionedRecord)
+        return await honest(self, topic, replace(ended, created_ms=found[0].created_ms) if found is not None else ended)
+
+    put(stack, Catalog, "still_partitioned", still)
+
+
+def schemas_and_grants_by_name(stack: Stack) -> None:
+    """M64d: what goes with a topic goes by its name, also when that topic was taken over or is another one."""
+    forget_grants, forget_schemas = Grants.forget, SchemaRegistry.forget
+
+    async def grants(self: Grants, topic: TopicName, *still: Check) -> None:
+        await forget_grants(self, topic)
+
+    async def schemas(self: SchemaRegistry, topic: TopicName, *still: Check) -> None:
+        await forget_schemas(self, topic)
+
+    put(stack, Grants, "forget", grants)
+    put(stack, SchemaRegistry, "forget", schemas)
+
+
+def cursor_claimed_by_any_owner(stack: Stack) -> None:
+    """M64e: an owner that stood still since it claimed its topic claims a cursor from the next one."""
+
+    def still_claimed(topic: TopicName, claim: str) -> Change:
+        return Change(path_of(topic), lambda node: None)
+
+    put(stack, cursors, "still_claimed", still_claimed)
