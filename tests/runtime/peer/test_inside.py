@@ -11,6 +11,7 @@ import pytest
 from magnetar.proto.errors import BackPressure, ConnectionLost, TimedOut, Unauthorized, WrongIdentity
 from magnetar.runtime.access import CLEAR, PeerCalling, PeerListening, Principal
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, PeerServing, Reply, Request
 from magnetar.runtime.peer import inside
 from magnetar.runtime.peer.inside import InsideNetwork
@@ -270,3 +271,47 @@ async def test_a_cancelled_future_leaves_the_others_alone(bench: Bench) -> None:
     futures = [peer.request(b"%d" % n, timeout_s=SOON_S) for n in range(3)]
     futures[1].cancel()
     assert [(await futures[n]).head for n in (0, 2)] == [b"0", b"2"]
+
+
+class Told:
+    """An `Asker` that fails with its first answer."""
+
+    def __init__(self) -> None:
+        self.heads: list[bytes] = []
+        self.errors: list[BaseException] = []
+
+    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
+        self.heads.append(head)
+        if len(self.heads) == 1:
+            raise ZeroDivisionError("a fault of ours")
+
+    def failed(self, error: BaseException) -> None:
+        self.errors.append(error)
+
+
+async def test_an_asker_that_fails_with_its_answer_keeps_no_other_one_from_theirs(bench: Bench) -> None:
+    server = await bench.serve(echo)
+    peer, told, faults = bench.peer(server.endpoint), Told(), list[object]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
+    for number in range(3):
+        assert peer.post(told, b"%d" % number, (), timeout_s=SOON_S) is None
+    assert told.heads == [], "not within `post`"
+    await turns()
+    assert told.heads == [b"0", b"1", b"2"]
+    assert [type(each) for each in faults] == [ZeroDivisionError], "and it is reported"
+    assert not told.errors
+
+
+async def test_what_is_posted_gets_an_outcome_or_is_refused_at_once(bench: Bench) -> None:
+    held: list[Request] = []
+    server = await bench.serve(held.extend)
+    peer, told = bench.peer(server.endpoint), Told()
+    told.heads.append(b"")
+    assert peer.post(told, b"answered", (), timeout_s=SOON_S) is None
+    assert peer.post(told, b"forgotten", (), timeout_s=SOON_S) is None
+    await turns()
+    held[0].reply(b"here")
+    assert told.heads[1:] == [b"here"], "in the call of the reply"
+    await peer.close()
+    assert [type(each) for each in told.errors] == [ConnectionLost]
+    assert isinstance(peer.post(told, b"", (), timeout_s=SOON_S), ConnectionLost)

@@ -98,6 +98,53 @@ def test_failed_sync_ends_the_process_and_nobody_is_answered() -> None:
     assert answers == []
 
 
+def test_a_fault_while_a_block_is_answered_ends_the_process_and_what_follows_is_not_answered() -> None:
+    """The call that reports the block written answers it, outside of the journal's task."""
+    answers: list[bool] = []
+
+    def faulty(ok: bool) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+
+        async def work() -> None:
+            put(store, 1, 0)
+            store.seal(faulty)
+            put(store, 1, 1)
+            store.seal(answers.append)
+            await asyncio.sleep(10)
+
+        with pytest.raises(NodeCrashed):
+            await simulation.spawn(NODE, work())
+        assert not simulation.is_up(NODE)
+
+    simulate(main)
+    assert answers == []
+
+
+def test_a_block_begins_in_the_seal_that_finds_no_other_one_on_its_way() -> None:
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation)
+
+        async def work() -> None:
+            journal, done = store._journal, asyncio.Event()
+            await store.sealed()
+            put(store, 1, 0)
+            store.seal(lambda ok: None)
+            assert len(journal._flying) == 1, "no task is waited for"
+            put(store, 1, 1)
+            store.seal(lambda ok: done.set())
+            assert len(journal._flying) == 1
+            assert journal.queued_records, "this one waits for the task"
+            await done.wait()
+            assert not journal.queued_bytes
+
+        await simulation.spawn(NODE, work())
+
+    simulate(main)
+
+
 def journal_operations(simulation: Simulation, kinds: tuple[str, ...]) -> list[Operation]:
     """What is done to journals from now on."""
     found: list[Operation] = []
