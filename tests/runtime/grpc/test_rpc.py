@@ -331,6 +331,32 @@ async def test_all_that_waits_leaves_as_one_message_and_none_is_much_above_the_l
     await stream.close()
 
 
+async def test_what_leaves_wakes_no_reader(bench: Bench) -> None:
+    """A reader that waits for what comes goes on waiting for it while envelopes of its own end leave."""
+    served: list[Any] = []
+
+    async def hold(stream: Any, context: CallContext) -> None:
+        served.append(stream)
+        while True:
+            await stream.receive()
+
+    serving = await bench.serve(connect=hold)
+    stream = bench.connect(serving.endpoint).stream(CONNECT)
+    stream.send_nowait(publish(1))
+    reading = asyncio.ensure_future(stream.receive())
+    await until(lambda: bool(served) and stream._arrival is not None)
+    waits = stream._arrival
+    for size in (1, 2, 3):
+        left = stream.left_bytes
+        stream.send_nowait(publish(size))
+        await stream.left(left + 1)
+    assert stream._arrival is waits
+    assert not waits.done()
+    stream.cancel()
+    with pytest.raises(ConnectionLost):
+        await reading
+
+
 async def test_items_may_be_given_as_their_bytes(bench: Bench) -> None:
     stream = bench.connect((await bench.serve(connect=count_each)).endpoint).stream(CONNECT)
     stream.send_nowait(publish(77).SerializeToString())
