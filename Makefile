@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-units test-processes compiled test-compiled wheels lint types bench peers proto lock docs clean
+.PHONY: demo test compiled test-compiled wheels lint types bench peers proto lock docs clean
 .DEFAULT_GOAL := test
 
 # Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
@@ -47,14 +47,8 @@ TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
-	$(MAKE) --jobs 2 --keep-going test-units test-processes
-
-# Beside each other: units take the cores while processes wait for a session's end or a fault's.
-test-units: $(STAMP)
-	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 2 --dist worksteal
-
-test-processes: $(STAMP)
-	$(TESTED) -m 'processes or spark' --numprocesses 3 --dist loadgroup --durations 25
+	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 3 --dist worksteal
+	$(TESTED) -m 'processes or spark' --numprocesses 4 --dist loadgroup --durations 25
 
 # The compiled wheel (setup.py) beside the sources: PYTHONPATH=$(CURDIR)/$(VENV)/compiled runs on it. The path is
 # absolute, as the servers that benchmarks and tests start run in another folder.
