@@ -29,16 +29,17 @@ def test_the_bookies_of_a_secured_cluster_are_asked_and_its_traffic_goes_on(tmp_
         (made,) = json.loads(secured.cli("metadata", "backup", "-o", "json").out)
         copy = tmp_path / "copy"
         shutil.copy(made["file"], copy)
-        restarted = secured.bookies[0]
-        restarted.kill()  # its key is another one than in the copy
-        restarted.start()
-        restarted.wait_ready()
         for broker in secured.brokers:  # another block of ledger ids
             broker.kill()
             broker.start()
             broker.wait_ready()
         running = client.create_producer("new")
         running.send(b"after the copy")
+        restarted = secured.bookies[0]
+        restarted.kill()  # its key is another one than in the copy, and it saw more than the copy has
+        restarted.start()
+        restarted.wait_ready()
+        running.send(b"and after it is back")
         secured.metadata.kill()
         where = ("--metadata", secured.metadata.address)
         open_one = run_cli("metadata", "restore", str(copy), "--data", str(tmp_path / "other"), "-y")

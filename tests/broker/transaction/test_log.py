@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.snapshot_ledger import StateLedgers
@@ -186,7 +187,7 @@ async def test_a_lost_or_damaged_record_is_not_taken_for_one_that_never_was() ->
     for place in (0, 3, len(record.value) - 2):
         bad = bytearray(record.value)
         bad[place] ^= 1
-        storage.nodes[paths.coordinator(0)] = record._replace(value=bytes(bad))
+        storage.nodes[paths.coordinator(0)] = replace(record, value=bytes(bad))
         with pytest.raises(DataLost, match="record of coordinator 0 is damaged"):
             await Owner(storage).open()
     storage.nodes[paths.coordinator(0)] = record
