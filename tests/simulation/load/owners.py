@@ -178,7 +178,8 @@ class OwnersLoad:
             if kind == "batch":
                 await txn.prepare()
                 outcome = await client.commit_batch(batch, [txn.id])
-                deed.outcome = outcome is BatchOutcome.COMMITTED
+                if outcome is BatchOutcome.COMMITTED:  # else an earlier try is, perhaps of this very transaction
+                    deed.outcome = True
                 self._batch += 1
             else:
                 await (txn.abort() if rng.random() < 0.2 else txn.commit())
