@@ -39,7 +39,6 @@ def test_the_bookies_of_a_secured_cluster_are_asked_and_its_traffic_goes_on(tmp_
         restarted.kill()  # its key is another one than in the copy, and it saw more than the copy has
         restarted.start()
         restarted.wait_ready()
-        running.send(b"and after it is back")
         secured.metadata.kill()
         where = ("--metadata", secured.metadata.address)
         open_one = run_cli("metadata", "restore", str(copy), "--data", str(tmp_path / "other"), "-y")
