@@ -43,6 +43,7 @@ CONNECTION_SHARE = 0.75
 REQUESTS_MAX = 32_768
 """Requests that were admitted and not yet answered: 32 MiB for Python."""
 
+
 class AddBatch:
     """One request with its entries, verified, from the turn in which it came to its answer.
 

@@ -57,8 +57,7 @@ class _Group:
 class TransactionalAcks:
     def __init__(
         self, where: Part, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
-        requests: Requests,
-        send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
+        requests: Requests, send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
     ) -> None:  # fmt: skip
         """`again`: what was delivered and not acknowledged comes again, and what waits is thrown away."""
         self._where = where
