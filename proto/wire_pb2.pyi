@@ -990,12 +990,14 @@ class LostOfSubscription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., messages: _Optional[int] = ...) -> None: ...
 
 class GetSchemaRequest(_message.Message):
-    __slots__ = ("topic", "version")
+    __slots__ = ("topic", "version", "incarnation")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     topic: str
     version: bytes
-    def __init__(self, topic: _Optional[str] = ..., version: _Optional[bytes] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, topic: _Optional[str] = ..., version: _Optional[bytes] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class SchemaReply(_message.Message):
     __slots__ = ("version", "schema", "created_ms", "user", "deleted")

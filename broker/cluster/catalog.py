@@ -381,6 +381,17 @@ class Catalog:
         record = self._new()
         return [put_of(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
+    async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
+        """TopicNotFound: the caller means a topic, or partition, that was deleted. 0: it means whichever is there. What
+        is kept of a name that is not persistent outlasts its topics."""
+        if not incarnation or not topic.persistent:
+            return
+        found = await get_record(self._store, _topic_path(topic), TopicRecord)
+        if found is None or found[0].created_ms not in (0, incarnation):
+            raise TopicNotFound(
+                f"the topic {topic} that is meant, made at {incarnation} ms, was deleted since", topic=topic
+            )
+
     async def still(self, topic: TopicName, ended: TopicRecord) -> Check | None:
         """The check that a topic's record is that of the owner which has `ended` it; what goes with the topic goes in
         commits with this check. None: that topic is gone, and so is what was its; another one may have its name.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from ...proto import wire_pb2 as wire
 from ...proto.entry import parse_header
-from ...proto.errors import IncompatibleSchema, SchemaNotFound, TimedOut
+from ...proto.errors import IncompatibleSchema, SchemaNotFound, TimedOut, TopicNotFound
 from ...proto.names import Position, TopicName
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.world import World
@@ -36,42 +36,43 @@ class InternalProducer:
 
     async def publish(
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
-        *, schema_version: bytes = b"", written_for: TopicName | None = None,
+        *, schema_version: bytes = b"", written_for: tuple[TopicName, int] | None = None,
     ) -> list[Position | None]:  # fmt: skip
         """Where each is stored. `spread`: any number; chooses the partition of a partitioned topic. `schema_version`:
-        of their schema, which the topic has, or the one that they were `written_for`; empty: none."""
+        of their schema, which the topic has, or the one that they were `written_for`, made then; empty: none."""
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    schema = await self._schema(written_for or topic, schema_version)
+                    schema = await self._schema(*(written_for or (topic, 0)), schema_version)
                     return await self._publish(topic, producer_name, client_parts, spread, schema)
             except TimeoutError as error:
                 raise TimedOut(f"{topic}: not published within {TIMEOUT_S} s") from error
 
     async def copy(
-        self, source: TopicName, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int
-    ) -> list[Position | None]:
-        """As `publish`, of messages of the topic `source`, which all name one version of its schemas. It is registered
-        for `topic`, and they name its number there; where it is refused, or gone, they name none."""
+        self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
+        spread: int,
+    ) -> list[Position | None]:  # fmt: skip
+        """As `publish`, of messages of the topic `source`, made then, which all name one version of its schemas. It is
+        registered for `topic`, and they name its number there; where it is refused, or gone, they name none."""
         version = parse_header(client_parts[0]).metadata.schema_version if client_parts else b""
         if version:
             try:
                 return await self.publish(
                     topic, producer_name, client_parts, spread, schema_version=version, written_for=source
                 )
-            except (IncompatibleSchema, SchemaNotFound) as error:
-                _LOG.warning("%s: copies of messages of %s name no schema: %s", topic, source, error)
+            except (IncompatibleSchema, SchemaNotFound, TopicNotFound) as error:
+                _LOG.warning("%s: copies of messages of %s name no schema: %s", topic, source[0], error)
             from .one_producer import of_schema  # it was loaded by the first try
 
             client_parts = [of_schema(part, b"") for part in client_parts]
         return await self.publish(topic, producer_name, client_parts, spread)
 
-    async def _schema(self, topic: TopicName, version: bytes) -> wire.SchemaInfo | None:
+    async def _schema(self, topic: TopicName, incarnation: int, version: bytes) -> wire.SchemaInfo | None:
         if not version:
             return None
         me = self._world.network.connect(Endpoint.parse(self._endpoint()))
         try:
-            wanted = wire.GetSchemaRequest(topic=topic.full, version=version)
+            wanted = wire.GetSchemaRequest(topic=topic.full, version=version, incarnation=incarnation)
             found: wire.SchemaReply = await me.call(rpc("Broker", "GetSchema"), wanted, timeout_s=TIMEOUT_S)
         finally:
             await me.close()

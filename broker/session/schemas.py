@@ -22,9 +22,14 @@ class Schemas:
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
-    async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
-        """The newest, or that version. SchemaNotFound."""
-        return await self._broker.schemas.get(topic, version)
+    async def get(self, topic: TopicName, version: int | None = None, incarnation: int = 0) -> SchemaVersion:
+        """The newest, or that version. SchemaNotFound. TopicNotFound: `topic` is of another incarnation than the caller
+        means, as it was before the schema was read or is after it: a number means something in one of them alone."""
+        check = self._broker.catalog.check_incarnation
+        await check(topic, incarnation)
+        found = await self._broker.schemas.get(topic, version)
+        await check(topic, incarnation)
+        return found
 
     async def all(self, topic: TopicName) -> list[SchemaVersion]:
         """Those that are not deleted, in their order. SchemaNotFound: there is none."""

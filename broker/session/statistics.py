@@ -218,7 +218,7 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: boo
         subscriptions=[await of_subscription(topic, each, precise, ages) for each in [*topic.subscriptions.values()]],
         dropped=topic.dropped, quota=life.quota.value if life.quota is not None else "",
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
-        terminated=topic.log.state is TopicLogState.TERMINATED, created_ms=topic.log.record.created_ms,
+        terminated=topic.log.state is TopicLogState.TERMINATED, created_ms=topic.incarnation,
         published_ms=topic.log.published_ms, unsubscribed=topic.unread().told(), transactions=_transactions(topic),
     )  # fmt: skip
 

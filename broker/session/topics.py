@@ -56,7 +56,7 @@ def check_incarnation(topic: Topic, incarnation: int) -> None:
     """An index is of one incarnation of a topic: the time when that was made. TopicNotFound: the caller means a topic
     that was deleted, and this one has its name. 0: the caller means whichever is there."""
     if is_another(topic, incarnation):
-        there = topic.log.record.created_ms
+        there = topic.incarnation
         raise TopicNotFound(
             f"the topic {topic.name} that is meant was deleted and made anew since (at {there} ms, not {incarnation})",
             topic=topic.name,
@@ -65,7 +65,7 @@ def check_incarnation(topic: Topic, incarnation: int) -> None:
 
 def is_another(topic: Topic, incarnation: int) -> bool:
     """Whether it is known to be another topic of the name than the one that is meant."""
-    there = topic.log.record.created_ms
+    there = topic.incarnation
     return bool(incarnation and there and incarnation != there)
 
 
@@ -127,7 +127,7 @@ class Topics:
                 await turns.next()
         topic.check_end()
         aborted = shape.aborted_messages(*aborted_in)
-        made_ms = topic.log.record.created_ms
+        made_ms = topic.incarnation
         return Offsets(shape.first_index, shape.end_index, shape.size, by_time, index, aborted, made_ms)
 
     async def _one(self, name: TopicName) -> Topic:

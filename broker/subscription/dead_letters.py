@@ -63,8 +63,8 @@ ORDERED_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 STEPS = ("read", "publish", "acknowledge", "store")
 GROUP_BYTES = 4 << 20
 """Of a message in chunks in memory at a time, and one chunk more."""
-Forward = Callable[[TopicName, TopicName, str, Sequence[bytes], int], Awaitable[object]]
-"""Entries of the first topic go to the second."""
+Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int], Awaitable[object]]
+"""Entries of the first topic, in that incarnation, go to the second."""
 
 
 class Governed(Protocol):
@@ -72,6 +72,9 @@ class Governed(Protocol):
 
     name: TopicName
     applied: Applied
+
+    @property
+    def incarnation(self) -> int: ...
 
 
 class DeadLetters(MadeLater):
@@ -235,8 +238,8 @@ class DeadLetters(MadeLater):
         await self._moved(position, message.places, 1, times)
 
     async def _publish(self, policy: DeadLetterPolicy, source: Source, letters: Sequence[bytes]) -> None:
-        topic = policy.letter_topic(source.topic, self._subscription)
-        await self._forward(self._topic.name, topic, source.producer_name, letters, source.position[1])
+        topic, here = policy.letter_topic(source.topic, self._subscription), self._topic
+        await self._forward((here.name, here.incarnation), topic, source.producer_name, letters, source.position[1])
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
         """The message at these places is stored in the dead-letter topic."""

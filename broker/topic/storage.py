@@ -42,6 +42,8 @@ class Owner(Protocol):
     applied: Applied
 
     @property
+    def incarnation(self) -> int: ...
+    @property
     def log(self) -> Log: ...
     @property
     def shown(self) -> ReadableLog:
@@ -96,7 +98,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
     ledgers: LedgerClient
     cache: TailCache
     config: BrokerConfig
-    forward: Callable[Concatenate[TopicName, ...], Awaitable[object]]  # copies of messages of that topic
+    forward: Callable[Concatenate[tuple[TopicName, int], ...], Awaitable[object]]  # copies of its messages
     reads: ReadMemory
     publish_seconds: Histogram | None = None
 

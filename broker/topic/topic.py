@@ -133,6 +133,11 @@ class Topic(MadeLater):
         self.apply(applied)
 
     @property
+    def incarnation(self) -> int:
+        """When it was made, by which it is told from another one of its name: ms since the epoch. 0: not known."""
+        return self.log.record.created_ms
+
+    @property
     def dropped(self) -> int:
         """Messages that no consumer got; only a non-persistent topic has any."""
         return sum(each.dropped for each in self.subscriptions.values())

@@ -1,11 +1,12 @@
 """The schemas with which messages were written, by the version that each message names.
 
-    writers = WriterSchemas(connections, topic)        of a topic and all its partitions
+    writers = WriterSchemas(connections, partition, incarnation)        of a topic and all its partitions
     await writers.fetch(version)                       asked of a broker once
     info = writers.of(version)                         from any thread but the event loop it may ask as well
 
-What a version means never changes while its topic lasts, so it is kept for so long: a topic that is deleted and made
-anew numbers its own (`forget`). One that the broker does not have is asked for again after MISSING_S.
+What a version means never changes while its topic lasts: one that is deleted and made anew numbers its own, and has
+writers of its own. These go on with what they know, and the broker tells them nothing more (`incarnation`). A version
+that the broker does not have is asked for again after MISSING_S.
 """
 
 from __future__ import annotations
@@ -26,18 +27,15 @@ MISSING_MAX = 1000
 
 
 class WriterSchemas:
-    def __init__(self, connections: Connections, topic: TopicName) -> None:
+    def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
+        """`incarnation`: of `topic`, which may be a partition; 0: whichever is there."""
         self._connections = connections
-        self._topic = topic.base
+        self._topic = topic
+        self._incarnation = incarnation
         self._loop = asyncio.get_running_loop()
         self._now = connections.world.clock.monotonic
         self._known: dict[bytes, SchemaInfo] = {}
         self._missing: dict[bytes, float] = {}  # until when
-
-    def forget(self) -> None:
-        """The topic was made anew."""
-        self._known.clear()
-        self._missing.clear()
 
     def knows(self, version: bytes) -> bool:
         return version in self._known or self._missing.get(version, 0.0) > self._now()
@@ -49,7 +47,7 @@ class WriterSchemas:
         if version == BYTES_VERSION:
             self._known[version] = SchemaInfo(type=SchemaType.NONE)
             return
-        request = wire.GetSchemaRequest(topic=self._topic.full, version=version)
+        request = wire.GetSchemaRequest(topic=self._topic.full, version=version, incarnation=self._incarnation)
         try:
             found: wire.SchemaReply = await self._connections.ask("GetSchema", request)
         except NotFound:
@@ -74,7 +72,7 @@ class WriterSchemas:
         if found is None:
             number = version_of(version)
             what = "no schema" if number is None else f"no schema version {number}, which the message names"
-            raise InvalidMessage(f"topic {self._topic} has {what}")
+            raise InvalidMessage(f"topic {self._topic.base} has {what}")
         return found
 
     def _ask(self, version: bytes) -> None:

@@ -107,7 +107,7 @@ async def decodable(inbox: ReceiverQueue, *messages: Message) -> None:
     they are received again."""
     try:
         for message in messages:
-            await message.entry.consumer.know_writer(message.writer_version)
+            await message.know_writer()
     except BaseException:
         inbox.put_back(messages)
         raise

@@ -52,7 +52,6 @@ from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
 from ..common.errors import CryptoError, IncompatibleSchema, OperationNotSupported
 from ..connect.connections import Connections
-from ..connect.writer_schemas import WriterSchemas
 from ..core.batcher import OutgoingMessage
 from ..model.composite_schemas import Written
 from ..model.message import CiphertextMessage, Message
@@ -139,7 +138,6 @@ class DeadLetterProducer:
         self._base = f"{topic.base.local}-{subscription}"
         self._consumer_name = consumer_name
         self._producers: dict[tuple[TopicName, Hashable], Producer] = {}
-        self._written: dict[TopicName, WriterSchemas] = {}
         self._opening = asyncio.Lock()
         self._tasks = Tasks()
         self._closed = False
@@ -208,15 +206,11 @@ class DeadLetterProducer:
 
     async def _schema_of(self, message: Message) -> SchemaInfo | None:
         """With which it was written; None: it names none that its topic has."""
-        version = message.writer_version
-        if not version:
+        version, writers = message.writer_version, message.entry.writers
+        if not version or writers is None:
             return None
-        topic = message.entry.consumer.topic.base
-        schemas = self._written.get(topic)
-        if schemas is None:
-            schemas = self._written[topic] = WriterSchemas(self._connections, topic)
-        await schemas.fetch(version)
-        return schemas.has(version)
+        await writers.fetch(version)
+        return writers.has(version)
 
     async def _producer(self, topic: TopicName, schema: SchemaInfo | None) -> Producer:
         key = None if schema is None else (schema.type, schema.data, *sorted(schema.properties.items()))

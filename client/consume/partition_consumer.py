@@ -21,7 +21,6 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import MagnetarError, from_wire
 from ...proto.names import Position, TopicName
-from ...proto.schema import SchemaInfo
 from ..common.due_timer import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate
 from ..common.receive_memory import Claim
@@ -61,7 +60,7 @@ class PartitionConsumer:
         self.topic = topic
         self.sends = self.waits = False
         self.schema: Schema = settings.schema
-        self._writers = WriterSchemas(connections, topic) if settings.schema.by_writer else None
+        self.writers = WriterSchemas(connections, topic)  # messages keep those of their incarnation
         self.name = settings.consumer_name or ""
         self.end_of_topic = False
         self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
@@ -119,17 +118,6 @@ class PartitionConsumer:
     def turn_now(self) -> None:
         """In the event loop: what was acknowledged or given back up to now is attended to, before anything is taken."""
         self._turn()
-
-    async def know_writer(self, version: bytes) -> None:
-        """Asks for the schema with which a message was written, when it matters and is not known."""
-        if self._writers is not None and (version or self.schema.needs_writer):
-            await self._writers.fetch(version)
-
-    def writer_of(self, version: bytes) -> SchemaInfo | None:
-        """None: the message names none, and the consumer's own schema counts. InvalidMessage."""
-        if self._writers is None or not (version or self.schema.needs_writer):
-            return None
-        return self._writers.of(version)
 
     def acknowledge(self, which: Pending) -> None:
         self.acks.acknowledge(which)
@@ -233,11 +221,12 @@ class PartitionConsumer:
     def _is_of(self, incarnation: int) -> None:
         """What was kept of a topic says nothing of another one of its name: its place, and what its schemas mean."""
         before, self.incarnation = self.incarnation, incarnation or self.incarnation
-        if before in (0, self.incarnation):
+        if before == self.incarnation:
+            return
+        self.writers = WriterSchemas(self._connections, self.topic, self.incarnation)
+        if not before:
             return
         _LOG.warning("%s was deleted and made anew: it is read from its beginning", self.topic)
-        if self._writers is not None:
-            self._writers.forget()
         if not self._durable:
             self.core.begin_again()
             self.deliveries.sought(MessageId.earliest)

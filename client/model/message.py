@@ -22,6 +22,14 @@ from .message_id import KnownId, MessageId
 from .schema import Schema
 
 
+class Writers(Protocol):
+    """The schemas with which the messages of a topic were written (client/connect/writer_schemas.py)."""
+
+    def of(self, version: bytes) -> SchemaInfo: ...
+    def has(self, version: bytes) -> SchemaInfo | None: ...
+    async def fetch(self, version: bytes) -> None: ...
+
+
 class Origin(Protocol):
     """The partition stream that an entry came over (client/consume/partition_consumer.py)."""
 
@@ -29,8 +37,11 @@ class Origin(Protocol):
     def topic(self) -> TopicName: ...
     @property
     def schema(self) -> Schema: ...
-    def writer_of(self, version: bytes) -> SchemaInfo | None: ...
-    async def know_writer(self, version: bytes) -> None: ...
+    @property
+    def writers(self) -> Writers | None:
+        """Of the incarnation of the topic that it reads now."""
+        ...
+
     def taken(self, message: Message) -> None:
         """The application (or a filter) took the last message of an entry: its permits are free."""
         ...
@@ -62,10 +73,12 @@ class ReceivedEntry:
         "size",
         "stream",
         "unfolded",
+        "writers",
     )  # fmt: skip
 
     def __init__(self, consumer: Origin, header: EntryHeader, position: Position, index: int, redelivered: int) -> None:
         self.consumer = consumer
+        self.writers = consumer.writers
         self.header = header
         self.ledger_id, self.entry_id = position
         self.position = position
@@ -131,8 +144,18 @@ class Message:
         return key.encode()
 
     def writer(self) -> SchemaInfo | None:
-        """The schema with which it was written; None: it names none."""
-        return self.entry.consumer.writer_of(self.writer_version)
+        """The schema with which it was written; None: it names none, and the consumer's own counts. InvalidMessage."""
+        writers = self._decoded_by()
+        return None if writers is None else writers.of(self.writer_version)
+
+    async def know_writer(self) -> None:
+        """Asks for the schema with which it was written, when it matters and is not known."""
+        if (writers := self._decoded_by()) is not None:
+            await writers.fetch(self.writer_version)
+
+    def _decoded_by(self) -> Writers | None:
+        schema = self.entry.consumer.schema
+        return self.entry.writers if schema.by_writer and (self.writer_version or schema.needs_writer) else None
 
     @property
     def writer_version(self) -> bytes:

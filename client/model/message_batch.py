@@ -6,7 +6,6 @@ from ...proto.entry import EntryHeader, decode_columns
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
-from ...proto.schema import SchemaInfo
 from ..common.checks import WrongMessageType, WrongMessageValue, check_one, instance, shown, whole
 from .message import Message, Origin, ReceivedEntry
 from .message_id import MessageId
@@ -63,10 +62,10 @@ class _Unconnected(Origin):
     def schema(self) -> Schema:
         return self._schema
 
-    def writer_of(self, version: bytes) -> SchemaInfo | None:
+    @property
+    def writers(self) -> None:
         return None
 
-    async def know_writer(self, version: bytes) -> None: ...
     def taken(self, message: Message) -> None: ...
     def interrupted(self) -> None: ...
     def acknowledge(self, which: Message) -> None: ...

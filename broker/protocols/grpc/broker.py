@@ -62,7 +62,8 @@ class BrokerService:
         version = version_of(request.version)
         if request.version and version is None:
             raise InvalidRequest(f"a schema version of {len(request.version)} bytes; it has 8")
-        return translate.schema_reply(await self._schemas.get(TopicName.parse(request.topic), version))
+        found = await self._schemas.get(TopicName.parse(request.topic), version, request.incarnation)
+        return translate.schema_reply(found)
 
 
 def _owner(owner: Owner) -> wire.LookupReply:

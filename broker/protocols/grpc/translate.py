@@ -105,7 +105,7 @@ def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
 def subscribed(id_: int, session: ConsumerSession) -> wire.ServerFrame:
     answer = wire.Subscribed(
         consumer_name=session.name, compacted_end_index=session.compacted_end_index,
-        incarnation=session.topic.log.record.created_ms,
+        incarnation=session.topic.incarnation,
     )  # fmt: skip
     return wire.ServerFrame(id=id_, subscribed=answer)
 

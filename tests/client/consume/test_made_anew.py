@@ -10,9 +10,12 @@ import pytest
 
 import magnetar as pulsar
 from magnetar.admin import AdminClient
+from magnetar.client.connect.writer_schemas import WriterSchemas
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import InitialPosition
 from magnetar.proto.errors import AlreadyExists
+from magnetar.proto.names import TopicName
+from magnetar.proto.schema import version_bytes
 from tests.client.consume.test_compaction import TOPIC, Bench, bench
 from tests.client.consume.test_table_view import until
 
@@ -103,6 +106,31 @@ async def test_messages_of_a_new_topic_are_decoded_by_its_own_schemas(tmp_path: 
         await new.send(YX(x=1, y=100))
         for reader in readers:
             assert place((await reader.read_next(20_000)).value()) == (1, 100)
+
+
+async def test_messages_of_a_topic_that_is_gone_are_not_decoded_by_the_schemas_of_the_next(tmp_path: Path) -> None:
+    """What the program still has of it is decoded by what was asked for while it was there, or not at all."""
+    async with bench(tmp_path) as on, AdminClient(f"magnetar://{on.running.brokers[0].endpoint}") as admin:
+        asked = []
+        reader = await on.client.create_reader(
+            TOPIC, MessageId.earliest, schema=pulsar.schema.AutoConsumeSchema(), receiver_queue_size=1
+        )
+        messages = []
+        for kind in (XY, YX):
+            async with await on.client.create_producer(TOPIC, schema=pulsar.schema.AvroSchema(kind)) as producer:
+                await producer.send(kind(x=1, y=100))
+            messages.append(await reader.read_next(20_000))
+            made = (await admin.offsets(TOPIC)).incarnation
+            asked.append(WriterSchemas(on.client.connections, TopicName.parse(TOPIC), made))
+            if kind is XY:
+                await anew(on)
+        assert [place(each.value()) for each in messages] == [(1, 100)] * 2
+        for writers in asked:
+            await writers.fetch(version_bytes(0))
+        former, present = asked
+        assert b'"x"' in present.of(version_bytes(0)).data
+        with pytest.raises(pulsar.InvalidMessage, match="no schema version 0"):
+            former.of(version_bytes(0))
 
 
 async def test_a_range_is_of_one_incarnation(tmp_path: Path) -> None:

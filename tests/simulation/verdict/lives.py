@@ -11,8 +11,7 @@ reader) and values (`program:number`, unique) tell it what they see. Violations 
 | former | a stream shows no message of an earlier life after one of a later life, and none before that of its opening |
 | unwritten | a value that is sent in a life is stored in none before |
 | identity | one position, one value; a value that has a receipt comes from there |
-| schema | a value of the latest life is decoded as it was written. (What a broker that stood still delivers of a life
-  that is over is decoded by the schema that has its version now: versions are asked for by the topic's name.) |
+| schema | a value of any life is decoded as it was written, or, when that life is over, not at all |
 | lost | of the last life, in the end: each value that was stored in it is there, and came on the subscription |
 | doubled | … and is there once (topics are deduplicated) |
 | half | … and of a transaction all that was stored in it is there if it was committed, and nothing if it was aborted |
@@ -154,7 +153,7 @@ class Lives:
             self._violated(f"former: {stream.name} shows {value} at {id_} of life {life} after {what}")
         stream.last = max(life, stream.last)
         self._is_at(id_, value, stream.name)
-        if not whole and life == self.life and not self.over:
+        if not whole:
             self._violated(f"schema: {stream.name} decodes {value} at {id_} as something else")
         self._came.setdefault(value, set()).add(life)
 

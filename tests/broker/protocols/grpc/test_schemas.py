@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import IncompatibleSchema, InvalidRequest, InvalidSchema, NamespaceNotFound, SchemaNotFound
+from magnetar.proto.errors import (
+    IncompatibleSchema,
+    InvalidRequest,
+    InvalidSchema,
+    NamespaceNotFound,
+    SchemaNotFound,
+    TopicNotFound,
+)
 from magnetar.proto.policies import Policies
 from magnetar.proto.policies import encode as as_text
 from magnetar.proto.schema import Compatibility
@@ -44,7 +51,7 @@ class Asked:
         await TestConsumer(self.world, self.broker, TOPIC, subscription, **options).ready()
 
     async def ask(self, method: str, request: Any) -> Any:
-        service = "Broker" if method == "GetSchema" else "Admin"
+        service = "Broker" if method in ("GetSchema", "Offsets") else "Admin"
         return await self.channel.call(rpc(service, method), request, timeout_s=20.0)
 
 
@@ -69,6 +76,23 @@ async def test_a_producer_and_a_consumer_bring_their_schemas(asked: Asked) -> No
     assert "q" not in (await asked.ask("ListSubscriptions", wire.Name(name=TOPIC))).names, "nothing is left of it"
     await asked.consumer(schema=avro("b"))
     await asked.consumer("auto", schema=wire.SchemaInfo(type=21))
+
+
+async def test_a_number_is_that_of_the_incarnation_which_is_meant(asked: Asked) -> None:
+    ask = asked.ask
+    await ask("PutSchema", wire.SchemaRequest(topic=TOPIC, schema=avro("a")))
+    await asked.producer("p", schema=avro("a"))
+    made = (await ask("Offsets", wire.OffsetsRequest(topic=TOPIC))).incarnation
+    for meant in (0, made):
+        request = wire.GetSchemaRequest(topic=TOPIC, version=bytes(8), incarnation=meant)
+        assert (await ask("GetSchema", request)).schema == avro("a")
+    for topic, meant in ((TOPIC, made - 1), (TOPIC, made + 1), (f"{TOPIC}-partition-0", made), (f"{TOPIC}2", made)):
+        with pytest.raises(TopicNotFound, match="was deleted since"):
+            await ask("GetSchema", wire.GetSchemaRequest(topic=topic, version=bytes(8), incarnation=meant))
+    lasting = TOPIC.replace("persistent:", "non-persistent:")
+    await ask("PutSchema", wire.SchemaRequest(topic=lasting, schema=avro("b")))
+    found = await ask("GetSchema", wire.GetSchemaRequest(topic=lasting, version=bytes(8), incarnation=1))
+    assert found.schema == avro("b"), "it outlasts its topics"
 
 
 async def test_operators_put_find_test_and_delete_schemas(asked: Asked) -> None:
