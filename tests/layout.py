@@ -87,6 +87,12 @@ def _python_files(top: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in paths if not GENERATED.search(path.name))
 
 
+@cache
+def tests() -> frozenset[str]:
+    """The names of all tests."""
+    return frozenset(name for module in modules("tests") for name in module.tests)
+
+
 def module_exists(dotted: str) -> bool:
     path = ROOT.joinpath(*dotted.split("."))
     return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
@@ -159,6 +165,12 @@ def symbols(tree: ast.Module) -> set[str]:
 
     visit(tree.body, "")
     return found
+
+
+@cache
+def names(*tops: str) -> frozenset[str]:
+    """What all modules in `tops` define, as `symbols`."""
+    return frozenset(name for module in modules(*tops) for name in symbols(module.tree))
 
 
 def _set_on_self(function: ast.AST) -> Iterator[str]:

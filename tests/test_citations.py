@@ -120,7 +120,7 @@ def test_every_citation_in_the_documents_has_its_line() -> None:
 
 
 def test_every_test_that_is_named_after_a_citation_has_its_line() -> None:
-    names = sorted({name for module in layout.modules("tests") for name in layout.symbols(module.tree)})
+    names = sorted(layout.names("tests"))
     wrong = [each for name in names for each in _wrong(name, _cited_by_name(name))]
     assert not wrong, "\n".join(wrong)
 

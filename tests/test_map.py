@@ -32,11 +32,6 @@ def _symbols(path: str) -> frozenset[str]:
     return frozenset(layout.symbols(tree))
 
 
-@cache
-def _everywhere(*packages: str) -> frozenset[str]:
-    return frozenset(name for module in layout.modules(*packages) for name in layout.symbols(module.tree))
-
-
 def _known(symbol: str, path: str) -> bool:
     if not path.endswith(".py"):
         text = (layout.ROOT / path).read_text(encoding="utf-8")
@@ -56,7 +51,7 @@ def _stale(line: str) -> list[str]:
         if "/" in token:
             found = path in wrong or not symbol or _known(symbol, path)
         elif token.startswith("test_"):
-            found = token in _everywhere("tests")
+            found = token in layout.names("tests")
         elif NAME.match(token):
             found = _named_somewhere(token.removesuffix("()"), here)
         else:
@@ -68,7 +63,7 @@ def _stale(line: str) -> list[str]:
 
 def _named_somewhere(symbol: str, here: list[str]) -> bool:
     """In the files of the line, or (a term that the sentence uses) anywhere in the layout."""
-    everywhere = _everywhere()
+    everywhere = layout.names()
     return (
         any(_known(symbol, path) for path in here)
         or symbol in everywhere
@@ -110,7 +105,7 @@ def test_every_feature_has_one_row_a_state_and_a_reason_and_its_tests_exist() ->
     for id_, _, state, note in rows:
         assert state in STATES, id_
         assert note or state in ("done", "not yet"), f"{id_}: why?"
-        named = [token for token in re.findall(r"`(test_\w+)`", note) if token not in _everywhere("tests")]
+        named = [token for token in re.findall(r"`(test_\w+)`", note) if token not in layout.names("tests")]
         assert not named, f"{id_}: {named}"
 
 
@@ -211,7 +206,7 @@ def _is_member(token: str, classes: dict[str, ast.ClassDef]) -> bool:
     owner, _, member = token.partition(".")
     if owner not in classes or member == "py":
         return True
-    if any(known == token or known.endswith(f".{token}") for known in _everywhere()):
+    if any(known == token or known.endswith(f".{token}") for known in layout.names()):
         return True
     bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in classes[owner].bases]
     outside = [base for base in bases if base not in classes and base not in ("Protocol", "NamedTuple", "Generic")]

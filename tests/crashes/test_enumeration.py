@@ -14,7 +14,7 @@ from tests.crashes.mutants import MUTANTS, killed
 from tests.crashes.sites import function_of
 from tests.crashes.workload import record
 
-STATES = 4_000
+STATES = 1_500
 STOPS = 8
 
 

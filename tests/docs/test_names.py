@@ -42,7 +42,7 @@ def test_files_and_folders_in_backticks_exist(document: str) -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_tests_in_backticks_exist(document: str) -> None:
-    known = {name for module in layout.modules("tests") for name in layout.symbols(module.tree)}
+    known = layout.tests()
     assert not [name for name in re.findall(r"`(test_\w+)`", _text(document)) if name not in known]
 
 
@@ -57,7 +57,7 @@ def test_each_feature_that_is_there_names_a_test_that_guards_it() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_errors_in_backticks_exist(document: str) -> None:
     """A word that ends like an error of ours, in a table of what may be seen, is one."""
-    known = {name for module in layout.modules() for name in layout.symbols(module.tree)} | {"AssertionError"}
+    known = layout.names() | {"AssertionError"}
     named = re.findall(r"`((?:[A-Z][a-z]+){2,}(?:Error|NotFound|Lost|Bookies|Owner|TooLarge))`", _text(document))
     assert not [name for name in named if not hasattr(errors, name) and name not in known]
 

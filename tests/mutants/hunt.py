@@ -72,22 +72,27 @@ def _cluster(mutant: Mutant, seeds_max: int, first: int) -> Kill:
 
 
 class _Seen:
-    """Which test fell first."""
+    """Which tests fell, in their order."""
 
     def __init__(self) -> None:
-        self.fell = ""
+        self.fell: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and not self.fell:
-            self.fell = report.nodeid
+        if report.failed:
+            self.fell.append(report.nodeid)
 
 
 def falls(nodes: str) -> str:
     """The first that falls; "": none."""
+    return next(iter(fallen("-x", *nodes.split())), "")
+
+
+def fallen(*nodes: str) -> list[str]:
+    """Those of these tests that fall."""
     seen = _Seen()
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", *nodes.split()], plugins=[seen])
+        code = pytest.main(["-q", "-p", "no:cacheprovider", *nodes], plugins=[seen])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"{nodes} could not be run: {output.getvalue()[-2000:]}")
     return seen.fell

@@ -55,8 +55,10 @@ LOST: list[tuple[str, Callable[[str], str | None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "path"), LOST, ids=[what for what, _ in LOST])
-@pytest.mark.parametrize("gone", [range(3, 4), range(1, 4), range(1, 13)], ids=["one", "three", "all"])
+CASES = [(range(3, 4), *lost) for lost in LOST] + [(gone, *LOST[0]) for gone in (range(1, 4), range(1, 13))]
+
+
+@pytest.mark.parametrize(("gone", "what", "path"), CASES, ids=[f"{len(gone)}-{what}" for gone, what, _ in CASES])
 def test_a_ledger_whose_record_is_gone_without_a_deletion_stays_and_is_told_until_an_operator_says_so(
     gone: range, what: str, path: Callable[[str], str | None], caplog: pytest.LogCaptureFixture
 ) -> None:
