@@ -114,7 +114,7 @@ def build_java(folder: Path) -> list[str]:
     sources = [str(path) for path in sorted((HERE / "java" / "src").glob("*.java"))]
     jars = f"{folder / 'lib'}/*"
     build([compiler, "-cp", jars, "-d", str(folder / "out"), *sources])
-    return [java, "-Xmx512m", "-cp", f"{jars}:{folder / 'out'}"]
+    return [java, "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}:{folder / 'out'}"]
 
 
 def build_go(folder: Path) -> list[str]:
