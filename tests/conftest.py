@@ -40,6 +40,7 @@ LONGEST = (
 """Where tests of a minute are: they begin, and no worker is alone with one in the end."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     for item in items:
@@ -61,8 +62,12 @@ def _shared(item: pytest.Item) -> str:
     return min(places, key=len, default="")
 
 
-def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: no collection of garbage looks through them again."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups are kept, or a Spark session is made four times. Modules and tests stay to the end: no collection of
+    garbage looks through them again."""
+    if getattr(session.config.option, "loadgroup", False):
+        apart = [each for each in session.items if each.get_closest_marker("xdist_group") and "@" not in each.nodeid]
+        assert not apart, f"this pytest-xdist keeps no groups with pytest {pytest.__version__}"
     if not gc.get_freeze_count():  # tests of the mutant bank run pytest within a test
         gc.collect()
         gc.freeze()
