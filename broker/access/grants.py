@@ -29,6 +29,7 @@ from ...proto.errors import BadVersion, MagnetarError, Unavailable
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.clock import Clock
 from ...runtime.supervisor import Supervisor
+from ..common.log_throttle import LogThrottle
 from .core.rights import Rights
 from .permissions import without_topic
 
@@ -129,25 +130,23 @@ class Grants:
 
     # ------------------------------------------------------------------ the watches
     async def _follow(self, path: str, revision: int) -> None:
+        throttle = LogThrottle(self._clock)
         while True:
             try:
+                if path in self._broken:
+                    revision = await self._metadata.revision()
+                    del self._broken[path]
+                    self._forget_all()
                 async for event in self._metadata.watch(path, revision):
-                    self._broken.pop(path, None)
-                    revision = event.revision
                     if isinstance(event, Reset):
                         self._forget_all()
                     else:
                         self._told(path, event.path)
             except (MagnetarError, DamagedRecord) as error:
-                _LOG.warning("grants as they were decide until they can be read: %s", error)
+                if throttle.news(error):
+                    _LOG.warning("grants as they were decide until they can be read: %s", error)
             self._broken.setdefault(path, self._clock.monotonic())
             await asyncio.sleep(WATCH_RETRY_S)
-            try:
-                revision = await self._metadata.revision()
-            except MagnetarError:
-                continue
-            self._broken.pop(path, None)
-            self._forget_all()
 
     def _told(self, path: str, changed: str) -> None:
         parts = [paths.name(each) for each in changed.removeprefix(path).strip("/").split("/")]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -41,6 +41,7 @@ WATCH_RETRY_S = 1.0
 """Seconds before a watch that broke is set again."""
 
 NONE = Policies()
+_AS_THEY_WERE = "policies as they were are used until they can be read: %s"
 
 
 class _Namespace:
@@ -157,30 +158,38 @@ class PolicyCache:
 
     # ------------------------------------------------------------------ the watch
     async def _follow(self, revision: int) -> None:
+        broken = False
         while True:
             try:
+                if broken:  # what the watch would not report is read before it goes on
+                    async with self._turn:
+                        revision = await self._metadata.revision()
+                        await self._read_all()
+                    broken = False
                 async for event in self._metadata.watch(paths.POLICIES, revision):
-                    revision = event.revision
                     async with self._turn:
                         if isinstance(event, Reset):
                             await self._read_all()
                         else:
                             await self._told(event.path)
             except (MagnetarError, DamagedRecord) as error:
-                _LOG.warning("policies as they were are used until they can be read: %s", error)
+                _LOG.warning(_AS_THEY_WERE, error)
+            broken = True
             await asyncio.sleep(WATCH_RETRY_S)
-            async with self._turn:
-                try:
-                    revision = await self._metadata.revision()
-                    await self._read_all()
-                except (MagnetarError, DamagedRecord) as error:
-                    _LOG.warning("policies as they were are used until they can be read: %s", error)
 
     async def _read_all(self) -> None:
-        await self._read_defaults()
+        """What is damaged stays as it was."""
+        await self._unless_damaged(self._read_defaults())
         for name in list(self._known):
-            await self._read(name)
+            await self._unless_damaged(self._read(name))
             self._changed(name)
+
+    @staticmethod
+    async def _unless_damaged(reading: Awaitable[object]) -> None:
+        try:
+            await reading
+        except DamagedRecord as error:
+            _LOG.warning(_AS_THEY_WERE, error)
 
     async def _read_defaults_again(self) -> None:
         await self._read_defaults()

@@ -30,6 +30,7 @@ from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.process import real_world
 from tests.broker.access.roles import ROOT, Roles, roles
+from tests.support.cut_store import CutStore
 
 NAMESPACE = "acme/orders"
 TOPIC = f"persistent://{NAMESPACE}/t"
@@ -193,37 +194,6 @@ class Clock:
         return int(self.now * 1000)
 
 
-class CutStore:
-    """A store whose watches break, and stay broken, once `cut` is set."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.cut = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    async def revision(self) -> int:
-        if self.cut.is_set():
-            raise Unavailable("the metadata does not answer")
-        return int(await self._inner.revision())
-
-    async def watch(self, path: str, revision: int) -> AsyncIterator[Any]:
-        if self.cut.is_set():
-            raise Unavailable("the metadata does not answer")
-        events, cut = self._inner.watch(path, revision), asyncio.ensure_future(self.cut.wait())
-        try:
-            while True:
-                event = asyncio.ensure_future(anext(events))
-                await asyncio.wait((event, cut), return_when=asyncio.FIRST_COMPLETED)
-                if cut.done():
-                    event.cancel()
-                    raise Unavailable("the metadata does not answer")
-                yield event.result()
-        finally:
-            cut.cancel()
-
-
 async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_meanwhile_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +231,29 @@ async def test_a_watch_that_stays_broken_denies_after_a_while_and_what_changed_m
     finally:
         await grants.close()
         await inner.close()
+        await sqlite.close()
+
+
+async def test_a_watch_that_goes_on_while_nothing_changes_denies_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The metadata fails once more while the watch is set again."""
+    monkeypatch.setattr(module, "WATCH_RETRY_S", 0.0)
+    sqlite = await SqliteStore.open(real_world(1), str(tmp_path / "metadata.sqlite"))
+    store, clock, name = CutStore(sqlite.session()), Clock(), NamespaceName("acme", "orders")
+    grants = Grants(store, clock, lambda *_: None)  # type: ignore[arg-type]
+    await grants.open()
+    try:
+        await grants.rights(name)
+        store.failing["revision"] = 3
+        store.break_watches()
+        async with asyncio.timeout(5):
+            while store.failing["revision"] or grants._broken:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        clock.now += module.STALE_S + 1
+        await grants.rights(name)
+    finally:
+        await grants.close()
         await sqlite.close()
 
 

@@ -16,6 +16,7 @@ from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.proto.policies import Policies
 from magnetar.runtime.process import real_world
+from tests.support.cut_store import CutStore
 
 NAMESPACE = NamespaceName("acme", "shop")
 TOPIC = TopicName.parse("acme/shop/orders")
@@ -119,3 +120,29 @@ async def test_a_damaged_record_leaves_what_was_known_and_the_next_change_counts
     await session.put(path, b"junk")
     await session.put(path, encode(PoliciesRecord(policies=Policies(message_ttl_s=4)), path))
     await deployment.until(lambda: deployment.book.current(TOPIC).message_ttl_s == 4)
+
+
+async def test_what_changes_while_the_watch_is_broken_is_read_however_often_reading_fails(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two namespaces; the record of the first is damaged by then."""
+    monkeypatch.setattr("magnetar.broker.cluster.policy_cache.WATCH_RETRY_S", 0.0)
+    store, session = CutStore(deployment.store.session()), deployment.store.session()
+    book = PolicyCache(store, Applied())  # type: ignore[arg-type]
+    await book.open()
+    try:
+        damaged, other = NamespaceName("acme", "damaged"), TopicName.parse("acme/other/orders")
+        await deployment.other.change(damaged, None, Policies(message_ttl_s=1))
+        first = TopicName("acme", "damaged", "orders")
+        assert [(await book.applied(topic)).message_ttl_s for topic in (first, TOPIC, other)] == [1, 0, 0]
+        store.cut.set()
+        path = paths.namespace_policies("acme", "damaged")
+        await session.put(path, b"junk")
+        await deployment.other.change(NAMESPACE, None, Policies(message_ttl_s=3))
+        await deployment.other.change(other.namespace_name, None, Policies(message_ttl_s=4))
+        store.failing["get"] = 3
+        store.cut.clear()
+        await deployment.until(lambda: book.current(other).message_ttl_s == 4)
+        assert [book.current(topic).message_ttl_s for topic in (first, TOPIC)] == [1, 3]
+    finally:
+        await book.close()
