@@ -29,8 +29,6 @@ MAY_READ_THE_LOG = {
     "broker/log/compaction.py": "record, shape of ledgers, progress; what it reads is `shown`",
     "broker/node/topic_manager.py": "whether the topic is ours",
     "broker/protocols/grpc/admin.py": "terminate",
-    "broker/protocols/grpc/translate.py": "its incarnation",
-    "broker/session/topics.py": "its incarnation",
     "broker/session/producer.py": "its state, and where a first subscription begins",
     "broker/session/consumer.py": "`queued_index`, and that of a subscription",
     "broker/session/statistics.py": "of the ledgers, which are stored, shown or not",
