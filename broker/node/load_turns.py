@@ -16,8 +16,6 @@ Guards: tests/broker/node/test_load_turns.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from ...runtime.clock import Clock
 
@@ -56,31 +54,26 @@ class LoadTurns:
         """It is loaded, or is not loaded after all."""
         self._hurried.discard(name)
 
-    @asynccontextmanager
-    async def turn(self, name: str) -> AsyncIterator[None]:
+    def turn(self, name: str) -> _Turn:
+        return _Turn(self, name)
+
+    async def begin(self, name: str) -> float:
+        """When its turn began."""
         if self._left and not self._first and not self._others:
             self._hurried.discard(name)
             self._left -= 1
         else:
             await self._wait(name)
-        loop = asyncio.get_running_loop()
-        held = [None]
+        return self._clock.monotonic()
 
-        def end() -> None:
-            if held:
-                held.clear()
-                self._left += 1
-                if self._first or self._others:
-                    self._next()
+    def succeeded(self, began: float) -> None:
+        took = self._clock.monotonic() - began
+        self._usual_s = max(took, self._usual_s + (took - self._usual_s) / USUAL_PART)
 
-        timer, began = loop.call_later(self.turn_s, end), self._clock.monotonic()
-        try:
-            yield
-            took = self._clock.monotonic() - began
-            self._usual_s = max(took, self._usual_s + (took - self._usual_s) / USUAL_PART)
-        finally:
-            timer.cancel()
-            end()
+    def end(self) -> None:
+        self._left += 1
+        if self._first or self._others:
+            self._next()
 
     async def _wait(self, name: str) -> None:
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -106,3 +99,31 @@ class LoadTurns:
             if not waiting.done():
                 self._left -= 1
                 waiting.set_result(None)
+
+
+class _Turn:
+    """One turn, from when it comes. A class: a generator costs each load more than all else here."""
+
+    __slots__ = ("_began", "_held", "_name", "_timer", "_turns")
+
+    def __init__(self, turns: LoadTurns, name: str) -> None:
+        self._turns, self._name = turns, name
+        self._held = False
+        self._began = 0.0
+        self._timer: asyncio.TimerHandle
+
+    async def __aenter__(self) -> None:
+        self._began = await self._turns.begin(self._name)
+        self._held = True
+        self._timer = asyncio.get_running_loop().call_later(self._turns.turn_s, self._end)
+
+    async def __aexit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is None:
+            self._turns.succeeded(self._began)
+        self._timer.cancel()
+        self._end()
+
+    def _end(self) -> None:
+        if self._held:
+            self._held = False
+            self._turns.end()
