@@ -138,8 +138,9 @@ class Log(ReadableLog, Protocol):
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         """Removes the ledgers that `choose` names; those that were removed."""
 
-    async def note(self, *, together: Sequence[Change] = (), **fields: object) -> None:
-        """Commits other fields of the topic's record, and `together` other records in the same commit."""
+    async def note(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
+        """Commits other fields of the topic's record, and `together` other records in the same commit. `within`:
+        as part of work that runs to its end."""
 
     async def terminate(self) -> Position:
         """Takes nothing more, for ever; its last entry. Idempotent."""

@@ -284,14 +284,16 @@ class TopicLog:
                 return []
             return gone
 
-    async def note(self, *, together: Sequence[Change] = (), **fields: object) -> None:
+    async def note(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
         """Commits other fields of the topic's record, and `together` other records in the same commit. TopicFenced: the
-        topic is lost; what a change of another record raises; other errors: unknown."""
+        topic is lost; what a change of another record raises; other errors: unknown. `within`: the caller is part of
+        work that runs to its end (runtime/unbroken.py), and needs no task of its own."""
         async with self._changing:
             if self.state not in (TopicLogState.SERVING, TopicLogState.SWITCHING, TopicLogState.TERMINATED):
                 raise self._refused()
             try:
-                await unbroken(self._chain.note(together, **fields))
+                noting = self._chain.note(together, **fields)
+                await (noting if within else unbroken(noting))
             except TopicFenced as error:
                 self.lose(error)
                 raise

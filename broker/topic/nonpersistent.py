@@ -212,7 +212,7 @@ class NonPersistentLog:
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
 
-    async def note(self, *, together: Sequence[Change] = (), **fields: object) -> None:
+    async def note(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
         """There is no record: what is noted ends with the topic."""
         self.record = structs.replace(self.record, **fields)
 

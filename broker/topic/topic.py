@@ -209,13 +209,14 @@ class Topic(MadeLater):
             )  # fmt: skip
             properties = {RECORD_LOST: str(self._world.clock.wall_ms())}
             shape = self.shape(compacted=False)
-            self._add(await self._storage.create(self, name, self.log.shape.start, properties, shape))
+            making = self._storage.create(self, name, self.log.shape.start, properties, shape)
+            self._add(await unbroken(making))
 
     async def commit_subscription(self, name: str, record: Change) -> None:
         """Commits the record of a new subscription, and in the same commit its name in the topic's record: beside those
-        that are there, also of lost ones that are not made anew yet."""
+        that are there, also of lost ones that are not made anew yet. The caller runs to its end once it has begun."""
         named = self.log.record.subscriptions or ()
-        await self.log.note(together=(record,), subscriptions=self._names({name, *named}))
+        await self.log.note(together=(record,), within=True, subscriptions=self._names({name, *named}))
         self._unnamed = False
 
     async def _name_subscriptions(self) -> None:
