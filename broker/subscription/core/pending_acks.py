@@ -155,7 +155,7 @@ def _judge_part(
     bits = part.bits & ~mine
     acked = cursor.partial[position].bits if position in cursor.partial else 0
     if acked & bits:
-        if not cumulative or not bits & ~acked:
+        if not cumulative or not (bits & ~acked or part.bits & mine):
             return Clash(Conflict.ACKNOWLEDGED, position)
         bits &= ~acked
     if own.holds(position):

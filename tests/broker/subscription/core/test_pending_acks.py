@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
@@ -173,6 +173,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=400, deadline=None)
 @given(OPERATIONS)
+@example([("bits_in", X, 0, 0), ("give_up", X, 0, 0), ("upto_bits_in", X, 0, 1)])
 def test_every_message_is_free_acknowledged_or_pending_in_one_transaction(
     operations: list[tuple[str, TxnId, int, int]]
 ) -> None:
