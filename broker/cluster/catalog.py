@@ -405,13 +405,15 @@ class Catalog:
             raise NotOwner(f"topic {topic} was taken over by another broker while it was deleted", topic=topic)
         return Check(_topic_path(topic), version)
 
-    async def forget_topic(self, topic: TopicName, ledgers: Sequence[int], still: Check) -> None:
+    async def forget_topic(
+        self, topic: TopicName, ledgers: Sequence[int], still: Check, also: Sequence[Operation] = ()
+    ) -> None:
         """Deletes its record, which `still` is what it was: a late delete does not hit a topic that was taken over or
         made anew meanwhile. In the same commit its `ledgers` are noted as deleted: a crash before their own records go
-        leaves no doubt.
+        leaves no doubt; and what is `also` its.
         """
         self._last_partitions.forget(topic.base)
-        operations: list[Operation] = [Delete(still.path, still.expected)]
+        operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:
             operations.append(Delete(_policies_path(topic)))
         await deletions.with_owner(self._store, ledgers, operations)
@@ -430,10 +432,11 @@ class Catalog:
             raise Busy(f"topic {topic} was given more partitions while it was deleted; delete it again", topic=topic)
         return Check(_partitioned_path(topic), found[1])
 
-    async def forget_partitions(self, topic: TopicName, still: Check) -> None:
+    async def forget_partitions(self, topic: TopicName, still: Check, also: Sequence[Operation] = ()) -> None:
         self._last_partitions.forget(topic)
         await self._store.commit([
             Delete(still.path, still.expected),
+            *also,
             *([Delete(_policies_path(topic))] if topic.persistent else []),
         ])  # fmt: skip
 

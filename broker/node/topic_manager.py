@@ -523,10 +523,12 @@ class TopicManager:
                 still = await session.catalog.still(name, topic.log.record)
                 if still is None:
                     return  # another call has deleted it, with all that was its
-                if not name.is_partition:
+                forget = partial(session.catalog.forget_topic, name, ledger_ids, still)
+                if name.is_partition:
+                    await forget()
+                else:
                     await session.grants.forget(name, still)
-                    await session.schemas.forget(name, still)
-                await session.catalog.forget_topic(name, ledger_ids, still)
+                    await session.schemas.end_with(name, forget)
             elif not name.is_partition:
                 await session.grants.forget(name)
         except BadVersion as error:

@@ -17,16 +17,24 @@ Guarding tests: tests/broker/schema/test_registry.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from ...metadata import paths
 from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
-from ...metadata.store import ABSENT, Check, Delete, MetadataStore, Operation
+from ...metadata.store import ABSENT, Delete, MetadataStore, Operation
 from ...metadata.update import get_record, put_of
-from ...proto.errors import IncompatibleSchema, MagnetarError, NotAllowed, OutcomeUnknown, SchemaNotFound
+from ...proto.errors import (
+    BadVersion,
+    Busy,
+    IncompatibleSchema,
+    MagnetarError,
+    NotAllowed,
+    OutcomeUnknown,
+    SchemaNotFound,
+)
 from ...proto.names import NamespaceName, TopicName
 from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
 from ...runtime.world import World
@@ -207,13 +215,28 @@ class SchemaRegistry:
             return record.schemas[-1].version
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 
-    async def forget(self, topic: TopicName, *still: Check) -> None:
-        """The topic is deleted, if it is `still` that one (else BadVersion). A non-persistent one, which ends whenever
-        it is unused, leaves its schema."""
-        if not topic.persistent:
+    async def end_with(self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]) -> None:
+        """Deletes them in the `commit` that deletes their topic, whose BadVersion it raises: a topic that is there has
+        its schemas, or another one would get the number of one that its messages name. Busy: they change all the time.
+        A non-persistent topic, which ends whenever it is unused, leaves its schema."""
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                await commit(await self._deletes(topic) if topic.persistent else ())
+            except BadVersion as error:
+                if error.fields.get("path") != _path(topic):
+                    raise
+                continue
+            finally:
+                self._lists.forget(topic.base)
             return
-        self._lists.forget(topic.base)
-        await self._end(topic, *still)
+        raise Busy(f"the schemas of topic {topic.base} change all the time; delete it again", topic=topic)
+
+    async def _deletes(self, topic: TopicName) -> list[Operation]:
+        """Not without a look at what another one registers meanwhile: each definition is in a list."""
+        record, revision = await self._list(topic)
+        if revision == ABSENT:
+            return []
+        return [Delete(_path(topic), revision), *[Delete(_path(topic, each.version)) for each in record.schemas]]
 
     async def forget_namespace(self, name: NamespaceName) -> None:
         """The namespace was deleted, with all of its topics; here are those whose topics never were."""
@@ -221,17 +244,14 @@ class SchemaRegistry:
             domain, _, local = paths.name(each).rpartition("/")
             await self._end(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
 
-    async def _end(self, topic: TopicName, *still: Check) -> None:
-        """Not without a look at what another one registers meanwhile: each definition is in a list."""
+    async def _end(self, topic: TopicName) -> None:
         for _ in range(ATTEMPTS_MAX):
-            record, revision = await self._list(topic)
-            if revision == ABSENT:
+            if not (deletes := await self._deletes(topic)):
                 return
-            gone = [Delete(_path(topic, each.version)) for each in record.schemas]
             try:
-                await self._store.commit([*still, *gone, Delete(_path(topic), revision)])
+                await self._store.commit(deletes)
             except MagnetarError as error:
-                if not error.retryable or error.fields.get("path") in [each.path for each in still]:
+                if not error.retryable:
                     raise
         raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
 

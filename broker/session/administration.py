@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -253,8 +254,7 @@ class Administration:
         while (still := await catalog.still_partitioned(topic, ended)) is not None:
             with contextlib.suppress(BadVersion):  # it is gone, grew, or is another one: asked again
                 await self._broker.grants.forget(topic, still)
-                await self._broker.schemas.forget(topic, still)
-                await catalog.forget_partitions(topic, still)
+                await self._broker.schemas.end_with(topic, partial(catalog.forget_partitions, topic, still))
 
     async def _delete_one(self, topic: TopicName, *, force: bool) -> None:
         owner = await self._broker.lookup(topic)

@@ -22,7 +22,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, TopicRecord
 from magnetar.metadata.store import Check, MetadataStore
 from magnetar.metadata.update import get_record, update_record
-from magnetar.proto.errors import NotOwner
+from magnetar.proto.errors import NotOwner, Unavailable
 from magnetar.proto.names import TopicName
 from tests.support.cluster import cluster
 
@@ -194,3 +194,30 @@ async def test_an_owner_that_stood_still_takes_no_subscription_from_the_next_one
 async def claimed(store: MetadataStore, path: str, kind: Any) -> None:
     """By another owner."""
     await update_record(store, path, kind, lambda found: replace(found, claim="of another owner"))
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_deletion_that_comes_to_nothing_leaves_each_message_its_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    """The metadata fails at its last step: the topic is there, and a number means what it meant."""
+    async with cluster(tmp_path, brokers=1) as running:
+        url, store = f"magnetar://{running.brokers[0].endpoint}", running.store.session()
+        async with AdminClient(url) as admin, Client(url) as client:
+            await admin.create_topic(TOPIC, partitions=partitions)
+            await admin.put_schema(TOPIC, magnetar.schema.AvroSchema(FLIGHT).info())
+
+            async def fails(*_: Any) -> None:
+                raise Unavailable("the metadata does not answer")
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Catalog, "forget_partitions" if partitions else "forget_topic", fails)
+                with pytest.raises(Unavailable):
+                    await admin.delete_topic(TOPIC, force=True)
+            assert [each.version for each in await admin.schemas(TOPIC)] == [0]
+            producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
+            await producer.send(FLIGHT(x=7))
+            await producer.close()
+            await admin.delete_topic(TOPIC, force=True)
+            assert await store.get(paths.schemas("public", "default", "named")) is None
+            assert await store.children(paths.schemas("public", "default", "named")) == []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
 from magnetar.broker.schema.registry import SchemaRegistry, SchemaRules
 from magnetar.metadata import paths
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore
+from magnetar.metadata.store import Delete, MetadataStore, Operation
 from magnetar.proto.errors import ConnectionLost, IncompatibleSchema, InvalidSchema, NotAllowed, SchemaNotFound
 from magnetar.proto.names import TopicName
 from magnetar.proto.schema import Compatibility, SchemaInfo, SchemaType
@@ -140,12 +140,21 @@ async def test_deleted_ones_count_for_nothing_and_still_decode_until_they_are_fo
     assert await put(registry, schema("z", default=False)) == 3
 
 
+def ending(session: MetadataStore) -> Callable[[Sequence[Operation]], Awaitable[None]]:
+    """The commit that ends a topic."""
+
+    async def commit(also: Sequence[Operation]) -> None:
+        await session.commit([Delete("/a-topic"), *also])
+
+    return commit
+
+
 async def test_schemas_end_with_their_topic_and_leave_nothing(registry: SchemaRegistry, store: SqliteStore) -> None:
     await put(registry, schema("a"))
-    await registry.forget(TopicName.parse("non-persistent://acme/shop/orders"))
+    await registry.end_with(TopicName.parse("non-persistent://acme/shop/orders"), ending(store.session()))
     assert (await registry.get(TOPIC)).version == 0, "the persistent topic has it too"
-    await registry.forget(TOPIC)
-    await registry.forget(TOPIC)
+    await registry.end_with(TOPIC, ending(store.session()))
+    await registry.end_with(TOPIC, ending(store.session()))
     session = store.session()
     assert await session.children(paths.schemas("acme", "shop", "orders")) == []
     assert await session.get(paths.schemas("acme", "shop", "orders")) is None
@@ -155,7 +164,7 @@ async def test_a_topic_that_is_made_again_has_none_of_its_former_definitions_at_
     here, there = (SchemaRegistry(real_world(number), store.session()) for number in range(2))
     await put(here, schema("a"))
     assert (await there.get(TOPIC, 0)).info == schema("a")
-    await here.forget(TOPIC)
+    await here.end_with(TOPIC, ending(store.session()))
     assert await put(here, schema("b")) == 0
     assert (await there.get(TOPIC, 0)).info == schema("b")
 
@@ -165,7 +174,7 @@ async def test_a_version_that_is_registered_while_its_topic_ends_leaves_nothing(
     registry = SchemaRegistry(real_world(1), session)  # type: ignore[arg-type]
     await put(registry, schema("a"))
     session.first = put(SchemaRegistry(real_world(2), store.session()), schema("a", "b"))
-    await registry.forget(TOPIC)
+    await registry.end_with(TOPIC, ending(session))
     assert await store.session().children(paths.schemas("acme", "shop", "orders")) == []
 
 
