@@ -29,6 +29,7 @@ from magnetar.client.transactions.batches import Batch, BatchOutcome
 from magnetar.client.transactions.checks import Decision, HalfCheck
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import AlreadyExists, MagnetarError, from_wire
+from magnetar.proto.policies import Policies
 from magnetar.proto.transactions import TxnId
 from tests.simulation.cluster import ADMIN, CLIENT, Cluster, GaveUp
 from tests.simulation.load.transactions import outcome_of, value_of
@@ -44,6 +45,7 @@ FED = 20
 TIMEOUT_S = 10.0
 RETRY_S = 0.5
 STILL_S = 3.0
+KEPT = Policies(retention_minutes=-1, retention_mib=-1)
 KINDS = ("plain", "named", "batch", "half")
 BOTH = ["produce", "consume"]
 FORGED = "forged"
@@ -98,6 +100,7 @@ class OwnersLoad:
             for namespace, roles in ((OWN_NAMESPACE, (OWNER,)), (SHARED_NAMESPACE, (OWNER, THIEF))):
                 with contextlib.suppress(AlreadyExists):
                     await admin.create_namespace(namespace)
+                await admin.set_namespace_policies(namespace, KEPT)  # what is acknowledged is read in the end
                 for role in roles:
                     await admin.grant_namespace_permission(namespace, role, BOTH)
 
