@@ -68,7 +68,7 @@ class Producer(ClosedAfterAsyncWith):
         self._partitions = partitions
         self._topic = topic
         self._wall_ms = wall_ms
-        plain = isinstance(settings.schema, BytesSchema)
+        plain = type(settings.schema).encode is BytesSchema.encode  # a derived class may encode otherwise
         self.only_plain: PartitionProducer | None = partitions.only if plain else None
         self._gathers = settings.batching_enabled and settings.batching_max_publish_delay_ms > DELAY_DEFAULT_MS
         self._closed = False

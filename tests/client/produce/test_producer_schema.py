@@ -1,0 +1,45 @@
+"""A producer writes each message by its schema, also by one that a program derives from a schema of ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.client.client import Client
+from magnetar.client.model.schema import BytesSchema
+from tests.client.fake_broker import FakeBroker
+from tests.client.simulated import simulate
+
+
+class Enveloped(BytesSchema):
+    """Bytes with one in front, as a registry of schemas asks for."""
+
+    def encode(self, data: bytes) -> bytes:
+        return b"<" + super().encode(data)
+
+    def decode(self, data: bytes) -> bytes:
+        return data.removeprefix(b"<")
+
+
+class Named(BytesSchema):
+    """Another name, the same bytes."""
+
+
+@pytest.mark.parametrize("batching", [False, True])
+def test_what_a_class_of_bytes_encodes_is_what_is_sent(batching: bool) -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        consumer = await client.subscribe("t", "s", schema=Enveloped())
+        producer = await client.create_producer("t", schema=Enveloped(), batching_enabled=batching)
+        assert producer.only_plain is None, "the short way does not ask the schema"
+        await producer.send(b"x")
+        message = await consumer.receive(60_000)
+        assert (message.data(), message.value()) == (b"<x", b"x")
+
+    simulate(body)
+
+
+def test_the_short_way_is_that_of_every_schema_that_leaves_bytes_as_they_are() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        for schema in (BytesSchema(), Named()):
+            assert (await client.create_producer("t", schema=schema)).only_plain is not None
+
+    simulate(body)
