@@ -207,6 +207,7 @@ class TransactionCore:
         self._lock = lock
         self._named = named
         self._waiting = False  # a commit, for the operations
+        self._was_prepared = False  # another program may have committed it
         self._entries: dict[str, int] = {}
         self._last: dict[str, Position] = {}
 
@@ -364,6 +365,7 @@ class TransactionCore:
 
     def abort(self) -> list[TransactionEffect]:
         assert self.state in (TransactionState.OPEN, TransactionState.PREPARED), "what is ending has its end"
+        self._was_prepared = self.state is TransactionState.PREPARED
         return self._abort(None)
 
     def _abort(self, error: PulsarException | None) -> list[TransactionEffect]:
@@ -390,7 +392,7 @@ class TransactionCore:
         return self.unanswered()
 
     def _refused(self, error: MagnetarError) -> list[TransactionEffect]:
-        if self.state is TransactionState.ABORTING:  # it was never committed, and cannot be
+        if self.state is TransactionState.ABORTING and not self._was_prepared:  # it was never committed, and cannot be
             known = self.error if self.error is not None or not isinstance(error, WireFenced) else translate(error)
             return self._end(TransactionState.ABORTED, known)
         if isinstance(error, WireAborted | WireConflict | WireFenced):
@@ -404,7 +406,7 @@ class TransactionCore:
 
     def unanswered(self) -> list[TransactionEffect]:
         """In no time that was allowed."""
-        if self.state is TransactionState.ABORTING:
+        if self.state is TransactionState.ABORTING and not self._was_prepared:
             return self._end(TransactionState.ABORTED, self.error)
         unknown = OutcomeUnknown(
             f"transaction {self.txn}: its end got no answer, and its coordinator does not tell what became of it;"

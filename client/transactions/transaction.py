@@ -284,7 +284,7 @@ class Transaction(InTransaction):
 
     async def abort(self, wait: Wait = "durable") -> None:
         """Nothing of it counts; what it acknowledged is delivered again. Once more is no harm. TransactionEnded: it is
-        committed, or may be."""
+        committed, or may be. OutcomeUnknown: it was prepared, and its coordinator does not answer."""
         check_one("wait", WAIT, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
@@ -295,6 +295,8 @@ class Transaction(InTransaction):
             self._end(self._abort(visible=wait == "visible"))
         if self._ending is not None:
             await self._outlive(self._ending)
+        if core.state is not TransactionState.ABORTED:
+            self._raise_error()
 
     async def given_back(self) -> None:
         """Returns when what an aborted one acknowledged may be delivered again; or when no broker says so."""
@@ -380,8 +382,9 @@ class Transaction(InTransaction):
             state, error = answer
         except MagnetarError as lost:
             if end.verb is Verb.ABORT:
-                _LOG.info("transaction %s is aborted by its time-out: %s", core.txn, lost)
                 self._do(core.unanswered())
+                if core.state is TransactionState.ABORTED:
+                    _LOG.info("transaction %s is aborted by its time-out: %s", core.txn, lost)
                 return
             state, error = await self._look(item)
             if visible and state is TxnState.COMMITTED and error is None:

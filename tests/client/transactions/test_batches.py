@@ -93,6 +93,41 @@ def test_what_was_prepared_commits_and_aborts_by_its_object_too() -> None:
     run(body)
 
 
+def test_an_abort_of_what_another_program_committed_meanwhile_is_told() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, TransactionalBroker)
+        producer = await client.create_producer("t")
+        txn = await client.transaction()
+        await producer.send(b"0", txn=txn)
+        await txn.prepare()
+        await client.commit_transaction(txn.id)
+        for _ in range(2):
+            with pytest.raises(magnetar.TransactionEnded, match="commit"):
+                await txn.abort()
+        assert txn.state is TransactionState.COMMITTED
+        assert ends(broker) == [b"0"]
+
+    run(body)
+
+
+def test_an_abort_of_what_was_prepared_is_unknown_without_an_answer() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, TransactionalBroker)
+        producer = await client.create_producer("t")
+        txn = await client.transaction()
+        await producer.send(b"0", txn=txn)
+        await txn.prepare()
+        broker.unavailable = True
+        with pytest.raises(OutcomeUnknown):
+            await txn.abort()
+        assert txn.state is TransactionState.ERROR
+        broker.unavailable = False
+        await client.commit_transaction(txn.id)
+        assert ends(broker) == [b"0"]
+
+    run(body)
+
+
 def test_a_transaction_whose_send_failed_is_not_prepared() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         assert isinstance(broker, TransactionalBroker)
