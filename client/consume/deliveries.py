@@ -76,6 +76,14 @@ class Undecryptable(Exception):
         self.cause = cause
 
 
+class Failing(NamedTuple):
+    """A batch that came again, where what fails holds back what follows it."""
+
+    first: int  # index of the first message that was left
+    since: int  # how often the batch had come again before that was the first
+    moved: int = 0  # bits: its dead letters
+
+
 class Deliveries:
     """Of one partition; `gather` takes deliveries apart, and `take` gives what came of them."""
 
@@ -103,7 +111,10 @@ class Deliveries:
         self._unfolded = 0  # bytes of large entries of ours that wait for the application, …
         self._taken: deque[int] = deque()  # … less these, which it took
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
-        by_keys = settings.redelivery_order == "key" and settings.consumer_type is ConsumerType.KeyShared
+        in_order = settings.redelivery_order == "key"
+        self._failing: OrderedDict[Position, Failing] | None = OrderedDict() if in_order else None
+        """Of batches that came again."""
+        by_keys = in_order and settings.consumer_type is ConsumerType.KeyShared
         self.slots: OrderedDict[Position, frozenset[int]] | None = OrderedDict() if by_keys else None
         """Of the latest entries, where what failed holds back what follows it of its keys."""
 
@@ -181,6 +192,7 @@ class Deliveries:
     def sought(self, to: MessageId | int) -> None:
         """The cursor was moved there; None is a place that only the broker knows."""
         self.start = None
+        self.forget_failing()
         if not self._durable and isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             self.start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
@@ -226,6 +238,7 @@ class Deliveries:
         self._charged += received.charged
         if self._settings.is_read_compacted:
             wanted = self._without_removed(received, wanted)
+        wanted = self._without_moved(received, wanted)
         if not wanted:
             self._hidden += received.charged
             return ()
@@ -233,15 +246,58 @@ class Deliveries:
         if self.slots is not None:
             self._note_slots(self.slots, wanted[0].entry, wanted)
         first = wanted[0]
-        if self._dead_letters is not None and core.is_dead(first.entry.redelivery_count) and not is_dead_letter(first):
-            self._dead_letters.move_soon(wanted)
-            return ()
+        if self._dead_letters is not None and core.is_dead(self._failures(first)) and not is_dead_letter(first):
+            dead = wanted[:1] if self._failing is not None else wanted
+            self._dead_letters.move_soon(dead)
+            wanted = wanted[len(dead) :]
+            if not wanted:
+                return ()
+            first = wanted[0]
+            self._note_failing(first, first.entry.redelivery_count, 1 << dead[0].batch_index)
         core.delivered += len(wanted)
         if size >= LARGE_BYTES:
             first.entry.unfolded = size
             self._unfolded += size
             self._memory.unfolded_bytes += size
         return wanted
+
+    # ------------------------------------------------------------------------------ what fails, in order
+    def _failures(self, first: Message) -> int:
+        """How often it was given to the program and came back: the first that is left of its entry. Where it holds
+        back what follows it in its batch, that was not given, and counts from when it is the first.
+        """
+        received, failing = first.entry, self._failing
+        count = received.redelivery_count
+        if failing is None or not count or received.size == 1:
+            return count
+        known = failing.get(received.position)
+        if known is None:
+            known = self._note_failing(first, 0)
+        elif known.first != first.batch_index:
+            known = self._note_failing(first, count - 1)
+        return count - known.since
+
+    def forget_failing(self) -> None:
+        """The subscription is moved: dead letters are delivered again, too."""
+        if self._failing:
+            self._failing.clear()
+
+    def _note_failing(self, first: Message, since: int, moved: int = 0) -> Failing:
+        failing, position = self._failing, first.entry.position
+        assert failing is not None, "an order is held"
+        if known := failing.pop(position, None):
+            moved |= known.moved
+        failing[position] = noted = Failing(first.batch_index, since, moved)
+        if len(failing) > SLOTS_KNOWN_MAX:
+            failing.popitem(last=False)
+        return noted
+
+    def _without_moved(self, received: ReceivedEntry, wanted: list[Message]) -> list[Message]:
+        """A dead letter is on its way, or there: its entry may come again before its acknowledgement is known."""
+        known = self._failing.get(received.position) if self._failing else None
+        if known is None or not known.moved:
+            return wanted
+        return [each for each in wanted if not known.moved >> each.batch_index & 1]
 
     def _note_slots(
         self, slots: OrderedDict[Position, frozenset[int]], received: ReceivedEntry, messages: list[Message]

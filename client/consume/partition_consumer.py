@@ -208,6 +208,7 @@ class PartitionConsumer:
                 error = from_wire(frame.closed)
                 if "moved" in error.fields:  # by another consumer, or an operator
                     self.requests.forget_acknowledged()
+                    self.deliveries.forget_failing()
                 self._attachment.closed(error)
             case "end_of_topic":
                 self.end_of_topic = True

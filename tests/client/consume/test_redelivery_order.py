@@ -122,6 +122,35 @@ async def test_the_blocking_client_does_the_same(tmp_path: Path, type_: Consumer
         program.check(whole=type_ is not ConsumerType.KeyShared)
 
 
+@pytest.mark.parametrize("batch", [False, True])
+async def test_what_was_held_back_is_no_dead_letter_before_the_program_had_it(tmp_path: Path, batch: bool) -> None:
+    """Of four messages the first and the third fail for ever: each is given three times, the others once."""
+    async with cluster(tmp_path) as running:
+        client = Client(f"magnetar://{running.brokers[0].endpoint}")
+        policy = magnetar.ConsumerDeadLetterPolicy(2, "letters")
+        consumer = await client.subscribe(
+            TOPIC, "s", ConsumerType.KeyShared, initial_position=InitialPosition.Earliest, redelivery_order="key",
+            dead_letter_policy=policy, negative_ack_redelivery_delay_ms=10,
+        )  # fmt: skip
+        letters = await client.subscribe("letters", "s", initial_position=InitialPosition.Earliest)
+        producer = await client.create_producer(TOPIC, batching_enabled=batch, batching_max_publish_delay_ms=1000)
+        sent = [asyncio.create_task(producer.send(b"%d" % number, partition_key="k")) for number in range(4)]
+        await asyncio.sleep(0)
+        await producer.flush()
+        await asyncio.gather(*sent)
+        got = list[bytes]()
+        while got[-1:] != [b"3"]:
+            message = await consumer.receive(20_000)
+            got.append(message.data())
+            fails = message.data() in (b"0", b"2")
+            await (consumer.negative_acknowledge(message) if fails else consumer.acknowledge(message))
+        assert got == [b"0"] * 3 + [b"1"] + [b"2"] * 3 + [b"3"]
+        assert [(await letters.receive(20_000)).data() for _ in range(2)] == [b"0", b"2"]
+        with pytest.raises(magnetar.Timeout):
+            await letters.receive(200)
+        await client.close()
+
+
 async def test_by_default_what_follows_goes_on(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         client = await fill(running, batch=False)
