@@ -22,7 +22,10 @@ Where the subscription is ordered (core/dispatch.py), Exclusive and Failover hav
 there is a back-off without a policy. Else subscriptions with one consumer at a time have none, and readers never. Nor
 has a topic that is the dead-letter topic of its own policy, or is named like one: a dead letter stays there
 (core/redelivery_backoff.py `DeadLetterPolicy.at`).
-Guarding tests: tests/broker/subscription/test_dead_letters.py.
+
+Where it is ordered, the first message of a batch is moved alone: what it holds back was not given to anybody yet, and
+counts anew. (All of the batch, where its messages cannot be told apart: they are encrypted, or damaged.)
+Guarding tests: tests/broker/subscription/test_dead_letters.py, tests/client/consume/test_redelivery_order.py.
 """
 
 from __future__ import annotations
@@ -222,6 +225,10 @@ class DeadLetters(MadeLater):
         letters = await aside(
             entry.frames[-1], self._log.world, letters_of, source, entry.payload, done, self._clock.wall_ms()
         )
+        if self._dispatcher.ordered and len(letters) == entry.count - len(done) > 1:  # what follows was not given yet
+            await self._publish(policy, source, letters[:1])
+            await self._first_moved(position, entry.count, done, times)
+            return
         await self._publish(policy, source, letters)
         await self._moved(position, (position,), entry.count, times)
 
@@ -241,6 +248,17 @@ class DeadLetters(MadeLater):
         topic, here = policy.letter_topic(source.topic, self._subscription), self._topic
         await self._forward((here.name, here.incarnation), topic, source.producer_name, letters, source.position[1])
 
+    async def _first_moved(self, position: Position, messages: int, done: frozenset[int], times: int) -> None:
+        """Of a batch, the first message that was left is stored there: the others count anew."""
+        if position not in self.held:
+            return
+        first = next(index for index in range(messages) if index not in done)
+        self._cursor.ack_bits(position, 1 << first, messages)
+        self._cursor.count_anew(position)
+        self.held.drop(position)
+        self._dispatcher.release([position])
+        await self._told(f"message {first} of {position}", times)
+
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
         """The message at these places is stored in the dead-letter topic."""
         if position not in self.held:
@@ -249,9 +267,12 @@ class DeadLetters(MadeLater):
             if self._cursor.ack(place) or self._ack_rest(place, count):
                 self._dispatcher.acked(None, place)
             self.held.drop(place)
+        await self._told(str(position), times)
+
+    async def _told(self, what: str, times: int) -> None:
         self.letters += 1
         topic = self._log.topic
-        _LOG.info("%s/%s: %s is a dead letter after %d redeliveries", topic, self._subscription, position, times - 1)
+        _LOG.info("%s/%s: %s is a dead letter after %d redeliveries", topic, self._subscription, what, times - 1)
         await self._store.durable()
         self._wake()
 

@@ -234,6 +234,12 @@ class Cursor(MadeLater):
         self.changed.add(key_of(ChunkKind.COUNTS, position))
         return times
 
+    def count_anew(self, position: Position) -> None:
+        """What is left of the entry was given to nobody yet."""
+        if self.counts and self.counts.pop(position, None) is not None:
+            self.version += 1
+            self.changed.add(key_of(ChunkKind.COUNTS, position))
+
     def redeliveries(self, position: Position) -> int:
         found: Count = self.counts.get(position, NO_COUNT)
         return found.redeliveries

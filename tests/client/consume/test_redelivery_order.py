@@ -122,29 +122,50 @@ async def test_the_blocking_client_does_the_same(tmp_path: Path, type_: Consumer
         program.check(whole=type_ is not ConsumerType.KeyShared)
 
 
+async def given(client: Client, type_: ConsumerType, *, batch: bool, **options: Any) -> list[bytes]:
+    """To a program that fails for ever at the first and at the third of four messages of a key."""
+    consumer = await client.subscribe(
+        TOPIC, "s", type_, initial_position=InitialPosition.Earliest, redelivery_order="key",
+        negative_ack_redelivery_delay_ms=10, **options,
+    )  # fmt: skip
+    producer = await client.create_producer(TOPIC, batching_enabled=batch, batching_max_publish_delay_ms=1000)
+    sent = [asyncio.create_task(producer.send(b"%d" % number, partition_key="k")) for number in range(4)]
+    await asyncio.sleep(0)
+    await producer.flush()
+    await asyncio.gather(*sent)
+    got = list[bytes]()
+    while got[-1:] != [b"3"]:
+        message = await consumer.receive(20_000)
+        got.append(message.data())
+        fails = message.data() in (b"0", b"2")
+        await (consumer.negative_acknowledge(message) if fails else consumer.acknowledge(message))
+    return got
+
+
+EACH_IN_ITS_TURN = [b"0"] * 3 + [b"1"] + [b"2"] * 3 + [b"3"]
+
+
 @pytest.mark.parametrize("batch", [False, True])
 async def test_what_was_held_back_is_no_dead_letter_before_the_program_had_it(tmp_path: Path, batch: bool) -> None:
-    """Of four messages the first and the third fail for ever: each is given three times, the others once."""
     async with cluster(tmp_path) as running:
         client = Client(f"magnetar://{running.brokers[0].endpoint}")
-        policy = magnetar.ConsumerDeadLetterPolicy(2, "letters")
-        consumer = await client.subscribe(
-            TOPIC, "s", ConsumerType.KeyShared, initial_position=InitialPosition.Earliest, redelivery_order="key",
-            dead_letter_policy=policy, negative_ack_redelivery_delay_ms=10,
-        )  # fmt: skip
         letters = await client.subscribe("letters", "s", initial_position=InitialPosition.Earliest)
-        producer = await client.create_producer(TOPIC, batching_enabled=batch, batching_max_publish_delay_ms=1000)
-        sent = [asyncio.create_task(producer.send(b"%d" % number, partition_key="k")) for number in range(4)]
-        await asyncio.sleep(0)
-        await producer.flush()
-        await asyncio.gather(*sent)
-        got = list[bytes]()
-        while got[-1:] != [b"3"]:
-            message = await consumer.receive(20_000)
-            got.append(message.data())
-            fails = message.data() in (b"0", b"2")
-            await (consumer.negative_acknowledge(message) if fails else consumer.acknowledge(message))
-        assert got == [b"0"] * 3 + [b"1"] + [b"2"] * 3 + [b"3"]
+        policy = magnetar.ConsumerDeadLetterPolicy(2, "letters")
+        got = await given(client, ConsumerType.KeyShared, batch=batch, dead_letter_policy=policy)
+        assert got == EACH_IN_ITS_TURN
+        assert [(await letters.receive(20_000)).data() for _ in range(2)] == [b"0", b"2"]
+        with pytest.raises(magnetar.Timeout):
+            await letters.receive(200)
+        await client.close()
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("batch", [False, True])
+async def test_nor_does_the_broker_make_it_one(tmp_path: Path, type_: ConsumerType, batch: bool) -> None:
+    async with cluster(tmp_path, dead_letter_max_redeliver_count=2) as running:
+        client = Client(f"magnetar://{running.brokers[0].endpoint}")
+        letters = await client.subscribe(f"{TOPIC}-s-DLQ", "s", initial_position=InitialPosition.Earliest)
+        assert await given(client, type_, batch=batch) == EACH_IN_ITS_TURN
         assert [(await letters.receive(20_000)).data() for _ in range(2)] == [b"0", b"2"]
         with pytest.raises(magnetar.Timeout):
             await letters.receive(200)
