@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from msgspec.structs import replace
 
 from magnetar.broker.access.grants import Grants
@@ -54,16 +56,17 @@ def partitioned_of_any_life(stack: Stack) -> None:
 
 def schemas_and_grants_by_name(stack: Stack) -> None:
     """M64d: what goes with a topic goes by its name, also when that topic was taken over or is another one."""
-    forget_grants, forget_schemas = Grants.forget, SchemaRegistry.forget
+    forget_grants = Grants.forget
 
     async def grants(self: Grants, topic: TopicName, *still: Check) -> None:
         await forget_grants(self, topic)
 
-    async def schemas(self: SchemaRegistry, topic: TopicName, *still: Check) -> None:
-        await forget_schemas(self, topic)
+    async def schemas(self: SchemaRegistry, topic: TopicName, commit: Callable[..., Awaitable[None]]) -> None:
+        await self._end(topic)
+        await commit(())
 
     put(stack, Grants, "forget", grants)
-    put(stack, SchemaRegistry, "forget", schemas)
+    put(stack, SchemaRegistry, "end_with", schemas)
 
 
 def cursor_claimed_by_any_owner(stack: Stack) -> None:
