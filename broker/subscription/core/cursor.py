@@ -235,7 +235,7 @@ class Cursor(MadeLater):
         return times
 
     def count_anew(self, position: Position) -> None:
-        """What is left of the entry was given to nobody yet."""
+        """What is left of the entry was not given to a consumer yet."""
         if self.counts and self.counts.pop(position, None) is not None:
             self.version += 1
             self.changed.add(key_of(ChunkKind.COUNTS, position))
