@@ -251,7 +251,7 @@ async def test_a_watch_that_goes_on_while_nothing_changes_denies_nobody(
             while store.failing["revision"] or grants._broken:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         clock.now += module.STALE_S + 1
-        await grants.rights(name)
+        assert (await grants.rights(name)).roles == {}
     finally:
         await grants.close()
         await sqlite.close()
