@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import magnetar
-from tests.support.processes import Result, run_cli
+from tests.support.processes import Process, Result, run_cli
 from tests.support.secured import SecuredCluster
 
 pytestmark = pytest.mark.processes
@@ -22,6 +23,13 @@ def restore(secured: SecuredCluster, copy: Path, *more: str) -> Result:
     return run_cli("metadata", "restore", str(copy), "--data", str(data), "-y", "-o", "json", *more)
 
 
+def restart(processes: Sequence[Process]) -> None:
+    for process in processes:
+        process.kill()
+        process.start()
+        process.wait_ready()
+
+
 def test_the_bookies_of_a_secured_cluster_are_asked_and_its_traffic_goes_on(tmp_path: Path) -> None:
     with SecuredCluster(tmp_path, session_timeout_s=3.0) as secured, secured.client() as client:
         producer = client.create_producer("old")
@@ -29,16 +37,13 @@ def test_the_bookies_of_a_secured_cluster_are_asked_and_its_traffic_goes_on(tmp_
         (made,) = json.loads(secured.cli("metadata", "backup", "-o", "json").out)
         copy = tmp_path / "copy"
         shutil.copy(made["file"], copy)
-        for broker in secured.brokers:  # another block of ledger ids
-            broker.kill()
-            broker.start()
-            broker.wait_ready()
+        restart(secured.brokers)  # another block of ledger ids
         running = client.create_producer("new")
         running.send(b"after the copy")
         restarted = secured.bookies[0]
-        restarted.kill()  # its key is another one than in the copy, and it saw more than the copy has
-        restarted.start()
-        restarted.wait_ready()
+        restart([restarted])  # its key is another one than in the copy, and it saw more than the copy has
+        restart(secured.brokers)  # connected to all bookies: a ledger that ends now needs the metadata
+        running.send(b"the bookie is back")
         secured.metadata.kill()
         where = ("--metadata", secured.metadata.address)
         open_one = run_cli("metadata", "restore", str(copy), "--data", str(tmp_path / "other"), "-y")
