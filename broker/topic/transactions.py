@@ -202,15 +202,16 @@ class TopicTransactions(MadeLater):
         place = self._log.record.transactions
         if place is None:
             return
-        self._ledger = self._make_ledger()
-        self._begin(await self._ledger.recover(place))
+        ledger = self._make_ledger()
+        self._begin(ledger, await ledger.recover(place))
 
     def _make_ledger(self) -> OutcomesLedger:
         return OutcomesLedger(self._world, self._ledger_client, self._config, self._log, self._replication)
 
-    def _begin(self, snapshot: TxnSnapshot) -> None:
-        assert self._ledger is not None, "it was made before"
-        self.core = self._ledger.core = Transactions(self._log.shape, snapshot)
+    def _begin(self, ledger: OutcomesLedger, snapshot: TxnSnapshot) -> Transactions:
+        core = ledger.core = Transactions(self._log.shape, snapshot)
+        self._ledger, self.core = ledger, core
+        return core
 
     @property
     def replays_after(self) -> Position | None:
@@ -429,20 +430,18 @@ class TopicTransactions(MadeLater):
 
     async def _see(self) -> Transactions:
         """Before the first transaction of the topic: its record says so."""
-        if self.core is not None:
-            return self.core
         async with self._seeing:
-            if self.core is None:
+            core = self.core
+            if core is None:
                 position = self._log.shape.confirmed
                 await self._log.note(
                     transactions=OutcomesPlace(mark_ledger=position[0], mark_entry=position[1])
                 )
-                self._ledger = self._make_ledger()
-                self._ledger.position, self._ledger.stored_index = position, self._log.shape.end_index
-                self._begin(TxnSnapshot(position))
-                assert self.core is not None, "it began"
-                self._topic.show_committed(self.core)
-        return self.core
+                ledger = self._make_ledger()
+                ledger.position, ledger.stored_index = position, self._log.shape.end_index
+                core = self._begin(ledger, TxnSnapshot(position))
+                self._topic.show_committed(core)
+        return core
 
     async def _patiently(self, txn: TxnId, owner: str | None) -> Joined:
         """The coordinator's answer. Unavailable: there is none for JOIN_S; the entry is certainly not in the log."""

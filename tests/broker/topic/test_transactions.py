@@ -603,6 +603,28 @@ async def test_an_unloaded_topic_keeps_its_open_transactions(tmp_path: Path, coo
         assert await shown(broker) == [b"0", b"1"]
 
 
+async def test_a_load_that_cannot_read_the_outcomes_says_so_and_the_next_one_has_them(
+    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        for committed, payload in ((False, b"0"), (True, b"1")):
+            txn = coordinator.begin()
+            await producer.send_in(txn, payload)
+            await coordinator.end(await loaded(broker), txn, committed)
+        await broker.owned.unload(NAME)
+
+        async def no_answer(*_: object) -> None:
+            raise Unavailable("no bookie answers")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(OutcomesLedger, "recover", no_answer)
+            with pytest.raises(Unavailable, match="no bookie answers"):
+                await loaded(broker)
+        assert await shown(broker) == [b"1"]
+
+
 async def test_a_ledger_switch_inside_a_commit_changes_nothing(tmp_path: Path, coordinator: FakeCoordinator) -> None:
     async with cluster(tmp_path, roll_entries=3) as running:
         broker = running.brokers[0]
