@@ -1050,12 +1050,20 @@ class Names(_message.Message):
     def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("name", "force")
+    __slots__ = ("name", "force", "incarnation")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FORCE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     force: bool
-    def __init__(self, name: _Optional[str] = ..., force: bool = ...) -> None: ...
+    incarnation: int
+    def __init__(self, name: _Optional[str] = ..., force: bool = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class DeleteCheck(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
 
 class TenantSpec(_message.Message):
     __slots__ = ("name", "admin_roles", "allowed_clusters")

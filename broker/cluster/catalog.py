@@ -34,6 +34,7 @@ from ...proto.errors import (
 )
 from ...proto.names import NamespaceName, TopicName, check_tenant_name
 from ...runtime.world import World
+from ..common.incarnations import check_incarnation
 from ..common.last_known import LastKnown
 from ..common.turns import Turns
 from .core.bundles import BUNDLES_MAX
@@ -387,10 +388,9 @@ class Catalog:
         if not incarnation or not topic.persistent:
             return
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
-        if found is None or found[0].created_ms not in (0, incarnation):
-            raise TopicNotFound(
-                f"the topic {topic} that is meant, made at {incarnation} ms, was deleted since", topic=topic
-            )
+        if found is None:
+            raise TopicNotFound(f"the topic {topic} that is meant was deleted since", topic=topic)
+        check_incarnation(topic, found[0].created_ms, incarnation)
 
     async def still(self, topic: TopicName, ended: TopicRecord) -> Check | None:
         """The check that a topic's record is that of the owner which has `ended` it; what goes with the topic goes in

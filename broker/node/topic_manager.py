@@ -46,6 +46,7 @@ from ..cluster.ownership import Ownership
 from ..cluster.policy_cache import PolicyCache
 from ..cluster.topic_watch import TopicWatcher
 from ..common.config import BrokerConfig
+from ..common.incarnations import check_incarnation
 from ..common.last_known import PATIENCE_S
 from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
@@ -499,12 +500,15 @@ class TopicManager:
             self._skipping -= Counter([name.full])
         raise Busy(f"topic {name} changed {SKIP_TRIES} times while it was looked at; try again", topic=name)
 
-    async def check_delete(self, name: TopicName, *, force: bool) -> None:
-        """Whether `delete` would succeed now; changes nothing."""
+    async def check_delete(self, name: TopicName, *, force: bool) -> int:
+        """Whether `delete` would succeed now, and of which incarnation; changes nothing."""
         topic = await self.topic(name, create=False)
         await topic.check_delete(force=force)
+        return topic.incarnation
 
-    async def delete(self, name: TopicName, *, force: bool, abort: bool | None = None) -> None:
+    async def delete(
+        self, name: TopicName, *, force: bool, abort: bool | None = None, incarnation: int = 0
+    ) -> None:
         """Deletes the record first, then the ledgers: no record names what a crash leaves. `abort`: open transactions
         of the topic are aborted, else refused; None: by force.
 
@@ -513,6 +517,7 @@ class TopicManager:
         """
         session = self._open()
         topic = await self.topic(name, create=False)
+        check_incarnation(name, topic.incarnation, incarnation)
         await unbroken(self._delete(session, topic, force=force, abort=force if abort is None else abort))
 
     async def _delete(self, session: _OwnershipSession, topic: Topic, *, force: bool, abort: bool) -> None:

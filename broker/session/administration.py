@@ -17,12 +17,13 @@ from typing import Protocol
 
 import msgspec
 
-from ...metadata.records import BrokerRecord, GrantsRecord, LostRange
+from ...metadata.records import BrokerRecord, GrantsRecord, LostRange, PartitionedRecord
 from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
 from ...proto.names import NamespaceName, Position, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ..cluster.core.bundles import bundle_of
 from ..common.applied import FIXED, as_policies, resolve
+from ..common.incarnations import check_incarnation
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
@@ -61,8 +62,8 @@ def lost_of(cursor: Cursor, ranges: Sequence[LostRange]) -> int:
 class OtherBrokers(Protocol):
     """The same questions, to another broker. Raises what it answers; TimedOut."""
 
-    async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None: ...
-    async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None: ...
+    async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool, incarnation: int) -> None: ...
+    async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> int: ...
     async def unload_namespace(self, broker: BrokerRecord, name: NamespaceName, bundle: str) -> Unloaded: ...
     async def topics_in_memory(self, broker: BrokerRecord, name: NamespaceName) -> Sequence[str]: ...
 
@@ -234,42 +235,51 @@ class Administration:
             found = {full for full in found if TopicName.parse(full).base.full not in stored}
         return stored | found
 
-    async def delete_topic(self, topic: TopicName, *, force: bool) -> None:
+    async def delete_topic(self, topic: TopicName, *, force: bool, incarnation: int = 0) -> None:
         """With all of its partitions, each by its owner. Busy: it is in use, and not by force; TransactionsOpen: it has
         something in transactions, and not by force, or prepared. Every partition is asked before the first one is
-        deleted, so a refusal leaves all of them. Another one of its name that is made meanwhile stays.
+        deleted, so a refusal leaves all of them. Another one of its name that is made meanwhile stays. `incarnation`:
+        see `check_incarnation`.
         """
         catalog = self._broker.catalog
-        partitions = await catalog.existing_partitions(topic)
-        ended = await catalog.partitioned(topic) if partitions and not topic.is_partition else None
+        ended = await self._partitioned(topic)
         if ended is None:
-            await self._delete_one(topic, force=force)
+            await self._delete_one(topic, force=force, incarnation=incarnation)
             return
-        for ask in (self.check_delete, self._delete_one):
-            for number in range(ended.partitions):
-                try:
-                    await ask(topic.with_partition(number), force=force)
-                except NotFound:
-                    continue  # an earlier attempt got so far
+        check_incarnation(topic, ended.created_ms, incarnation)
+        there = dict[int, int]()
+        for number in range(ended.partitions):
+            with contextlib.suppress(NotFound):  # an earlier attempt got so far
+                there[number] = await self.check_delete(topic.with_partition(number), force=force)
+        for number, which in there.items():
+            with contextlib.suppress(NotFound):
+                await self._delete_one(topic.with_partition(number), force=force, incarnation=which)
         while (still := await catalog.still_partitioned(topic, ended)) is not None:
             with contextlib.suppress(BadVersion):  # it is gone, grew, or is another one: asked again
                 await self._broker.grants.forget(topic, still)
                 await self._broker.schemas.end_with(topic, partial(catalog.forget_partitions, topic, still))
 
-    async def _delete_one(self, topic: TopicName, *, force: bool) -> None:
-        owner = await self._broker.lookup(topic)
-        if owner.name == self._broker.name:
-            await self._broker.delete(topic, force=force)
-        else:
-            await self._others.delete_topic(owner, topic, force=force)
+    async def _partitioned(self, topic: TopicName) -> PartitionedRecord | None:
+        """None: it exists, and has no partitions. TopicNotFound."""
+        partitions = await self._broker.catalog.existing_partitions(topic)
+        return await self._broker.catalog.partitioned(topic) if partitions and not topic.is_partition else None
 
-    async def check_delete(self, topic: TopicName, *, force: bool) -> None:
-        """Of a partition, or a topic without: whether its owner would delete it now."""
+    async def _delete_one(self, topic: TopicName, *, force: bool, incarnation: int) -> None:
         owner = await self._broker.lookup(topic)
         if owner.name == self._broker.name:
-            await self._broker.check_delete(topic, force=force)
+            await self._broker.delete(topic, force=force, incarnation=incarnation)
         else:
-            await self._others.check_delete(owner, topic, force=force)
+            await self._others.delete_topic(owner, topic, force=force, incarnation=incarnation)
+
+    async def check_delete(self, topic: TopicName, *, force: bool) -> int:
+        """The incarnation that would be deleted now; 0: not known. Of a partition, or a topic without, its owner says
+        why not, as `delete_topic`; of a partitioned topic each partition is asked when it is deleted."""
+        if (partitioned := await self._partitioned(topic)) is not None:
+            return partitioned.created_ms
+        owner = await self._broker.lookup(topic)
+        if owner.name == self._broker.name:
+            return await self._broker.check_delete(topic, force=force)
+        return await self._others.check_delete(owner, topic, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
         """It need not be loaded."""

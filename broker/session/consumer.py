@@ -40,6 +40,7 @@ from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
+from ..common.incarnations import is_another
 from ..common.refusals import SubscribeRefusal
 from ..common.transactions import writer_of
 from ..common.turns import Turns
@@ -56,7 +57,6 @@ from ..subscription.whole_messages import before_whole
 from ..topic.topic import Topic
 from .producer import check_size
 from .start import last_message, mark_of, place_of
-from .topics import is_another
 
 ACK_ENTRIES = 100
 """Acknowledged in one step: some tenths of a millisecond."""
@@ -92,7 +92,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
     def at(self, topic: Topic) -> SubscribeOptions:
         """A consumer that returns to a topic which was made anew is at none of its messages: it begins at the first."""
-        if not is_another(topic, self.incarnation):
+        if not is_another(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 

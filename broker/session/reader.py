@@ -16,10 +16,10 @@ from ...proto.errors import InvalidRequest
 from ...proto.names import TopicName
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
+from ..common.incarnations import check_incarnation
 from ..common.turns import Turns
 from ..log.cache import StoredEntry
 from ..node.topic_manager import TopicManager
-from .topics import check_incarnation
 
 READ_BYTES_MAX = 16 << 20
 
@@ -49,7 +49,7 @@ class RangeReader:
         name = TopicName.parse(wanted.topic)
         await self._require(name)
         topic = await self._broker.topic(name, create=False)
-        check_incarnation(topic, wanted.incarnation)
+        check_incarnation(topic.name, topic.incarnation, wanted.incarnation)
         if wanted.end < wanted.first or wanted.first < 0:
             raise InvalidRequest(f"{wanted.first} to {wanted.end} is no range of indexes")
         log, chunk_bytes = topic.shown, self._broker.config.read_bytes

@@ -20,6 +20,7 @@ from ...runtime.access import Principal
 from ..access.authorizer import may_everything
 from ..cluster.topic_watch import Added, Removed, Told
 from ..cluster.topic_watch import Topics as TopicsNow
+from ..common.incarnations import check_incarnation
 from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
@@ -50,23 +51,6 @@ class Offsets(msgspec.Struct, frozen=True):
     subscription: int = -1  # the first that is not acknowledged; -1: not asked for
     aborted: int = 0  # messages of the range that was asked for
     incarnation: int = 0  # of the topic; 0: not known
-
-
-def check_incarnation(topic: Topic, incarnation: int) -> None:
-    """An index is of one incarnation of a topic: the time when that was made. TopicNotFound: the caller means a topic
-    that was deleted, and this one has its name. 0: the caller means whichever is there."""
-    if is_another(topic, incarnation):
-        there = topic.incarnation
-        raise TopicNotFound(
-            f"the topic {topic.name} that is meant was deleted and made anew since (at {there} ms, not {incarnation})",
-            topic=topic.name,
-        )
-
-
-def is_another(topic: Topic, incarnation: int) -> bool:
-    """Whether it is known to be another topic of the name than the one that is meant."""
-    there = topic.incarnation
-    return bool(incarnation and there and incarnation != there)
 
 
 def reached_by(broker: BrokerRecord, listener: str) -> str:
@@ -114,7 +98,7 @@ class Topics:
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
-        check_incarnation(topic, incarnation)
+        check_incarnation(name, topic.incarnation, incarnation)
         shape, reader = topic.shown.shape, topic.shown.reader
         index = -1
         if subscription:
@@ -145,7 +129,7 @@ class Topics:
         """Everything before the index is acknowledged, durably, when this returns. Never moves backwards.
         `incarnation`: see `check_incarnation`."""
         topic = await self._one(name)
-        check_incarnation(topic, incarnation)
+        check_incarnation(name, topic.incarnation, incarnation)
         subscription, shape = topic.subscription(subscription_name), topic.shown.shape
         if index >= shape.end_index:
             if shape.last.entry_id >= 0:

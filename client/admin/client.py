@@ -247,8 +247,11 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         await self._call(op.UPDATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """With all its partitions. Busy: it has producers or subscriptions, which `force` overrides."""
-        await self._call(op.DELETE_TOPIC, topic=full_topic(topic), force=force)
+        """With all its partitions. Busy: it has producers or subscriptions, which `force` overrides. The topic that is
+        there now is meant: one of its name that another program makes meanwhile stays."""
+        name = full_topic(topic)
+        meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
+        await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
 
     async def partitions(self, topic: str) -> int:
         """0: not partitioned, or a partition. Raises TopicNotFound; creates nothing."""

@@ -54,11 +54,14 @@ class _OtherBrokers:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None:
-        await ask(self._world, broker.endpoint, "DeleteTopic", wire.DeleteRequest(name=topic.full, force=force))
+    async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool, incarnation: int) -> None:
+        asked = wire.DeleteRequest(name=topic.full, force=force, incarnation=incarnation)
+        await ask(self._world, broker.endpoint, "DeleteTopic", asked)
 
-    async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> None:
-        await ask(self._world, broker.endpoint, "CheckDelete", wire.DeleteRequest(name=topic.full, force=force))
+    async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> int:
+        asked = wire.DeleteRequest(name=topic.full, force=force)
+        checked: wire.DeleteCheck = await ask(self._world, broker.endpoint, "CheckDelete", asked)
+        return checked.incarnation
 
     async def unload_namespace(self, broker: BrokerRecord, name: NamespaceName, bundle: str) -> Unloaded:
         asked = wire.UnloadNamespaceRequest(namespace=str(name), bundle=bundle, here=True)
@@ -212,12 +215,13 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         return wire.Empty()
 
     async def delete_topic(self, request: wire.DeleteRequest, context: CallContext) -> wire.Empty:
-        await self._administration.delete_topic(TopicName.parse(request.name), force=request.force)
+        name = TopicName.parse(request.name)
+        await self._administration.delete_topic(name, force=request.force, incarnation=request.incarnation)
         return wire.Empty()
 
-    async def check_delete(self, request: wire.DeleteRequest, context: CallContext) -> wire.Empty:
-        await self._administration.check_delete(TopicName.parse(request.name), force=request.force)
-        return wire.Empty()
+    async def check_delete(self, request: wire.DeleteRequest, context: CallContext) -> wire.DeleteCheck:
+        found = await self._administration.check_delete(TopicName.parse(request.name), force=request.force)
+        return wire.DeleteCheck(incarnation=found)
 
     async def topic_stats(self, request: wire.Name, context: CallContext) -> wire.TopicStatsReply:
         topic = await self._topic(request.name)

@@ -16,15 +16,16 @@ from magnetar.broker.server import Broker
 from magnetar.broker.session.administration import Administration
 from magnetar.broker.topic.topic import Topic
 from magnetar.client.admin import AdminClient
+from magnetar.client.admin import operations as op
 from magnetar.client.client import Client
 from magnetar.client.model.settings import InitialPosition
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, TopicRecord
 from magnetar.metadata.store import Check, MetadataStore
 from magnetar.metadata.update import get_record, update_record
-from magnetar.proto.errors import NotOwner, Unavailable
+from magnetar.proto.errors import NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import TopicName
-from tests.support.cluster import cluster
+from tests.support.cluster import Cluster, cluster
 
 TOPIC = "persistent://public/default/named"
 NAME = TopicName.parse(TOPIC)
@@ -43,6 +44,10 @@ def when_it_has_ended(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], Awa
         return ledgers
 
     monkeypatch.setattr(Topic, "delete", ended)
+
+
+def admin_of(running: Cluster) -> AdminClient:
+    return AdminClient(f"magnetar://{running.brokers[0].endpoint}")
 
 
 async def made_with(admin: AdminClient) -> None:
@@ -99,9 +104,9 @@ async def test_a_partitioned_topic_that_was_made_anew_meanwhile_stays_with_all_t
             await make()
             delete, late = Administration._delete_one, iter([True])
 
-            async def deleted(self: Administration, topic: TopicName, *, force: bool) -> None:
+            async def deleted(self: Administration, topic: TopicName, **options: Any) -> None:
                 """After its last partition another call deletes the topic, and makes it anew."""
-                await delete(self, topic, force=force)
+                await delete(self, topic, **options)
                 if topic.partition == 1 and next(late, False):
                     await admin.delete_topic(TOPIC, force=True)
                     await make()
@@ -113,6 +118,44 @@ async def test_a_partitioned_topic_that_was_made_anew_meanwhile_stays_with_all_t
             assert set((await admin.topic_permissions(TOPIC)).roles) == {"someone"}
             producer = await client.create_producer(TOPIC, schema=magnetar.schema.AvroSchema(FLIGHT))
             await producer.send(FLIGHT(x=7))
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_a_deletion_that_is_repeated_late_hits_no_other_topic_of_the_name(
+    tmp_path: Path, partitions: int
+) -> None:
+    async with cluster(tmp_path, brokers=1) as running, admin_of(running) as admin:
+        await admin.create_topic(TOPIC, partitions=partitions)
+        meant = await admin._call(op.CHECK_DELETE, topic=TOPIC, force=True)
+        assert meant > 0
+        await admin._call(op.DELETE_TOPIC, topic=TOPIC, force=True, incarnation=meant)
+        await admin.create_topic(TOPIC, partitions=partitions)
+        with pytest.raises(TopicNotFound, match="made anew"):
+            await admin._call(op.DELETE_TOPIC, topic=TOPIC, force=True, incarnation=meant)
+        assert await admin.partitions(TOPIC) == partitions
+        await admin.delete_topic(TOPIC)
+        assert await admin.topics("public/default") == []
+
+
+async def test_a_partition_that_was_made_anew_since_it_was_asked_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster(tmp_path, brokers=1) as running, admin_of(running) as admin:
+        await admin.create_topic(TOPIC, partitions=2)
+        check, late = Administration.check_delete, iter([True])
+
+        async def checked(self: Administration, topic: TopicName, *, force: bool) -> int:
+            found = await check(self, topic, force=force)
+            if topic.partition == 1 and next(late, False):
+                await admin.delete_topic(TOPIC, force=True)
+                await admin.create_topic(TOPIC, partitions=2)
+            return found
+
+        monkeypatch.setattr(Administration, "check_delete", checked)
+        await admin.delete_topic(TOPIC, force=True)
+        for number in range(2):
+            path = paths.topic("public", "default", f"named-partition-{number}")
+            assert await running.store.session().get(path) is not None
 
 
 async def test_what_was_taken_over_meanwhile_is_not_deleted_by_its_former_owner(
