@@ -38,11 +38,13 @@ LONGEST = (
     "tests/client/outbox/", "tests/pairs/",
 )  # fmt: skip
 """Where tests of a minute are: they begin, and no worker is alone with one in the end."""
+HOUSE = "tests/docs/", "tests/test_"
+"""Tests that read all modules: neighbours, so that one worker reads them."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), not item.nodeid.startswith(HOUSE)))
     for item in items:
         if shared := _shared(item):
             item.add_marker(pytest.mark.xdist_group(shared))

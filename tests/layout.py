@@ -42,6 +42,24 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self.path)
 
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All of the tree, in the order of `ast.walk`, which takes most of the time of who asks."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
+    def prose(self) -> tuple[tuple[int, str], ...]:
+        """(line, text) of every docstring (also those below a constant) and comment."""
+        found = list[tuple[int, str]]()
+        for node in self.nodes:
+            body = getattr(node, "body", None)  # a lambda's is no list
+            for statement in body if isinstance(body, list) else ():
+                value = statement.value if isinstance(statement, ast.Expr) else None
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    found.append((statement.lineno, value.value))
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return *found, *((token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT)
+
     @property
     def tests(self) -> list[str]:
         """The names of its tests, read without parsing it: sorted."""
@@ -74,11 +92,11 @@ def tracked() -> list[str]:
 def modules(*tops: str) -> tuple[Module, ...]:
     """Our own Python modules in `tops` (default: all of the package, with the root's `__init__`)."""
     wanted = tops or (*PACKAGES, "")
-    return tuple(_module(name) for top in wanted for name in _python_files(top))
+    return tuple(module(name) for top in wanted for name in _python_files(top))
 
 
 @cache
-def _module(name: str) -> Module:
+def module(name: str) -> Module:
     return Module(name, (ROOT / name).read_text(encoding="utf-8"))
 
 
@@ -99,7 +117,7 @@ def module_exists(dotted: str) -> bool:
 
 
 def imports(module: Module) -> Iterator[Import]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield _absolute(alias.name, node.lineno)
@@ -130,7 +148,7 @@ def _from(module: Module, node: ast.ImportFrom) -> Iterator[Import]:
 
 
 def absolute_imports_of_ours(module: Module) -> Iterator[ast.stmt]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and not node.level:
             names = [node.module or ""]
@@ -140,7 +158,7 @@ def absolute_imports_of_ours(module: Module) -> Iterator[ast.stmt]:
 
 def functions(module: Module) -> Iterator[tuple[str, int, int]]:
     """(name, first line, lines) of each function and method."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1
 
@@ -178,16 +196,3 @@ def _set_on_self(function: ast.AST) -> Iterator[str]:
         stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if stored and isinstance(node.value, ast.Name) and node.value.id == "self":
             yield node.attr
-
-
-def prose(module: Module) -> Iterator[tuple[int, str]]:
-    """(line, text) of every docstring (also those below a constant) and comment."""
-    for node in ast.walk(module.tree):
-        body = getattr(node, "body", None)  # a lambda's is no list
-        for statement in body if isinstance(body, list) else ():
-            value = statement.value if isinstance(statement, ast.Expr) else None
-            if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                yield statement.lineno, value.value
-    for token in tokenize.generate_tokens(io.StringIO(module.text).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string

@@ -376,7 +376,7 @@ def _reads_a_clock(node: ast.AST) -> bool:
 
 
 def _modules_with(found: Callable[[ast.AST], bool]) -> set[str]:
-    return {module.path for module in layout.modules() if any(map(found, ast.walk(module.tree)))}
+    return {module.path for module in layout.modules() if any(map(found, module.nodes))}
 
 
 def test_every_task_has_an_owner() -> None:

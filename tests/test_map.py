@@ -14,6 +14,7 @@ import keyword
 import os
 import re
 import sys
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -116,19 +117,15 @@ def _vocabulary() -> frozenset[str]:
     words = {*dir(builtins), *keyword.kwlist, *sys.stdlib_module_names}
     words.update(dir(asyncio), dir(asyncio.AbstractEventLoop), dir(os))
     for path in [name for name in layout.tracked() if name.endswith((".py", ".proto", ".toml", "Makefile"))]:
-        text = (layout.ROOT / path).read_text(encoding="utf-8")
-        if path.endswith(".py"):
-            words |= _identifiers(ast.parse(text))
-        else:
-            words |= set(re.findall(r"\w+", text))
+        module = layout.module(path)
+        words |= _identifiers(module.nodes) if path.endswith(".py") else set(re.findall(r"\w+", module.text))
     return frozenset(words)
 
 
-def _identifiers(tree: ast.Module) -> set[str]:
-    bodies = [body for node in ast.walk(tree) if isinstance(body := getattr(node, "body", None), list)]
-    prose = {id(statement.value) for body in bodies for statement in body if isinstance(statement, ast.Expr)}
+def _identifiers(nodes: Sequence[ast.AST]) -> set[str]:
+    prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     words: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         for field in ("id", "attr", "arg", "name", "asname", "module"):
             value = getattr(node, field, None)
             if isinstance(value, str):
@@ -143,7 +140,7 @@ def test_names_in_backticks_in_comments_and_docstrings_exist() -> None:
     wrong = [
         f"{module.path}:{line}: `{token}`"
         for module in layout.modules()
-        for line, text in layout.prose(module)
+        for line, text in module.prose
         for token in TICKED.findall(text)
         if not _exists(token, module.path)
     ]
@@ -170,7 +167,7 @@ def test_tests_and_modules_that_docstrings_name_exist() -> None:
     wrong = [
         f"{module.path}:{line}: {named}"
         for module in layout.modules()
-        for line, text in layout.prose(module)
+        for line, text in module.prose
         for named in GUARD.findall(text)
         if named not in known and f"tests/{module.path.split('/')[0]}/{named}" not in known
     ]
@@ -179,12 +176,12 @@ def test_tests_and_modules_that_docstrings_name_exist() -> None:
 
 def test_members_in_backticks_belong_to_their_class() -> None:
     """`Store.seal`: a class of that name, where there is one, has that member, or its base has."""
-    nodes = (node for module in layout.modules() for node in ast.walk(module.tree))
+    nodes = (node for module in layout.modules() for node in module.nodes)
     classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
     wrong = [
         f"{module.path}:{line}: `{token}`"
         for module in layout.modules()
-        for line, text in layout.prose(module)
+        for line, text in module.prose
         for token in TICKED.findall(text)
         if NAME.match(token) and token.count(".") == 1 and not _is_member(token.removesuffix("()"), classes)
     ]

@@ -94,7 +94,7 @@ def _texts() -> tuple[tuple[str, str], ...]:
     """(place, text) of all that is read."""
     found = []
     for module in layout.modules():
-        pieces = [*layout.prose(module), *_literals(module)]
+        pieces = [*module.prose, *_literals(module)]
         found += [(f"{module.path}:{line}", text) for line, text in pieces]
     for document in [*DOCUMENTS, "TESTING.md"]:
         if document not in GENERATED:
@@ -104,7 +104,7 @@ def _texts() -> tuple[tuple[str, str], ...]:
 
 def _literals(module: layout.Module) -> list[tuple[int, str]]:
     """String literals that are no docstrings."""
-    nodes = list(ast.walk(module.tree))
+    nodes = module.nodes
     docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     return [
         (node.lineno, node.value)
@@ -142,7 +142,7 @@ def test_no_class_has_its_old_name() -> None:
     classes = {
         node.name: module.path
         for module in layout.modules()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef)
     }
     old = {f"{classes[name]}: {name}: {OLD_CLASSES[name]}" for name in OLD_CLASSES.keys() & classes.keys()}

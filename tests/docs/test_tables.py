@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ def _policies_unread() -> set[str]:
     read = {
         node.attr
         for module in layout.modules("broker")
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] == "applied"
     }
     return set(POLICIES) - read
@@ -66,34 +67,32 @@ def _policies_unread() -> set[str]:
 
 def _read_outside(owner: str) -> set[str]:
     """Attributes read from something that is called like a configuration, outside of the class `owner` itself."""
-    return {name for module in layout.modules() for name in _reads(module.tree, owner)}
+    return {name for module in layout.modules() for name in _reads(module.nodes, owner)}
 
 
-def _reads(tree: ast.AST, owner: str) -> set[str]:
-    found, left = set(), [tree]
-    while left:
-        node = left.pop()
-        if isinstance(node, ast.ClassDef) and node.name == owner:
-            continue
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            value = node.value
-            if (value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")) in HOLDERS:
-                found.add(node.attr)
-        left += ast.iter_child_nodes(node)
-    return found
+def _reads(nodes: Sequence[ast.AST], owner: str) -> set[str]:
+    inside = [node for node in nodes if isinstance(node, ast.ClassDef) and node.name == owner]
+    left_out = {id(node) for each in inside for node in ast.walk(each)}
+    return {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in left_out
+        if (node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")) in HOLDERS
+    }
 
 
 def test_every_section_of_a_settings_file_is_read_by_a_process() -> None:
     modules = layout.modules("cli", "runtime")
-    calls = [node for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    calls = [node for module in modules for node in module.nodes if isinstance(node, ast.Call)]
     loads = [call for call in calls if ast.unparse(call.func) == "load" and len(call.args) == 2]
     assert {ast.literal_eval(call.args[1]) for call in loads} == set(SECTIONS)
 
 
 def test_a_setting_that_nothing_reads_is_seen() -> None:
     text = "class C:\n    def check(self):\n        return self.config.a\nuse(self._config.b, other.c)\n"
-    assert _reads(ast.parse(text), "C") == {"b"}
-    assert _reads(ast.parse(text), "D") == {"a", "b"}
+    nodes = list(ast.walk(ast.parse(text)))
+    assert _reads(nodes, "C") == {"b"}
+    assert _reads(nodes, "D") == {"a", "b"}
 
 
 def test_the_table_of_spark_options_names_all_that_there_are() -> None:
