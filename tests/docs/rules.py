@@ -27,6 +27,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -59,6 +60,17 @@ class Place:
     def __init__(self, folder: Path, processes: Processes) -> None:
         self.folder, self._processes = folder, processes
         self._server: Process | None = None
+
+    def is_first(self, what: str) -> bool:
+        """Whether no other test of this run, in whichever worker, has asked for it."""
+        workers = "PYTEST_XDIST_WORKER" in os.environ  # each has a folder of its own in that of the run
+        claims = self.folder.parents[1 if workers else 0] / "claims"
+        claims.mkdir(exist_ok=True)
+        try:
+            (claims / hashlib.sha256(what.encode()).hexdigest()).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
 
     def start(self, *options: str) -> None:
         """Starts a standalone server; the one before it ends, as the reader would end it."""
@@ -225,9 +237,9 @@ def _crashes(place: Place, command: Command) -> None:
 
 
 def _benchmark(place: Place, command: Command) -> None:
-    """Once a run: several pages name some."""
+    """By one worker of a run: several pages name some."""
     words = [word for word in command.words[1:] if word != "--json"]
-    if words in _measured:
+    if not place.is_first(" ".join(words)):
         return
     small = ("--runs", "1", "--seconds", "0.2", "--messages", "20000", "--json")
     result = json.loads(place.run(sys.executable, *words, *small, timeout_s=600))
@@ -236,10 +248,6 @@ def _benchmark(place: Place, command: Command) -> None:
         small = ("--runs", "1", "--seconds", "5", "--messages", "20000", "--json")
         result = json.loads(place.run(sys.executable, *words, *small, timeout_s=600))
     assert result["value"] > 0
-    _measured.append(words)
-
-
-_measured: list[list[str]] = []
 
 
 def _benchmark_of_java(place: Place, command: Command) -> None:
@@ -265,12 +273,8 @@ def _pytest(place: Place, command: Command) -> None:
 
 def _tables(place: Place, command: Command) -> None:
     """Once a run: several pages name it."""
-    if not _tables_are_fresh:
+    if place.is_first("tables"):
         place.run(sys.executable, *command.words[1:], "--check", timeout_s=600)
-        _tables_are_fresh.append(True)
-
-
-_tables_are_fresh: list[bool] = []
 
 
 def _ci(place: Place, command: Command) -> None:
