@@ -13,6 +13,9 @@ from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.broker.protocols.pulsar.frames import Frames, frame, parse
 from magnetar.broker.protocols.pulsar.protocol import PulsarProtocol
 from magnetar.broker.server import Broker
+from magnetar.metadata import paths
+from magnetar.metadata.records import GrantsRecord
+from magnetar.metadata.update import put_record
 from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import client_part
 from magnetar.proto.entry_pb2 import MessageMetadata
@@ -102,8 +105,10 @@ class Raw:
 Scenario = Callable[[World, Endpoint], Awaitable[None]]
 
 
-def simulate(scenario: Scenario, seed: int = 1, guard: Guard | None = None, **config: Any) -> Broker:
-    """Runs it as a client of a broker with one bookie; the broker, for what it left."""
+def simulate(
+    scenario: Scenario, seed: int = 1, guard: Guard | None = None, grants: GrantsRecord | None = None, **config: Any
+) -> Broker:  # fmt: skip
+    """Runs it as a client of a broker with one bookie; the broker, for what it left. `grants` of public/default."""
     simulation = Simulation(seed)
     brokers: list[Broker] = []
 
@@ -113,6 +118,8 @@ def simulate(scenario: Scenario, seed: int = 1, guard: Guard | None = None, **co
         node, bookie_node = backend.node(broker_store), backend.node(bookie_store)
         starting = Bookie.start(simulation.world(bookie_node), BookieConfig(data="/data"), bookie_store)
         await simulation.spawn(bookie_node, starting)
+        if grants is not None:
+            await put_record(broker_store, paths.grants("public", "default"), grants)
         world = simulation.world(node)
         settings = replace(SMALL, pulsar_listen=ANY, **config)
         broker = await simulation.spawn(node, Broker.start(world, settings, broker_store))
