@@ -90,9 +90,9 @@ class ProducerRegistry(MadeLater):
         choice).
         """
         name = self._topic.name
-        answer = self._table.join(
-            ProducerRegistration(producer.id, producer.name, producer.mode, producer.instance, producer.connection)
-        )
+        answer = self._table.join(ProducerRegistration(
+            producer.id, producer.name, producer.mode, producer.instance, producer.connection, producer.writer
+        ))  # fmt: skip
         if answer.denied is not None:
             first = answer.denied is Denied.HAS_PRODUCERS and producer.epoch == 0  # one that returns tries again
             text = f"topic {name}, producer {producer.name!r}: {answer.denied.value}"

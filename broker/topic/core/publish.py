@@ -11,8 +11,8 @@
 
 Two producers of one name: the later connection of the same producer (`instance`, which counts its connections) replaces
 the earlier, because a broker detects a broken connection later than the client; an earlier one that arrives late is
-refused, and so is another producer of that name, unless it takes the topic with EXCLUSIVE_WITH_FENCING: then the one
-that was there is fenced, as after any such taking.
+refused, and so is another producer of that name, or one of another role, whatever it says it is, unless it takes the
+topic with EXCLUSIVE_WITH_FENCING: then the one that was there is fenced, as after any such taking.
 
 **Epoch** (`epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
 publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another producer
@@ -53,6 +53,15 @@ class ProducerRegistration(NamedTuple):
     mode: AccessMode
     instance: str
     connection: int = 0
+    owner: str | None = None
+    """Its role; None: one that may write for each (broker/common/transactions.py `writer_of`)."""
+
+    def may_replace(self, other: ProducerRegistration) -> bool:
+        """Whether it may be another connection of that producer. A caller that names no instance is told by its role
+        alone."""
+        if self.owner is not None and self.owner != other.owner:
+            return False
+        return not (other.instance and self.instance) or other.instance == self.instance
 
 
 class Epoch(enum.Enum):
@@ -103,7 +112,7 @@ class ProducerTable:
         answer = Joining()
         for other in [*self.registered.values(), *self.waiting.values()]:
             if other.name == registration.name:
-                if other.instance and registration.instance and other.instance != registration.instance:
+                if not registration.may_replace(other):
                     if registration.mode == EXCLUSIVE_WITH_FENCING:
                         continue  # it is fenced below, as all others are
                     alone = registration.mode == EXCLUSIVE  # what it asked for decides before its name does

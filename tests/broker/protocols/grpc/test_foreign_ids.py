@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     InvalidRequest,
     MagnetarError,
     NotOwner,
+    ProducerBusy,
     TransactionAborted,
     TransactionEnded,
     Unauthenticated,
@@ -32,7 +33,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.transactions import TxnId
 from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
 from magnetar.runtime.network import Endpoint, rpc
-from tests.broker.protocols.grpc.test_connect import Raw
+from tests.broker.protocols.grpc.test_connect import Raw, T
 from tests.support.cluster import Cluster, cluster
 
 IDS = range(6)
@@ -102,10 +103,11 @@ async def roles(folder: Path, *names: str) -> AsyncIterator[list[Role]]:
         listener = await running.world.network.serve(
             Endpoint("127.0.0.1", 0), list(broker._services.items()), ListenerAccess(Names())
         )
-        found = [Role(running, listener.endpoint, name) for name in names]
+        found: list[Any] = [Role(running, listener.endpoint, name) for name in names]
         try:
-            await Raw(running).producer(1)  # makes the topic
-            yield found
+            found.append(maker := Raw(running))
+            await maker.producer(1, name="maker")  # makes the topic
+            yield found[:-1]
         finally:
             for each in found:
                 await each.close()
@@ -156,16 +158,16 @@ async def attack_txn(role: Role, txn: TxnId) -> None:
 
 
 async def attack_in_own(role: Role, txn: TxnId, place: wire.Position, sequence_id: int) -> None:
-    """By its own producer 1 and consumer 2 beside those of the owner."""
-    role.publish_in(1, sequence_id, txn, "thief")
-    found = await role.next(1)
+    """By its own producer 2 and consumer 3 beside those of the owner."""
+    role.publish_in(2, sequence_id, txn, "thief")
+    found = await role.next(2)
     while found.WhichOneof("kind") == "credit":
-        found = await role.next(1)
+        found = await role.next(2)
     assert found.WhichOneof("kind") == "failed", found
     acked = [wire.AckedEntry(ledger_id=place.ledger_id, entry_id=place.entry_id)]
     for kind in (wire.Ack.INDIVIDUAL, wire.Ack.CUMULATIVE):
-        role.send(2, ack=wire.Ack(kind=kind, entries=acked, request_id=7, txn=on_wire(txn)))
-        done = await role.kind(2, "done")
+        role.send(3, ack=wire.Ack(kind=kind, entries=acked, request_id=7, txn=on_wire(txn)))
+        done = await role.kind(3, "done")
         assert done.HasField("error"), done
         assert isinstance(from_wire(done.error), (*ABSENT, TransactionAborted, TransactionEnded, Unavailable)), done
 
@@ -181,8 +183,10 @@ async def scene(folder: Path) -> None:
         owner.publish_in(1, 1, txn)
         for role in (twin, thief, nobody):
             await attack_ids(role, place, txn)
-        await thief.producer(1, name="thief")
-        await thief.consumer(2, permits=0, type=wire.Subscribe.SHARED)
+        thief.send(1, open_producer=wire.OpenProducer(topic=T, producer_name="p1"))
+        assert isinstance(await thief.error(1), ProducerBusy), "it is of another role"
+        await thief.producer(2, name="thief")
+        await thief.consumer(3, permits=0, type=wire.Subscribe.SHARED)
         guesses = [TxnId(COORDINATOR, txn.least + by) for by in (0, 1, -1, 1 << 40)]
         guesses += [TxnId(each, txn.least) for each in (COORDINATOR - 1, COORDINATOR + 1)]
         for number, guess in enumerate(guesses):

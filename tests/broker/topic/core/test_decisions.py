@@ -63,6 +63,21 @@ def test_a_name_belongs_to_one_producer_and_moves_with_it() -> None:
     table.check()
 
 
+@pytest.mark.parametrize("instance", ["", "x", "y"])
+def test_a_name_is_replaced_by_its_own_role_alone_whatever_instance_another_claims_to_be(instance: str) -> None:
+    table = ProducerTable()
+    assert table.join(ProducerRegistration(1, "a", SHARED, "x", 1, "ada")).registered
+    for mode in (SHARED, WAIT_FOR_EXCLUSIVE):
+        thief = table.join(ProducerRegistration(2, "a", mode, instance, 9, "eve"))
+        assert (thief.denied, thief.replaced) == (Denied.NAME_TAKEN, [])
+    free = ProducerRegistration(3, "b", SHARED, "z", 1)
+    assert table.join(free).registered
+    assert table.join(ProducerRegistration(4, "b", SHARED, instance, 9, "eve")).denied is Denied.NAME_TAKEN
+    assert table.join(ProducerRegistration(5, "b", SHARED, "z", 2)).replaced == [free], "another broker"
+    assert [each.id for each in table.join(ProducerRegistration(6, "a", SHARED, "x", 2, "ada")).replaced] == [1]
+    table.check()
+
+
 def test_one_that_takes_the_topic_with_fencing_fences_one_of_its_own_name() -> None:
     """A program that was started a second time; the first one still runs."""
     table = ProducerTable()
