@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import Replication
+from magnetar.broker.log.ledger_list import TopicFenced
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.bits import bits_of
 from magnetar.broker.subscription.core.cursor import Cursor
@@ -284,6 +285,52 @@ class CursorModel(RuleBasedStateMachine):
 
         self.run(work())
         self._found({self.stored})
+
+    @rule(claim_lands=st.booleans(), entries=st.lists(Entries, min_size=1, max_size=4))
+    def die_between_the_claim_and_the_fence(self, claim_lands: bool, entries: list[int]) -> None:
+        """The next owner claims the record and dies before it fences the ledger. The former one knows of nothing, and
+        acknowledges on: then, and before each step of a third owner that opens. What it answers is there."""
+        former, left = self.store, list(entries)
+        refused = False
+
+        async def acknowledge() -> None:
+            nonlocal refused
+            if left and not refused:
+                before, known = self.store, (set(self.model), dict(self.counts))
+                self.store = former
+                try:
+                    self.ack(left.pop())
+                    self.state()
+                    await asyncio.wait_for(former.durable(), 10)
+                    self.stored = self.state()
+                except TopicFenced:
+                    refused, (self.model, self.counts) = True, known
+                finally:
+                    self.store = before
+
+        def watched(step: Any) -> Any:
+            async def call(*given: Any, **options: Any) -> Any:
+                await acknowledge()
+                found = await step(*given, **options)
+                await acknowledge()
+                return found
+
+            return call
+
+        async def work() -> None:
+            self.session, self.store = self.process()
+            self.session.crash_at(0, lands=claim_lands)
+            await self._dies_or_ends(self.store.open(SHAPE))
+            await acknowledge()
+            self.session, self.store = self.process()
+            session: Any = self.session
+            session.commit, session.recover = watched(session.commit), watched(session.recover)
+            await self.store.open(SHAPE)
+            del session.commit, session.recover
+            former.abandon()
+
+        self.run(work())
+        self._found({self.stored, self.state()})
 
     @rule(writes=st.integers(0, 12), lands=st.booleans())
     def die_while_closing(self, writes: int, lands: bool) -> None:
