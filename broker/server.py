@@ -17,7 +17,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ..metadata.records import DamagedRecord
 from ..metadata.store import MetadataStore
 from ..metadata.update import ensure_ids
 from ..proto.errors import MagnetarError, SessionExpired
@@ -165,7 +164,7 @@ class Broker:
             await asyncio.sleep(self._config.orphan_sweep_s)
             try:
                 await self.owned.sweep()
-            except (MagnetarError, DamagedRecord) as error:
+            except MagnetarError as error:
                 _LOG.warning("no search for ledgers that no record names: %s", error)
 
     async def _keep_session(self) -> None:

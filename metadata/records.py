@@ -22,6 +22,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from ..proto.checksum import crc32c
+from ..proto.errors import DataLost
 from ..proto.policies import Policies
 from ..proto.versions import METADATA_RECORD, sentence
 from . import paths
@@ -33,8 +34,17 @@ BODY_ALONE = 1
 """The version whose checksum does not cover the path."""
 
 
-class DamagedRecord(ValueError):
-    """The bytes of a metadata node are not the record that its path requires."""
+class DamagedRecord(DataLost, ValueError):
+    """The bytes of a metadata node are not the record that its path requires. (On the wire: DataLost.)
+
+    As text it is what is wrong; its message, which callers get, says what to do as well."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: what this record decides is not known; restore the metadata from a copy that has it")
+        self._what = what
+
+    def __str__(self) -> str:
+        return self._what
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

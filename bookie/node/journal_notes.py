@@ -20,7 +20,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ...metadata.records import DamagedRecord
 from ...metadata.store import MetadataStore
 from ...proto.errors import MagnetarError
 from ..store.journal.segments import JournalPosition
@@ -86,7 +85,7 @@ class JournalNotes:
             self._due.clear()
             try:
                 await self.note()
-            except (MagnetarError, DamagedRecord) as error:
+            except MagnetarError as error:
                 _LOG.warning("up to where the journal is synced is not noted: %s", error)
 
     async def end(self) -> None:
@@ -94,5 +93,5 @@ class JournalNotes:
         try:
             async with asyncio.timeout(END_S):
                 await self.note()
-        except (MagnetarError, DamagedRecord, TimeoutError) as error:
+        except (MagnetarError, TimeoutError) as error:
             _LOG.info("up to where the journal is synced is not noted at the end: %s", error or "no answer")

@@ -131,6 +131,8 @@ class Authorizer:
         for topic in topics:
             try:
                 self._look_at(topic, await self._rights(topic.name.namespace_name))
+            except DamagedRecord as error:  # it is decided again when the record changes
+                _LOG.error("%s: who is connected stays: %s", topic.name, error)
             except MagnetarError as error:
                 _LOG.warning("%s: who is connected is decided when the grants can be read: %s", topic.name, error)
                 left.append(topic)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ...metadata import paths
-from ...metadata.records import DamagedRecord, GrantsRecord, TenantRecord
+from ...metadata.records import GrantsRecord, TenantRecord
 from ...metadata.store import Check, MetadataStore, Reset
 from ...metadata.update import get_record, put_of, update_record
 from ...proto.errors import BadVersion, MagnetarError, Unavailable
@@ -142,7 +142,7 @@ class Grants:
                         self._forget_all()
                     else:
                         self._told(path, event.path)
-            except (MagnetarError, DamagedRecord) as error:
+            except MagnetarError as error:
                 if throttle.news(error):
                     _LOG.warning("grants as they were decide until they can be read: %s", error)
             self._broken.setdefault(path, self._clock.monotonic())

@@ -172,7 +172,7 @@ class PolicyCache:
                             await self._read_all()
                         else:
                             await self._told(event.path)
-            except (MagnetarError, DamagedRecord) as error:
+            except MagnetarError as error:
                 _LOG.warning(_AS_THEY_WERE, error)
             broken = True
             await asyncio.sleep(WATCH_RETRY_S)

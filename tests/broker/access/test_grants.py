@@ -25,7 +25,7 @@ from magnetar.metadata.records import GrantsRecord, TenantRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.update import put_record
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.errors import Unauthorized, Unavailable
+from magnetar.proto.errors import DataLost, Unauthorized, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.process import real_world
@@ -274,6 +274,24 @@ async def test_a_revocation_whose_grants_cannot_be_read_at_once_holds_as_soon_as
     await acme.revoke("etl", namespace=NAMESPACE)
     assert await ended(producer) < WITHIN_S
     assert len(failed) == 2
+
+
+async def test_damaged_grants_of_a_namespace_keep_nobody_connected_in_another(acme: Roles) -> None:
+    await acme.call(ROOT, "Admin.CreateNamespace", wire.NamespaceSpec(name="acme/damaged"))
+    await acme.grant("etl", "produce", namespace="acme/damaged")
+    other = await acme.producer("acme-admin", "persistent://acme/damaged/first")
+    producer = await acme.producer("acme-admin", TOPIC)
+    session, path = acme.running.store.session(), paths.grants("acme", "damaged")
+    found = await session.get(path)
+    assert found is not None
+    await session.put(path, b"{")
+    with pytest.raises(DataLost, match=r"acme/damaged.*restore the metadata"):
+        await acme.producer("etl", "persistent://acme/damaged/first", "p2")
+    await acme.call(ROOT, "Admin.UpdateTenant", wire.TenantSpec(name="acme", admin_roles=["next"]))
+    assert await ended(producer) < WITHIN_S
+    await session.put(path, found.value)
+    assert await ended(other) < WITHIN_S, "it is decided when the grants are there again"
+    await session.close()
 
 
 async def test_a_read_that_began_before_a_revocation_decides_nothing_after_it(
