@@ -318,10 +318,12 @@ class CursorModel(RuleBasedStateMachine):
             return call
 
         async def work() -> None:
+            self.crashes += 1  # each process draws another claim
             self.session, self.store = self.process()
             self.session.crash_at(0, lands=claim_lands)
             await self._dies_or_ends(self.store.open(SHAPE))
             await acknowledge()
+            self.crashes += 1  # each process draws another claim
             self.session, self.store = self.process()
             session: Any = self.session
             session.commit, session.recover = watched(session.commit), watched(session.recover)
