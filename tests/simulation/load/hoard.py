@@ -115,6 +115,7 @@ class HoardLoad:
             self._simulation.note(f"hoard: {len(hand)} deliveries are dropped: {error!r}"[:300])
             for message in hand:
                 await consumer.negative_acknowledge(message)
+            await self._simulation.spawn(CLIENT, self._learn())
 
     async def _take(self, consumer: Any, hand: list[Any]) -> None:
         with contextlib.suppress(Timeout):
