@@ -25,7 +25,7 @@ Handler = Callable[[Any, CallContext], Awaitable[Message]]
 EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
 """Without the name of a subscription they change each one."""
 LOOKS = re.compile(
-    r"Broker\.|Transactions\.|Admin\.(List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)"
+    r"Broker\.|Transactions\.|Admin\.(Check|List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)"
 )
 """Not audited: they change nothing, and show no message; or are traffic of programs, which may be endless."""
 
