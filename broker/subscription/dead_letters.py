@@ -23,8 +23,8 @@ there is a back-off without a policy. Else subscriptions with one consumer at a 
 has a topic that is the dead-letter topic of its own policy, or is named like one: a dead letter stays there
 (core/redelivery_backoff.py `DeadLetterPolicy.at`).
 
-Where it is ordered, the first message of a batch is moved alone: what it holds back was not given to anybody yet, and
-counts anew. (All of the batch, where its messages cannot be told apart: they are encrypted, or damaged.)
+Where it is ordered, counts are of the first message of a batch that is left (core/cursor.py), and that one is moved
+alone: what it holds back was not given to a program yet. (All of the batch, where its messages cannot be told apart: they are encrypted, or damaged.)
 Guarding tests: tests/broker/subscription/test_dead_letters.py, tests/client/consume/test_redelivery_order.py.
 """
 
@@ -249,12 +249,11 @@ class DeadLetters(MadeLater):
         await self._forward((here.name, here.incarnation), topic, source.producer_name, letters, source.position[1])
 
     async def _first_moved(self, position: Position, messages: int, done: frozenset[int], times: int) -> None:
-        """Of a batch, the first message that was left is stored there: the others count anew."""
+        """Of a batch, the first message that was left is stored there."""
         if position not in self.held:
             return
         first = next(index for index in range(messages) if index not in done)
         self._cursor.ack_bits(position, 1 << first, messages)
-        self._cursor.count_anew(position)
         self.held.drop(position)
         self._dispatcher.release([position])
         await self._told(f"message {first} of {position}", times)

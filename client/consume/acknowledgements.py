@@ -48,7 +48,7 @@ class AckSender:
 
     # ------------------------------------------------------------------------------ from any thread
     def taken(self, message: Message) -> None:
-        self._taken.append((message.entry.position, message.entry.redelivery_count))
+        self._taken.append((message.entry.position, message.redelivery_count()))
 
     def acknowledge(self, which: Pending) -> None:
         for each in self.with_chunks(which):

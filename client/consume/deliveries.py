@@ -76,14 +76,6 @@ class Undecryptable(Exception):
         self.cause = cause
 
 
-class Failing(NamedTuple):
-    """A batch that came again, where what fails holds back what follows it."""
-
-    first: int  # index of the first message that was left
-    since: int  # how often the batch had come again before that was the first
-    moved: int = 0  # bits: its dead letters
-
-
 class Deliveries:
     """Of one partition; `gather` takes deliveries apart, and `take` gives what came of them."""
 
@@ -112,8 +104,8 @@ class Deliveries:
         self._taken: deque[int] = deque()  # … less these, which it took
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
         in_order = settings.redelivery_order == "key"
-        self._failing: OrderedDict[Position, Failing] | None = OrderedDict() if in_order else None
-        """Of batches that came again."""
+        self._moved: OrderedDict[Position, int] | None = OrderedDict() if in_order else None
+        """Of batches, as bits, the messages that were moved to the dead-letter topic, one after the other."""
         by_keys = in_order and settings.consumer_type is ConsumerType.KeyShared
         self.slots: OrderedDict[Position, frozenset[int]] | None = OrderedDict() if by_keys else None
         """Of the latest entries, where what failed holds back what follows it of its keys."""
@@ -192,7 +184,7 @@ class Deliveries:
     def sought(self, to: MessageId | int) -> None:
         """The cursor was moved there; None is a place that only the broker knows."""
         self.start = None
-        self.forget_failing()
+        self.forget_moved()
         if not self._durable and isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             self.start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
@@ -246,14 +238,17 @@ class Deliveries:
         if self.slots is not None:
             self._note_slots(self.slots, wanted[0].entry, wanted)
         first = wanted[0]
-        if self._dead_letters is not None and core.is_dead(self._failures(first)) and not is_dead_letter(first):
-            dead = wanted[:1] if self._failing is not None else wanted
+        if self._dead_letters is not None and core.is_dead(first.redelivery_count()) and not is_dead_letter(first):
+            dead = wanted
+            if self._moved is not None:
+                dead = wanted[:1]
+                if first.batch_index >= 0:
+                    self._note_moved(self._moved, first)
             self._dead_letters.move_soon(dead)
             wanted = wanted[len(dead) :]
             if not wanted:
                 return ()
             first = wanted[0]
-            self._note_failing(first, first.entry.redelivery_count, 1 << dead[0].batch_index)
         core.delivered += len(wanted)
         if size >= LARGE_BYTES:
             first.entry.unfolded = size
@@ -262,42 +257,28 @@ class Deliveries:
         return wanted
 
     # ------------------------------------------------------------------------------ what fails, in order
-    def _failures(self, first: Message) -> int:
-        """How often it was given to the program and came back: the first that is left of its entry. Where it holds
-        back what follows it in its batch, that was not given, and counts from when it is the first.
-        """
-        received, failing = first.entry, self._failing
-        count = received.redelivery_count
-        if failing is None or not count or received.size == 1:
-            return count
-        known = failing.get(received.position)
-        if known is None:
-            known = self._note_failing(first, 0)
-        elif known.first != first.batch_index:
-            known = self._note_failing(first, count - 1)
-        return count - known.since
-
-    def forget_failing(self) -> None:
+    def forget_moved(self) -> None:
         """The subscription is moved: dead letters are delivered again, too."""
-        if self._failing:
-            self._failing.clear()
+        if self._moved:
+            self._moved.clear()
 
-    def _note_failing(self, first: Message, since: int, moved: int = 0) -> Failing:
-        failing, position = self._failing, first.entry.position
-        assert failing is not None, "an order is held"
-        if known := failing.pop(position, None):
-            moved |= known.moved
-        failing[position] = noted = Failing(first.batch_index, since, moved)
-        if len(failing) > SLOTS_KNOWN_MAX:
-            failing.popitem(last=False)
-        return noted
+    def _note_moved(self, moved: OrderedDict[Position, int], dead: Message) -> None:
+        position, bit, moving = dead.entry.position, 1 << dead.batch_index, self._core.moving
+        moving[position] = moving.get(position, 0) | bit
+        moved[position] = moved.pop(position, 0) | bit
+        if len(moved) > SLOTS_KNOWN_MAX:
+            moved.popitem(last=False)
 
     def _without_moved(self, received: ReceivedEntry, wanted: list[Message]) -> list[Message]:
-        """A dead letter is on its way, or there: its entry may come again before its acknowledgement is known."""
-        known = self._failing.get(received.position) if self._failing else None
-        if known is None or not known.moved:
+        """A dead letter is on its way, or there: its entry comes again when its acknowledgement was lost."""
+        moved = self._moved.get(received.position, 0) if self._moved else 0
+        if not moved:
             return wanted
-        return [each for each in wanted if not known.moved >> each.batch_index & 1]
+        there = moved & ~self._core.moving.get(received.position, 0)
+        for message in wanted:
+            if there >> message.batch_index & 1:
+                self._consumer.acknowledge(message)
+        return [message for message in wanted if not moved >> message.batch_index & 1]
 
     def _note_slots(
         self, slots: OrderedDict[Position, frozenset[int]], received: ReceivedEntry, messages: list[Message]

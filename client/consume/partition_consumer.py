@@ -61,6 +61,7 @@ class PartitionConsumer:
         self.sends = self.waits = False
         self.schema: Schema = settings.schema
         self.writers = WriterSchemas(connections, topic)  # messages keep those of their incarnation
+        self.holds_order = settings.redelivery_order == "key"
         self.name = settings.consumer_name or ""
         self.end_of_topic = False
         self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
@@ -208,7 +209,7 @@ class PartitionConsumer:
                 error = from_wire(frame.closed)
                 if "moved" in error.fields:  # by another consumer, or an operator
                     self.requests.forget_acknowledged()
-                    self.deliveries.forget_failing()
+                    self.deliveries.forget_moved()
                 self._attachment.closed(error)
             case "end_of_topic":
                 self.end_of_topic = True

@@ -50,7 +50,7 @@ from .effects import (
 )
 from .permits import Permits
 from .reasons import FINAL
-from .redelivery import EntrySets, NackTracker, RedeliveryTracker
+from .redelivery import EntrySets, NackTracker, RedeliveryTracker, places_of
 from .state import State
 from .withheld import WithheldEntries
 
@@ -92,7 +92,8 @@ class ConsumerCore:
         self._begun: Position | None = None
         self._withheld = WithheldEntries()
         self._delivered_before = 0  # this connection
-        self._failed: EntrySets = {}  # the broker is not asked yet
+        self._failed: set[Position] = set()  # the broker is not asked yet
+        self.moving: dict[Position, int] = {}  # of batches, as bits, what is on its way to the dead-letter topic
         self._failing: dict[int, tuple[Position, ...]] = {}  # request → what failed, until the broker has taken it back
 
     # ------------------------------------------------------------------------------ from any thread
@@ -106,7 +107,7 @@ class ConsumerCore:
     @property
     def wants_acks(self) -> bool:
         """No time is set yet at which acks are sent: the first one is to be told of soon."""
-        return self._ack_due is None
+        return self._ack_due is None or bool(self._failed)
 
     # ------------------------------------------------------------------------------ the connection
     def place(self) -> Place:
@@ -259,6 +260,8 @@ class ConsumerCore:
     def acknowledge(self, place: Position, index: int, size: int) -> None:
         """`index` -1: the whole entry. `size`: messages in it, 0 when not known."""
         self._acks.acknowledge(place, index, size)
+        if self.moving:
+            self._moved(place, 1 << index if index >= 0 else -1)
         self._unacked.forget(place)
         if self._withheld and index < 0:
             self.release(place)
@@ -270,6 +273,8 @@ class ConsumerCore:
     def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
         """So many messages of an entry of that size: the bits of their indexes."""
         self._acks.acknowledge_bits(place, bits, messages, size)
+        if self.moving:
+            self._moved(place, bits)
         self._unacked.forget(place)
         if self._nacks and size == 1:
             self._nacks.forget(place)
@@ -306,12 +311,11 @@ class ConsumerCore:
 
     def give_back(self, place: Position, redeliveries: int, now: float) -> None:
         """It is asked for again after the delay of a negative ack; where what failed holds back what follows it, the
-        broker has the delay, and it is asked in the next `turn` (`fail`)."""
+        broker has the delay, and it is asked in the next `turn` (`_fail`)."""
         if self._pieces:
             self._pieces.forget(place)
         if self._options.holds_order:
-            self._failed.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
-            self._unacked.forget(place)
+            self._failed.add(place)
             return
         self._nacks.watch(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
         self._unacked.forget(place)
@@ -321,25 +325,38 @@ class ConsumerCore:
         """What comes now will come again: the application is to see nothing of it."""
         return self._again != 0
 
-    def fail(self, failed: EntrySets) -> list[ConsumerEffect]:
+    def _fail(self, effects: list[ConsumerEffect]) -> None:
         """Where what failed holds back what follows it: the broker is asked at once, and takes back all of that. What
-        waits of it is thrown away, and what still comes until the broker's answer (`failing`).
+        waits of it is thrown away, and what still comes until the broker's answer (`failing`). Behind a dead letter of
+        its batch it waits for the acknowledgement of that, or it would count as given back once more in its place.
         """
-        effects: list[ConsumerEffect] = []
-        if failed and self.state is State.CONNECTED:
-            places = tuple(Position(ledger_id, each) for ledger_id, some in failed.items() for each in some)
+        if self.state is not State.CONNECTED:
+            self._failed.clear()
+            return
+        effects.append(DropAfter(tuple(self._failed)))
+        for place in self._failed:
+            self._unacked.forget(place)
+        asked: EntrySets = {}
+        for place in [each for each in self._failed if each not in self.moving]:
+            asked.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
+            self._failed.discard(place)
+        if asked:
             self._send_acks(effects)
             request_id = self.request()
-            self._failing[request_id] = places
-            effects += (DropAfter(places), Redeliver(failed, request_id=request_id))
-            for place in places:
-                self._unacked.forget(place)
-        return effects
+            self._failing[request_id] = tuple(places_of(asked))
+            effects.append(Redeliver(asked, request_id=request_id))
+
+    def _moved(self, place: Position, bits: int) -> None:
+        left = self.moving.get(place, 0) & ~bits
+        if left:
+            self.moving[place] = left
+        else:
+            self.moving.pop(place, None)
 
     @property
     def failing(self) -> list[Position]:
         """What failed, and the broker may not have taken back yet."""
-        return [place for places in self._failing.values() for place in places] if self._failing else []
+        return [*self._failed, *(place for places in self._failing.values() for place in places)]
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
         """What was delivered and not acknowledged comes again; entries that the application has not seen are
@@ -362,8 +379,7 @@ class ConsumerCore:
         """Sends what is due, and sees to the times of the rest."""
         effects: list[ConsumerEffect] = []
         if self._failed:
-            failed, self._failed = self._failed, {}
-            effects += self.fail(failed)
+            self._fail(effects)
         self._grant(effects)
         if self._acks.pending >= GROUP_MESSAGES:
             self._send_acks(effects)
@@ -406,7 +422,7 @@ class ConsumerCore:
 
     def _ask_again(self, entries: EntrySets, effects: list[ConsumerEffect], *, counted: bool = True) -> None:
         if entries and counted and self._options.holds_order:
-            effects += self.fail(entries)
+            self._failed.update(places_of(entries))
         elif entries and self.state is State.CONNECTED:
             self._send_acks(effects)
             effects.append(Redeliver(entries, counted))

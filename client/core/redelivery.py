@@ -19,6 +19,7 @@ tests/client/core/test_cores.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,6 +113,10 @@ class RedeliveryTracker:
 
 EntrySets = dict[int, BitMap]
 """Ledger → entries."""
+
+
+def places_of(sets: EntrySets) -> Iterator[Position]:
+    return (Position(ledger_id, each) for ledger_id, some in sets.items() for each in some)
 
 
 class NackTracker:

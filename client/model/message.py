@@ -41,6 +41,10 @@ class Origin(Protocol):
     def writers(self) -> Writers | None:
         """Of the incarnation of the topic that it reads now."""
         ...
+    @property
+    def holds_order(self) -> bool:
+        """What fails holds back what follows it, so the count of a batch is that of its first message that is left."""
+        ...
 
     def taken(self, message: Message) -> None:
         """The application (or a filter) took the last message of an entry: its permits are free."""
@@ -205,7 +209,10 @@ class Message:
 
     def redelivery_count(self) -> int:
         """How often it was delivered before, as the broker counts it; 0: this is the first time."""
-        return self.entry.redelivery_count
+        entry = self.entry
+        if entry.redelivery_count and entry.consumer.holds_order and self.batch_index > entry.first_index:
+            return 0
+        return entry.redelivery_count
 
     def topic_name(self) -> str:
         """Full name of the topic, or of the partition."""

@@ -66,6 +66,10 @@ class _Unconnected(Origin):
     def writers(self) -> None:
         return None
 
+    @property
+    def holds_order(self) -> bool:
+        return False
+
     def taken(self, message: Message) -> None: ...
     def interrupted(self) -> None: ...
     def acknowledge(self, which: Message) -> None: ...

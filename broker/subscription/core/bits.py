@@ -30,6 +30,11 @@ def ones(bits: int) -> Iterator[int]:
         at = text.find("1", at + 1)
 
 
+def first_zero(bits: int) -> int:
+    """The position of the first bit that is not set."""
+    return (~bits & (bits + 1)).bit_length() - 1
+
+
 def bytes_of(holes: BitMap) -> int:
     """Bytes of the containers as CRoaring keeps them (a bitset of 8 KB, two bytes a value, four bytes a run), and of
     the object.

@@ -13,7 +13,9 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
   the state have changed since they were stored is in `changed`: a `ChunkKey` each, the unit that is written again
   (broker/subscription/core/cursor_log.py). The mark is in none of them: moving it rewrites nothing.
 - A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `settle` decides when it is read.
-- A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`.
+- A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
+  `counts_first` it is that of the first message of the entry that is not acknowledged, as what follows it was not given
+  to a program yet: it lasts as long as that message.
 - What is acknowledged in an open transaction is `pending` (core/pending_acks.py): in the backlog, `is_done`, and left
   out by every acknowledgement. The mark does not pass it.
 Guarding tests: tests/broker/subscription/core/test_cursor.py (plain sets),
@@ -32,7 +34,7 @@ from ....proto.names import Position
 from ....runtime.memory.later import MadeLater, a_dict, a_set
 from ...log.core.log_shape import LogShape
 from ...log.core.trimming import Safe
-from .bits import bytes_of, ones, ranges, run_end
+from .bits import bytes_of, first_zero, ones, ranges, run_end
 from .cursor_state import (
     BATCH_INDEXES_MAX,
     COUNT_BYTES,
@@ -57,8 +59,8 @@ class Cursor(MadeLater):
     """The acknowledgement state of one subscription, over the shape of its log."""
 
     __slots__ = (
-        "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "mark", "partial",
-        "partial_messages", "pending", "persisted", "persisted_mark", "version",
+        "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "counts_first", "mark",
+        "partial", "partial_messages", "pending", "persisted", "persisted_mark", "version",
     )  # fmt: skip
     changed: set[ChunkKey]
     _full: dict[int, tuple[int, int]]
@@ -76,6 +78,7 @@ class Cursor(MadeLater):
         self.partial: SortedDict[Position, Partial] = SortedDict(state.partial) if state.partial else _NONE
         self.counts: SortedDict[Position, Count] = SortedDict(state.counts) if state.counts else _NONE
         self.pending = PendingAcks(state.pending) if state.pending else None
+        self.counts_first = False
         self.version = 0
         self.persisted = 0
         self.persisted_mark = state.mark
@@ -153,6 +156,8 @@ class Cursor(MadeLater):
         if partial.size:
             bits &= (1 << partial.size) - 1
         if bits != partial.bits:
+            if self.counts_first and first_zero(bits) != first_zero(partial.bits):
+                self._count_anew(position)
             self._partial_bytes -= partial.memory_bytes
             self.partial_messages += bits.bit_count() - partial.bits.bit_count()
             partial.bits = bits
@@ -234,8 +239,8 @@ class Cursor(MadeLater):
         self.changed.add(key_of(ChunkKind.COUNTS, position))
         return times
 
-    def count_anew(self, position: Position) -> None:
-        """What is left of the entry was not given to a consumer yet."""
+    def _count_anew(self, position: Position) -> None:
+        """Another message of the entry is the first that is left: it was not given back yet."""
         if self.counts and self.counts.pop(position, None) is not None:
             self.version += 1
             self.changed.add(key_of(ChunkKind.COUNTS, position))

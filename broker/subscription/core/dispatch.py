@@ -114,6 +114,7 @@ class Dispatcher:
         """
         assert not self.members, "the type changes while no consumer is connected"
         self.policy, self.ordered = policy, ordered
+        self.cursor.counts_first = ordered
         if ordered:
             self.held.drop_timed()
         self._start_over()

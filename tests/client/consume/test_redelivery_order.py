@@ -260,3 +260,29 @@ async def test_a_message_in_chunks_with_another_one_between_them_is_taken_back_w
                 await consumer.acknowledge(message)
         assert done == ["x", "M", "y"]
         await client.close()
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("most", [0, 1])
+async def test_each_message_of_a_batch_has_a_count_and_a_wait_of_its_own(
+    tmp_path: Path, type_: ConsumerType, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fails once; `most`: redeliveries that the broker allows (0: any number). The second step of the ladder is
+    longer than the test."""
+    monkeypatch.setattr(dead_letters, "ORDERED_BACKOFF_S", (0.05, 1000.0))
+    async with cluster(tmp_path, dead_letter_max_redeliver_count=most) as running:
+        client = Client(f"magnetar://{running.brokers[0].endpoint}")
+        consumer = await client.subscribe(
+            TOPIC, "s", type_, initial_position=InitialPosition.Earliest, redelivery_order="key"
+        )
+        producer = await client.create_producer(TOPIC, batching_enabled=True, batching_max_publish_delay_ms=1000)
+        sent = [asyncio.create_task(producer.send(b"%d" % number, partition_key="k")) for number in range(4)]
+        await asyncio.sleep(0)
+        await producer.flush()
+        await asyncio.gather(*sent)
+        for number in range(4):
+            for count in range(2):
+                message = await consumer.receive(20_000)
+                assert (message.data(), message.redelivery_count()) == (b"%d" % number, count)
+                await (consumer.acknowledge(message) if count else consumer.negative_acknowledge(message))
+        await client.close()

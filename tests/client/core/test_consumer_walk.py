@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
+from pyroaring import BitMap
 
 from magnetar.client.core.backoff import Backoff
 from magnetar.client.core.consumer import ConsumerCore
@@ -22,6 +23,7 @@ from magnetar.client.core.effects import (
     ConsumerEffect,
     ConsumerOptions,
     Drop,
+    DropAfter,
     Finished,
     Grant,
     Leave,
@@ -462,3 +464,30 @@ def test_what_was_given_back_before_a_seek_is_not_asked_for_after_it() -> None:
     assert core.due is None
     assert not [each for each in core.time_passed(60.0) if isinstance(each, Redeliver)]
     core.check()
+
+
+def test_what_failed_behind_a_dead_letter_of_its_batch_waits_for_its_acknowledgement() -> None:
+    """The broker would count it in the place of that one."""
+    walk, batch, other = Walk(1), Position(LEDGER, 3), Position(LEDGER, 5)
+    core = walk.core = ConsumerCore(
+        ConsumerOptions(log_order=False, holds_order=True), queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng)
+    )
+    core.opened()
+    core.moving[batch] = 0b01
+    core.give_back(batch, 0, now=1.0)
+    core.give_back(other, 0, now=1.0)
+    dropped, asked = core.turn(1.0)
+    assert isinstance(dropped, DropAfter)
+    assert {*dropped.failed} == {batch, other}, "nothing that follows it is given out meanwhile"
+    assert isinstance(asked, Redeliver)
+    assert asked.entries == {LEDGER: BitMap([5])}
+    assert {*core.failing} == {batch, other}
+    core.acknowledge_bits(batch, 0b10, 1, 2)
+    assert not [each for each in core.turn(1.0) if isinstance(each, Redeliver)], "another one's acknowledgement"
+    assert core.wants_acks
+    core.acknowledge_bits(batch, 0b01, 1, 2)
+    acks, again = [each for each in core.turn(1.0) if isinstance(each, SendAcks | Redeliver)]
+    assert isinstance(acks, SendAcks)
+    assert isinstance(again, Redeliver)
+    assert again.entries == {LEDGER: BitMap([3])}
+    assert not core.moving

@@ -316,7 +316,9 @@ class Walk:
             return
         count, before = self.items[position].count, self.acked_indexes.setdefault(position, set())
         index, known = self.rng.randrange(count), len(before)
-        before.add(index)
+        if index not in before:
+            before.add(index)
+            self.count_anew(position, index)
         if self.cursor.ack_bits(position, bits_of([index]), account.held[position] if not known else 0):
             self.dispatcher.acked(account.member, position)
         else:
@@ -326,6 +328,11 @@ class Walk:
         elif len(before) > known:
             account.held[position] -= 1
             self.unblock()
+
+    def count_anew(self, position: Position, index: int) -> None:
+        """In order, a count is that of the first message that is left: this one is not any more, if it was."""
+        if self.ordered and all(each in self.acked_indexes[position] for each in range(index)):
+            self.counts.pop(position, None)
 
     def ack_up_to(self) -> None:
         found = self.some_held()
@@ -450,7 +457,9 @@ class Walk:
             return
         done = self.acked_indexes.setdefault(position, set())
         new = indexes - pending - done
-        done |= new
+        for index in sorted(new):
+            done.add(index)
+            self.count_anew(position, index)
         if len(done) == item.count:
             self.done(position)
         elif self.is_done(position):

@@ -221,3 +221,18 @@ def test_what_is_partly_acknowledged_and_counted_goes_with_its_entry() -> None:
     cursor.check()
     assert cursor.memory_bytes < 2000
     assert not cursor.counts
+
+
+def test_in_order_a_count_is_that_of_the_first_message_that_is_left() -> None:
+    cursor, place = cursor_on(shape_of(4)), Position(10, 1)
+    cursor.counts_first = True
+    assert [cursor.given_back(place) for _ in range(2)] == [1, 2]
+    cursor.ack_bits(place, bits_of([1]), BATCH)
+    assert cursor.redeliveries(place) == 2, "the first one is left"
+    cursor.changed.clear()
+    cursor.ack_bits(place, bits_of([0]), BATCH)
+    assert (cursor.redeliveries(place), len(cursor.changed)) == (0, 2), "and its absence is stored"
+    assert cursor.given_back(place) == 1
+    cursor.counts_first = False
+    cursor.ack_cumulative_batch(place, 1, BATCH)
+    assert cursor.redeliveries(place) == 1
