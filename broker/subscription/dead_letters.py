@@ -24,7 +24,8 @@ has a topic that is the dead-letter topic of its own policy, or is named like on
 (core/redelivery_backoff.py `DeadLetterPolicy.at`).
 
 Where it is ordered, counts are of the first message of a batch that is left (core/cursor.py), and that one is moved
-alone: what it holds back was not given to a program yet. (All of the batch, where its messages cannot be told apart: they are encrypted, or damaged.)
+alone: what it holds back was not given to a program yet. (All of the batch, where its messages cannot be told apart:
+they are encrypted, or damaged.)
 Guarding tests: tests/broker/subscription/test_dead_letters.py, tests/client/consume/test_redelivery_order.py.
 """
 
