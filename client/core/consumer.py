@@ -327,7 +327,7 @@ class ConsumerCore:
 
     def _fail(self, effects: list[ConsumerEffect]) -> None:
         """Where what failed holds back what follows it: the broker is asked at once, and takes back all of that. What
-        waits of it is thrown away, and what still comes until the broker's answer (`failing`). Behind a dead letter of
+        waits of it is thrown away, and what still comes until the broker's answer (`failing`). After a dead letter of
         its batch it waits for the acknowledgement of that, or it would count as given back once more in its place.
         """
         if self.state is not State.CONNECTED:
