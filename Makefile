@@ -41,6 +41,7 @@ demo: $(STAMP)
 # Tests wait for the disk, for processes and for the clock more than for a core, so there are more workers than two. Who is
 # done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin, and
 # which stay together).
+# The second stage reads the files alone that name its marks: each worker reads them all.
 # pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself: it takes 15 s of
 # each worker.
 TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
@@ -48,7 +49,8 @@ test: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
 	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 3 --dist worksteal
-	$(TESTED) -m 'processes or spark' --numprocesses 4 --dist loadgroup --durations 25
+	$(TESTED) -m 'processes or spark' --numprocesses 4 --dist loadgroup --durations 25 \
+		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
 
 # The compiled wheel (setup.py) beside the sources: PYTHONPATH=$(CURDIR)/$(VENV)/compiled runs on it. The path is
 # absolute, as the servers that benchmarks and tests start run in another folder.
