@@ -104,10 +104,17 @@ class Coordinators:
         return None
 
     async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:
+        """Of the next coordinator; of the one after it, if that is away or has no room."""
         count = await self.count()
-        request.coordinator = self._next % count
-        self._next += 1
-        reply: wire.BeginReply = await self.ask(request.coordinator, "Begin", request)
+        longest = self._connections.settings.connection_timeout_s
+
+        async def once() -> wire.BeginReply:
+            request.coordinator = self._next % count
+            self._next += 1
+            reply: wire.BeginReply = await self._ask_once(request.coordinator, "Begin", request, longest)
+            return reply
+
+        reply = await self._connections.retry(once)
         return TxnId(reply.first.most, reply.first.least), reply
 
     async def begin_named(self, name: str, timeout_ms: int) -> TxnId:

@@ -7,7 +7,8 @@
 
 A block is asked for when few are left. It is twice as large as the one before when that one was used
 in time, and half as large when it became void: an idle client holds few. An id is taken in the first half of its lease
-only: it is void when it is not used by the end of it. A coordinator that is lost voids all that it leased.
+only: it is void when it is not used by the end of it. A coordinator that is lost voids all that it leased; it may be
+there, and hold them open to the end of the lease, so the next block is small.
 Any thread may call all of it.
 Guard: tests/client/transactions/test_leased_ids.py.
 """
@@ -52,7 +53,9 @@ class LeasedIds:
     def forget(self, coordinator: int) -> None:
         """It aborted one of them, or is not where it was: those of a coordinator that was lost are void."""
         with self._lock:
-            self._blocks = deque(block for block in self._blocks if block[0].most != coordinator)
+            kept = deque(block for block in self._blocks if block[0].most != coordinator)
+            if len(kept) < len(self._blocks):
+                self._blocks, self.wanted = kept, FIRST
 
     @property
     def runs_out(self) -> bool:

@@ -12,6 +12,7 @@ from magnetar.broker.subscription.core.bits import ones
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import (
+    BackPressure,
     MagnetarError,
     NotOwner,
     OutcomeUnknown,
@@ -48,7 +49,8 @@ class Known:
 
 class TransactionalBroker(FakeBroker):
     """`lose_ends`: so many requests for an end are done and not answered; `drop_ends`: not done either. `refuse_ends`:
-    errors for the next ends, of one item each. `unavailable`: every coordinator is away."""
+    errors for the next ends, of one item each. `unavailable`: every coordinator is away. `full`: coordinators that have
+    no room."""
 
     def __init__(self, partitions: dict[str, int] | None = None, *, coordinators: int = 4) -> None:
         super().__init__(partitions)
@@ -63,6 +65,7 @@ class TransactionalBroker(FakeBroker):
         self.moved = 0  # so many requests are answered by NotOwner
         self.moved_items = 0  # so many transactions, one by one
         self.unavailable = False
+        self.full: set[int] = set()
         self.refuse_ends: list[MagnetarError] = []
         self.forgets = False
         self.pending: dict[tuple[str, int], dict[int, dict[TxnId, int]]] = {}  # topic, id(sub) → entry → txn → bits
@@ -94,6 +97,8 @@ class TransactionalBroker(FakeBroker):
     async def begin(self, request: Any, context: Any) -> wire.BeginReply:
         self._check()
         self.begins.append(request)
+        if request.coordinator in self.full:
+            raise BackPressure("it has no room")
         holder = 0
         if request.name:
             latest = self._holders.get(request.name, 0)

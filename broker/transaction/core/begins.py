@@ -23,7 +23,9 @@ from .records import FORGOTTEN, AnyRecord, Named, Owned, SinkBatch, SinkKept, Un
 from .state import State
 
 BLOCK_MAX = 1_000
-"""Ids of one Begin."""
+"""Ids of one Begin, …"""
+BLOCKS = 64
+"""… or this part of what there is room for: those who take ids and do not use them leave some for the others."""
 NOTES = 24
 """Notes of how long a name or a sink was idle, in the time after which it is forgotten."""
 
@@ -66,7 +68,7 @@ class Begins(Batches):
             room = min(room, limits.open_per_role_max - self._per_owner.get(intent.owner, 0))
         if room <= 0:
             raise BackPressure(f"coordinator {self.number} has {used} open transactions: wait for some to end")
-        return min(max(1, intent.count), BLOCK_MAX, room)
+        return min(max(1, intent.count), BLOCK_MAX, max(1, room // BLOCKS))
 
     def _take_name(self, intent: Begin, now: float) -> None:
         owner, limits = intent.owner, self.limits

@@ -46,3 +46,20 @@ def test_a_busy_client_leases_more_at_a_time_and_an_idle_one_fewer() -> None:
         now += 60
         assert ids.take(now) is None
     assert ids.wanted == FIRST
+
+
+def test_what_is_given_up_early_costs_a_coordinator_little() -> None:
+    """It holds those ids open until the end of their lease, and has room for so many."""
+    ids, held, used = LeasedIds(), 0, 0
+    for round_ in range(500):
+        for block in range(round_ % 8):
+            ids.leased(TxnId(round_, block * MOST), ids.wanted, 600.0, 0.0)
+            held += ids.wanted
+            while not ids.runs_out and ids.take(0.0) is not None:
+                used += 1
+        ids.take(0.0)
+        used += 1
+        ids.forget(round_)
+        assert ids.wanted == FIRST or not round_
+        assert ids.take(0.0) is None
+    assert held < 4 * used + FIRST * 500

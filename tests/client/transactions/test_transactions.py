@@ -578,6 +578,19 @@ def test_a_status_is_asked_for_again_where_the_coordinator_moved_to() -> None:
     run(body)
 
 
+def test_a_coordinator_without_room_delays_no_begin() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        assert isinstance(broker, TransactionalBroker)
+        broker.full = {0, 1, 2}
+        for timeout_ms in range(1000, 9000, 1000):  # a block for each
+            since = asyncio.get_running_loop().time()
+            txn = await client.transaction(timeout_ms)
+            assert txn.id.most == 3
+            assert asyncio.get_running_loop().time() - since < 2.0
+
+    run(body)
+
+
 def test_an_abort_that_nobody_answers_ends_all_the_same() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         assert isinstance(broker, TransactionalBroker)

@@ -227,7 +227,9 @@ class World:
         if isinstance(intent, Join | End | Status):
             if isinstance(intent, End) and intent.verb is Verb.COMMIT and result is TxnState.COMMITTED:
                 self.judge.empty |= {intent.txn} - self.judge.committed if not self._has_topics(intent.txn) else set()
-            if isinstance(result, TxnState):
+            if isinstance(intent, Join) and result is TxnState.ABORTED and intent.txn < self.judge.forgotten:
+                pass  # its participants have their outcome: what is sent late counts nowhere, whatever that was
+            elif isinstance(result, TxnState):
                 self.judge.says(intent.txn, result)
             elif isinstance(result, TransactionAborted | TransactionFenced):
                 self.judge.says(intent.txn, TxnState.ABORTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from magnetar.broker.transaction.core.begins import BLOCK_MAX
 from magnetar.broker.transaction.core.intents import Begin, Begun, CommitBatch, End, Join, Limits, Status, Verb
 from magnetar.broker.transaction.core.live import COUNTER_MAX, EPOCH_MAX
 from magnetar.broker.transaction.core.records import Tag
@@ -158,19 +159,36 @@ def test_another_role_ends_nothing() -> None:
 
 def test_past_a_bound_a_begin_is_refused_and_nothing_is_dropped() -> None:
     world = World(Limits(open_max=5, open_per_role_max=3))
-    world.ask(Begin(0, "me", 10))
-    assert world.answers[0] == Begun(1 << COUNTER_BITS, 3, 600.0), "fewer than asked"
-    world.ask(Begin(1, "me"))
-    assert isinstance(world.answers[1], BackPressure)
-    world.ask(Begin(2, "other", 10))
-    world.ask(Begin(3, "third"))
+    for request in range(3):
+        world.ask(Begin(request, "me", 10))
+        assert world.answers[request] == Begun((1 << COUNTER_BITS) + request, 1, 600.0), "fewer than asked"
+    world.ask(Begin(3, "me"))
     assert isinstance(world.answers[3], BackPressure)
-    world.ask(Status(4, 1 << COUNTER_BITS))
-    assert world.answers[4] is TxnState.OPEN
+    for request in (4, 5):
+        world.ask(Begin(request, "other", 10))
+    world.ask(Begin(6, "third"))
+    assert isinstance(world.answers[6], BackPressure)
+    world.ask(Status(7, 1 << COUNTER_BITS))
+    assert world.answers[7] is TxnState.OPEN
     world.tick(601.0)
-    assert world.begin(5) > 0, "ids that were not used are void"
-    world.ask(Begin(6, "me", timeout_s=901.0))
-    assert isinstance(world.answers[6], InvalidRequest)
+    assert world.begin(8) > 0, "ids that were not used are void"
+    world.ask(Begin(9, "me", timeout_s=901.0))
+    assert isinstance(world.answers[9], InvalidRequest)
+
+
+def test_who_takes_ids_and_uses_none_leaves_room_for_the_others() -> None:
+    world, sizes = World(Limits()), list[int]()
+    for request in range(300):
+        world.ask(Begin(request, "greedy", 1024))
+        begun = world.answers[request]
+        assert isinstance(begun, Begun)
+        sizes.append(begun.ids)
+    assert BLOCK_MAX >= sizes[0] > 500
+    assert sizes == sorted(sizes, reverse=True)
+    world.ask(Begin(300, "other", 8))
+    begun = world.answers[300]
+    assert isinstance(begun, Begun)
+    assert begun.ids == 8
 
 
 def test_a_stray_is_ended_under_its_own_id() -> None:
