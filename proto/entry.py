@@ -21,9 +21,13 @@ time 1001 as messages 0 and 1:
 
 **Text and bytes.** Protobuf calls keys, properties and names `string`, and Pulsar's clients put any bytes there. A key
 that is not UTF-8 is a key of bytes: it is read as its base64, marked so. Names and values of properties are text: what
-is not UTF-8 in them is read as U+FFFD, as Pulsar's Java client reads it. So a reader has text everywhere, also of what
-a broker cannot see into (a compressed or encrypted batch), and no value costs a message. Names by which something is
-found again (the producer, the uuid of chunks, the keys of an encryption) are UTF-8: an entry with others is refused.
+is not UTF-8 in them is read as U+FFFD (`properties_of`), as Pulsar's Java client reads it. So a reader has text
+everywhere, also of what a broker cannot see into (a compressed or encrypted batch), and no value costs a message. Names
+by which something is found again (the producer, the uuid of chunks, the keys of an encryption) are UTF-8: an entry with
+others is refused.
+
+**Numbers.** A property may take six bytes of metadata, and some hundred compressed bytes unfold to a million of them:
+none is looked at until a program asks for them. An entry is encrypted for KEYS_MAX keys at most.
 
 A producer encodes (`encode_entry`, `encode_batch`), a broker reads only the header (`parse_header`) and adds its part
 (`broker_part`), a consumer splits (`split_broker_part`, `decode_batch`). An entry that does not parse, does not match
@@ -54,6 +58,11 @@ Encrypt = Callable[[MessageMetadata, bytes], bytes]
 
 ENTRY_BYTES_MAX = 5 << 20
 """`max_message_size` of Pulsar: the largest client-part that a broker accepts."""
+
+PROPERTIES_LONG = 1000
+"""Of a message: reading more takes milliseconds."""
+KEYS_MAX = 1000
+"""For which the payload of an entry is encrypted: all of them are looked at."""
 
 METADATA_CACHE_SIZE = 4096
 """Bound of each cache of metadata: distinct payload sizes on one side, distinct metadata bytes on the other."""
@@ -323,8 +332,7 @@ def _check_metadata(metadata: Any, payload_size: int) -> int:
         raise CorruptEntry("the uuid of a message in chunks is not UTF-8")
     if metadata.encryption_keys:
         _check_keys(metadata)
-    if metadata.properties or not isinstance(metadata.partition_key, str):
-        _read_text(metadata)
+    _read_key(metadata)
     unfolded: int = payload_size
     if metadata.compression:
         unfolded = metadata.uncompressed_size
@@ -340,22 +348,30 @@ def _check_metadata(metadata: Any, payload_size: int) -> int:
 
 
 def _check_keys(metadata: Any) -> None:
+    if (count := len(metadata.encryption_keys)) > KEYS_MAX:
+        raise CorruptEntry(f"the entry is encrypted for {count} keys; the limit is {KEYS_MAX}")
     for each in metadata.encryption_keys:
         told = [text for pair in each.metadata for text in (pair.key, pair.value)]
         if not all(isinstance(text, str) for text in (each.key, metadata.encryption_algo, *told)):
             raise CorruptEntry("the name of an encryption key is not UTF-8")
 
 
-def _read_text(fields: Any) -> None:
-    """Replaces what is not UTF-8, as the module says; `fields` was parsed just now."""
+def _read_key(fields: Any) -> None:
+    """Replaces a key that is not UTF-8, as the module says; `fields` was parsed just now."""
     key = fields.partition_key
     if not isinstance(key, str):
         fields.partition_key, fields.partition_key_b64_encoded = base64.b64encode(key).decode(), True
-    for pair in fields.properties or ():
-        if not isinstance(pair.key, str):
-            pair.key = pair.key.decode("utf-8", "replace")
-        if not isinstance(pair.value, str):
-            pair.value = pair.value.decode("utf-8", "replace")
+
+
+def properties_of(fields: MessageFields) -> dict[str, str]:
+    """Of one message, as text; of a name that appears twice the last value."""
+    return {text_of(pair.key): text_of(pair.value) for pair in fields.properties}
+
+
+def text_of(value: Any) -> str:
+    """Strings that are not UTF-8 come out of protobuf as bytes."""
+    found: str = value if isinstance(value, str) else value.decode("utf-8", "replace")
+    return found
 
 
 def decode_payload(header: EntryHeader, entry: Buffer) -> bytes:
@@ -463,8 +479,7 @@ def key_of_one(metadata: MessageMetadata) -> bytes | None:
 
 def uuid_of(metadata: Any) -> str:
     """Of a chunk. In an entry that is stored it may be no UTF-8, as brokers did not look at it once."""
-    uuid = metadata.uuid
-    return uuid if isinstance(uuid, str) else uuid.decode("utf-8", "replace")
+    return text_of(metadata.uuid)
 
 
 def key_of(fields: Any) -> bytes | None:
@@ -494,7 +509,7 @@ class _Heads(dict[bytes, tuple[SingleMessageMetadata, int, int]]):
         metadata = SingleMessageMetadata.FromString(head[4:])
         if not metadata.HasField("payload_size") or metadata.payload_size < 0:
             raise ValueError(f"payload_size is {metadata.payload_size} or missing")
-        _read_text(metadata)
+        _read_key(metadata)
         found = metadata, metadata.payload_size, len(head)
         if len(head) <= _CACHED_BYTES_MAX:
             if len(self) >= METADATA_CACHE_SIZE:

@@ -65,7 +65,7 @@ from pyspark.sql.types import (
 
 from ..client.aio import StoredEntry
 from ..client.common.errors import CryptoError
-from ..proto.entry import MessageFields, decode_columns, open_entry
+from ..proto.entry import MessageFields, decode_columns, open_entry, properties_of, text_of
 from ..proto.entry_pb2 import MessageIdData, SingleMessageMetadata
 from ..proto.errors import InvalidConfiguration, NotAllowed
 from ..proto.schema import version_of
@@ -420,12 +420,11 @@ def _has_properties(run: _Run) -> bool:
 
 
 def _pairs(m: MessageFields) -> list[tuple[str, str]]:
-    pairs = [(p.key, p.value) for p in m.properties]
-    return pairs if len(pairs) < 2 else list(dict(pairs).items())
+    return list(properties_of(m).items())
 
 
 def _headers(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    of = lambda m: [{"key": p.key, "value": p.value.encode()} for p in m.properties] or None
+    of = lambda m: [{"key": text_of(p.key), "value": text_of(p.value).encode()} for p in m.properties] or None
     return pa.array(_per_message(builder, of), type_)
 
 

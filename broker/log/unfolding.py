@@ -19,7 +19,7 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...proto.compression import decompress_mapped
-from ...proto.entry import keys_of_items, parse_stored
+from ...proto.entry import PROPERTIES_LONG, keys_of_items, parse_stored
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.routing import sticky_slot
@@ -41,8 +41,12 @@ _ONE_AT_A_TIME: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = Wea
 
 
 def is_long(metadata: MessageMetadata) -> bool:
-    """Whether a batch with this metadata takes long."""
-    return metadata.num_messages_in_batch > LONG_MESSAGES or metadata.uncompressed_size > LONG_BYTES
+    """Whether an entry with this metadata takes long."""
+    return (
+        metadata.num_messages_in_batch > LONG_MESSAGES
+        or metadata.uncompressed_size > LONG_BYTES
+        or len(metadata.properties) > PROPERTIES_LONG
+    )
 
 
 async def slots_of(entry: Buffer, world: World) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from google.protobuf.message import Message
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_batch, parse_header, split_broker_part
+from ...proto.entry import decode_batch, parse_header, properties_of, split_broker_part
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo, SchemaType, version_of
@@ -235,7 +235,7 @@ def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[Stored
             if at in entry.acked_batch_indexes:
                 continue
             place = KnownId(partition, entry.ledger_id, entry.entry_id, at if header.batched and not as_it_is else -1)
-            properties = {pair.key: pair.value for pair in about.properties}
+            properties = properties_of(about)
             found.append(
                 StoredMessage(topic, place, about.partition_key, properties, header.publish_time, payload)
             )

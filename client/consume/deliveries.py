@@ -377,12 +377,14 @@ class Deliveries:
 
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
         """What compaction took out of a batch is not shown, and counts as acknowledged."""
-        shown = [message for message in messages if not is_removed(message)]
-        if len(shown) < len(messages) and self._durable:
-            for message in messages:
-                if is_removed(message):
-                    self._consumer.acknowledge(message)
-        return shown
+        removed = removed_of(received, messages)
+        if not removed:
+            return messages
+        if self._durable:
+            for message in removed:
+                self._consumer.acknowledge(message)
+        gone = frozenset(message.batch_index for message in removed)
+        return [message for message in messages if message.batch_index not in gone]
 
 
 def messages_of(
@@ -433,11 +435,14 @@ def unfolded_bytes(header: EntryHeader) -> int:
 _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
-def is_removed(message: Message) -> bool:
+def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
     """By compaction, out of a batch of which other messages are kept."""
-    kept = message.entry.header.metadata.compacted_batch_indexes
-    out = isinstance(message.fields, SingleMessageMetadata) and message.fields.compacted_out
-    return out or (len(kept) > 0 and message.batch_index not in kept)
+    kept = frozenset(received.header.metadata.compacted_batch_indexes)
+    return [
+        message for message in messages
+        if (isinstance(message.fields, SingleMessageMetadata) and message.fields.compacted_out)
+        or (kept and message.batch_index not in kept)
+    ]  # fmt: skip
 
 
 def share_permits(received: ReceivedEntry, wanted: list[Message], *, of_each: bool) -> None:

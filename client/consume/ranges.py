@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_batch, parse_header, split_broker_part
+from ...proto.entry import decode_batch, parse_header, properties_of, split_broker_part
 from ...proto.errors import ConnectionLost, CorruptEntry, MagnetarError, TimedOut, from_wire
 from ...proto.names import TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
@@ -71,7 +71,7 @@ class StoredEntry:
         return [
             IndexedMessage(
                 first + at, KnownId(self.partition, self.ledger_id, self.entry_id, at if header.batched else -1),
-                about.partition_key, {pair.key: pair.value for pair in about.properties}, header.publish_time,
+                about.partition_key, properties_of(about), header.publish_time,
                 about.event_time, None if about.null_value else payload,
             )
             for at, (about, payload) in enumerate(found)

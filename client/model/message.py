@@ -10,7 +10,7 @@ from base64 import b64decode
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from ...proto.entry import Encrypt, EntryHeader, MessageFields
+from ...proto.entry import Encrypt, EntryHeader, MessageFields, properties_of
 from ...proto.entry_pb2 import SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
@@ -168,7 +168,7 @@ class Message:
 
     def properties(self) -> dict[str, str]:
         """A copy. What is not UTF-8 in them is U+FFFD."""
-        return {pair.key: pair.value for pair in self.fields.properties}
+        return properties_of(self.fields)
 
     def partition_key(self) -> str:
         """Empty: none. Of a key of bytes (`key_bytes`) its base64, and so of one that is not UTF-8."""

@@ -23,7 +23,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_payload, parse_header
+from ...proto.entry import decode_payload, parse_header, properties_of
 from ...proto.errors import ConnectionLost, MagnetarError
 from ...proto.transactions import TxnId, coordinator_of
 from ...runtime.network import EndOfStream, Stream, rpc
@@ -205,5 +205,5 @@ def _content(message: wire.HalfMessage) -> HalfContent:
     metadata = header.metadata
     is_hidden = metadata.encryption_param or metadata.null_value
     data = None if is_hidden else decode_payload(header, message.entry)
-    properties = {each.key: each.value for each in metadata.properties}
+    properties = properties_of(metadata)
     return HalfContent(message.topic, data, metadata.partition_key, properties, metadata.event_time)

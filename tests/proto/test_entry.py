@@ -14,7 +14,10 @@ from magnetar.proto import entry
 from magnetar.proto.checksum import crc32c
 from magnetar.proto.compression import Compression
 from magnetar.proto.entry import (
+    KEYS_MAX,
+    EntryHeader,
     broker_part,
+    client_part,
     decode_batch,
     encode_batch,
     encode_entry,
@@ -23,6 +26,7 @@ from magnetar.proto.entry import (
     parse_header,
     parse_stored,
     plain_items,
+    properties_of,
     sequence_id_of,
     split_broker_part,
 )
@@ -265,8 +269,41 @@ def check_foreign(fields: MessageMetadata | SingleMessageMetadata, key: bytes, v
     assert fields.partition_key_b64_encoded
     assert b64decode(fields.partition_key, validate=True) == key
     text = value.decode("utf-8", "replace")
-    assert [(pair.key, pair.value) for pair in fields.properties] == [(text, "v"), ("n", text)]
+    assert properties_of(fields) == {text: "v", "n": text}
     fields.SerializeToString().decode("latin-1")
+
+
+BAD_PROPERTY = b"\x22\x05\x0a\x01\xff\x12\x00"
+"""Of a MessageMetadata: a name that is no UTF-8, and an empty value."""
+
+
+@pytest.mark.parametrize("where", ["entry", "item"])
+def test_no_property_is_looked_at_before_it_is_asked_for(where: str) -> None:
+    """A million of them, of six bytes each, would hold the event loop of broker and reader for seconds."""
+    if where == "entry":
+        fields = parse_header(sealed(metadata().SerializeToString() + BAD_PROPERTY * 3)).metadata
+    else:
+        encoded = SingleMessageMetadata(payload_size=1).SerializeToString() + b"\x0a" + BAD_PROPERTY[1:]
+        [(fields, _)] = decode_batch(*batched(encoded))
+    assert {type(pair.key) for pair in fields.properties} == {bytes}
+    assert properties_of(fields) == {"\ufffd": ""}
+
+
+def batched(item: bytes) -> tuple[EntryHeader, bytes]:
+    made = encode_batch(metadata(), [pack(">I", len(item)) + item, b"x"], 1)
+    return parse_header(made), made
+
+
+def test_an_entry_is_encrypted_for_so_many_keys_at_most() -> None:
+    for count in (KEYS_MAX, KEYS_MAX + 1):
+        head = metadata()
+        for _ in range(count):
+            head.encryption_keys.add(key="", value=b"")
+        if count == KEYS_MAX:
+            parse_header(client_part(head, b""))
+        else:
+            with pytest.raises(CorruptEntry, match=f"{count} keys; the limit is {KEYS_MAX}"):
+                parse_header(client_part(head, b""))
 
 
 @given(FOREIGN, FOREIGN)

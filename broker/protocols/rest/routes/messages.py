@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from .....proto import wire_pb2 as wire
 from .....proto.compression import decompress, decompress_mapped
-from .....proto.entry import EntryHeader, open_entry
+from .....proto.entry import PROPERTIES_LONG, EntryHeader, open_entry, properties_of
 from .....proto.entry_pb2 import MessageMetadata
 from .....proto.errors import BackPressure, NotFound
 from .....runtime.access import MemoryBudget
@@ -226,8 +226,9 @@ def _headers(metadata: MessageMetadata) -> dict[str, str]:
         }  # fmt: skip
     if metadata.encryption_keys:
         headers["X-Pulsar-Is-Encrypted"] = "true"
-    properties = {each.key: each.value for each in metadata.properties}
-    if properties:
+    if len(metadata.properties) > PROPERTIES_LONG:
+        headers["X-Pulsar-PROPERTY"] = "x" * (HEADERS_BYTES_MAX + 1)  # is left out, and not read
+    elif properties := properties_of(metadata):
         headers["X-Pulsar-PROPERTY"] = msgspec.json.encode(properties).decode()
     return headers
 
