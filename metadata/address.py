@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
+from ..proto.digits import whole
 from ..runtime.network import Endpoint
 from .core.rules import check_path
 
@@ -87,7 +88,7 @@ def _root(root: str) -> str:
 def _limit(query: str) -> int:
     limit = JUTE_MAXBUFFER
     for name, number in parse_qsl(query, keep_blank_values=True):
-        if name != "jute_maxbuffer" or not number.isdigit() or int(number) < 1 << 16:
+        if name != "jute_maxbuffer" or (whole(number) or 0) < 1 << 16:
             raise ValueError(f"{name}={number} is not jute_maxbuffer=BYTES")
         limit = int(number)
     return limit

@@ -35,7 +35,9 @@ LONG_MAX = (1 << 63) - 1
 
 _SCHEMES = ("non-persistent://", "persistent://")  # by `persistent`
 _STRICT = re.compile(r"[-=:.\w]+\Z")
-_PARTITION = re.compile(r"(.+)-partition-(0|[1-9]\d{0,8})\Z", re.DOTALL)
+_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
+_DIGITS = re.compile(r"[\d\u00b2\u00b3\u00b9\u2070-\u2089]+\Z")
+"""Of any script, and those above and below the line."""
 _TEXT_ID = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(-?\d{1,9}))?(?::(-?\d{1,9}))?\Z")
 
 
@@ -153,7 +155,7 @@ class TopicName:
         partition = -1
         if found := _PARTITION.match(local):
             local, partition = found[1], int(found[2])
-        elif "-partition-" in local and local.rpartition("-partition-")[2].isdigit():
+        elif "-partition-" in local and _DIGITS.match(local.rpartition("-partition-")[2]):
             raise InvalidName(f"topic {text!r} ends in a partition number that is not written plainly", name=text)
         return cls(tenant, namespace, local, partition, persistent)
 

@@ -28,6 +28,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from ..proto.digits import whole
 from ..proto.errors import MagnetarError
 from .access import (
     CLEAR,
@@ -85,10 +86,11 @@ class Endpoint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
+        host, _, digits = text.rpartition(":")
+        port = whole(digits)
+        if not host or port is None or port > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT")
-        return cls(host.strip("[]"), int(port))
+        return cls(host.strip("[]"), port)
 
 
 def network_of(peer: str) -> str:

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
+from ...proto.digits import whole
 from ...proto.errors import InvalidRequest, NewerFormat, NotFound
 from ...runtime.files import File, Files, join
 from ..format import cookie as cookie_format
@@ -216,7 +217,7 @@ def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[
     if not snapshot.files.exists(path):
         return []
     stems = [name.rpartition(".")[0] for name in snapshot.files.list_directory(path) if name.endswith(suffixes)]
-    return sorted({int(stem) for stem in stems if stem.isdigit()})
+    return sorted({number for stem in stems if (number := whole(stem)) is not None})
 
 
 def windows(file: Readable, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:

@@ -35,6 +35,7 @@ from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, R
 from ...metadata.store import MetadataStore
 from ...metadata.unreadable import ledgers_in
 from ...metadata.update import get_record
+from ...proto.digits import whole
 from ...proto.errors import LedgerNotFound
 from ...proto.names import TopicName
 
@@ -128,8 +129,8 @@ def _numbers(record: Record) -> Iterator[int]:
             waiting += [*value.keys(), *value.values()]
         elif isinstance(value, list | tuple):
             waiting += value
-        elif isinstance(value, str) and value.isdigit():
-            yield int(value)
+        elif isinstance(value, str) and (number := whole(value)) is not None:
+            yield number
 
 
 async def _namespaces(metadata: MetadataStore) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from ...proto.schema import Compatibility
 from ...proto.subscription_types import TITLES
 from ..common.lazy import Lazy
 from ..common.session import Session, connected
-from ..common.units import duration, mebibytes
+from ..common.units import NUMBER, duration, mebibytes
 
 if TYPE_CHECKING:
     from ...proto.policies import Policies
@@ -29,9 +29,9 @@ ROCKETMQ = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200,
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([kmgt]?)i?b?", text.strip().lower())
+    found = re.fullmatch(rf"{NUMBER}([kmgt]?)i?b?", text.strip().lower())
     if found is None:
-        raise click.BadParameter(f"{text!r} is not a size such as 65536, 64K, 5M")
+        raise click.BadParameter(f"{text[:40]!r} is not a size such as 65536, 64K, 5M")
     return int(found[1]) << {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}[found[2]]
 
 

@@ -8,30 +8,37 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...proto.digits import whole
+
 if TYPE_CHECKING:
     from ...client.model.message_id import MessageId
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+NUMBER = r"([0-9]{1,15})"
 MEBIBYTES = {"m": 1, "g": 1 << 10, "t": 1 << 20}
 
 
 def duration(text: str | None, unit_s: int) -> int | None:
     """A duration as a whole number of `unit_s` seconds, rounded up; a bare number counts units; -1 passes."""
-    if text is None or text == "-1" or text.isdigit():
-        return None if text is None else int(text)
-    match = re.fullmatch(r"(\d+)([smhdw])", text.strip().lower())
+    if text is None or text == "-1":
+        return None if text is None else -1
+    if (number := whole(text)) is not None:
+        return number
+    match = re.fullmatch(rf"{NUMBER}([smhdw])", text.strip().lower())
     if match is None:
-        raise click.BadParameter(f"{text!r} is not a time such as 30s, 10m, 2h, 3d")
+        raise click.BadParameter(f"{text[:40]!r} is not a time such as 30s, 10m, 2h, 3d")
     return -(-int(match[1]) * SECONDS[match[2]] // unit_s)
 
 
 def mebibytes(text: str | None) -> int | None:
     """A size in MiB; a bare number counts MiB; -1 passes."""
-    if text is None or text == "-1" or text.isdigit():
-        return None if text is None else int(text)
-    match = re.fullmatch(r"(\d+)([mgt])i?b?", text.strip().lower())
+    if text is None or text == "-1":
+        return None if text is None else -1
+    if (number := whole(text)) is not None:
+        return number
+    match = re.fullmatch(rf"{NUMBER}([mgt])i?b?", text.strip().lower())
     if match is None:
-        raise click.BadParameter(f"{text!r} is not a size such as 100M, 10G")
+        raise click.BadParameter(f"{text[:40]!r} is not a size such as 100M, 10G")
     return int(match[1]) * MEBIBYTES[match[2]]
 
 
@@ -55,7 +62,7 @@ def message_id(text: str) -> MessageId:
     """`earliest`, `latest`, or `LEDGER:ENTRY[:PARTITION[:BATCH]]` as consumers print it."""
     from ...client.model.message_id import MessageId
 
-    if text not in ("earliest", "latest") and not re.fullmatch(r"\d+:\d+(:-?\d+){0,2}", text):
+    if text not in ("earliest", "latest") and not re.fullmatch(r"\d+:\d+(:-?\d+){0,2}", text, re.ASCII):
         raise click.UsageError(f"{text!r} is not a place in a topic: earliest, latest, or LEDGER:ENTRY")
     return MessageId.parse(text)
 
@@ -65,11 +72,11 @@ def moment_ms(text: str, now_ms: int) -> int:
     from datetime import datetime
 
     text = text.strip()
-    if re.fullmatch(r"\d+[smhdw]", text.lower()):
-        return now_ms - int(text[:-1]) * SECONDS[text[-1].lower()] * 1000
-    if text.isdigit():
-        return int(text)
+    if match := re.fullmatch(rf"{NUMBER}([smhdw])", text.lower()):
+        return now_ms - int(match[1]) * SECONDS[match[2]] * 1000
+    if (number := whole(text)) is not None:
+        return number
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError as error:
-        raise click.UsageError(f"{text!r} is not a time: 10m (ago), 2026-11-21T09:30, or milliseconds") from error
+    except (ValueError, OverflowError) as error:
+        raise click.UsageError(f"{text[:40]!r} is not a time: 10m (ago), 2026-11-21T09:30, or milliseconds") from error

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ...proto.digits import whole
 from ..common.lazy import Lazy, LazyGroup
 from .members import as_member, asks_members
 from .voice import Measure, OneOf, is_ready, ready
@@ -154,7 +155,7 @@ def metrics_endpoint(text: str | None) -> Endpoint | None:
     """The value of --metrics; a port alone is one of loopback."""
     if text is None:
         return None
-    return endpoint(f"127.0.0.1:{text}" if text.isdigit() else text, "--metrics")
+    return endpoint(f"127.0.0.1:{text}" if whole(text) is not None else text, "--metrics")
 
 
 INSECURE_EVERY_S = 3600.0

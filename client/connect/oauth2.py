@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from ...proto.digits import whole
 from ...proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
 from ...runtime.access import AUTHORIZATION_MAX, TlsFiles
 from ...runtime.clock import Clock
@@ -111,8 +112,8 @@ class TokenSource:
         token, lifetime_s = found.get("access_token"), found.get("expires_in", LIFETIME_S)
         if not isinstance(token, str) or not 0 < len(token) < AUTHORIZATION_MAX - 7 or not token.isascii():
             raise Unavailable(f"{endpoint} answers without an `access_token`")
-        if isinstance(lifetime_s, str) and lifetime_s.isdigit():
-            lifetime_s = float(lifetime_s)
+        if isinstance(lifetime_s, str):
+            lifetime_s = whole(lifetime_s)
         usable = isinstance(lifetime_s, int | float) and not isinstance(lifetime_s, bool) and 0 < lifetime_s < 1e9
         return token, float(lifetime_s) if usable else LIFETIME_S
 

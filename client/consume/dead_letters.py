@@ -45,6 +45,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 from ...proto import wire_pb2 as wire
+from ...proto.digits import whole
 from ...proto.errors import AlreadyExists, MagnetarError
 from ...proto.names import EARLIEST, TopicName
 from ...proto.schema import SchemaInfo
@@ -88,7 +89,7 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
 def times_of(told: str) -> int:
     """How often a message was reconsumed later, by its property. Another program may use that name for anything else:
     what is no plain number counts as none."""
-    return int(told) if len(told) <= TIMES_DIGITS_MAX and told.isascii() and told.isdigit() else 0
+    return (whole(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
 def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str | None = None) -> TopicName:

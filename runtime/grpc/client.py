@@ -65,7 +65,7 @@ def _head_of(headers: list[Header]) -> _Head:
     found = dict(headers)
     status, http = found.get(b"grpc-status", b""), found.get(b":status", b"")
     return _Head(
-        int(http) if http.isdigit() else 0,
+        int(http[:9]) if http.isdigit() else 0,
         found.get(b"content-type", b"").startswith(b"application/grpc"),
         int(status[:9]) if status.isdigit() else None,
         details_of(found.get(b"grpc-message", b"")),

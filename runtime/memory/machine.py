@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...proto.digits import whole
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -31,7 +33,7 @@ def _limits(root: Path, own: Path) -> Sequence[Path]:
 def _read(path: Path) -> int | None:
     """None: there is no limit."""
     text = _text(path).strip()
-    return int(text) if text.isdigit() and int(text) > 0 else None
+    return whole(text) or None
 
 
 def _text(path: Path) -> str:

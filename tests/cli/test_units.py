@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
+from magnetar.cli.admin.policies import _bytes
 from magnetar.cli.common import units
 
 
@@ -59,3 +60,12 @@ def test_properties_take_pairs_with_commas_and_more_than_once() -> None:
     assert units.properties(["a=1,2,3,b=2", "c=4"]) == {"a": "1,2,3", "b": "2", "c": "4"}
     with pytest.raises(click.BadParameter, match="KEY=VALUE"):
         units.properties(["a"])
+
+
+@pytest.mark.parametrize("text", ["²", "1²", "9" * 5000, "9" * 5000 + "s", "9" * 5000 + "m", "١", "١h", "१g"])
+def test_what_is_no_number_of_ascii_digits_is_a_usage_error(text: str) -> None:
+    for read in (lambda: units.duration(text, 1), lambda: units.mebibytes(text), lambda: units.moment_ms(text, 0)):
+        with pytest.raises(click.UsageError):
+            read()
+    with pytest.raises(click.UsageError):
+        _bytes(text)

@@ -174,7 +174,7 @@ async def _body(request: Request) -> bytes:
     """413: it is too long. ClientDisconnect."""
     too_long = BadRequest(f"a body has at most {BODY_BYTES_MAX} bytes", 413)
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared[:20]) > BODY_BYTES_MAX:
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > BODY_BYTES_MAX:
         raise too_long
     body = bytearray()
     async for chunk in request.stream():

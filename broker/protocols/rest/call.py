@@ -86,7 +86,7 @@ class Call:
     def number(self, text: str, what: str, *, least: int = 0) -> int:
         """BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
         try:
-            if not re.fullmatch(r"[-+]?\d{1,30}", text):
+            if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
             found = int(text)
         except ValueError:

@@ -26,6 +26,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from ....proto.digits import whole
 from ....proto.errors import ConnectionLost
 from ....runtime.clock import Clock
 from ....runtime.network import STREAM_QUEUE_BYTES, ByteStream
@@ -92,7 +93,7 @@ class _Transport(asyncio.Transport):
         self.readable.set()
         host, _, port = stream.peer.rpartition(":")
         self._facts = {
-            "peername": (host.strip("[]"), int(port) if port.isdigit() else 0),
+            "peername": (host.strip("[]"), whole(port) or 0),
             "sslcontext": stream.caller.is_encrypted,
         }
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 import msgspec
 from sortedcontainers import SortedSet
 
+from ....proto.digits import whole
 from ....proto.names import Position, TopicName
 from ...common.applied import Applied
 from ...common.refusals import SubscribeRefusal
@@ -71,8 +72,8 @@ def policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPoli
     """Subscription > topic > namespace > broker. A property that does not parse counts as unset."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
     own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
-    if own_count.isdigit():
-        count = int(own_count)
+    if (own := whole(own_count)) is not None:
+        count = own
     if own_ladder:
         with suppress(ValueError):
             ladder = tuple(max(0.0, float(step)) for step in own_ladder.split(","))
@@ -166,8 +167,8 @@ def check_properties(properties: Mapping[str, str]) -> None:
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} characters are more than {PROPERTIES_BYTES_MAX}")
     count, ladder = properties.get(MAX_COUNT, "0"), properties.get(LADDER, "0")
-    if not count.isdigit():
-        raise SubscribeRefusal.PROPERTIES.error(f"{MAX_COUNT} is a whole number, not {count!r}")
+    if whole(count) is None:
+        raise SubscribeRefusal.PROPERTIES.error(f"{MAX_COUNT} is a whole number, not {count[:40]!r}")
     try:
         steps = [float(step) for step in ladder.split(",")]
     except ValueError as error:

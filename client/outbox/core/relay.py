@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from math import inf
 from zlib import crc32
 
+from ....proto.digits import whole
 from ....proto.errors import MagnetarError
 from ..errors import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
 from .destination import Destination, State
@@ -59,10 +60,11 @@ from .values import (
 
 def shard_of(destination: str, shards: int) -> int:
     """The shard of a destination, by its name alone."""
-    topic, found, number = destination.rpartition("-partition-")
-    if not found or not number.isdigit():
-        topic, number = destination, "0"
-    return (crc32(topic.encode()) + int(number)) % shards
+    topic, found, digits = destination.rpartition("-partition-")
+    number = whole(digits) if found else None
+    if number is None:
+        topic, number = destination, 0
+    return (crc32(topic.encode()) + number) % shards
 
 
 def partition_name(topic: str, partition: int, partitions: int) -> str:

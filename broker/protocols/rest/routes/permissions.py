@@ -6,6 +6,7 @@ from typing import Any
 
 from .....proto import wire_pb2 as wire
 from ..call import Call
+from ..errors import BadRequest
 from ..table import NAMESPACE, TOPIC, route
 
 Grant = wire.ChangePermissionsRequest.Grant
@@ -58,7 +59,10 @@ async def revoke_on_subscription(call: Call) -> None:
 @route("POST", NAMESPACE + "/subscriptionAuthMode", "None, or Prefix: subscriptions are named by their role.",
        body='"None" | "Prefix"')  # fmt: skip
 async def set_auth_mode(call: Call) -> None:
-    await _change(call, prefix_mode=call.json(str).lower() == "prefix")
+    mode = call.json(str).lower()
+    if mode not in ("none", "prefix"):
+        raise BadRequest(f"the mode is None or Prefix, not {mode[:40]!r}", 412)
+    await _change(call, prefix_mode=mode == "prefix")
 
 
 async def _change(call: Call, **change: Any) -> None:
