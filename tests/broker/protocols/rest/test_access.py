@@ -21,6 +21,12 @@ NS = f"{V2}/namespaces/public/default"
 SUPER = {"Authorization": "Bearer root"}
 OF_CLUSTER = ("peers", "failureDomains", "namespaceIsolationPolicies")
 ALICE = {"Authorization": "Bearer alice"}
+NAMES = {
+    "domain:domain": "persistent", "tenant": "public", "namespace": "default", "topic": "t",
+    "subscription": "s", "role": "r", "bundle": "0x00000000_0x40000000", "cluster": "magnetar",
+    "number": "1", "seconds": "1", "milliseconds": "1", "ledger": "1", "entry": "1",
+    "version": "1", "coordinator": "1", "most": "1", "least": "1", "timeout": "1",
+}  # fmt: skip
 
 
 class Names:
@@ -70,18 +76,12 @@ def lines() -> Iterator[list[dict[str, str]]]:
 async def test_a_caller_without_rights_is_told_nothing_and_changes_nothing(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (http, free):
         await free.done("PUT", T)
-        names = {
-            "domain:domain": "persistent", "tenant": "public", "namespace": "default", "topic": "t",
-            "subscription": "s", "role": "r", "bundle": "0x00000000_0x40000000", "cluster": "magnetar",
-            "number": "1", "seconds": "1", "milliseconds": "1", "ledger": "1", "entry": "1",
-            "version": "1", "coordinator": "1", "most": "1", "least": "1", "timeout": "1",
-        }  # fmt: skip
         of_cluster = ("", "/magnetar", *(f"/magnetar/{each}" for each in OF_CLUSTER))
         shown = {f"{V2}/{each}" for each in ("tenants", "brokers/version", *(f"clusters{each}" for each in of_cluster))}
         shown |= {f"{NS}/topics", *(f"{V2}/persistent/public/default{each}" for each in ("", "/partitioned"))}
         for row in ROUTES:
             path = row.path
-            for name, value in names.items():
+            for name, value in NAMES.items():
                 path = path.replace(f"{{{name}}}", value)
             nothing = await http.ask(row.method, path)
             assert nothing.status == (200 if row.is_open else 401), path
@@ -94,6 +94,41 @@ async def test_a_caller_without_rights_is_told_nothing_and_changes_nothing(tmp_p
             assert 403 in answers or row.body, (row.method, path, answers)
         assert await free.get(f"{V2}/persistent/public/default") == ["persistent://public/default/t"]
         assert await free.get(f"{T}/subscriptions") == []
+
+
+async def test_a_stranger_is_told_the_same_of_what_exists_and_of_what_does_not(tmp_path: Path) -> None:
+    """Every route with every kind of body, of names that exist and of names of which one does not."""
+    async with guarded(tmp_path) as (http, _):
+        for path, body in (
+            ("tenants/real-tenant", {"adminRoles": ["other"], "allowedClusters": ["magnetar"]}),
+            ("namespaces/real-tenant/real-space", None),
+            ("persistent/real-tenant/real-space/real-topic", None),
+            ("persistent/real-tenant/real-space/real-topic/subscription/real-name", "earliest"),
+            ("persistent/real-tenant/real-space/real-parts/partitions", 2),
+        ):
+            assert (await http.ask("PUT", f"{V2}/{path}", body, **SUPER)).status == 204
+        places = ["tenant", "namespace", "topic", "subscription"]
+        real = dict(zip(places, ("real-tenant", "real-space", "real-topic", "real-name"), strict=True))
+        kinds = [real, {**real, "topic": "real-parts"}, {**real, "topic": "real-parts-partition-1"}]
+        kinds += [{**real, each: real[each].replace("real", "gone")} for each in places]
+        bodies: list[object] = [1, {}, [], "x", True, ["produce"], {"ledgerId": 1, "entryId": 1}, {"type": "STRING"}]
+        told = 0
+        for row in ROUTES:
+            for body in bodies if row.body else [None]:
+                answers = {}
+                for names in kinds:
+                    path = row.path
+                    for name, value in {**NAMES, **names}.items():
+                        path = path.replace(f"{{{name}}}", value)
+                    if path not in answers:
+                        found = await http.ask(row.method, path, body, **ALICE)
+                        text = found.body.decode()
+                        for name in places:
+                            text = text.replace(names[name], name)
+                        answers[path] = found.status, text.replace("real-parts", "topic")
+                        told += 1
+                assert row.is_open or len(set(answers.values())) == 1, (row.method, row.path, body, answers)
+        assert told > 3000
 
 
 async def test_a_role_may_what_it_is_granted_and_no_more(tmp_path: Path) -> None:
