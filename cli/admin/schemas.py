@@ -119,7 +119,7 @@ def _class(named: str) -> Any:
     sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise click.UsageError(f"{named}: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Record)):
         raise click.UsageError(f"{named} is no Record of magnetar.schema")

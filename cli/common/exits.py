@@ -64,12 +64,24 @@ def _outcome(command: click.Command) -> int:
     """As `click.Command.main`, which would exit with 1 at a closed pipe and not say why."""
     if "_MAGNETAR_COMPLETE" in os.environ:
         command.main(prog_name="magnetar")
+    for given in sys.argv[1:]:
+        check_text(given)
     try:
         with command.make_context("magnetar", sys.argv[1:]) as context:
             result = command.invoke(context)
     except click.exceptions.Exit as error:
         return error.exit_code
     return result if isinstance(result, int) else OK
+
+
+def check_text(given: str) -> None:
+    """UsageError: it is neither text nor the name of a file. Bytes that are no UTF-8 are surrogates in arguments."""
+    try:
+        os.fsencode(given)
+    except UnicodeEncodeError:
+        raise click.UsageError(f"{ascii(given)[:80]} is no text") from None
+    if "\0" in given:
+        raise click.UsageError(f"{ascii(given)[:80]} has a character NUL")
 
 
 def _reader_is_gone() -> bool:
@@ -87,6 +99,9 @@ def _reader_is_gone() -> bool:
 
 def _unexpected(error: Exception) -> int:
     found = cause(error)
+    if found is None and isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        _say(error, f"{ascii(error.object)[:80]} is no UTF-8 text", USAGE, None)
+        return USAGE
     if found is None:
         text = f"{type(error).__name__}: {error} (MAGNETAR_DEBUG=1 shows where; please report it)"
         _say(error, text, FAILED, None)

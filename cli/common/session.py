@@ -16,6 +16,7 @@ import click
 
 from .output import Output
 from .profile import NAMES, load
+from .units import Real
 
 if TYPE_CHECKING:
     from ...client.admin import Admin, AdminClient
@@ -151,7 +152,7 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
 
     @click.option("--url", envvar="MAGNETAR_URL", default="", help=f"The server (default: {DEFAULT_URL}).")
     @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-    @click.option("--timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds.")
+    @click.option("--timeout", type=Real(0.1), default=30.0, show_default=True, help="Seconds.")
     @click.option("--token", envvar="MAGNETAR_TOKEN", default="", metavar="FILE|env:NAME", help="Where your token is.")
     @click.option("--tls-ca", envvar="MAGNETAR_TLS_CA", default="", metavar="FILE", help="Who signs its certificate.")
     @click.option("--tls-cert", envvar="MAGNETAR_TLS_CERT", default="", metavar="FILE", help="Your certificate.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from math import isfinite
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,17 @@ from ...proto.digits import whole
 
 if TYPE_CHECKING:
     from ...client.model.message_id import MessageId
+
+
+class Real(click.FloatRange):
+    """A number in a range. Every comparison with `nan` is false, so click finds it in each range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not isfinite(found):
+            self.fail(f"{value} is no number", param, ctx)
+        return found
+
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 NUMBER = r"([0-9]{1,15})"

@@ -9,6 +9,7 @@ import click
 
 from ...proto.subscription_types import NUMBERS
 from ..common.session import Session, connected
+from ..common.units import Real
 
 if TYPE_CHECKING:
     from ...client.model.message import Message
@@ -40,7 +41,7 @@ POLL_MS = 200
 )  # fmt: skip
 @click.option("--follow", is_flag=True, help="Go on for ever.")
 @click.option(
-    "--idle", type=click.FloatRange(0.1), default=2.0, show_default=True, help="End after so much silence, in s."
+    "--idle", type=Real(0.1), default=2.0, show_default=True, help="End after so much silence, in s."
 )
 @connected
 def consume(

@@ -15,6 +15,7 @@ import click
 from ...runtime.clock import SystemClock
 from ..common.exits import Failure
 from ..common.session import Session, connected
+from ..common.units import Real
 
 if TYPE_CHECKING:
     from ...client.common.errors import Result
@@ -48,9 +49,11 @@ class _WithHint(click.Command):
 @click.option(
     "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, allow_dash=True), help="A line each."
 )
-@click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="Send all of it so often.")
 @click.option(
-    "-r", "--rate", type=click.FloatRange(0.001), default=None, help="Messages per second (default: all it takes)."
+    "-n", "--count", type=click.IntRange(1, 10**12), default=1, show_default=True, help="Send all of it so often."
+)
+@click.option(
+    "-r", "--rate", type=Real(0.001), default=None, help="Messages per second (default: all it takes)."
 )
 @click.option("-k", "--key", default=None, callback=_is_text, help="Key of the messages.")
 @click.option(
@@ -86,6 +89,8 @@ def produce(
 
     given = units.properties(properties)
     after_s = units.duration(deliver_after, 1)
+    if after_s is not None and after_s < 0:
+        raise click.UsageError("--deliver-after is a time from now on, such as 10s")
     if after_s is not None and deliver_at is not None:
         raise click.UsageError("either --deliver-after or --deliver-at")
     payloads = _payloads(messages, path, count)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..common.session import Session, connected
+from ..common.units import Real
 from .database import Database, with_database
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ READY_POLL_S = 1.0
     "--atomic", is_flag=True, help="Send what one transaction of the application wrote in one transaction; one shard."
 )
 @click.option("--until-empty", is_flag=True, help="End when no row waits or is claimed.")
-@click.option("--report", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Seconds between reports.")
+@click.option("--report", type=Real(0.1), default=10.0, show_default=True, help="Seconds between reports.")
 @with_database
 @connected
 def relay(

@@ -18,6 +18,7 @@ import click
 
 from ...proto.digits import whole
 from ..common.lazy import Lazy, LazyGroup
+from ..common.units import Real
 from .members import as_member, asks_members
 from .voice import Measure, OneOf, is_ready, ready
 
@@ -108,13 +109,13 @@ def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help=METADATA_HELP,
         ),
         click.option(
-            "--wait", "wait_s", type=click.FloatRange(0.1), default=WAIT_S, show_default=True,
+            "--wait", "wait_s", type=Real(0.1), default=WAIT_S, show_default=True,
             help="Seconds to wait for it at the start.",
         ),
         click.option(
             "--session-timeout",
             "session_s",
-            type=click.FloatRange(0.1, 600),
+            type=Real(0.1, 600),
             default=10.0,
             show_default=True,
             help="Seconds of silence until others take over.",

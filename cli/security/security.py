@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ..common.lazy import Lazy, LazyGroup
+from ..common.units import Real
 
 security = LazyGroup(
     "security",
@@ -116,7 +117,7 @@ def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int)
 @click.command()
 @FOLDER
 @click.option("--role", required=True, help="Who the token's holder is.")
-@click.option("--days", type=click.FloatRange(0.0001, 36500), default=None, help="Of its life (default: no end).")
+@click.option("--days", type=Real(0.0001, 36500), default=None, help="Of its life (default: no end).")
 @click.option("--out", type=click.Path(dir_okay=False), default=None, help="A new file with mode 600 (default: print).")
 def create(folder: str, role: str, days: float | None, out: str | None) -> None:
     """Make a token for a role. A file of secrets that others may read is refused later: --out makes one with mode 600.

@@ -11,6 +11,7 @@ from ...runtime.clock import SystemClock
 from ..common.exits import Failure
 from ..common.output import progress
 from ..common.session import YES, Session, confirm
+from ..common.units import Real
 from .ledgers import ask_any
 from .operator import operating
 
@@ -21,7 +22,7 @@ POLL_S = 1.0
 """Between two requests; each reads every ledger's record."""
 
 WAIT = click.option("--wait/--no-wait", default=True, show_default=True, help="Until nothing is left on it.")
-WAIT_S = click.option("--wait-s", type=click.FloatRange(0), default=None, help="… but at most so many seconds.")
+WAIT_S = click.option("--wait-s", type=Real(0), default=None, help="… but at most so many seconds.")
 
 
 @click.command()

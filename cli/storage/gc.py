@@ -12,6 +12,7 @@ import click
 from ..common.exits import FAILED, Failure
 from ..common.output import Row
 from ..common.session import YES, Session, confirm
+from ..common.units import Real
 from .operator import operating
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def _state_row(peer: BookiePeer, found: dict[str, Any]) -> Row:
 
 @click.command("accept-loss")
 @click.argument("bookie", metavar="ID")
-@click.option("--wait", "wait_s", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds for it.")
+@click.option("--wait", "wait_s", type=Real(1), default=600.0, show_default=True, help="Seconds for it.")
 @YES
 @operating
 def accept_loss(session: Session, bookie: str, wait_s: float, yes: bool) -> None:

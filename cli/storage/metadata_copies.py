@@ -14,6 +14,7 @@ import click
 
 from ..common.output import Output
 from ..common.session import YES, confirm
+from ..common.units import Real
 from ..run.members import section_of
 from .operator import METADATA, ROLE, SECURITY, Operator
 
@@ -89,7 +90,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
 @METADATA
 @click.option("--listen", default="", metavar="HOST:PORT", help="With --security. The service's; default: --metadata.")
 @click.option(
-    "--wait", "wait_s", type=click.FloatRange(min=0.0), default=WAIT_S, show_default=True, metavar="SECONDS",
+    "--wait", "wait_s", type=Real(min=0.0), default=WAIT_S, show_default=True, metavar="SECONDS",
     help="With --security. How long for the bookies to answer; all of them end it.",
 )  # fmt: skip
 @OUTPUT

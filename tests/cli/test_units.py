@@ -7,6 +7,8 @@ import pytest
 
 from magnetar.cli.admin.policies import _bytes
 from magnetar.cli.common import units
+from magnetar.cli.main import root
+from tests.support.processes import run_here
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,44 @@ def test_what_is_no_number_of_ascii_digits_is_a_usage_error(text: str) -> None:
             read()
     with pytest.raises(click.UsageError):
         _bytes(text)
+
+
+def test_no_option_takes_what_is_no_number() -> None:
+    """Every command of the tree."""
+    found = 0
+
+    def walk(command: click.Command, parent: click.Context | None) -> None:
+        nonlocal found
+        context = click.Context(command, parent=parent)
+        for each in command.params:
+            assert type(each.type) not in (click.FloatRange, type(click.FLOAT)), (command.name, each.name)
+            if isinstance(each.type, units.Real):
+                found += 1
+                for text in ("nan", "inf", "-inf", "1e999"):
+                    with pytest.raises(click.BadParameter):
+                        each.type.convert(text, each, context)
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                walk(command.get_command(context, name) or command, context)
+
+    walk(root, None)
+    assert found > 20
+
+
+@pytest.mark.parametrize(("arguments", "word"), [
+    (("produce", "t", "-m", "x", "--deliver-after", "-1"), "from now on"),
+    (("produce", "t", "-m", "x", "-n", "9" * 30), "range"),
+    (("produce", "t", "-m", "x", "-r", "nan"), "no number"),
+    (("produce", "t", "-f", "a\0b"), "NUL"),
+    (("produce", "t", "-f", "\ud800"), "no text"),
+    (("topics", "stats", "\udcff"), ""),
+    (("topics", "set-subscription-types-enabled", "t", "-t", "\udcff"), ""),
+    (("topics", "set-dead-letter-policy", "t", "-t", "\udcff"), ""),
+    (("schemas", "extract", "t", "-c", "../../etc/passwd"), "passwd"),
+    (("bookies", "list", "--security", "a\0b"), "NUL"),
+    (("topics", "expire-messages", "t", "-s", "s", "-t", "\u00b2"), "\u00b2"),
+])  # fmt: skip
+def test_bad_input_ends_with_the_code_of_usage_and_one_line(arguments: tuple[str, ...], word: str) -> None:
+    done = run_here(*arguments, MAGNETAR_URL="magnetar://127.0.0.1:1")
+    assert (done.code, "report it" in done.err) == (2, False), done.err
+    assert word in done.err
