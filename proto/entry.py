@@ -363,8 +363,8 @@ def _read_key(fields: Any) -> None:
         fields.partition_key, fields.partition_key_b64_encoded = base64.b64encode(key).decode(), True
 
 
-def properties_of(fields: MessageFields) -> dict[str, str]:
-    """Of one message, as text; of a name that appears twice the last value."""
+def properties_of(fields: Any) -> dict[str, str]:
+    """Of one message (MessageFields), as text; of a name that appears twice the last value."""
     return {text_of(pair.key): text_of(pair.value) for pair in fields.properties}
 
 
