@@ -72,8 +72,9 @@ wheels: $(STAMP)
 	$(BIN)/python tests/wheel.py dist/*-py3-none-any.whl
 
 # The tests of what is compiled.
-TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/core tests/client/produce tests/ledger tests/bookie/requests \
-	tests/bookie/format tests/bookie/store/journal tests/runtime/peer tests/runtime/monitoring tests/broker/log tests/broker/topic
+TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/core tests/client/consume tests/client/produce tests/ledger \
+	tests/bookie/requests tests/bookie/store/journal tests/runtime/grpc tests/runtime/http2 tests/runtime/peer tests/broker/log \
+	tests/broker/subscription/core tests/broker/protocols tests/broker/session
 test-compiled: compiled
 	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(TESTED) --numprocesses 3 --dist worksteal \
 		-m 'not processes and not spark and not interop' $(TEST_COMPILED)

@@ -10,6 +10,7 @@ docs/performance.md has what it brings, and what differs.
 """
 
 import contextlib
+import heapq
 import io
 import os
 import shutil
@@ -29,6 +30,8 @@ HOT = [
     "bookie/format/framing.py",
     "bookie/format/journal.py",
     "bookie/requests/adds.py",
+    "bookie/requests/service.py",
+    "bookie/requests/waiting.py",
     "bookie/store/intervals.py",
     "bookie/store/journal/arenas.py",
     "bookie/store/journal/core/group_commit.py",
@@ -41,23 +44,52 @@ HOT = [
     "broker/log/core/log_queue.py",
     "broker/log/core/sequence_range.py",
     "broker/log/publish.py",
+    "broker/protocols/grpc/broker.py",
+    "broker/protocols/grpc/connection.py",
+    "broker/protocols/grpc/delivery.py",
+    "broker/protocols/grpc/translate.py",
+    "broker/protocols/pulsar/frames.py",
+    "broker/protocols/pulsar/translate.py",
+    "broker/session/consumer.py",
     "broker/session/producer.py",
+    "broker/subscription/acks.py",
+    "broker/subscription/acks_in_txn.py",
+    "broker/subscription/consumer.py",
+    "broker/subscription/core/bits.py",
+    "broker/subscription/core/cursor.py",
+    "broker/subscription/core/cursor_log.py",
+    "broker/subscription/core/cursor_state.py",
+    "broker/subscription/core/deliveries.py",
+    "broker/subscription/core/dispatch.py",
+    "broker/subscription/core/pending_acks.py",
+    "broker/subscription/core/pending_set.py",
+    "broker/subscription/core/positions.py",
+    "broker/subscription/read_ahead.py",
     "broker/topic/core/dedup.py",
     "broker/topic/core/publish.py",
     "broker/topic/gate.py",
     "broker/topic/producer.py",
+    "client/connect/broker_stream.py",
+    "client/consume/acknowledgements.py",
+    "client/consume/deliveries.py",
+    "client/consume/frames.py",
+    "client/consume/partition_consumer.py",
+    "client/consume/receiver_queue.py",
     "client/core/acks.py",
     "client/core/batcher.py",
+    "client/core/chunking.py",
     "client/core/consumer.py",
     "client/core/pending.py",
     "client/core/permits.py",
     "client/core/producer.py",
     "client/core/redelivery.py",
     "client/core/withheld.py",
+    "client/model/message.py",
     "client/model/message_id.py",
     "client/produce/outcomes.py",
     "client/produce/partition_producer.py",
     "ledger/core/pending.py",
+    "ledger/core/reader.py",
     "ledger/core/stored.py",
     "ledger/core/striping.py",
     "ledger/core/writer.py",
@@ -65,23 +97,38 @@ HOT = [
     "ledger/format/peer.py",
     "ledger/handle.py",
     "ledger/memory.py",
+    "ledger/reader.py",
     "ledger/sender.py",
     "proto/checksum.py",
     "proto/entry.py",
     "runtime/alarm.py",
+    "runtime/grpc/client.py",
+    "runtime/grpc/messages.py",
+    "runtime/grpc/server.py",
+    "runtime/grpc/stream.py",
+    "runtime/http2/connection.py",
+    "runtime/http2/frames.py",
+    "runtime/http2/headers.py",
+    "runtime/http2/huffman.py",
     "runtime/monitoring/metrics.py",
     "runtime/peer/in_flight.py",
     "runtime/peer/inside.py",
     "runtime/peer/outbox.py",
+    "runtime/tcp/share.py",
 ]
-"""What runs for each message: in a client, and in a server on the way of a publish, from the session of its producer
-through the ledger to the bookie's journal. Not among them:
+"""What runs for each message: in a client, and in a server from gRPC through the session, the topic and the
+ledger to the bookie's journal, and back through the cursor and the dispatcher to the consumer. Not among them:
 
-- what another class derives from, unless that is here too: mypyc's classes are closed;
-- classes that tests replace by others (`Bookies`, `Store`, `TopicLog`): compiled code insists on its own;
-- how a client receives: compiled code hands the GIL over less often, so that is better as it is;
-- the topic's log, its shape, and the connection (`runtime/http2`, `runtime/grpc`, its handlers): no topic opened on a
-  twin that had all of these ("interpreted classes cannot inherit from compiled").
+- what another class derives from, unless that is here too: mypyc's classes are closed. So `runtime/grpc` and
+  `runtime/http2` are all here, or none of them; the shapes of a log are not;
+- what makes its parts later (`MadeLater`: the subscription's pump): a compiled class has no attribute that is not set;
+- what tests replace by others (`Bookies`, `Store`, `TopicLog` and its reader, which run once for many entries);
+- the connection, producers and consumers of Pulsar's protocol: they look at an attribute again after a wait, and mypyc
+  takes it for what it was before: a TypeError.
+
+mypyc understands three things otherwise, which tests/test_compiled.py refuses in these modules: it computes the bound
+of a slice twice, so that has no effects; while a coroutine waits within `except` or `finally`, the exception is that of
+the whole thread (runtime/unbroken.py); and `__new__` calls `__init__`.
 """
 GROUP = "magnetar.proto.compiled"
 """The shared library of all has this name, and two underscores and mypyc."""
@@ -107,8 +154,8 @@ def compiled() -> list[Extension]:
         with contextlib.redirect_stdout(said):
             found = mypycify(
                 ["--config-file", "mypy.ini", "--cache-dir", ".mypy_cache", *paths],
-                opt_level="2", multi_file=True, separate=[(paths, GROUP)], target_dir=str(place / "c"),
-                include_runtime_files=True,
+                opt_level=LEVEL, debug_level="0", multi_file=True, separate=[(paths, GROUP)],
+                target_dir=str(place / "c"), include_runtime_files=True,
             )  # fmt: skip
     except SystemExit as error:  # it has printed why
         raise RuntimeError(said.getvalue()) from error
@@ -117,8 +164,30 @@ def compiled() -> list[Extension]:
     for each in found:
         if each.name == f"{GROUP}__mypyc":
             each.include_dirs.append(str(place / "c" / "magnetar" / "proto"))  # its headers
-            each.extra_compile_args = [*each.extra_compile_args, *EXTRA_HEADERS]
+            each.extra_compile_args = [*each.extra_compile_args, "-Wno-error", *EXTRA_HEADERS]
+            each.sources = together(each.sources, place / "c")
     return found
+
+
+def together(sources: list[str], place: Path) -> list[str]:
+    """UNITS files that include the sources, of about the same size each: the headers of all are 2.8 MB, and half a
+    second of the compiler for each file."""
+    units: list[tuple[int, int, list[str]]] = [(0, number, []) for number in range(UNITS)]
+    for source in sorted(sources, key=lambda each: -os.stat(each).st_size):
+        size, number, members = heapq.heappop(units)
+        heapq.heappush(units, (size + os.stat(source).st_size, number, [*members, source]))
+    made = []
+    for _, number, members in sorted(units, reverse=True):
+        unit = place / f"unit{number}.c"
+        unit.write_text("".join(f'#include "{os.path.relpath(each, place)}"\n' for each in members))
+        made.append(str(unit))
+    return made
+
+
+UNITS = 12
+LEVEL = "g"
+"""gcc's -Og: a third of the time of -O2, and the same CPU a message (`small-sends`, in turns): most of it is calls of
+Python's library, which the level does not change."""
 
 
 CHECKED = """[mypy]
@@ -183,6 +252,7 @@ class Compile(build_ext):
                 return list(chain.from_iterable(pool.map(lambda source: in_turn([source], **options), sources)))
 
         self.compiler.compile = compile_
+        self.parallel = os.cpu_count() or 1
         super().build_extensions()
 
 

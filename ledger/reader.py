@@ -20,6 +20,7 @@ from ..metadata.records import CLOSED, LedgerRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import DataLost, InvalidRequest, MagnetarError, Unavailable
 from ..runtime.files import Buffer
+from ..runtime.unbroken import followed_by
 from . import records
 from .bookies import Bookies
 from .config import LedgerConfig
@@ -144,16 +145,19 @@ class LedgerReader:
     async def _read_once(self, first: int, last: int, bytes_max: int) -> Done | Failed:
         read = RangeRead(self._record, first, last, bytes_max, self._bookies.troubled(), prefer=self.ledger_id)
         asked: dict[asyncio.Task[Fact], None] = {}  # in the order of asking
-        try:
-            effect: Effect | None = read.start()
-            while not isinstance(effect, Done | Failed):
-                if effect is not None:
-                    asked[asyncio.create_task(self._ask(effect), name="ledger-read")] = None
-                effect = read.receive(await self._next_fact(asked, speculates=read.speculates))
-        finally:
-            await _cancel(asked)
-            self._note(read)
+        return await followed_by(self._ask_on(read, asked), lambda: self._asked_enough(read, asked))
+
+    async def _ask_on(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> Done | Failed:
+        effect: Effect | None = read.start()
+        while not isinstance(effect, Done | Failed):
+            if effect is not None:
+                asked[asyncio.create_task(self._ask(effect), name="ledger-read")] = None
+            effect = read.receive(await self._next_fact(asked, speculates=read.speculates))
         return effect
+
+    async def _asked_enough(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> None:
+        await _cancel(asked)
+        self._note(read)
 
     async def _next_fact(self, asked: dict[asyncio.Task[Fact], None], *, speculates: bool) -> Fact:
         patience_s = self._config.speculative_read_s if speculates else None

@@ -8,6 +8,9 @@ state that no crash leaves. `unbroken` runs the work in a task and waits for its
 then it raises the cancellation. So the caller may keep a lock that belongs to the work. Waiting for the beginning (for
 the lock) can be cancelled as usual.
 
+`followed_by` and `undone_by` are `finally` and `except` for coroutines that are compiled (setup.py): while these wait
+within either, the exception that they handle is that of the whole thread, and whatever runs meanwhile sees it.
+
 It returns only when the work has ended: if the disk hangs, only the end of the process ends it. An error of work whose
 caller was cancelled is logged. Guarded by tests/runtime/test_unbroken.py.
 """
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -54,3 +57,20 @@ async def unbroken(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
     if not ending.cancelled() and (failure := ending.exception()) is not None:
         _LOG.warning("%r failed, and its caller was cancelled", ending, exc_info=failure)
     raise cancelled
+
+
+async def followed_by(work: Awaitable[T], then: Callable[[], Awaitable[object]]) -> T:
+    """The result or the error of the work, after `then()`."""
+    try:
+        return await work
+    finally:
+        await then()
+
+
+async def undone_by(work: Awaitable[T], undo: Callable[[], Awaitable[object]]) -> T:
+    """The result of the work; or its error, after `undo()`."""
+    try:
+        return await work
+    except BaseException:
+        await undo()
+        raise

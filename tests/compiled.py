@@ -12,4 +12,4 @@ replaces_code = pytest.mark.skipif(
     COMPILED, reason="it replaces a function of a compiled module, which calls its own without a look-up"
 )
 reads_docstring = pytest.mark.skipif(COMPILED, reason="a compiled module has no docstring")
-
+derives = pytest.mark.skipif(COMPILED, reason="it derives from a compiled class, which is closed")

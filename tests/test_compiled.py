@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import os
 import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from magnetar.bookie.requests import adds
 from magnetar.bookie.store import memtable
@@ -19,6 +24,8 @@ from magnetar.proto import entry, versions
 from magnetar.runtime.monitoring import metrics
 from magnetar.runtime.peer import inside
 from tests.compiled import COMPILED
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_the_twin_that_is_asked_for_is_tested() -> None:
@@ -37,3 +44,50 @@ def test_an_id_is_copied_and_pickled() -> None:
         assert copy.copy(each) == copy.deepcopy(each) == pickle.loads(pickle.dumps(each)) == made
         assert type(pickle.loads(pickle.dumps(each))) is type(each)
         assert pickle.loads(pickle.dumps(each)).batch_size() == each.batch_size()
+
+
+# ---------------------------------------------------------------------------------- what mypyc makes another program of
+def hot() -> list[str]:
+    """HOT of setup.py, which is not imported because it installs."""
+    tree = ast.parse((ROOT / "setup.py").read_text())
+    return next(
+        ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and
+        isinstance(node.targets[0], ast.Name) and node.targets[0].id == "HOT"
+    )  # fmt: skip
+
+
+PURE = {"bisect_left", "bisect_right", "len", "max", "min", "rank", "unpack_from"}
+
+
+def waits(statements: list[ast.stmt]) -> Iterator[int]:
+    kinds = (ast.Await, ast.Yield, ast.YieldFrom, ast.AsyncWith, ast.AsyncFor)
+    for statement in statements:
+        yield from (node.lineno for node in ast.walk(statement) if isinstance(node, kinds))
+
+
+def wrong_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
+            for call in (each for each in ast.walk(node.slice) if isinstance(each, ast.Call)):
+                if ast.unparse(call.func).split(".")[-1] not in PURE:
+                    yield call.lineno, "the bound of a slice is computed twice: give it a name first"
+        if isinstance(node, ast.Try):
+            for line in (*waits([each for handler in node.handlers for each in handler.body]), *waits(node.finalbody)):
+                yield line, "it waits with everybody's exception: `followed_by`, `undone_by` (runtime/unbroken.py)"
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".__new__"):
+            yield node.lineno, "`__new__` calls `__init__`"
+
+
+@pytest.mark.parametrize("path", hot())
+def test_no_compiled_module_says_what_the_compiler_understands_otherwise(path: str) -> None:
+    assert list(wrong_of(ast.parse((ROOT / path).read_text()))) == []
+
+
+@pytest.mark.parametrize("code", [
+    "a = a[send(a):]",
+    "async def f():\n try:\n  g()\n except E:\n  await h()",
+    "async def f():\n try:\n  g()\n finally:\n  await h()",
+    "a = A.__new__(A)",
+])  # fmt: skip
+def test_each_such_thing_is_found(code: str) -> None:
+    assert list(wrong_of(ast.parse(code)))

@@ -16,12 +16,11 @@ producer's publish time as far as their clocks agree.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...proto.errors import DataLost, InvalidRequest, MagnetarError
 from ...proto.names import Position
-from ...runtime.memory.later import MadeLater, a_dict
 from ..common.shared_runs import SharedRuns
 from .cache import StoredEntry, TailCache
 from .core.log_shape import LogShape, Span
@@ -35,18 +34,16 @@ class IndexedPosition(NamedTuple):
     first_index: int
 
 
-class TopicLogReader(MadeLater):
+class TopicLogReader:
     """The SegmentReader of a log on bookies (broker/log/log.py)."""
-
-    _readers: dict[int, LedgerReader]
-    _reads: SharedRuns[tuple[Position, int, int], list[StoredEntry]]
-    LATER: ClassVar = {"_readers": a_dict, "_reads": lambda _: SharedRuns()}
 
     def __init__(self, ledgers: LedgerClient, shape: LogShape, cache: TailCache) -> None:
         self._ledgers = ledgers
         self._shape = shape
         self._cache = cache
         self._recent = cache.recent
+        self._readers: dict[int, LedgerReader] = {}
+        self._reads: SharedRuns[tuple[Position, int, int], list[StoredEntry]] | None = None  # most logs never read
         self.storage_reads = 0
 
     def writing(self, writer: LedgerWriter) -> None:
@@ -78,13 +75,16 @@ class TopicLogReader(MadeLater):
         if span is None or not self._shape.readable(position):
             raise InvalidRequest(f"there is no entry {position} (any more)", position=position)
         key = (position, bytes_max, min(span.last_entry, last_entry))
+        if self._reads is None:
+            self._reads = SharedRuns()
         return await self._reads.get(key, lambda: self._read(*key))
 
     async def _read(self, position: Position, bytes_max: int, last_entry: int) -> list[StoredEntry]:
         try:
             return await self._read_stored(position, bytes_max, last_entry)
         except DataLost as error:
-            raise data_lost(position[0], (position[1], await self._lost_upto(position))) from error
+            lost = error
+        raise data_lost(position[0], (position[1], await self._lost_upto(position))) from lost
 
     async def _lost_upto(self, position: Position) -> int:
         """The last of the entries that are lost from `position` on, as far as LOST_LOOKED_AT entries show. An operator
@@ -175,7 +175,7 @@ class TopicLogReader(MadeLater):
         except DataLost:
             if not self._shape.has(mark):
                 raise
-            return (await self.entry(mark)).index + 1
+        return (await self.entry(mark)).index + 1
 
     def index_now(self, mark: Position) -> int | None:
         """The same; None: the entry has to be read for it."""

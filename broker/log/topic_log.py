@@ -127,11 +127,12 @@ class TopicLog:
         async with self._changing:
             try:
                 await self._take_over()
+                return
             except TopicNotFound:
                 if create is None:
                     raise
-                await create()
-                await self._take_over()
+            await create()
+            await self._take_over()
 
     async def _take_over(self) -> None:
         for step in TAKE_OVER:

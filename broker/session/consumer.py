@@ -39,6 +39,7 @@ from ...proto.transactions import Isolation, TxnId, TxnState
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
+from ...runtime.unbroken import followed_by, undone_by
 from ..access.core.table import Permission
 from ..common.incarnations import is_another
 from ..common.refusals import SubscribeRefusal
@@ -158,13 +159,12 @@ class ConsumerSession:
         now = broker.world.clock.monotonic()
         topic.admission.check_rate(topic.applied, consumer, options.consumer_name, now)
         session.subscription = await _subscription(topic, options)
-        try:
-            await session._join(options)
-            await _authorize(broker, options, caller)  # revoked meanwhile, perhaps
-        except BaseException:
-            await session.leave()
-            raise
+        await undone_by(session._joined(broker, options, caller), session.leave)
         return session
+
+    async def _joined(self, broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
+        await self._join(options)
+        await _authorize(broker, options, caller)  # revoked meanwhile, perhaps
 
     async def _join(self, options: SubscribeOptions) -> None:
         topic, subscription, consumer = self.topic, self.subscription, self._consumer
@@ -315,9 +315,10 @@ class ConsumerSession:
             try:
                 subscription.ack_in(self._consumer, txn, wanted, last, rest=rest)
                 break
-            except TransactionConflict as conflict:
-                if not left or not await self._ends(conflict, txn, cumulative=cumulative):
-                    raise
+            except TransactionConflict as error:
+                conflict = error
+            if not left or not await self._ends(conflict, txn, cumulative=cumulative):
+                raise conflict
         await subscription.stored()
 
     def pend_now(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
@@ -406,10 +407,7 @@ class ConsumerSession:
         """In order: what it holds goes to the others, and what it acknowledged is durable when this returns."""
         self._over = True
         self.subscription.leave(self._consumer)
-        try:
-            await self.durable()
-        finally:
-            await self.leave()
+        await followed_by(self.durable(), self.leave)
 
     async def leave(self) -> None:
         """At once: what it holds goes to the others. Idempotent."""

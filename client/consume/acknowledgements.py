@@ -175,7 +175,7 @@ def options_of(settings: ConsumerSettings, *, durable: bool, dead_after: int | N
         dead_after=dead_after,
         chunks_pending_max=settings.max_pending_chunked_message,
         chunks_auto_ack=settings.auto_ack_oldest_chunked_message_on_queue_full,
-        ordered=settings.consumer_type in (*LOG_ORDER, ConsumerType.KeyShared),
+        ordered=settings.consumer_type is ConsumerType.KeyShared or settings.consumer_type in LOG_ORDER,
         log_order=settings.consumer_type in LOG_ORDER,
         holds_order=settings.redelivery_order == "key",
         leaves_alone=alone,

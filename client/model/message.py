@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from ...proto.entry import Encrypt, EntryHeader, MessageFields, properties_of
-from ...proto.entry_pb2 import SingleMessageMetadata
+from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
@@ -260,13 +260,8 @@ class DamagedMessage(Message):
     __slots__ = ("_cause", "_id")
 
     def __init__(self, consumer: Origin, position: Position, cause: CorruptEntry, charged: int = 1) -> None:
-        received = ReceivedEntry.__new__(ReceivedEntry)
-        received.consumer, received.position, received.size = consumer, position, 1
-        received.charged, received.stream = charged, 0
-        received.ledger_id, received.entry_id = position
-        received.chunks = ()
-        received.unfolded = 0
-        received.first_index = -1
+        received = ReceivedEntry(consumer, EntryHeader(MessageMetadata(), 0), position, -1, 0)
+        received.charged = charged
         super().__init__(received, SingleMessageMetadata(payload_size=0), b"", -1)
         self.permits = charged
         self._cause = cause

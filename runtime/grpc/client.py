@@ -119,7 +119,8 @@ class _UnaryCall(MessageStream):
 
     def writable(self) -> None:
         if self.connection is not None and not self.out_ended:
-            self.data = self.data[self.connection.send_data(self, self.data, ends=True) :]
+            sent = self.connection.send_data(self, self.data, ends=True)
+            self.data = self.data[sent:]
 
     def headers_came(self, head: _Head, ended: bool) -> None:
         outcome = _outcome(head, self._endpoint, ended=ended, begun=self.begun)

@@ -529,7 +529,8 @@ class _UnaryCall(MessageStream):
     def writable(self) -> None:
         connection = self.connection
         if connection is not None:
-            self._place = self._place[connection.send_data(self, self._place) :]
+            sent = connection.send_data(self, self._place)
+            self._place = self._place[sent:]
             if not self._place:
                 connection.send_headers(self, _OK_BLOCK, ends=True)
 

@@ -507,7 +507,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                     self.charge()
                 self._data_begins(len(payload), flags, id_, padding)
                 if data:
-                    self._ahead = data[self._take_data(memoryview(data), len(data)) :]
+                    taken = self._take_data(memoryview(data), len(data))
+                    self._ahead = data[taken:]
             case frames.WINDOW_UPDATE:
                 self._take_window(id_, payload)
             case frames.PING:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
-from magnetar.runtime.unbroken import unbroken
+from magnetar.runtime.unbroken import followed_by, unbroken, undone_by
 
 
 def test_the_result_and_the_error_of_the_work_are_its_callers() -> None:
@@ -73,3 +74,30 @@ def test_several_callers_wait_for_the_same_end_and_one_that_is_cancelled_stops_n
         assert isinstance(results[1], asyncio.CancelledError)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("ends", ["well", "badly", "cancelled"])
+async def test_what_follows_runs_whatever_became_of_the_work_and_what_undoes_it_where_it_failed(ends: str) -> None:
+    done: list[str] = []
+
+    async def work() -> int:
+        if ends == "badly":
+            raise ValueError("of the work")
+        await asyncio.sleep(0 if ends == "well" else 3600)
+        return 7
+
+    async def noted(name: str) -> None:
+        await asyncio.sleep(0)
+        done.append(name)
+
+    for name, of in (("followed", followed_by), ("undone", undone_by)):
+        task = asyncio.create_task(of(work(), partial(noted, name)))
+        await asyncio.sleep(0)
+        if ends == "cancelled":
+            task.cancel()
+        if ends == "well":
+            assert await task == 7
+        else:
+            with pytest.raises(ValueError if ends == "badly" else asyncio.CancelledError):
+                await task
+    assert done == (["followed"] if ends == "well" else ["followed", "undone"])

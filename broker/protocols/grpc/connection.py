@@ -27,9 +27,10 @@ from typing import Any
 
 from ....proto import wire_pb2 as wire
 from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotAllowed, to_wire
+from ....runtime.clock import Clock
 from ....runtime.network import CallContext, EndOfStream, Pieces, Stream
 from ....runtime.tasks import Tasks
-from ....runtime.unbroken import unbroken
+from ....runtime.unbroken import followed_by, unbroken
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from .handlers import ConsumerHandler, Handler, ProducerHandler
@@ -53,7 +54,11 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
-    connection, clock = Connection(broker, stream, context), broker.world.clock
+    connection = Connection(broker, stream, context)
+    await followed_by(_serve(connection, stream, broker.world.clock), lambda: unbroken(connection.end()))
+
+
+async def _serve(connection: Connection, stream: Connects, clock: Clock) -> None:
     now = clock.monotonic
     try:
         while True:
@@ -68,9 +73,8 @@ async def serve(broker: TopicManager, stream: Connects, context: CallContext) ->
                     await turns.next()
             await connection.room()
     except EndOfStream:
-        await connection.finish()
-    finally:
-        await unbroken(connection.end())
+        pass
+    await connection.finish()
 
 
 class Connection:

@@ -24,7 +24,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, Unauthenticated
@@ -294,12 +294,12 @@ class Connection:
             raise InvalidRequest("the first command is CONNECT")
         asked = command.connect
         if asked.proxy_to_broker_url or asked.original_principal:
-            await self._refuse(Unauthenticated("there is no proxy here: a caller speaks for itself"))
+            self._refuse(Unauthenticated("there is no proxy here: a caller speaks for itself"))
         self.client, self._flags = asked.client_version[:100], asked.feature_flags
         try:
             await self._authenticate(asked.auth_method_name, asked.auth_data)
         except MagnetarError as error:
-            await self._refuse(error)
+            self._refuse(error)
         self._stream.admitted()
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
@@ -327,7 +327,7 @@ class Connection:
         for handler in handlers:
             handler.renewed(principal)
 
-    async def _refuse(self, error: MagnetarError) -> None:
+    def _refuse(self, error: MagnetarError) -> NoReturn:
         self.send(frame(error=pulsar.CommandError(
             request_id=NO_REQUEST, error=number_of(error), message=error.message
         )))  # fmt: skip
@@ -345,7 +345,7 @@ class Connection:
         try:
             await self._authenticate(response.auth_method_name, response.auth_data)
         except MagnetarError as error:
-            await self._refuse(error)
+            self._refuse(error)
 
     # ------------------------------------------------------------------ answers
     def send(self, data: bytes) -> None:

@@ -22,6 +22,7 @@ from ....proto.model import InitialPosition
 from ....proto.names import LATEST, MessageId, Position
 from ....proto.varint import varint
 from ....runtime.access import Principal
+from ....runtime.unbroken import followed_by, undone_by
 from ...common.refusals import SubscribeRefusal
 from ...log.cache import StoredEntry
 from ...session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
@@ -83,13 +84,10 @@ class ConsumerHandler:
             if self._before is not None:
                 options = await self._before.followed(options)
             session = await ConsumerSession.open(connection.broker, options, self, connection.caller)
-            try:
-                if not asked.durable and asked.start_message_rollback_duration_sec and self._before is None:
-                    back_ms = asked.start_message_rollback_duration_sec * 1000
-                    await session.seek_time(max(0, connection.broker.world.clock.wall_ms() - back_ms))
-            except BaseException:
-                await session.leave()
-                raise
+            if not asked.durable and asked.start_message_rollback_duration_sec and self._before is None:
+                back_ms = asked.start_message_rollback_duration_sec * 1000
+                since_ms = max(0, connection.broker.world.clock.wall_ms() - back_ms)
+                await undone_by(session.seek_time(since_ms), session.leave)
         except Exception as error:
             connection.forget_consumer(self)
             why = typed(error)
@@ -174,17 +172,20 @@ class ConsumerHandler:
         session = self._opened()
         self.sought = True
         self._close_at_client()
-        try:
-            if asked.HasField("message_id"):
-                await session.seek_message(translate.message_id(asked.message_id))
-            elif asked.HasField("message_publish_time"):
-                await session.seek_time(asked.message_publish_time)
-            else:
-                raise InvalidRequest("a SEEK names a message or a time")
-        finally:
-            if self._asked.durable:
-                self._connection.forget_consumer(self)
-                await self.leave()
+        await followed_by(self._seek(session, asked), self._after_seek)
+
+    async def _seek(self, session: ConsumerSession, asked: pulsar.CommandSeek) -> None:
+        if asked.HasField("message_id"):
+            await session.seek_message(translate.message_id(asked.message_id))
+        elif asked.HasField("message_publish_time"):
+            await session.seek_time(asked.message_publish_time)
+        else:
+            raise InvalidRequest("a SEEK names a message or a time")
+
+    async def _after_seek(self) -> None:
+        if self._asked.durable:
+            self._connection.forget_consumer(self)
+            await self.leave()
 
     async def unsubscribe(self, *, force: bool) -> None:
         session = self._opened()
@@ -269,6 +270,9 @@ class ConsumerHandler:
     # ------------------------------------------------------------------ the end
     async def close(self, request_id: int) -> None:
         """By its client: what it acknowledged is durable when this is answered."""
+        await followed_by(self._close(request_id), self.leave)
+
+    async def _close(self, request_id: int) -> None:
         try:
             await self._stop_opening()
             if self.session is not None:
@@ -277,8 +281,6 @@ class ConsumerHandler:
             self._connection.error(request_id, typed(error))
         else:
             self._connection.success(request_id)
-        finally:
-            await self.leave()
 
     async def leave(self) -> None:
         """At once. Idempotent."""

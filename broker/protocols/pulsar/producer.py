@@ -31,6 +31,7 @@ from ....proto.schema import version_bytes
 from ....runtime.access import Principal
 from ....runtime.files import Buffer
 from ....runtime.network import network_of
+from ....runtime.unbroken import followed_by
 from ...common.config import BrokerConfig
 from ...session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, room_of
 from .errors import number_of, typed
@@ -223,6 +224,9 @@ class ProducerHandler:
 
     async def close(self, request_id: int) -> None:
         """By its client: what is on its way is answered first."""
+        await followed_by(self._close(request_id), self.leave)
+
+    async def _close(self, request_id: int) -> None:
         try:
             await self._stop_opening()
             if self._session is not None:
@@ -231,8 +235,6 @@ class ProducerHandler:
             self._connection.error(request_id, typed(error))
         else:
             self._connection.success(request_id)
-        finally:
-            await self.leave()
 
     async def leave(self) -> None:
         """At once. Idempotent."""

@@ -24,14 +24,13 @@ tests/broker/subscription/test_cursor_model.py (with crashes).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ....proto.names import Position
-from ....runtime.memory.later import MadeLater, a_dict, a_set
 from ...log.core.log_shape import LogShape
 from ...log.core.trimming import Safe
 from .bits import bytes_of, first_zero, ones, ranges, run_end
@@ -55,24 +54,32 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 """The empty dictionary of most cursors. One for all of them, because it costs 2 KB: never add to it."""
 
 
-class Cursor(MadeLater):
+class Measures:
+    """What is known of a cursor's bitmaps beside them. Most cursors have none, so it is made with the first."""
+
+    __slots__ = ("full", "sizes", "unsized")
+
+    def __init__(self, acked: Iterable[int]) -> None:
+        self.full: dict[int, tuple[int, int]] = {}
+        """Ledger, all holes → (last entry, version) seen so first."""
+        self.sizes: dict[int, int] = {}
+        """Bytes of the bitmap of a ledger."""
+        self.unsized = set(acked)
+        """Ledgers whose bitmap has changed since it was measured."""
+
+
+class Cursor:
     """The acknowledgement state of one subscription, over the shape of its log."""
 
     __slots__ = (
-        "_full", "_partial_bytes", "_shape", "_sizes", "_unsized", "acked", "changed", "counts", "counts_first", "mark",
-        "partial", "partial_messages", "pending", "persisted", "persisted_mark", "version",
+        "_changed", "_measures", "_partial_bytes", "_shape", "acked", "counts", "counts_first", "mark", "partial",
+        "partial_messages", "pending", "persisted", "persisted_mark", "version",
     )  # fmt: skip
-    changed: set[ChunkKey]
-    _full: dict[int, tuple[int, int]]
-    """Ledger, all holes → (last entry, version) seen so first."""
-    _sizes: dict[int, int]
-    """Bytes of the bitmap of a ledger."""
-    _unsized: set[int]
-    """Ledgers whose bitmap has changed since it was measured."""
-    LATER: ClassVar = {"changed": a_set, "_full": a_dict, "_sizes": a_dict, "_unsized": lambda self: set(self.acked)}
 
     def __init__(self, shape: LogShape, state: CursorState) -> None:
         self._shape = shape
+        self._changed: set[ChunkKey] | None = None
+        self._measures: Measures | None = None
         self.mark = state.mark
         self.acked = state.acked
         self.partial: SortedDict[Position, Partial] = SortedDict(state.partial) if state.partial else _NONE
@@ -84,6 +91,21 @@ class Cursor(MadeLater):
         self.persisted_mark = state.mark
         self._partial_bytes: int = sum(partial.memory_bytes for partial in self.partial.values())
         self.partial_messages: int = sum(partial.bits.bit_count() for partial in self.partial.values())  # acknowledged
+
+    @property
+    def changed(self) -> set[ChunkKey]:
+        """The chunks that differ from what is stored."""
+        changed = self._changed
+        if changed is None:
+            changed = self._changed = set()
+        return changed
+
+    @property
+    def _known(self) -> Measures:
+        measures = self._measures
+        if measures is None:
+            measures = self._measures = Measures(self.acked)
+        return measures
 
     # ------------------------------------------------------------------ intents
     def ack(self, position: Position) -> bool:
@@ -223,10 +245,7 @@ class Cursor(MadeLater):
         self.acked.clear()
         self.partial.clear()
         self.counts.clear()
-        self.changed.clear()
-        self._sizes.clear()
-        self._unsized.clear()
-        self._full.clear()
+        self._changed = self._measures = None
         self._partial_bytes = self.partial_messages = 0
 
     def given_back(self, position: Position, until_ms: int = 0) -> int:
@@ -329,9 +348,10 @@ class Cursor(MadeLater):
             span, hidden = self._shape.span(ledger_id), self._shape.hidden_in(ledger_id)
             done = len(holes) if hidden is None else holes.union_cardinality(hidden)
             if span is not None and done == span.last_entry + 1:
-                last, version = self._full.get(ledger_id, (-1, 0))
+                last, version = self._known.full.get(ledger_id, (-1, 0))
                 full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
-        self._full = full
+        if full or self._measures is not None:
+            self._known.full = full
         mark = self._shape.passed(self.safe_mark)
         return Safe(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
@@ -462,12 +482,12 @@ class Cursor(MadeLater):
     def memory_bytes(self) -> int:
         """Bytes that the state takes in memory; only changed ledgers are measured again."""
         if self.acked:
-            for ledger_id in self._unsized:
-                self._sizes[ledger_id] = bytes_of(self.acked[ledger_id])
-            self._unsized.clear()
+            for ledger_id in self._known.unsized:
+                self._known.sizes[ledger_id] = bytes_of(self.acked[ledger_id])
+            self._known.unsized.clear()
         counted: int = COUNT_BYTES * len(self.counts)
         pending = self.pending.memory_bytes if self.pending is not None else 0
-        holes = sum(self._sizes.values()) if self.acked else 0
+        holes = sum(self._known.sizes.values()) if self.acked else 0
         return holes + self._partial_bytes + counted + pending
 
     @property
@@ -518,7 +538,7 @@ class Cursor(MadeLater):
         assert not any(map(self.is_acked, self.counts)), "a finished entry is still counted"
         assert self._partial_bytes == sum(each.memory_bytes for each in self.partial.values()), "weighed wrong"
         assert self.partial_messages == sum(each.bits.bit_count() for each in self.partial.values()), "miscounted"
-        assert set(self.acked) == set(self._sizes) | self._unsized, "a bitmap is not measured"
+        assert set(self.acked) == set(self._known.sizes) | self._known.unsized, "a bitmap is not measured"
         if self.pending is not None:
             self._check_pending(self.pending)
 
@@ -541,7 +561,7 @@ class Cursor(MadeLater):
         holes = self.acked.get(ledger_id)
         if holes is None:
             holes = self.acked[ledger_id] = BitMap()
-        self._unsized.add(ledger_id)
+        self._known.unsized.add(ledger_id)
         return holes
 
     def _advance(self) -> None:
@@ -559,7 +579,7 @@ class Cursor(MadeLater):
             holes = self.acked.get(ledger_id)
             if holes is not None and holes.min() <= entry_id:
                 holes.remove_range(0, entry_id + 1)
-                self._unsized.add(ledger_id)
+                self._known.unsized.add(ledger_id)
                 if not holes:
                     self._drop_ledger(ledger_id)
         while self.partial and self.partial.keys()[0] <= self.mark:
@@ -569,9 +589,9 @@ class Cursor(MadeLater):
 
     def _drop_ledger(self, ledger_id: int) -> None:
         del self.acked[ledger_id]
-        self._full.pop(ledger_id, None)
-        self._sizes.pop(ledger_id, None)
-        self._unsized.discard(ledger_id)
+        self._known.full.pop(ledger_id, None)
+        self._known.sizes.pop(ledger_id, None)
+        self._known.unsized.discard(ledger_id)
 
     def _forget_partial(self, position: Position) -> None:
         self._gone(self.partial.pop(position))

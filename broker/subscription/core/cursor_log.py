@@ -87,7 +87,7 @@ class CursorLog:
     @staticmethod
     def failed(write: CursorWrite, cursor: Cursor) -> None:
         """It never counts: what it held has to be written again."""
-        cursor.changed |= write.chunks
+        cursor.changed.update(write.chunks)
 
     def ends(self, bounds: Bounds) -> Ends | None:
         if self._entries >= bounds.entries:

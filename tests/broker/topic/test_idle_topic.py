@@ -41,7 +41,7 @@ def parts_of(topic: Topic, subscription: Subscription) -> list[MadeLater]:
     assert store is not None
     assert delayed is not None
     assert letters is not None
-    of_subscription = [subscription, store, subscription.cursor, delayed, delayed.core, letters]
+    of_subscription = [subscription, store, delayed, delayed.core, letters]
     return [topic, topic.compaction, topic.transactions, topic.dedup, *of_subscription]
 
 
@@ -54,6 +54,7 @@ async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Clus
     await StateMemory(config, running.world.clock, broker.cache, broker.memory).look([topic])
     parts = parts_of(topic, subscription)
     assert {type(part).__name__: made(part) for part in parts} == {type(part).__name__: [] for part in parts}
+    assert (subscription.cursor._changed, subscription.cursor._measures) == (None, None)
 
 
 async def test_what_is_used_is_made(running: Cluster) -> None:

@@ -19,6 +19,7 @@ from magnetar.runtime.grpc.server import serve
 from magnetar.runtime.memory.arrivals import WINDOW_MIN, Arrivals
 from magnetar.runtime.memory.machine import machine_bytes
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Stream, rpc
+from tests.compiled import derives
 
 LOOKUP, CONNECT = rpc("Broker", "Lookup"), rpc("Broker", "Connect")
 MIB = 1 << 20
@@ -172,6 +173,7 @@ class Read(MessageStream):
         raise AssertionError("nothing is slow")
 
 
+@derives
 async def test_what_comes_after_a_message_that_waits_is_kept_and_so_is_the_end() -> None:
     arrivals = Arrivals(100)
     first, second = Read(arrivals), Read(arrivals)

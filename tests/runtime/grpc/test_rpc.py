@@ -39,6 +39,7 @@ from magnetar.runtime.network import (
     Endpoint,
     rpc,
 )
+from tests.compiled import replaces_code
 from tests.support.steps import WorkTimer, measured, slowness
 
 LOCAL = Endpoint("127.0.0.1", 0)
@@ -610,6 +611,7 @@ async def envelopes_sent(endpoint: Endpoint, *envelopes: bytes) -> tuple[int, gr
         return answers, await call.code()
 
 
+@replaces_code
 @pytest.mark.parametrize("what", HOSTILE)
 async def test_an_envelope_has_items_and_nothing_else_and_is_refused_in_short_steps(
     bench: Bench, steps: list[float], what: str
@@ -636,6 +638,7 @@ async def test_an_envelope_has_items_and_nothing_else_and_is_refused_in_short_st
     assert min(longest) < 0.01 * slowness(), "twice the rule, in each of three: once may be the machine's"
 
 
+@replaces_code
 async def test_requests_that_protobuf_looks_into_are_parsed_in_slices_and_entries_at_once(
     bench: Bench, steps: list[float]
 ) -> None:

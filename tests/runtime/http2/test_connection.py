@@ -21,6 +21,7 @@ from magnetar.runtime.http2 import frames
 from magnetar.runtime.http2.frames import Code, Setting
 from magnetar.runtime.http2.headers import BrokenRules, HeaderDecoder, block
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, rpc
+from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
 HERE = Endpoint("127.0.0.1", 7650)
@@ -175,6 +176,7 @@ async def test_a_stream_that_is_not_read_holds_a_window_and_no_more_and_the_othe
             got += len(await reading)
 
 
+@replaces_code
 @pytest.mark.parametrize(("size", "turns"), [(900_000, 1), (1000, 0)])
 async def test_the_credit_for_many_bytes_leaves_a_turn_before_they_are_worked_on(
     pair: Pair, size: int, turns: int, monkeypatch: pytest.MonkeyPatch

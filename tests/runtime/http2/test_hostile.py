@@ -23,6 +23,7 @@ from magnetar.runtime.http2 import frames
 from magnetar.runtime.http2.frames import Code, Setting
 from magnetar.runtime.http2.headers import BrokenRules, HeaderDecoder, block
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint
+from tests.compiled import replaces_code
 from tests.support.wire import Wire, give
 
 HERE = Endpoint("127.0.0.1", 7650)
@@ -209,6 +210,7 @@ async def test_streams_that_are_reset_at_once_begin_no_more_handlers_than_calls_
     assert any(kind == frames.DATA and stream == 40_001 for kind, stream, _ in served.answered())
 
 
+@replaces_code
 async def test_one_settings_that_changes_a_window_thousands_of_times_visits_each_stream_once(
     made: Callable[[Wire], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +225,7 @@ async def test_one_settings_that_changes_a_window_thousands_of_times_visits_each
     assert {stream.send_left for stream in served.end.streams.values()} == {2_699}
 
 
+@replaces_code
 async def test_a_window_that_opens_by_a_byte_at_a_time_wakes_one_stream_at_a_time(
     made: Callable[[Wire], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +268,7 @@ async def test_a_stream_whose_own_window_is_shut_is_not_woken_by_that_of_the_con
     assert last_ack < kinds.index((frames.DATA, 1)), "the other end counts with the new window from its ACK on"
 
 
+@replaces_code
 async def test_a_stream_that_waits_with_much_is_woken_when_there_is_room_and_never_else(
     made: Callable[[Wire], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from magnetar.runtime.http2 import frames
 from magnetar.runtime.http2.frames import Code, Setting
 from magnetar.runtime.http2.headers import FIELDS_MAX, FOLDED_BYTES_MAX, BrokenRules, HeaderDecoder, block
 from magnetar.runtime.network import CallContext, EndOfStream
+from tests.compiled import replaces_code
 from tests.runtime.http2.test_connection import Pair, ended_with
 from tests.support.wire import Wire, give
 
@@ -202,6 +203,7 @@ async def test_one_that_was_admitted_has_more_patience_and_not_for_ever(served: 
     assert served.ended()[-1] == (frames.GOAWAY, 0, Code.ENHANCE_YOUR_CALM)
 
 
+@replaces_code
 async def test_patience_grows_with_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     await known(served)
     monkeypatch.setattr(http2, "CHARGED_A_TURN", 1e9)
@@ -291,6 +293,7 @@ class Ticks:
         return self.now
 
 
+@replaces_code
 @pytest.mark.parametrize("flood", [
     frames.ping(bytes(8)), frames.window_update(0, 1), raw(77), data(1, b"x"), data(1, message(b"\n\0") * 500),
     raw(frames.DATA, b"\x01" + message(b"\n\0") * 2000 + b"\0", frames.PADDED, 1),

@@ -34,6 +34,7 @@ from magnetar.proto.model import ENTRY_COST_BYTES
 from magnetar.proto.names import TopicName
 from magnetar.runtime.access import MemoryBudget
 from magnetar.runtime.network import rpc
+from tests.compiled import replaces_code
 from tests.support.cluster import Cluster, client_part, cluster, payloads_of
 
 T = "persistent://public/default/t"
@@ -309,6 +310,7 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
         await waiting
 
 
+@replaces_code
 @pytest.mark.parametrize(("frames", "ahead"), [(60, True), (connection.AHEAD_FROM - 1, False)])
 async def test_the_first_half_of_many_frames_is_on_its_way_before_the_rest_is_taken(
     raw: Raw, monkeypatch: pytest.MonkeyPatch, frames: int, ahead: bool
@@ -538,6 +540,7 @@ async def test_a_request_that_fails_unforeseen_is_answered_and_logged(
     assert "ValueError" in caplog.text
 
 
+@replaces_code
 async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
     raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -686,6 +689,7 @@ class Slow(handlers.Handler):
         self.left += 1
 
 
+@replaces_code
 @pytest.mark.parametrize("ends", [
     lambda slow: slow.give_up(BackPressure("enough")),
     lambda slow: slow.take(wire.ClientFrame(id=1, close=7), None),

@@ -140,7 +140,7 @@ def compare(cursor: Cursor, model: Model) -> None:
 def again(cursor: Cursor, shape: LogShape) -> Cursor:
     """As the next broker has it, from the bytes."""
     plan = CursorLog().plan(cursor, 1)
-    cursor.changed |= plan.chunks
+    cursor.changed.update(plan.chunks)
     found = Cursor(shape, stored.decode_snapshot(stored.encode_snapshot(plan.entries)))
     found.fit()
     return found
