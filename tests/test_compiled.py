@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import magnetar
 from magnetar.bookie.requests import adds
 from magnetar.bookie.store import memtable
 from magnetar.bookie.store.journal import journal
@@ -91,3 +92,10 @@ def test_no_compiled_module_says_what_the_compiler_understands_otherwise(path: s
 ])  # fmt: skip
 def test_each_such_thing_is_found(code: str) -> None:
     assert list(wrong_of(ast.parse(code)))
+
+
+def test_the_public_classes_keep_their_help() -> None:
+    modules = {"magnetar." + each.removesuffix(".py").replace("/", ".") for each in hot()}
+    public = {name: getattr(magnetar, name) for name in magnetar.__all__}
+    compiled = {name for name, each in public.items() if getattr(each, "__module__", "") in modules}
+    assert compiled == {"MessageId", "MultiplierRedeliveryBackoff"}
