@@ -126,9 +126,10 @@ ledger to the bookie's journal, and back through the cursor and the dispatcher t
 - the connection, producers and consumers of Pulsar's protocol: they look at an attribute again after a wait, and mypyc
   takes it for what it was before: a TypeError.
 
-mypyc understands three things otherwise, which tests/test_compiled.py refuses in these modules: it computes the bound
+mypyc understands four things otherwise, which tests/test_compiled.py refuses in these modules: it computes the bound
 of a slice twice, so that has no effects; while a coroutine waits within `except` or `finally`, the exception is that of
-the whole thread (runtime/unbroken.py); and `__new__` calls `__init__`.
+the whole thread (runtime/unbroken.py); `__new__` calls `__init__`; and an attribute that was looked at is taken for
+what it was, whatever was called since: what is looked at again was given a name the first time.
 """
 GROUP = "magnetar.proto.compiled"
 """The shared library of all has this name, and two underscores and mypyc."""
@@ -186,8 +187,8 @@ def together(sources: list[str], place: Path) -> list[str]:
 
 UNITS = 12
 LEVEL = "g"
-"""gcc's -Og: a third of the time of -O2, and the same CPU a message (`small-sends`, in turns): most of it is calls of
-Python's library, which the level does not change."""
+"""gcc's -Og: a third of the time of -O2. A few rounds of `small-sends` on a busy machine showed no difference in the
+CPU of a message, which is no proof: most of it is calls of Python's library, which the level does not change."""
 
 
 CHECKED = """[mypy]

@@ -6,6 +6,8 @@ import ast
 import copy
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +94,48 @@ def test_no_compiled_module_says_what_the_compiler_understands_otherwise(path: s
 ])  # fmt: skip
 def test_each_such_thing_is_found(code: str) -> None:
     assert list(wrong_of(ast.parse(code)))
+
+
+NARROWED = """[mypy]
+explicit_package_bases = True
+follow_imports = silent
+ignore_missing_imports = True
+warn_unreachable = True
+strict_equality = True
+strict_equality_for_none = True
+"""
+CHANGED_MEANWHILE = """class A:
+    def __init__(self) -> None:
+        self.lost, self.end = False, 1 if id(self) % 2 else None
+    def leave(self) -> None:
+        self.lost, self.end = True, None
+    def first(self) -> None:
+        if self.lost:
+            return
+        self.leave()
+        if self.lost:
+            print()
+    def second(self) -> None:
+        if self.end is not None:
+            self.leave()
+            print(self.end is None)
+"""
+
+
+@pytest.mark.skipif(COMPILED, reason="it reads the sources, which are those of the other twin")
+def test_no_compiled_module_looks_again_at_what_was_narrowed(tmp_path: Path) -> None:
+    """mypy takes an attribute for what it was when it was looked at, whatever was called or waited for since. What it
+    holds for unreachable raises RuntimeError when mypyc compiles it, and None where it sees none TypeError."""
+    (tmp_path / "magnetar").symlink_to(ROOT, target_is_directory=True)
+    (tmp_path / "mypy.ini").write_text(NARROWED)
+    (tmp_path / "wrong.py").write_text(CHANGED_MEANWHILE)
+    command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "cache", "--no-error-summary"]
+    done = subprocess.run(
+        [*command, "wrong.py", *(f"magnetar/{each}" for each in hot())],
+        cwd=tmp_path, env={**os.environ, "MYPYPATH": "."}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert [line.partition(": ")[0] for line in done.stdout.splitlines()] == ["wrong.py:11", "wrong.py:15"], done.stdout
 
 
 def test_the_public_classes_keep_their_help() -> None:

@@ -61,6 +61,8 @@ class MessageStream(Http2Stream):
         offset, end, whole = 0, len(data), 0
         size: int
         while offset < end and self.connection is not None:
+            if whole == MESSAGES_AT_ONCE:
+                return offset
             if self._message is not None:
                 part = min(len(self._message) - self._filled, end - offset)
                 self._place[self._filled : self._filled + part] = data[offset : offset + part]
@@ -90,8 +92,6 @@ class MessageStream(Http2Stream):
                 self.message_came(bytes(data[offset : offset + size]), size + PREFIX_BYTES)
                 offset += size
                 whole += 1
-                if whole == MESSAGES_AT_ONCE and offset < end and self.connection is not None:
-                    return offset
             else:
                 self._begin(size)
         return end

@@ -315,7 +315,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return self.share.later(self._go_on, is_light=self._drawn < LIGHT)
 
     def _go_on(self) -> None:
-        if self.is_lost:
+        was_lost = self.is_lost  # it is looked at again below: setup.py
+        if was_lost:
             return
         self._heard = True  # what waits here has come
         self._until = perf_counter() + SLICE_S

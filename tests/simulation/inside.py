@@ -16,7 +16,7 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import CLEAR, PeerCalling, PeerListening, Principal
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import Asker, Endpoint, Peer, PeerService, PeerServing, Reply, Request
-from magnetar.runtime.peer.inside import InsideNetwork, InsideServer, InsideServing
+from magnetar.runtime.peer.inside import InsideNetwork
 from magnetar.runtime.world import World
 from tests.simulation.verdict.observer import Observer
 
@@ -90,50 +90,62 @@ class _Watched:
         self.watch.timer.cancel()
 
 
-class ObservedInside(InsideNetwork):
-    """Of the process on `node`."""
+class _ObservedPeer:
+    """A peer (`runtime.network.Peer`) each of whose requests must get an outcome."""
+
+    def __init__(
+        self, inside: Peer, asked: dict[object, float], now: Callable[[], float], gone: Callable[[], None]
+    ) -> None:
+        self._inside, self._asked, self._now, self._gone = inside, asked, now, gone
+        self._loop = asyncio.get_running_loop()
+        self.statistics, self.close = inside.statistics, inside.close
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self._inside.endpoint
+
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
+        future = self._inside.request(head, frames, timeout_s=timeout_s)
+        if not future.done():
+            self._asked[future] = self._now()
+            watch = _Deadline(self._loop, timeout_s + SLACK_S, self._gone)
+
+            def over(done: Future[Reply]) -> None:
+                del self._asked[done]
+                watch.timer.cancel()
+
+            future.add_done_callback(over)
+        return future
+
+    def post(self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> MagnetarError | None:
+        watched = _Watched(self._asked, asker)
+        refused = self._inside.post(watched, head, frames, timeout_s=timeout_s)
+        if refused is None:
+            self._asked[watched] = self._now()
+            watched.watch = _Deadline(self._loop, timeout_s + SLACK_S, self._gone)
+        return refused
+
+
+class ObservedInside:
+    """The network of the process on `node`: around an `InsideNetwork`, which is compiled and so has no subclass."""
 
     def __init__(self, world: World, observer: Observer, node: str) -> None:
-        super().__init__(world.network, world.clock)
+        self._inside = InsideNetwork(world.network, world.clock)
         self._observer = observer
         self._node = node
         self._now = world.clock.monotonic
         self._asked: dict[object, float] = {}  # requests without an outcome → when they were made
+        outside = world.network
+        self.serve, self.connect, self.new_keys = outside.serve, outside.connect, outside.new_keys
+        self.serve_bytes, self.connect_bytes = outside.serve_bytes, outside.connect_bytes
 
     def late(self) -> int:
         """Requests that have waited for an outcome for LATE_S."""
         return sum(asked_at < self._now() - LATE_S for asked_at in self._asked.values())
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer:
-        peer = super().peer(endpoint, identity, access)
-        ask, loop = peer.request, asyncio.get_running_loop()
-
-        def request(head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-            future = ask(head, frames, timeout_s=timeout_s)
-            if not future.done():
-                self._asked[future] = self._now()
-                watch = _Deadline(loop, timeout_s + SLACK_S, partial(self._observer.forgotten, self._node))
-
-                def over(done: Future[Reply]) -> None:
-                    del self._asked[done]
-                    watch.timer.cancel()
-
-                future.add_done_callback(over)
-            return future
-
-        post_on = peer.post
-
-        def post(asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> MagnetarError | None:
-            watched = _Watched(self._asked, asker)
-            refused = post_on(watched, head, frames, timeout_s=timeout_s)
-            if refused is None:
-                self._asked[watched] = self._now()
-                gone = partial(self._observer.forgotten, self._node)
-                watched.watch = _Deadline(loop, timeout_s + SLACK_S, gone)
-            return refused
-
-        peer.request, peer.post = request, post  # type: ignore[method-assign]
-        return peer
+        gone = partial(self._observer.forgotten, self._node)
+        return _ObservedPeer(self._inside.peer(endpoint, identity, access), self._asked, self._now, gone)
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
@@ -143,5 +155,4 @@ class ObservedInside(InsideNetwork):
         def observed(requests: Sequence[Request]) -> None:
             service([_Observed(request, self._observer, self._node) for request in requests])
 
-        serving = await self._outside.serve_peers(endpoint, identity, service)
-        return InsideServing(serving, InsideServer(identity, observed), self._servers)
+        return await self._inside.serve_peers(endpoint, identity, observed)
