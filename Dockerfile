@@ -1,12 +1,13 @@
 # One image for every role: `docker run … magnetar standalone|metadata|bookie|broker`.
-# Everything that is installed is named, with its hash, in requirements.lock (`make lock` renews it).
-FROM python:3.13-slim AS build
+# Everything that is installed is named, with its hash, in requirements.lock, and what compiles the hot paths (setup.py) in
+# requirements-build.lock (`make lock` renews both). The first stage is the larger image because that has a C compiler.
+FROM python:3.13 AS build
 WORKDIR /src
-COPY requirements.lock .
+COPY requirements.lock requirements-build.lock ./
 RUN pip wheel --no-cache-dir --require-hashes --no-deps --wheel-dir /wheels -r requirements.lock \
-    && pip install --no-cache-dir --no-deps /wheels/setuptools-*.whl && rm /wheels/setuptools-*.whl
+    && pip install --no-cache-dir --require-hashes --no-deps -r requirements-build.lock
 COPY . .
-RUN pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
+RUN MAGNETAR_COMPILE=1 pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir /wheels .
 
 FROM python:3.13-slim
 COPY --from=build /wheels /wheels

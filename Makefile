@@ -116,11 +116,12 @@ proto: $(STAMP)
 		magnetar/proto/entry.proto magnetar/proto/wire.proto magnetar/proto/pulsar.proto
 	cp $(VENV)/generated/magnetar/proto/*_pb2.py $(VENV)/generated/magnetar/proto/*_pb2.pyi proto/
 
-# What the image installs, with hashes.
+# What the image installs, and what its build stage compiles with, with hashes.
+LOCKS := $(BIN)/uv pip compile --python-version 3.13 --upgrade --generate-hashes --no-header --no-annotate -q
 lock: $(STAMP)
 	$(BIN)/python -m pip install --quiet uv
-	printf 'setuptools>=77\n' | $(BIN)/uv pip compile pyproject.toml - --extra security --extra patterns \
-		--python-version 3.13 --upgrade --generate-hashes --no-header --no-annotate -q -o requirements.lock
+	$(LOCKS) pyproject.toml --extra security --extra patterns -o requirements.lock
+	printf 'setuptools>=77\nmypy>=1.19\ntypes-protobuf\nmsgspec>=0.19\n' | $(LOCKS) - -o requirements-build.lock
 
 # The reference of the SDK, from its docstrings.
 docs: $(STAMP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import socket
@@ -80,18 +81,50 @@ def test_the_image_starts_a_command_that_exists_and_serves_this_container_alone(
     assert 'ENTRYPOINT ["magnetar"]' in lines
 
 
+def locked(name: str) -> dict[str, str]:
+    lock = (ROOT / name).read_text(encoding="utf-8")
+    found = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", lock, re.MULTILINE))
+    assert len(found) == len(re.findall("==", lock)), "each has a hash"
+    return found
+
+
+def steps() -> list[tuple[str, list[str]]]:
+    """The image of each stage, and what it runs and copies."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
+    lines = [" ".join(line.split()) for line in text.splitlines() if line and not line.startswith("#")]
+    begins = [number for number, line in enumerate(lines) if line.startswith("FROM ")]
+    return [
+        (lines[begin].split()[1], lines[begin + 1 : end])
+        for begin, end in zip(begins, [*begins[1:], len(lines)], strict=True)
+    ]
+
+
 def test_the_image_installs_what_the_lock_file_names_by_hash_and_the_lock_file_has_all() -> None:
-    image, lock = ((ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "requirements.lock"))
-    assert "--require-hashes" in image
-    assert "requirements.lock" in image
-    locked = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", lock, re.MULTILINE))
-    assert len(locked) == len(re.findall("==", lock)), "each has a hash"
+    (_, build), _ = steps()
+    assert any("--require-hashes" in step and "-r requirements.lock" in step for step in build)
+    found = locked("requirements.lock")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     for text in (*project["dependencies"], *extras["security"], *extras["patterns"]):
         wanted = Requirement(text)
         if wanted.marker is None or wanted.marker.evaluate({"sys_platform": "linux", "python_version": "3.13"}):
-            assert locked[canonicalize_name(wanted.name)] in wanted.specifier, text
+            assert found[canonicalize_name(wanted.name)] in wanted.specifier, text
+
+
+def test_the_image_is_compiled_by_what_its_other_lock_file_names_by_hash() -> None:
+    (image, build), (final, _) = steps()
+    assert f"{image}-slim" == final, "the one with a C compiler, of the same Python on the same Linux"
+    assert any("--require-hashes" in step and "-r requirements-build.lock" in step for step in build)
+    assert build[-1].startswith("RUN MAGNETAR_COMPILE=1 pip wheel "), "it fails rather than being slower"
+    assert "--no-build-isolation" in build[-1], "nothing is fetched that has no hash"
+    found = locked("requirements-build.lock")
+    install = next(node for node in ast.walk(ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")))
+                   if isinstance(node, ast.Call) and ast.unparse(node.func) == "setup")  # fmt: skip
+    required = next(each.value for each in install.keywords if each.arg == "setup_requires")
+    assert isinstance(required, ast.IfExp)
+    backend = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    for wanted in map(Requirement, (*ast.literal_eval(required.body), *backend)):
+        assert found[canonicalize_name(wanted.name)] in wanted.specifier, wanted
 
 
 def test_each_server_says_whether_it_is_well_and_nothing_starts_before_what_it_needs(compose: Compose) -> None:
