@@ -126,10 +126,11 @@ ledger to the bookie's journal, and back through the cursor and the dispatcher t
 - the connection, producers and consumers of Pulsar's protocol: they look at an attribute again after a wait, and mypyc
   takes it for what it was before: a TypeError.
 
-mypyc understands four things otherwise, which tests/test_compiled.py refuses in these modules: it computes the bound
+mypyc understands five things otherwise, which tests/test_compiled.py refuses in these modules: it computes the bound
 of a slice twice, so that has no effects; while a coroutine waits within `except` or `finally`, the exception is that of
-the whole thread (runtime/unbroken.py); `__new__` calls `__init__`; and an attribute that was looked at is taken for
-what it was, whatever was called since: what is looked at again was given a name the first time.
+the whole thread (runtime/unbroken.py); `__new__` calls `__init__`; the attributes of a subclass of `threading.local`
+are the same in all threads; and an attribute that was looked at is taken for what it was, whatever was called since:
+what is looked at again was given a name the first time.
 """
 GROUP = "magnetar.proto.compiled"
 """The shared library of all has this name, and two underscores and mypyc."""
@@ -276,5 +277,5 @@ WANTED = REQUIRED or (ASKED != "0" and not IN_PLACE and can_compile())
 setup(
     cmdclass={"build_py": Modules, "build_ext": Compile},
     ext_modules=[Extension(f"{GROUP}__mypyc", [])] if WANTED else [],  # the others are known when mypy has run
-    setup_requires=["mypy>=1.19", "types-protobuf", "msgspec>=0.19"] if WANTED else [],
+    setup_requires=["mypy>=2.4,<2.5", "types-protobuf", "msgspec>=0.19"] if WANTED else [],
 )

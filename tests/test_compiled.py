@@ -59,6 +59,8 @@ def hot() -> list[str]:
     )  # fmt: skip
 
 
+IMMEDIATE = ("timeout(", ".moving", ".reading(")
+"""What `async with` leaves without a wait."""
 PURE = {"bisect_left", "bisect_right", "len", "max", "min", "rank", "unpack_from"}
 
 
@@ -77,6 +79,12 @@ def wrong_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Try):
             for line in (*waits([each for handler in node.handlers for each in handler.body]), *waits(node.finalbody)):
                 yield line, "it waits with everybody's exception: `followed_by`, `undone_by` (runtime/unbroken.py)"
+        if isinstance(node, ast.AsyncWith):
+            for item in (ast.unparse(each.context_expr) for each in node.items):
+                if not any(each in item for each in IMMEDIATE):
+                    yield node.lineno, f"{item}: if its end waits, it does with everybody's exception"
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(each).split(".")[-1] == "local" for each in node.bases):
+            yield node.lineno, "the attributes of the class are the same in all threads"
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".__new__"):
             yield node.lineno, "`__new__` calls `__init__`"
 
@@ -90,6 +98,8 @@ def test_no_compiled_module_says_what_the_compiler_understands_otherwise(path: s
     "a = a[send(a):]",
     "async def f():\n try:\n  g()\n except E:\n  await h()",
     "async def f():\n try:\n  g()\n finally:\n  await h()",
+    "async def f():\n async with open_connection():\n  g()",
+    "class Buffers(threading.local):\n view: memoryview",
     "a = A.__new__(A)",
 ])  # fmt: skip
 def test_each_such_thing_is_found(code: str) -> None:

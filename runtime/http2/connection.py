@@ -109,14 +109,16 @@ _LOG = logging.getLogger("magnetar.rpc")
 T = TypeVar("T")
 
 
-class _Buffers(threading.local):
-    """What the connections of one thread read into."""
-
-    def __init__(self) -> None:
-        self.view = memoryview(bytearray(READ_BYTES))
+_OF_THREAD = threading.local()
 
 
-_BUFFERS = _Buffers()
+def _buffer() -> memoryview:
+    """What the connections of this thread read into. No subclass of `threading.local` has it: compiled, the attributes
+    of one would be the same in all threads."""
+    view: memoryview | None = getattr(_OF_THREAD, "view", None)
+    if view is None:
+        view = _OF_THREAD.view = memoryview(bytearray(READ_BYTES))
+    return view
 
 
 class Http2Stream:
@@ -186,7 +188,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._paused = False
         self._blocked: dict[Http2Stream, None] = {}
         # in
-        self._view = _BUFFERS.view
+        self._view = _buffer()
         self._partial = bytearray()  # of a frame that is not DATA, or of a header
         self._frame_end = 0  # of the frame in `_partial`
         self._data_left = 0  # of the DATA frame that is being read

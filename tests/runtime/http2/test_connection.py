@@ -7,6 +7,7 @@ import asyncio
 import random
 import struct
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -453,6 +454,18 @@ async def test_an_idle_connection_is_closed_and_one_with_a_stream_is_not(pair: P
         if not pair.server.is_lost:
             pair.server._look()
     assert pair.server.is_lost
+
+
+def test_each_thread_reads_into_a_buffer_of_its_own() -> None:
+    """The system fills a buffer while other threads run: what one thread works on, the read of another would change."""
+
+    async def of_a_connection() -> memoryview:
+        return http2.Http2Connection(HeaderDecoder(list, 1 << 20), b"", {}).get_buffer(-1)
+
+    here, again = asyncio.run(of_a_connection()), asyncio.run(of_a_connection())
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(asyncio.run, of_a_connection()).result()
+    assert again.obj is here.obj is not there.obj
 
 
 # ---------------------------------------------------------------------------------- headers
