@@ -121,7 +121,7 @@ LOCKS := $(BIN)/uv pip compile --python-version 3.13 --upgrade --generate-hashes
 lock: $(STAMP)
 	$(BIN)/python -m pip install --quiet uv
 	$(LOCKS) pyproject.toml --extra security --extra patterns -o requirements.lock
-	printf 'setuptools>=77\nmypy>=1.19\ntypes-protobuf\nmsgspec>=0.19\n' | $(LOCKS) - -o requirements-build.lock
+	printf 'setuptools>=77\nmypy>=2.4,<2.5\ntypes-protobuf\nmsgspec>=0.19\n' | $(LOCKS) - -o requirements-build.lock
 
 # The reference of the SDK, from its docstrings.
 docs: $(STAMP)

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import tomllib
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,16 @@ def test_the_image_is_compiled_by_what_its_other_lock_file_names_by_hash() -> No
     backend = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
     for wanted in map(Requirement, (*ast.literal_eval(required.body), *backend)):
         assert found[canonicalize_name(wanted.name)] in wanted.specifier, wanted
+
+
+def test_what_compiles_at_a_user_s_place_is_what_the_tests_compiled_with() -> None:
+    """Another mypy makes another program of the same code."""
+    (of_setup,) = re.findall(r'"(mypy[<>=][^"]+)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert of_setup in project["optional-dependencies"]["dev"]
+    assert of_setup in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert Requirement(of_setup).specifier.contains(version("mypy"))
+    assert not Requirement(of_setup).specifier.contains("99")
 
 
 def test_each_server_says_whether_it_is_well_and_nothing_starts_before_what_it_needs(compose: Compose) -> None:
