@@ -95,6 +95,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
     )
     from .client.common.loggers import ConsoleLogger, FileLogger, LoggerLevel
+    from .client.common.redelivery_backoff import MultiplierRedeliveryBackoff
     from .client.connect.authentication import (
         Authentication,
         AuthenticationAthenz,
@@ -106,7 +107,6 @@ if TYPE_CHECKING:
     from .client.connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
     from .client.consume.batch_receive import BatchReceivePolicy, ConsumerBatchReceivePolicy
     from .client.consume.ranges import IndexedMessage, StoredEntry
-    from .client.core.redelivery import MultiplierRedeliveryBackoff
     from .client.core.transaction import TransactionState
     from .client.crypto.context import EncryptionContext, EncryptionKey
     from .client.crypto.key_reader import CryptoKeyReader, EncryptionKeyInfo, KeyReader
@@ -305,7 +305,7 @@ _PLACES = {
         "ClientConfiguration", "ConsumerConfiguration", "ProducerConfiguration", "ReaderConfiguration", "SchemaInfo",
         "SchemaType",
     ),
-    "client.core.redelivery": ("MultiplierRedeliveryBackoff",),
+    "client.common.redelivery_backoff": ("MultiplierRedeliveryBackoff",),
     "client.model.settings": (
         "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerDeadLetterPolicy",
         "ConsumerKeySharedPolicy", "ConsumerType",

@@ -41,6 +41,7 @@ from .common.checks import (
 from .common.closing import ClosedAfterAsyncWith, close_all, until_quiet
 from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate
 from .common.loggers import attach
+from .common.redelivery_backoff import RedeliveryBackoff
 from .common.reports import Reports
 from .connect.connections import Connections
 from .connect.service import Service
@@ -52,7 +53,6 @@ from .consume.consumer import Consumer
 from .consume.ranges import RangeReader, StoredEntry
 from .consume.reader import Reader
 from .consume.table_view import TableView
-from .core.redelivery import RedeliveryBackoff
 from .core.transaction import TransactionState
 from .crypto.key_reader import KeyReader
 from .model.events import ConsumerEventListener

@@ -18,10 +18,10 @@ from ..common.checks import TRANSACTION, check
 from ..common.closing import ClosedAfterWith
 from ..common.errors import AlreadyClosed, InvalidConfiguration
 from ..common.fork import EPOCH
+from ..common.redelivery_backoff import RedeliveryBackoff
 from ..connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
 from ..consume.batch_receive import ConsumerBatchReceivePolicy
 from ..consume.ranges import StoredEntry
-from ..core.redelivery import RedeliveryBackoff
 from ..core.transaction import TransactionState
 from ..crypto.key_reader import KeyReader
 from ..model.events import ConsumerEventListener

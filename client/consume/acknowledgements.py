@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ...proto.names import Position
+from ..common.redelivery_backoff import RedeliveryBackoff
 from ..core.acks import (
     GROUP_MESSAGES,
     AckGroup,
@@ -19,7 +20,6 @@ from ..core.acks import (
 )
 from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerOptions
-from ..core.redelivery import RedeliveryBackoff
 from ..model.message import Message, ReceivedEntry
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType

@@ -13,53 +13,20 @@ given out once, never early. An entry that is watched again keeps its first time
   Memory: 2 × 2 bytes an entry at most (one in its bucket, one in the set of all that are watched; less when they are
   dense), and about 300 bytes for each bucket and ledger.
 
-`RedeliveryBackoff` says how long an entry waits by how often it came back. Guarding tests:
+How long an entry waits by how often it came back: client/common/redelivery_backoff.py. Guarding tests:
 tests/client/core/test_cores.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
 
 from pyroaring import BitMap
 
 from ...proto.names import Position
-from ..common.checks import BACKOFF, WrongValue, check
 
 PRECISION_MS = 256
 BUCKETS_MAX = 256
-
-
-class RedeliveryBackoff(Protocol):
-    def next(self, redelivery_count: int) -> int:
-        """Milliseconds until an entry that came back so often is delivered again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class MultiplierRedeliveryBackoff:
-    """Exponential, as Pulsar's: min, min × multiplier, … up to max. With its defaults 1, 2, 4, … 60 s (A7)."""
-
-    min_delay_ms: int = 1000
-    max_delay_ms: int = 60_000
-    multiplier: float = 2.0
-
-    def __post_init__(self) -> None:
-        check(BACKOFF, {name: getattr(self, name) for name in BACKOFF})
-        if self.min_delay_ms > self.max_delay_ms:
-            raise WrongValue(f"min_delay_ms is at most max_delay_ms, and {self.min_delay_ms} > {self.max_delay_ms}")
-
-    def next(self, redelivery_count: int) -> int:
-        """Milliseconds until an entry that came back so often is delivered again."""
-        if redelivery_count <= 0 or self.min_delay_ms <= 0:
-            return self.min_delay_ms
-        delay, times = float(self.min_delay_ms), redelivery_count
-        while times and delay < self.max_delay_ms and self.multiplier > 1:
-            delay *= self.multiplier
-            times -= 1
-        return int(min(self.max_delay_ms, delay))
 
 
 class RedeliveryTracker:

@@ -16,7 +16,7 @@ from ...proto.routing import STICKY_SLOTS as HASHES_MAX
 from ...proto.subscription_types import NUMBERS, client_name
 from ..common.checks import DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum
 from ..common.enums import ClientEnum
-from ..core.redelivery import RedeliveryBackoff
+from ..common.redelivery_backoff import RedeliveryBackoff
 from ..core.router import PartitionsRoutingMode
 from ..crypto.key_reader import KeyReader
 from .events import ConsumerEventListener

@@ -11,7 +11,7 @@ from pyroaring import BitMap
 
 from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.client import aio
-from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
+from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest

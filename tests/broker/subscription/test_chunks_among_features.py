@@ -15,8 +15,8 @@ from magnetar.broker.subscription import whole_messages
 from magnetar.client.admin.grpc_transport import stored_messages
 from magnetar.client.client import Client
 from magnetar.client.common.errors import Timeout
+from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
 from magnetar.client.core.chunking import split
-from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_entry

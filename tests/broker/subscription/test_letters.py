@@ -13,7 +13,7 @@ import pytest
 
 from magnetar.client import aio
 from magnetar.client.common.errors import InvalidConfiguration, OperationNotSupported, Timeout
-from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
+from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
 from tests.support.cluster import Cluster, cluster
 

@@ -14,7 +14,7 @@ from magnetar.broker.log.core.compaction import KeySurvey, opened
 from magnetar.broker.subscription.core.dead_letter import letters_of
 from magnetar.client import aio
 from magnetar.client.common.errors import CryptoError, Timeout
-from magnetar.client.core.redelivery import MultiplierRedeliveryBackoff
+from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
 from magnetar.client.crypto.decryptor import Decryptor
 from magnetar.client.crypto.encryptor import Encryptor
 from magnetar.client.model.message_id import MessageId
