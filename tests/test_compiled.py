@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import json
 import os
 import pickle
 import subprocess
@@ -47,6 +48,19 @@ def test_an_id_is_copied_and_pickled() -> None:
         assert copy.copy(each) == copy.deepcopy(each) == pickle.loads(pickle.dumps(each)) == made
         assert type(pickle.loads(pickle.dumps(each))) is type(each)
         assert pickle.loads(pickle.dumps(each)).batch_size() == each.batch_size()
+
+
+@pytest.mark.skipif(not COMPILED, reason="there is one twin")
+def test_whole_clusters_under_faults_take_the_same_steps_on_both_twins() -> None:
+    sources = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-m", "tests.simulation", "--seeds", "1:2", "--tier", "cluster"]
+    began = [
+        subprocess.Popen(command, cwd=ROOT, env=each, stdout=subprocess.PIPE, text=True)
+        for each in (dict(os.environ), sources)
+    ]
+    said = [json.loads(each.communicate()[0].splitlines()[-1]) for each in began]
+    assert [(each["seeds"], each["failed"]) for each in said] == [(2, 0), (2, 0)]
+    assert len({each["trace_hash"] for each in said}) == 1
 
 
 # ---------------------------------------------------------------------------------- what mypyc makes another program of

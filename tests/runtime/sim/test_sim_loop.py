@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from magnetar.runtime.sim.loop import Deadlock, NotSimulated, OutOfBounds, throw_into
+from magnetar.runtime.sim.loop import Deadlock, NotSimulated, OutOfBounds, _name_of, throw_into
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 
 
@@ -236,3 +236,19 @@ def test_a_second_process_of_a_node_shares_its_disk_and_its_locks_and_ends_alone
         lock.close()
 
     simulation.run(main())
+
+
+@pytest.mark.parametrize(("of_mypyc", "name"), [
+    ("flush_PartitionProducer_gen", "PartitionProducer.flush"), ("_asked__Listener_gen", "_Listener._asked"),
+    ("_ask_on_LedgerReader_gen", "LedgerReader._ask_on"), ("_check_ack_gen", "_check_ack"), ("other", "task"),
+])  # fmt: skip
+def test_a_compiled_coroutine_has_the_name_of_its_source(of_mypyc: str, name: str) -> None:
+    assert _name_of(type(of_mypyc, (), {})()) == name
+
+
+async def test_a_coroutine_has_its_own_name() -> None:
+    async def here() -> None: ...
+
+    coroutine = here()
+    assert _name_of(coroutine) == "test_a_coroutine_has_its_own_name.<locals>.here"
+    await coroutine
