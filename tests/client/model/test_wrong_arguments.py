@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -119,7 +120,9 @@ MADE: list[Callable[[], object]] = [
     lambda: magnetar.ConsumerKeySharedPolicy(magnetar.KeySharedMode.Sticky, False, [("a", "b")]),
     lambda: magnetar.ConsumerKeySharedPolicy(magnetar.KeySharedMode.Sticky, "x", [(0, 1)]),
     lambda: magnetar.MultiplierRedeliveryBackoff("1"), lambda: magnetar.MultiplierRedeliveryBackoff(multiplier=0.5),
-    lambda: magnetar.MultiplierRedeliveryBackoff(1000, 10), lambda: ID < 5,
+    lambda: magnetar.MultiplierRedeliveryBackoff(1000, 10), lambda: magnetar.MultiplierRedeliveryBackoff(True),
+    lambda: magnetar.MultiplierRedeliveryBackoff(1.0), lambda: magnetar.MultiplierRedeliveryBackoff(multiplier=True),
+    lambda: magnetar.MultiplierRedeliveryBackoff(multiplier=Decimal(2)),
 ]  # fmt: skip
 TIMEOUTS: list[Any] = ["1", 1.5, -1, True, 2**70]
 
@@ -151,8 +154,22 @@ def test_a_client_is_not_made(face: Any, wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("make", MADE)
 def test_an_id_or_a_policy_is_not_made(make: Callable[[], object]) -> None:
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises(PulsarException) as caught:
         make()
+    assert refused(caught.value)
+
+
+def test_an_id_is_before_no_number() -> None:
+    with pytest.raises(TypeError):
+        assert ID < 5
+
+
+def test_an_application_derives_its_own_back_off() -> None:
+    class Patient(magnetar.MultiplierRedeliveryBackoff):
+        def next(self, redelivery_count: int) -> int:
+            return 10 * super().next(redelivery_count)
+
+    assert Patient(1, 100).next(2) == 40
 
 
 def calls(client: Any, consumer: Any, reader: Any, producer: Any, message: Any) -> list[tuple[str, Callable[[], Any]]]:
