@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from magnetar.proto.versions import build
+
 ROOT = Path(__file__).resolve().parent.parent
 READY_DEADLINE_S = 60.0
 
@@ -239,6 +241,7 @@ def report(name: str, unit: str, runs: Sequence[Run], options: Options, *, pick:
         "options": {k: v for k, v in vars(options).items() if k not in ("extra", "url")} | options.extra,
         "machine": machine(),
         "commit": commit(),
+        "build": build(),
         "seed": options.seed,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

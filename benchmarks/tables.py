@@ -18,7 +18,7 @@ def number(value: float) -> str:
 
 
 def as_table(results: Sequence[dict[str, Any]]) -> str:
-    """Markdown: benchmark, median, range, latencies, what it cost, of which commit."""
+    """Markdown: benchmark, median, range, latencies, what it cost, of which commit and build."""
     lines = [
         "| benchmark | median | range | latency p50 / p99 ms | CPU s (peak MB) | commit |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
@@ -31,7 +31,7 @@ def as_table(results: Sequence[dict[str, Any]]) -> str:
             f"| {_name(result)} | {number(result['value'])} {result['unit']} "
             f"| {number(result['min'])} – {number(result['max'])} | "
             + (f"{latencies['p50']:.2f} / {latencies['p99']:.2f}" if latencies else "–")
-            + f" | {cost or '–'} | {result['commit'][:7]} |"
+            + f" | {cost or '–'} | {result['commit'][:7]}{', ' + result['build'] if 'build' in result else ''} |"
         )
     return "\n".join(lines)
 
@@ -64,6 +64,8 @@ def compared(now: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     if now["benchmark"] != before["benchmark"]:
         raise SystemExit(f"--compare: a result of {before['benchmark']}, not of {now['benchmark']}")
     differs = [key for key in ("machine", "options") if now[key] != before[key]]
+    if "build" in before and now["build"] != before["build"]:  # older results do not say
+        differs.append("build")
     return {
         "with": before["commit"],
         "before": before["value"],

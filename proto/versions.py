@@ -74,11 +74,14 @@ def is_compiled() -> bool:
     return found is not None and not str(found.origin).endswith(".py")
 
 
+def build() -> str:
+    return "compiled" if is_compiled() else "pure Python"
+
+
 def shown() -> str:
     """The output of `magnetar --version`."""
 
     def listed(forms: tuple[Format, ...]) -> str:
         return ", ".join(f"{form.name} {form.version}" for form in forms)
 
-    kind = "compiled" if is_compiled() else "pure Python"
-    return f"magnetar {PRODUCT} ({kind})\nwire: {listed(WIRE)}\nstorage: {listed(STORAGE)}"
+    return f"magnetar {PRODUCT} ({build()})\nwire: {listed(WIRE)}\nstorage: {listed(STORAGE)}"

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from magnetar.proto.versions import build
+
 from ..harness import commit, machine
 from ..tables import number
 from .rows import ROWS, Plan
@@ -57,6 +59,7 @@ def record(name: str, plan: Plan, turns: Turns, missing: dict[str, str]) -> Reco
         "title": ROWS[name].title,
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": commit(),
+        "build": build(),
         "machine": machine(),
         "options": asdict(plan),
         "sides": {side: [asdict(each) for each in taken] for side, taken in turns.taken.items()},
@@ -109,7 +112,8 @@ def _where(records: Sequence[Record]) -> list[str]:
     """The machines and commits, each once."""
     told = [
         f"{each['machine']['cores']} cores, {each['machine']['memory_gib']} GiB, {each['machine']['system']}, "
-        f"Python {each['machine']['python']}; commit {each['commit']}; {each['options']['rounds']} rounds of "
+        f"Python {each['machine']['python']}; commit {each['commit']}"
+        f"{', ' + each['build'] if 'build' in each else ''}; {each['options']['rounds']} rounds of "
         f"{each['options']['seconds']:g} s, {each['options']['pause_s']:g} s of pause"
         for each in records
     ]

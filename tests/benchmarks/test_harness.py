@@ -16,6 +16,7 @@ import pytest
 from benchmarks.__main__ import BENCHMARKS, STANDARD, label, standard_label
 from benchmarks.harness import Options, Run, Usage, measured, percentiles, report
 from benchmarks.tables import as_plot, as_table, compared, ratio_line
+from magnetar.proto.versions import build
 from tests import layout
 
 NAMES = [
@@ -91,20 +92,21 @@ def test_a_result_says_what_was_measured_where_and_how(tiny: dict[str, Any]) -> 
     assert tiny["machine"].keys() >= {"cores", "memory_gib", "system", "python"}
     assert tiny["options"].items() >= {"size": 4096, "runs": 2, "seconds": 0.2, "bookies": 1}.items()
     assert re.fullmatch(r"[0-9a-f]{12}(\+changes)?|unknown", tiny["commit"])
+    assert tiny["build"] == build()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", tiny["when"])
 
 
 def test_compare_prints_the_ratio_and_names_what_differs(tiny: dict[str, Any], tmp_path: Path) -> None:
     before = tmp_path / "before.json"
-    before.write_text(json.dumps(tiny | {"value": tiny["value"] / 2, "machine": {"cores": 512}}))
+    before.write_text(json.dumps(tiny | {"value": tiny["value"] / 2, "machine": {"cores": 512}, "build": "another"}))
     arguments = ["--size", "4096", "--seconds", "0.1", "--runs", "1", "--json", "--compare", str(before)]
     done = _benchmarks("journal", *arguments)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     against = found["compared"]
     assert against["ratio"] == pytest.approx(found["value"] / (tiny["value"] / 2))
-    assert against["differs"] == ["machine", "options"]
-    assert ratio_line(found)[-1].endswith("; not the same: machine, options")
+    assert against["differs"] == ["machine", "options", "build"]
+    assert ratio_line(found)[-1].endswith("; not the same: machine, options, build")
     assert f"{against['ratio']:.2f} × the " in ratio_line(found)[-1]
     assert ratio_line(tiny) == []
     with pytest.raises(SystemExit, match="a result of journal, not of produce"):
@@ -139,7 +141,9 @@ def test_a_table_has_a_line_for_each_result(tiny: dict[str, Any]) -> None:
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2].startswith("| journal 4096 B |")
     assert lines[3].startswith("| journal 4096 B, 3 bookies |")
-    assert lines[3].endswith(f"| – | – | {tiny['commit'][:7]} |")
+    assert lines[3].endswith(f"| – | – | {tiny['commit'][:7]}, {build()} |")
+    older = {key: value for key, value in three.items() if key != "build"}
+    assert as_table([older]).endswith(f"| {tiny['commit'][:7]} |")
 
 
 def test_a_standard_run_has_a_file_of_its_own() -> None:
