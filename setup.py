@@ -130,7 +130,7 @@ mypyc understands five things otherwise, which tests/test_compiled.py refuses in
 of a slice twice, so that has no effects; while a coroutine waits within `except` or `finally`, the exception is that of
 the whole thread (runtime/unbroken.py); `__new__` calls `__init__`; the attributes of a subclass of `threading.local`
 are the same in all threads; and an attribute that was looked at is taken for what it was, whatever was called since:
-what is looked at again was given a name the first time.
+what is looked at again was given a name the first time, or is read in a method of its own.
 """
 GROUP = "magnetar.proto.compiled"
 """The shared library of all has this name, and two underscores and mypyc."""

@@ -100,8 +100,11 @@ class MessageStream(Http2Stream):
         is_long = self._arrivals is not None and 2 * size > self._window
         if is_long and not (self.is_read and self._arrivals.begin(self, size)):  # type: ignore[union-attr]
             self._early, self._size = bytearray(), size
-            return
-        self._message, self._filled, self._cost = bytearray(size), 0, PREFIX_BYTES
+        else:
+            self._make_place(size)
+
+    def _make_place(self, size: int) -> None:
+        self._early, self._message, self._filled, self._cost = None, bytearray(size), 0, PREFIX_BYTES
         self._place = memoryview(self._message)
 
     def window_opened(self) -> None:
@@ -111,10 +114,9 @@ class MessageStream(Http2Stream):
 
     def place(self) -> None:
         """There is room for the long message."""
-        early, self._early = self._early, None
+        early = self._early
         assert early is not None, "it waits"
-        self._message, self._filled, self._cost = bytearray(self._size), 0, PREFIX_BYTES
-        self._place = memoryview(self._message)
+        self._make_place(self._size)
         first = min(len(early), self._size)
         came = memoryview(early)
         self._place[:first] = came[:first]

@@ -68,9 +68,12 @@ class Share:
         """Not before LOOK_S."""
         turn = Turn(go_on)
         (self._light if is_light else self._heavy).append(turn)
-        if self._timer is None:
-            self._timer = self._loop.call_later(LOOK_S, self._look)
+        self._look_later()
         return turn
+
+    def _look_later(self) -> None:
+        if self._timer is None and (self._light or self._heavy):
+            self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
         """Each that waits now has one turn at most; what it does is spent before the next one's."""
@@ -88,8 +91,7 @@ class Share:
             if left <= 0:
                 break
             left = self._take(self._heavy.popleft())
-        if self._timer is None and (self._light or self._heavy):
-            self._timer = self._loop.call_later(LOOK_S, self._look)
+        self._look_later()
 
     async def turn(self, frames: int, *, is_light: bool) -> None:
         """Returns when something is left; so many frames are spent by then."""

@@ -190,6 +190,21 @@ async def test_what_comes_after_a_message_that_waits_is_kept_and_so_is_the_end()
     assert arrivals.long == 0
 
 
+@derives
+async def test_a_stream_that_ends_within_a_second_message_that_waits_ends_after_that_has_a_place() -> None:
+    arrivals = Arrivals(100)
+    first, second = Read(arrivals), Read(arrivals)
+    first.data_came(memoryview(prefix(60_000) + bytes(30_000)))
+    second.data_came(memoryview(prefix(40_000) + bytes(30_000)))
+    second.data_came(memoryview(bytes(10_000) + prefix(50_000) + b"torn"))
+    second.input_ended()
+    first.data_came(memoryview(bytes(30_000)))
+    first.read(60_005)
+    assert (second.came, second.over) == ([40_000], False), "there is no room for the rest"
+    second.read(40_005)
+    assert (second.came, second.over, second.is_torn) == ([40_000], True, True)
+
+
 async def test_above_the_limit_no_stream_is_read_and_below_it_all_go_on(place: Place) -> None:
     channel = await place.dial()
     place.requests.held = elsewhere = 8 * MIB + 1

@@ -175,6 +175,22 @@ async def test_turns_that_are_over_are_forgotten_while_others_come(port: Port) -
     assert len(port.share._light) + len(port.share._heavy) <= TIDY_MIN
 
 
+async def test_who_asks_for_another_turn_within_its_own_has_it_at_the_next_look() -> None:
+    ticks, had = Ticks(), list[int]()
+    share = Share(ticks)  # type: ignore[arg-type]
+
+    def again() -> None:
+        had.append(len(had))
+        share.later(again, is_light=True)
+
+    share.later(again, is_light=True)
+    for looks in range(1, 4):
+        await ticks.tick()
+        assert len(had) == looks
+        assert len(ticks.timers) == 1, "one look follows"
+    share.close()
+
+
 async def test_of_those_that_wait_for_their_turn_few_have_it_at_a_look(port: Port) -> None:
     port.share.spend(int(SHARE_MOST))
     waiting = [asyncio.ensure_future(port.share.turn(20, is_light=each % 2 == 0)) for each in range(200)]
