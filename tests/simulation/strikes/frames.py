@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from magnetar.broker.protocols.grpc.connection import Connection
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
+from magnetar.runtime.sim.streams import SimStream
 
 LATER_S = 16.0
 """Past the time after which clients of a load give an opening up (`operation_timeout_seconds`)."""
@@ -26,19 +26,21 @@ def said_twice(seed: int) -> Iterator[None]:
     """Half of them come twice in one read, and half once more later. It draws beside the simulation: the same seed has
     the same faults without it."""
     rng = random.Random(f"frames {seed}")
-    honest = Connection.send
+    honest = SimStream.send_nowait  # and not the broker's own, which is not replaced where it is compiled
 
-    def late(connection: Connection, frame: Any) -> None:
+    def late(stream: SimStream, frame: Any) -> None:
         with contextlib.suppress(MagnetarError):  # its stream is over
-            honest(connection, frame)
+            honest(stream, frame)
 
-    def send(self: Connection, frame: Any) -> None:
-        honest(self, frame)
-        if isinstance(frame, wire.ServerFrame) and frame.WhichOneof("kind") == "closed":
-            if rng.random() < 0.5:
-                honest(self, frame)
-            if rng.random() < 0.5:
-                asyncio.get_running_loop().call_later(LATER_S, late, self, frame)
+    def send(self: SimStream, frame: Any) -> None:
+        try:
+            honest(self, frame)
+        finally:
+            if isinstance(frame, wire.ServerFrame) and frame.WhichOneof("kind") == "closed":
+                if rng.random() < 0.5:
+                    late(self, frame)
+                if rng.random() < 0.5:
+                    asyncio.get_running_loop().call_later(LATER_S, late, self, frame)
 
-    with mock.patch.object(Connection, "send", send):
+    with mock.patch.object(SimStream, "send_nowait", send):
         yield
