@@ -203,6 +203,9 @@ EXTRA_HEADERS = ["-include", "CPy.h", "-include", "bytearray_extra_ops.h", "-inc
 """mypyc leaves them out of files that only use them through others."""
 
 
+SLOWER = "the slower Python of the same modules is installed"
+
+
 class Modules(build_py):
     """The repository's folder is the package's: this file is there, and is none of its modules. A second name
     (`magnetar.asyncio`) is a stub there, because a file asyncio.py would hide Python's from every program that runs in
@@ -214,6 +217,8 @@ class Modules(build_py):
 
     def run(self) -> None:
         super().run()
+        if WHY_NOT:
+            say(f"not compiled: {WHY_NOT}; {SLOWER}")
         if not self.editable_mode:
             for stub in Path().glob("*.pyi"):
                 self.copy_file(str(stub), str(Path(self.build_lib, "magnetar", f"{stub.stem}.py")))
@@ -241,7 +246,7 @@ class Compile(build_ext):
             for made in Path(self.build_lib).glob("**/*.so"):
                 made.unlink()
             why = " ".join(str(error).split())[:300]
-            say(f"not compiled: {why}; the slower Python of the same modules is installed")
+            say(f"not compiled: {why}; {SLOWER}")
         else:
             say(f"compiled {len(HOT)} modules in {time.monotonic() - began:.0f} s")
 
@@ -265,15 +270,20 @@ def say(line: str) -> None:
         print(f"magnetar: {line}", file=terminal)
 
 
-def can_compile() -> bool:
+def why_not() -> str:
+    """Why nothing can be compiled here; "": it can."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
-    return shutil.which(compiler) is not None and Path(sysconfig.get_path("include"), "Python.h").is_file()
+    if shutil.which(compiler) is None:
+        return f"there is no C compiler ({compiler})"
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return "" if header.is_file() else f"the headers of Python are not installed ({header})"
 
 
 ASKED = os.environ.get("MAGNETAR_COMPILE", "")
 REQUIRED = ASKED not in ("", "0")
 IN_PLACE = bool({"editable_wheel", "develop"} & set(sys.argv))
-WANTED = REQUIRED or (ASKED != "0" and not IN_PLACE and can_compile())
+WHY_NOT = "" if REQUIRED or ASKED == "0" or IN_PLACE else why_not()
+WANTED = REQUIRED or (ASKED != "0" and not IN_PLACE and not WHY_NOT)
 setup(
     cmdclass={"build_py": Modules, "build_ext": Compile},
     ext_modules=[Extension(f"{GROUP}__mypyc", [])] if WANTED else [],  # the others are known when mypy has run

@@ -63,6 +63,19 @@ def test_whole_clusters_under_faults_take_the_same_steps_on_both_twins() -> None
     assert len({each["trace_hash"] for each in said}) == 1
 
 
+@pytest.mark.parametrize(("asked", "said"), [
+    ("", "magnetar: not compiled: there is no C compiler (/no/compiler); the slower Python of the same modules is "
+         "installed\n"),
+    ("0", ""),
+])  # fmt: skip
+def test_an_installation_says_in_one_line_why_it_does_not_compile(tmp_path: Path, asked: str, said: str) -> None:
+    env = {**os.environ, "CC": "/no/compiler", "MAGNETAR_COMPILE": asked, "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert "".join(line for line in done.stderr.splitlines(True) if line.startswith("magnetar: ")) == said
+    assert (tmp_path / "magnetar" / "proto" / "entry.py").is_file()
+
+
 # ---------------------------------------------------------------------------------- what mypyc makes another program of
 def hot() -> list[str]:
     """HOT of setup.py, which is not imported because it installs."""
