@@ -71,15 +71,15 @@ wheels: $(STAMP)
 	for each in $(WHEELS_OF); do $$each tests/wheel.py dist/*-$$($$each -c 'import sys; print("cp%d%d" % sys.version_info[:2])')-*.whl || exit 1; done
 	$(BIN)/python tests/wheel.py dist/*-py3-none-any.whl
 
-# The tests of what is compiled, and a few whole clusters of it under faults.
-TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/core tests/client/consume tests/client/produce tests/ledger \
-	tests/bookie/requests tests/bookie/store/journal tests/runtime/grpc tests/runtime/http2 tests/runtime/peer tests/broker/log \
-	tests/runtime/monitoring tests/bookie/format tests/broker/subscription/core tests/broker/protocols tests/broker/session \
-	tests/broker/topic
+# The tests that reach what is compiled (setup.py has its list); one of them runs whole clusters under faults on both twins.
+TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/core tests/client/consume tests/client/produce \
+	tests/client/model tests/ledger tests/bookie/format tests/bookie/requests tests/bookie/store/journal tests/runtime/grpc \
+	tests/runtime/http2 tests/runtime/tcp tests/runtime/peer tests/runtime/memory tests/runtime/monitoring \
+	tests/broker/common tests/broker/log tests/broker/subscription/core tests/broker/session tests/broker/topic \
+	tests/broker/protocols/grpc tests/broker/protocols/pulsar
 test-compiled: compiled
 	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(TESTED) --numprocesses 3 --dist worksteal \
 		-m 'not processes and not spark and not interop' $(TEST_COMPILED)
-	PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(BIN)/python -m tests.simulation --seeds 1:4 --tier cluster
 
 # Pulsar's official clients against a real server; Maven brings the Java client.
 interop: $(STAMP)
