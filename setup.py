@@ -74,7 +74,6 @@ HOT = [
     "client/consume/deliveries.py",
     "client/consume/frames.py",
     "client/consume/partition_consumer.py",
-    "client/consume/receiver_queue.py",
     "client/core/acks.py",
     "client/core/batcher.py",
     "client/core/chunking.py",
@@ -122,6 +121,7 @@ ledger to the bookie's journal, and back through the cursor and the dispatcher t
   `runtime/http2` are all here, or none of them; the shapes of a log are not;
 - what makes its parts later (`MadeLater`: the subscription's pump): a compiled class has no attribute that is not set;
 - classes that users derive from, or ask `help()` about, which has no text and no types then (`MessageId` is here);
+- what Ctrl-C may end at any point (`ReceiverQueue`): compiled, the exception comes later, when the message is taken;
 - what tests replace by others (`Bookies`, `Store`, `TopicLog` and its reader, which run once for many entries);
 - the connection, producers and consumers of Pulsar's protocol: they look at an attribute again after a wait, and mypyc
   takes it for what it was before: a TypeError.
