@@ -72,7 +72,7 @@ wheels: $(STAMP)
 	$(BIN)/python tests/wheel.py dist/*-py3-none-any.whl
 
 # The tests that reach what is compiled (setup.py has its list); one of them runs whole clusters under faults on both twins.
-TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/core tests/client/consume tests/client/produce \
+TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/connect/test_patterns.py tests/client/core tests/client/consume tests/client/produce \
 	tests/client/model tests/ledger tests/bookie/format tests/bookie/requests tests/bookie/store/journal tests/runtime/grpc \
 	tests/runtime/http2 tests/runtime/tcp tests/runtime/peer tests/runtime/memory tests/runtime/monitoring \
 	tests/broker/common tests/broker/log tests/broker/subscription/core tests/broker/session tests/broker/topic \

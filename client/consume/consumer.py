@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
-from weakref import WeakSet
 
 from ...proto.errors import MagnetarError, TopicNotFound
 from ...proto.names import TopicName, check_subscription_name
@@ -83,7 +82,6 @@ class Consumer(ClosedAfterAsyncWith):
         self._watch: TopicsWatch | None = None
         listener = settings.consumer_event_listener
         self._events = ActiveEvents(listener) if listener is not None else None
-        self._left: WeakSet[PartitionConsumer] = WeakSet()  # of topics that were deleted
         self._dead_letters = DeadLetterProducers(connections, subscription, settings, self.consumer_name)
 
     @classmethod
@@ -162,7 +160,7 @@ class Consumer(ClosedAfterAsyncWith):
     def _gone(self, consumer: PartitionConsumer) -> None:
         """Its topic was deleted."""
         if self._partitions.remove(consumer):
-            self._left.add(consumer)
+            consumer.was_of = self
             if self._watch is not None:
                 self._watch.left(consumer.topic.base)
 
@@ -237,10 +235,12 @@ class Consumer(ClosedAfterAsyncWith):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:
                 return consumers[0]
-            mine = self._partitions.of_message(which) or next((left for left in self._left if left is consumer), None)
-            if mine is None:
-                raise InvalidMessage("the message was not received by this consumer")
-            return mine
+            mine = self._partitions.of_message(which)
+            if mine is not None:
+                return mine
+            if isinstance(consumer, PartitionConsumer) and consumer.was_of is self:
+                return consumer
+            raise InvalidMessage("the message was not received by this consumer")
         if not isinstance(which, MessageId):
             raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shown(which)}")
         (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
@@ -253,7 +253,7 @@ class Consumer(ClosedAfterAsyncWith):
             consumers[0].acknowledge_received(which)
         elif isinstance(which, Message) or not isinstance(which, list | tuple | set | frozenset | Iterator):
             consumer = self.consumer_of(which)  # type: ignore[arg-type]
-            if self._left and consumer in self._left:
+            if consumer.was_of is self:
                 return  # there is nothing left to acknowledge
             consumer.requests.raise_if_closed()
             consumer.acknowledge(which)  # type: ignore[arg-type]

@@ -66,6 +66,7 @@ class PartitionConsumer:
         self.end_of_topic = False
         self.compacted_end_index = 0  # reading compacted: messages in front of it may have been removed
         self.incarnation = 0  # of the topic that it reads; 0: not known
+        self.was_of: object = None  # the consumer that it left when its topic was deleted
         self.on_anew: Callable[[PartitionConsumer], None] | None = None
         self.on_connected: Callable[[PartitionConsumer], None] | None = None
         self.active = settings.consumer_type is not ConsumerType.Failover  # until the broker says so
