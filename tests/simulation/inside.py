@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from asyncio import Future
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from magnetar.proto.errors import MagnetarError
@@ -40,7 +41,8 @@ class _Observed:
         self._number = next(_NUMBERS)
         self.connection, self.head, self.frames = request.connection, request.head, request.frames
         observer.within += 1
-        observer.asked(node, CONNECTION, self._number, self.head, [bytes(each) for each in self.frames])
+        with suppress(ValueError):  # a stranger's, through the socket that the bookie serves too: it refuses that
+            observer.asked(node, CONNECTION, self._number, self.head, [bytes(each) for each in self.frames])
 
     @property
     def principal(self) -> Principal | None:
