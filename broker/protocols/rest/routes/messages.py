@@ -125,7 +125,8 @@ async def _entry(call: Call, found: Any) -> Response:
     """CorruptEntry: the payload does not decompress. BackPressure: there is no room for it unfolded."""
     index, header = open_entry(found.entry)
     metadata = header.metadata
-    headers = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}", **_headers(metadata)}
+    headers: dict[str, str | None] = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}"}
+    headers |= _headers(metadata)
     if index >= 0:
         headers["X-Pulsar-Broker-Entry-METADATA-index"] = str(index)
     is_folded = metadata.compression > 0 and not metadata.encryption_keys and metadata.num_chunks_from_msg <= 1
@@ -145,15 +146,16 @@ async def _entry(call: Call, found: Any) -> Response:
     return answer
 
 
-def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    """Those that have a value, and HEADERS_BYTES_MAX at most; the names of others are in X-Magnetar-Left-Out."""
+def _encoded(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
+    """Those that have a value, and HEADERS_BYTES_MAX at most; the names of others, and of those that are None, are in
+    X-Magnetar-Left-Out."""
     found, left_out, room = [], [], HEADERS_BYTES_MAX
     for name, value in headers.items():
-        encoded = quote(value, safe=_SAFE).encode() if len(value) <= room else b""
-        if value and 0 < len(encoded) <= room:
+        encoded = quote(value, safe=_SAFE).encode() if value and len(value) <= room else b""
+        if 0 < len(encoded) <= room:
             room -= len(encoded)
             found.append((name.encode(), encoded))
-        elif value:
+        elif value != "":
             left_out.append(name)
     return [*found, (b"X-Magnetar-Left-Out", ", ".join(left_out).encode())] if left_out else found
 
@@ -198,8 +200,9 @@ _SAFE = " !\"#$%&'()*+,/:;<=>?@[]^`{|}~\\"
 """What a header may have as it is."""
 
 
-def _headers(metadata: MessageMetadata) -> dict[str, str]:
-    headers = {
+def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
+    """None: it is too much to be read."""
+    headers: dict[str, str | None] = {
         "X-Pulsar-publish-time": _time(metadata.publish_time),
         "X-Pulsar-producer-name": metadata.producer_name,
         "X-Pulsar-sequence-id": str(metadata.sequence_id),
@@ -227,7 +230,7 @@ def _headers(metadata: MessageMetadata) -> dict[str, str]:
     if metadata.encryption_keys:
         headers["X-Pulsar-Is-Encrypted"] = "true"
     if len(metadata.properties) > PROPERTIES_LONG:
-        headers["X-Pulsar-PROPERTY"] = "x" * (HEADERS_BYTES_MAX + 1)  # is left out, and not read
+        headers["X-Pulsar-PROPERTY"] = None
     elif properties := properties_of(metadata):
         headers["X-Pulsar-PROPERTY"] = msgspec.json.encode(properties).decode()
     return headers

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from magnetar.broker.protocols.rest.routes import messages
 from magnetar.broker.protocols.rest.stats import Meters, merged
 from magnetar.broker.server import Broker
 from magnetar.proto import pulsar_pb2 as pulsar
-from magnetar.proto.entry import client_part_of_bytes, encode_batch, encode_entry, plain_items
+from magnetar.proto.entry import PROPERTIES_LONG, client_part_of_bytes, encode_batch, encode_entry, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.runtime.network import Endpoint
 from tests.broker.protocols.pulsar.raw import Raw
@@ -309,3 +310,14 @@ async def test_a_message_with_a_long_key_is_shown_and_what_has_no_room_is_named(
         assert shown.headers["x-magnetar-left-out"] == "X-Pulsar-partition-key, X-Pulsar-PROPERTY"
         assert shown.headers["x-pulsar-producer-name"] == "p"
         assert "x-pulsar-partition-key" not in shown.headers
+
+
+def test_more_properties_than_are_read_are_named_as_left_out() -> None:
+    metadata = MessageMetadata(producer_name="p", publish_time=1)
+    for number in range(PROPERTIES_LONG + 1):
+        metadata.properties.add(key=str(number), value="")
+    headers = dict(messages._encoded(messages._headers(metadata)))
+    assert headers[b"X-Magnetar-Left-Out"] == b"X-Pulsar-PROPERTY"
+    assert headers[b"X-Pulsar-producer-name"] == b"p"
+    del metadata.properties[0]
+    assert messages._headers(metadata)["X-Pulsar-PROPERTY"] is not None
