@@ -131,23 +131,14 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
     return (huffman.decode(text) if is_folded else text), after
 
 
-class _Table(HeaderTable):
-    """The dynamic table, which says whether a block has used it, also when an entry did not fit in."""
-
-    is_used = False
-
-    def add(self, name: bytes, value: bytes) -> None:
-        self.is_used = True
-        super().add(name, value)
-
-
 class HeaderDecoder(Generic[T]):
     """Of one connection. `parse` makes of the headers what the service wants to know of them."""
 
     def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
         self._parse = parse
         self._list_bytes_max = list_bytes_max
-        self._table = _Table()
+        self._table = HeaderTable()
+        self._is_used = False  # the table, by a block, also where an entry did not fit in
         self._known: dict[bytes, T] = {}
         self.cost = 0  # of the last block, in frames that carry nothing
 
@@ -171,7 +162,7 @@ class HeaderDecoder(Generic[T]):
             why = type(error).__name__  # its text quotes the block, with credentials
             raise BrokenRules(Code.COMPRESSION_ERROR, f"a header block that cannot be decoded: {why}") from None
         parsed = self._parse(headers)
-        if not self._table.is_used and not updates and len(data) <= KNOWN_BYTES:
+        if not self._is_used and not updates and len(data) <= KNOWN_BYTES:
             if len(self._known) >= KNOWN_BLOCKS:
                 self._known.clear()
             self._known[data] = parsed
@@ -200,6 +191,7 @@ class HeaderDecoder(Generic[T]):
                     name, offset = _text(data, offset)
                 value, offset = _text(data, offset)
                 if first & 0x40:
+                    self._is_used = True
                     table.add(name, value)
             if offset > end:
                 raise ValueError("a torn block")
