@@ -73,7 +73,7 @@ class HalfWork:
         self._publish = publish
         self._published = published
         self._not_published = not_published
-        self._members: set[Member] = set()
+        self._members: dict[Member, None] = {}  # in the order in which they came
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks = Tasks()
 
@@ -81,11 +81,11 @@ class HalfWork:
     @contextmanager
     def member(self) -> Iterator[Member]:
         member = Member()
-        self._members.add(member)
+        self._members[member] = None
         try:
             yield member
         finally:
-            self._members.discard(member)
+            self._members.pop(member, None)
 
     def ask(self, effect: AskHalf) -> None:
         assert isinstance(effect.member, Member), "members are of this object"
