@@ -10,14 +10,13 @@ import asyncio
 import itertools
 from asyncio import Future
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import CLEAR, PeerCalling, PeerListening, Principal
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import Asker, Endpoint, Peer, PeerService, PeerServing, Reply, Request
-from magnetar.runtime.peer.inside import InsideNetwork
+from magnetar.runtime.peer.inside import InsideNetwork, InsideRequest
 from magnetar.runtime.world import World
 from tests.simulation.verdict.observer import Observer
 
@@ -41,8 +40,7 @@ class _Observed:
         self._number = next(_NUMBERS)
         self.connection, self.head, self.frames = request.connection, request.head, request.frames
         observer.within += 1
-        with suppress(ValueError):  # a stranger's, through the socket that the bookie serves too: it refuses that
-            observer.asked(node, CONNECTION, self._number, self.head, [bytes(each) for each in self.frames])
+        observer.asked(node, CONNECTION, self._number, self.head, [bytes(each) for each in self.frames])
 
     @property
     def principal(self) -> Principal | None:
@@ -155,6 +153,8 @@ class ObservedInside:
         assert access is None, "secured bookies are asked through a socket"
 
         def observed(requests: Sequence[Request]) -> None:
-            service([_Observed(request, self._observer, self._node) for request in requests])
+            """What came through the socket, a stranger's too, is seen on the wire."""
+            service([_Observed(each, self._observer, self._node) if isinstance(each, InsideRequest) else each
+                     for each in requests])  # fmt: skip
 
         return await self._inside.serve_peers(endpoint, identity, observed)
