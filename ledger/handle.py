@@ -121,6 +121,7 @@ class LedgerWriter:
         self._core: Writer[Payload] = Writer(
             striping_of(record), record.fragments[-1].bookies, changes_max=config.ensemble_changes_max
         )
+        self.adds = self._core.adds  # to be read
         self._sender = AddSender(record, bookies, config, self._acked, self._learn, self._bookie_failed)
         self._bytes = 0
         self.listener: AppendListener | None = None
@@ -147,21 +148,16 @@ class LedgerWriter:
 
     @property
     def last_confirmed(self) -> int:
-        return self._core.adds.lac
+        return self.adds.lac
 
     @property
     def length(self) -> int:
         """Payload bytes of the confirmed entries."""
-        return self._core.adds.length_confirmed
-
-    @property
-    def appended_bytes(self) -> int:
-        """Payload bytes of all entries, also of those that are not confirmed."""
-        return self._core.adds.length
+        return self.adds.length_confirmed
 
     @property
     def pending_entries(self) -> int:
-        return len(self._core.adds)
+        return len(self.adds)
 
     @property
     def pending_bytes(self) -> int:
@@ -175,7 +171,7 @@ class LedgerWriter:
     @property
     def has_room(self) -> bool:
         """Whether the next append is within the bounds, that of all ledgers together included."""
-        adds = self._core.adds
+        adds = self.adds
         return (
             self._bookies.memory.has_room
             and self._bytes < self._bytes_max
@@ -186,7 +182,7 @@ class LedgerWriter:
     @property
     def short_of_bookies(self) -> bool:
         """Whether a failed bookie of the ensemble was not replaced: new entries then get fewer copies."""
-        return bool(self._core.adds.failed)
+        return bool(self.adds.failed)
 
     @property
     def state(self) -> WriterState:
@@ -197,7 +193,7 @@ class LedgerWriter:
         what is known of a payload in one frame."""
         future: asyncio.Future[int] = self._loop.create_future()
         try:
-            self._append(Append(frames, sum(map(len, frames)), future, tail))
+            self.push(Append(frames, sum(map(len, frames)), future, tail))
         except MagnetarError as error:
             future.set_exception(error)
         return future
@@ -205,19 +201,14 @@ class LedgerWriter:
     def push(self, payload: Payload) -> None:
         """As `append`; the `listener` is told the outcome. Raises what `append` refuses an entry with, and BackPressure
         past the bound of all ledgers as well."""
-        assert self.listener is not None, "the listener is told the outcome"
-        memory = self._bookies.memory
-        if memory.held >= memory.limit:
+        assert self.listener is not None or isinstance(payload, Append), "the listener is told the outcome"
+        memory, adds, size = self._bookies.memory, self.adds, payload.size
+        if memory.held >= memory.limit and not isinstance(payload, Append):
             raise BackPressure(f"{memory.held} bytes of all ledgers are not answered; wait for `ready`")
-        self._append(payload)
-
-    def _append(self, payload: Payload) -> None:
-        size = payload.size
         if size > ENTRY_BYTES_MAX:
             raise MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX)
         if self._core.state is not WriterState.OPEN and not self._core.takes_appends:
             raise self._closed_error()
-        adds = self._core.adds
         if (
             self._bytes >= self._bytes_max
             or self._sender.unanswered_bytes >= self._unanswered_max
@@ -295,7 +286,7 @@ class LedgerWriter:
             self._learn(AddsAcked([add.entry for add in adds], *place))
             return
         stored = -1
-        for add in self._core.adds.ack_all(adds, place[0], place[1]):
+        for add in self.adds.ack_all(adds, place[0], place[1]):
             payload = add.payload
             self._bytes -= payload.size
             if not isinstance(payload, Append):
@@ -439,11 +430,11 @@ class LedgerWriter:
     def _watch(self) -> None:
         """One timer for all pending entries: none may stay the first of them for longer than the time-out."""
         self._watchdog = None
-        if not len(self._core.adds):
+        if not len(self.adds):
             self._watched = (-1, 0)
             self._tell_lac()
             return
-        first, looks = self._core.adds.lac + 1, self._watched[1] + 1
+        first, looks = self.adds.lac + 1, self._watched[1] + 1
         self._watched = (first, looks if first == self._watched[0] else 0)
         if self._watched[1] >= _WATCH_TICKS:
             self._run(self._core.receive(QuorumTimedOut(first)))
@@ -459,8 +450,8 @@ class LedgerWriter:
     def _tell_lac(self) -> None:
         """The bookies know the LAC before the last entry; WRITE_LAC lets other processes read the last one."""
         if self._core.state is WriterState.OPEN:
-            head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self._core.adds.lac, 0, 0, self._record.key)
-            for bookie in self._core.adds.ensemble:
+            head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self.adds.lac, 0, 0, self._record.key)
+            for bookie in self.adds.ensemble:
                 told = self._bookies.request(bookie, head.encode(), timeout_s=self._config.add_timeout_s)
                 told.add_done_callback(asyncio.Future.exception)  # a lower bound: a bookie that misses it gets it later
 

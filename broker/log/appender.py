@@ -10,7 +10,7 @@ Guarding tests: tests/broker/log/test_topic_log.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...ledger import LedgerWriter
 from ...metadata.records import TopicLedger
@@ -22,6 +22,7 @@ from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Replication
 from .cache import StoredEntry, TailCache
 from .core.log_queue import LogQueue
+from .core.log_shape import Span
 from .managed_ledger import ManagedLedger
 from .publish import Publish
 
@@ -35,7 +36,7 @@ class Appender:
 
     __slots__ = (
         "_age_due_ms", "_cache", "_chain", "_clock", "_config", "_on_confirmed", "_on_delayed", "_on_stopped",
-        "_publish_seconds", "_room", "_shape", "_tasks", "queue", "timestamp_ms", "writer",
+        "_publish_seconds", "_room", "_shape", "_span", "_tasks", "queue", "timestamp_ms", "writer",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +50,7 @@ class Appender:
         self._clock = clock
         self._chain = chain
         self._shape = chain.shape
+        self._span = Span(-1, 0)  # of the ledger that is written
         self._cache = cache
         self._config = config
         self._tasks = tasks
@@ -88,7 +90,7 @@ class Appender:
         except LedgerClosed:  # no bookie was there to replace one that failed, or it is poisoned
             self._on_stopped()
             return
-        looks = self.timestamp_ms >= self._age_due_ms or writer.appended_bytes >= self._config.roll_bytes
+        looks = self.timestamp_ms >= self._age_due_ms or writer.adds.length >= self._config.roll_bytes
         if queue.next_entry >= entries_max or (looks and self._is_full(writer)):
             self._on_stopped()
 
@@ -104,19 +106,19 @@ class Appender:
             self.send()
 
     def _is_full(self, writer: LedgerWriter) -> bool:
-        if writer.appended_bytes >= self._config.roll_bytes:
+        if writer.adds.length >= self._config.roll_bytes:
             return self._chain.has_room
         if self.timestamp_ms < self._age_due_ms:
             return False
         self._age_due_ms = self.timestamp_ms + AGE_LOOK_MS
         age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
         age_ms = self.timestamp_ms - self._chain.listed.record.ledgers[-1].created_ms
-        return age_ms >= age_max_s * 1000 and self._shape.tail.last_entry >= 0 and self._chain.has_room
+        return age_ms >= age_max_s * 1000 and self._span.last_entry >= 0 and self._chain.has_room
 
     # ------------------------------------------------------------------ confirming
     def begin(self, writer: LedgerWriter) -> None:
         """The committed list names its ledger, which is written from now on."""
-        self.writer, self._age_due_ms = writer, 0
+        self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
         writer.listener = self
         self.queue.opened(writer.ledger_id)
 
@@ -124,31 +126,32 @@ class Appender:
         """Confirms in order what the ledger has: receipts of one answer of the bookies leave together."""
         if writer is not self.writer:
             return  # its end is known, and so is what of it was confirmed
-        confirmed = self.queue.confirmed(last_entry)
-        for publish in confirmed:
-            self.confirm(publish)
-        if confirmed:
+        if confirmed := self.queue.confirmed(last_entry):
+            self.confirm(confirmed)
             self._on_confirmed()
 
     def append_failed(self, writer: LedgerWriter) -> None:
         if writer is self.writer:
             self._on_stopped()
 
-    def confirm(self, publish: Publish) -> None:
-        span, size, index = self._shape.tail, publish.size, publish.index
-        position = Position(span.ledger_id, publish.entry_id)
-        span.last_entry, span.end_index = publish.entry_id, index + 1
-        span.size += size
-        self._cache.put(
-            StoredEntry(
-                position, publish.frames, publish.count, index, size, publish.timestamp_ms, publish.numbers.uuid,
-                publish.deliver_at_ms,
-            )
-        )  # fmt: skip
-        if publish.deliver_at_ms and publish.txn is None:  # else it is found delayed when it is read, after a commit
-            self._on_delayed(position, publish.deliver_at_ms)
-        self._publish_seconds.observe(self._clock.monotonic() - publish.arrived_s)
-        publish.publisher.confirmed(publish, position, index)
+    def confirm(self, confirmed: Sequence[Publish]) -> None:
+        """In their order, all of the ledger that is written, or was last."""
+        span, cache, now_s = self._span, self._cache, self._clock.monotonic()
+        for publish in confirmed:
+            size, index = publish.size, publish.index
+            position = Position(span.ledger_id, publish.entry_id)
+            span.last_entry, span.end_index = publish.entry_id, index + 1
+            span.size += size
+            cache.put(
+                StoredEntry(
+                    position, publish.frames, publish.count, index, size, publish.timestamp_ms, publish.numbers.uuid,
+                    publish.deliver_at_ms,
+                )
+            )  # fmt: skip
+            if publish.deliver_at_ms and publish.txn is None:  # else that is found when it is read, after a commit
+                self._on_delayed(position, publish.deliver_at_ms)
+            publish.publisher.confirmed(publish, position, index)
+        self._publish_seconds.observe_all([now_s - publish.arrived_s for publish in confirmed])
 
     def ended(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
         """The ledger ended there: what in it is not confirmed yet, and its row in the list (None: no ledger)."""

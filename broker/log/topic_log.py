@@ -235,8 +235,7 @@ class TopicLog:
             for queued in stored:
                 queued.publisher.failed(queued, self._unknown())
             raise
-        for queued in stored:
-            self._appender.confirm(queued)
+        self._appender.confirm(stored)
         if ended is not None:
             self._chain.close_tail(ended)
         await self._chain.install(writer, end_index, empty)
@@ -339,8 +338,7 @@ class TopicLog:
         self._appender.queue.stopped()
         last_entry = await self._end_ledger()
         stored, ended = self._appender.ended(last_entry)
-        for queued in stored:
-            self._appender.confirm(queued)
+        self._appender.confirm(stored)
         if ended is not None:
             self._chain.close_tail(ended)
             await self._chain.seal(ended, terminated=terminated or None)

@@ -195,8 +195,11 @@ class ProducerSession:
         cost = len(entry) + ENTRY_COST_BYTES
         self._freed -= cost
         self._memory.held += cost
-        topic, own, of_broker = self.topic, *self.topic.gate.rates
-        if self._waiting or topic.gate.closed:
+        topic, (own, of_broker) = self.topic, self.topic.gate.rates
+        if not (self._waiting or own.limited or of_broker.limited or topic.life.quota is not None):
+            if (published := self.producer.publish(entry)) is not True:
+                self._not_published(entry, published)
+        elif self._waiting or topic.gate.closed:
             if self._memory.held > self._memory.tight:
                 self._memory.held -= cost
                 self.producer.close(BackPressure("memory is short: publish again when the topic takes publishes"))
@@ -206,10 +209,8 @@ class ProducerSession:
             self._waiting.append(bytes(entry))
             if not self._awaiting:
                 topic.gate.when_open(self._step)
-        elif own.limited or of_broker.limited or topic.life.quota is not None:
+        else:
             self._publish(entry)
-        elif (published := self.producer.publish(entry)) is not True:
-            self._not_published(entry, published)
 
     def _publish(self, entry: Buffer) -> None:
         """Publishes it below rates and quotas."""

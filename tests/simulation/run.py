@@ -15,6 +15,7 @@ from typing import Any
 
 from magnetar.ledger.core.stored import Payload
 from magnetar.ledger.handle import AppendListener, LedgerWriter
+from magnetar.ledger.sender import Append
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster
 from tests.simulation.load.ledgers import LedgerLoad
@@ -155,6 +156,9 @@ class _observed_writers:
         push_on = self._push
 
         def push(writer: LedgerWriter, payload: Payload) -> None:
+            if isinstance(payload, Append):  # `append` tells its outcome by a future
+                push_on(writer, payload)
+                return
             if not isinstance(writer.listener, _ObservedListener):
                 assert writer.listener is not None, "whose entries are pushed is told"
                 writer.listener = _ObservedListener(observer, writer.listener)

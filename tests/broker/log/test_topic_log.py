@@ -19,6 +19,7 @@ from magnetar.broker.log.ledger_list import TopicFenced, path_of
 from magnetar.broker.log.publish import Publish
 from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog, TopicLogState
 from magnetar.ledger import LedgerClient, LedgerConfig
+from magnetar.ledger.sender import Append
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord, TopicRecord, decode, encode
 from magnetar.metadata.store import MetadataStore
@@ -521,8 +522,10 @@ async def test_an_end_that_covers_unconfirmed_entries_confirms_them_once(
     writer = owner.log._appender.writer
     assert writer is not None
 
+    push = writer.push
+
     def unanswered(publish: Publish) -> None:
-        writer.append(*publish.frames)
+        push(Append(publish.frames, publish.size, asyncio.get_running_loop().create_future()))
         owner.log._appender.append_failed(writer)
 
     monkeypatch.setattr(writer, "push", unanswered)

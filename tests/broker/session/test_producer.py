@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from magnetar.broker.session.producer import ProducerOptions, ProducerSession
+from magnetar.broker.topic.core.upkeep import Quota
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from magnetar.proto.transactions import TxnId
@@ -82,13 +83,13 @@ async def test_an_entry_may_change_once_publish_has_returned(tmp_path: Path) -> 
 
 async def test_so_may_one_that_waits_for_the_gate(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
-        publishing, held = await Publishing.opened(running), True
-        gate = publishing.session.topic.gate
-        gate._held = lambda: held
+        publishing = await Publishing.opened(running)
+        topic = publishing.session.topic
+        topic.life.quota = Quota.HOLD
         for number in range(5):
             publishing.publish(number)
-        held = False
-        gate.look()
+        topic.life.quota = None
+        topic.gate.look()
         assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
 
 

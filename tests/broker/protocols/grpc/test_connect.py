@@ -15,6 +15,7 @@ from magnetar.broker.protocols.grpc import connection, handlers
 from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.subscription.pump import PUMP_ENTRIES_MAX
 from magnetar.broker.topic.core.dedup import Dedup
+from magnetar.broker.topic.core.upkeep import Quota
 from magnetar.ledger.sender import AddSender
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
@@ -237,8 +238,8 @@ async def test_a_publish_without_credit_closes_its_id_and_no_other(tmp_path: Pat
 async def test_a_producer_that_its_quota_holds_waits_alone_and_loses_nothing(raw: Raw) -> None:
     await raw.producer(1, T + "1")
     await raw.producer(2, T + "2")
-    topic, held = raw.running.brokers[0].topics[T + "1"], True
-    topic.gate._held = lambda: held
+    topic = raw.running.brokers[0].topics[T + "1"]
+    topic.life.quota = Quota.HOLD
     for number in range(5):
         raw.publish(1, number)
     for number in range(5):
@@ -246,17 +247,17 @@ async def test_a_producer_that_its_quota_holds_waits_alone_and_loses_nothing(raw
     assert [(await raw.kind(2, "receipt")).index for _ in range(5)] == list(range(5))
     assert topic.log.queued_index == 0, "what comes while the gate is closed is not published"
     assert not raw.came.get(1)
-    held = False
+    topic.life.quota = None
     topic.gate.look()
     assert [(await raw.kind(1, "receipt")).sequence_id for _ in range(5)] == list(range(5))
 
 
 async def test_who_opens_while_the_quota_holds_gets_its_credit_afterwards(raw: Raw) -> None:
     await raw.producer(1)
-    topic, held = raw.running.brokers[0].topics[T], True
-    topic.gate._held = lambda: held
+    topic = raw.running.brokers[0].topics[T]
+    topic.life.quota = Quota.HOLD
     assert (await raw.producer(2)).credit == 0
-    held = False
+    topic.life.quota = None
     topic.gate.look()
     assert await raw.kind(2, "credit") == raw.running.brokers[0].owned.config.pending_bytes
 
@@ -264,9 +265,9 @@ async def test_who_opens_while_the_quota_holds_gets_its_credit_afterwards(raw: R
 async def test_a_held_producer_keeps_nothing_here_while_memory_is_tight(raw: Raw) -> None:
     """It is closed, opens again without credit, and publishes again when the quota lets it: nothing is lost."""
     await raw.producer(1)
-    broker, held = raw.running.brokers[0], True
+    broker = raw.running.brokers[0]
     topic, memory = broker.topics[T], broker.owned.memory.requests
-    topic.gate._held = lambda: held
+    topic.life.quota = Quota.HOLD
     for number in range(3):
         raw.publish(1, number, bytes(10_000))
     async with asyncio.timeout(10):
@@ -279,7 +280,7 @@ async def test_a_held_producer_keeps_nothing_here_while_memory_is_tight(raw: Raw
     assert error.retryable
     assert memory.held < 1_000, "what waited is forgotten"
     assert (await raw.producer(2, name="p1")).credit == 0
-    held = False
+    topic.life.quota = None
     topic.gate.look()
     await raw.kind(2, "credit")
     for number in range(4):
