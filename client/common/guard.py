@@ -28,10 +28,15 @@ def run(work: Callable[[], object], broke: Broke) -> None:
     try:
         work()
     except BaseException as error:
-        _LOG.exception("%s failed", getattr(work, "__qualname__", work))
-        broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
+        failed(work, broke, error)
+
+
+def failed(work: Callable[[], object], broke: Broke, error: BaseException) -> None:
+    """In the handler of the error that `work` raised."""
+    _LOG.exception("%s failed", getattr(work, "__qualname__", work))
+    broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
 
 
 def survived(error: BaseException, what: str) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from .guard import Broke, ignored, run
+from .guard import Broke, failed, ignored, run
 
 
 class Wakes:
@@ -30,4 +30,8 @@ class Wakes:
         self._woken = False  # first: a later caller wakes the loop again
         calls = self._calls
         for _ in range(len(calls)):
-            run(*calls.popleft())
+            work, broke = calls.popleft()
+            try:
+                work()
+            except BaseException as error:
+                failed(work, broke, error)

@@ -81,8 +81,10 @@ class PartitionProducer:
     def add(self, payload: bytes, callback: Callback) -> None:
         """A message with a payload and nothing else."""
         added = self.core.add(payload, callback)
-        if added is not None:
-            self._after_adding(added, len(payload))
+        if added is Added.WAKE:
+            self._wake()
+        elif added is not None:
+            raise self._refusal(added, len(payload))
 
     def add_in(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
         """The same in a transaction."""
@@ -91,8 +93,10 @@ class PartitionProducer:
             share = self._share_of(txn)
         while (added := self.core.add(payload, callback, share)) is Added.NOT_IN:
             share = self._share_of(txn)
-        if added is not None:
-            self._after_adding(added, len(payload))
+        if added is Added.WAKE:
+            self._wake()
+        elif added is not None:
+            raise self._refusal(added, len(payload))
 
     def _share_of(self, txn: InTransaction) -> Share:
         self._share = None  # of an earlier one, which is kept no longer
@@ -117,8 +121,10 @@ class PartitionProducer:
             raise translate(error) from error
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
-        if added is not None:
-            self._after_adding(added, len(message.payload))
+        if added is Added.WAKE:
+            self._wake()
+        elif added is not None:
+            raise self._refusal(added, len(message.payload))
 
     def encoded(self, message: OutgoingMessage, schema_version: bytes) -> bytes:
         """The entry of a message that is published later. InvalidMessage; AlreadyClosed."""
@@ -133,26 +139,25 @@ class PartitionProducer:
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidMessage(f"the message cannot be encoded: {error}") from error
 
-    def _after_adding(self, added: Added, size: int) -> None:
+    def _refusal(self, added: Added, size: int) -> PulsarException:
         core = self.core
-        if added is Added.WAKE:
-            self._wake()
-        elif added is Added.TOO_LARGE:
-            raise MessageTooBig(f"a message of {size} bytes; the limit is {core.payload_max}", size=size)
-        elif added is Added.NO_MEMORY:
+        if added is Added.TOO_LARGE:
+            return MessageTooBig(f"a message of {size} bytes; the limit is {core.payload_max}", size=size)
+        if added is Added.NO_MEMORY:
             assert core.memory is not None, "it has a bound"
-            raise MemoryBufferIsFull(
+            return MemoryBufferIsFull(
                 f"{core.memory.held} bytes of all producers wait for their acknowledgement; wait, or set "
                 "block_if_queue_full", limit=core.memory.limit_bytes,
             )  # fmt: skip
-        elif (ended := core.error or core.closing) is not None:
+        if (ended := core.error or core.closing) is not None:
             over = translate(ended)
-            raise type(over)(over.message) from over
-        else:
-            raise ProducerQueueIsFull(
-                f"{core.max_pending} messages wait for their acknowledgement; wait, or set block_if_queue_full",
-                limit=core.max_pending,
-            )
+            refusal = type(over)(over.message)
+            refusal.__cause__ = over
+            return refusal
+        return ProducerQueueIsFull(
+            f"{core.max_pending} messages wait for their acknowledgement; wait, or set block_if_queue_full",
+            limit=core.max_pending,
+        )
 
     def send_now(self) -> None:
         """In the event loop: what is open goes out, whatever is under way."""

@@ -177,7 +177,7 @@ class _ClientStream(GrpcStream):
 
     def begin(self, connection: _ClientConnection, head: bytes) -> None:
         connection.send_headers(self, head, ends=False)
-        if self._queued:
+        if self.queued_bytes:
             self._flush()
 
     def headers_came(self, head: _Head, ended: bool) -> None:

@@ -82,7 +82,7 @@ class GrpcStream(MessageStream):
         self._arrival: asyncio.Future[None] | None = None  # what `receive` waits for
         # out
         self._items: deque[tuple[int, Pieces]] = deque()  # bytes, with the tag and the length
-        self._queued = 0
+        self.queued_bytes = 0
         self._left = 0
         self._leaving: deque[Buffer] = deque()  # the rest of the envelope that is being sent …
         self._leaving_bytes = 0  # … its bytes …
@@ -101,10 +101,6 @@ class GrpcStream(MessageStream):
         self._reading = False
 
     # ------------------------------------------------------------------------------ out
-    @property
-    def queued_bytes(self) -> int:
-        return self._queued
-
     def send_nowait(self, item: Message | bytes | Pieces) -> None:
         """Queues an item, or the bytes of one."""
         if self._broken is not None:
@@ -117,7 +113,7 @@ class GrpcStream(MessageStream):
         head = PREFIXES[size] if size < SHORT else b"\x0a" + varint(size)
         size += len(head)
         self._items.append((size, (head, *pieces)))
-        self._queued += size
+        self.queued_bytes += size
         self._answers.held += size
         if not self._flushing:
             self._flushing = True
@@ -125,12 +121,12 @@ class GrpcStream(MessageStream):
 
     async def send(self, item: Message | bytes | Pieces) -> None:
         limit = STREAM_QUEUE_BYTES if self._answers.held <= self._answers.tight else CROWDED_BYTES
-        if self._queued > limit:
+        if self.queued_bytes > limit:
             await self.drained(limit)
         self.send_nowait(item)
 
     async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
-        while self._queued > bytes_max and self._broken is None:
+        while self.queued_bytes > bytes_max and self._broken is None:
             await self._change()
         if self._broken is not None:
             raise copy_of(self._broken)
@@ -147,7 +143,7 @@ class GrpcStream(MessageStream):
 
     async def finish(self) -> None:
         """Returns when all queued items have been given to the connection (or the stream is broken)."""
-        while self._queued and self._broken is None:
+        while self.queued_bytes and self._broken is None:
             await self._change()
 
     def writable(self) -> None:
@@ -166,7 +162,7 @@ class GrpcStream(MessageStream):
             self._leaving_bytes -= connection.send_parts(self, self._leaving, self._leaving_bytes)
             if self._leaving_bytes or self._broken is not None:
                 return  # there is no room, or the stream broke meanwhile
-            self._queued -= self._leaving_size
+            self.queued_bytes -= self._leaving_size
             self._answers.held -= self._leaving_size
             self._left += self._leaving_size
             if self._waiting:
@@ -324,8 +320,8 @@ class GrpcStream(MessageStream):
         self._items.clear()
         self._leaving.clear()
         self._leaving_bytes = 0
-        self._answers.held -= self._queued
-        self._queued = 0
+        self._answers.held -= self.queued_bytes
+        self.queued_bytes = 0
         self._closing = True
         self._changed()
 
