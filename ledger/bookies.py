@@ -54,8 +54,8 @@ class Bookies:
         self._config = config
         self.memory = AppendMemory(config.memory_bytes_max)
         self._available: dict[str, BookieRecord] = {}
-        self._peers: dict[str, Peer] = {}
-        self._keys: dict[str, str] = {}  # of the bookies that `_peers` expect
+        self.peers = _Peers()
+        self._keys: dict[str, str] = {}  # of the bookies that `peers` expect
         self._trouble = BookieHealth(config.quarantine_s)
         self.damage = DamageReports(metadata)
         self._quarantine = Quarantine(config.quarantine_s, config.quarantine_max_s)
@@ -88,21 +88,7 @@ class Bookies:
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> asyncio.Future[Reply]:
         """Never raises; see `Peer.request`. A bookie that never registered is Unavailable."""
-        peer = self._peers.get(bookie)
-        if peer is not None:
-            return peer.request(head, frames, timeout_s=timeout_s)
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        future.set_exception(Unavailable(f"bookie {bookie} is not registered", bookie=bookie))
-        return future
-
-    def post(
-        self, asker: Asker, bookie: str, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
-    ) -> MagnetarError | None:
-        """As `Peer.post`."""
-        peer = self._peers.get(bookie)
-        if peer is not None:
-            return peer.post(asker, head, frames, timeout_s=timeout_s)
-        return Unavailable(f"bookie {bookie} is not registered", bookie=bookie)
+        return self.peers[bookie].request(head, frames, timeout_s=timeout_s)
 
     async def ask(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float, busy_s: float = 0.0
@@ -327,10 +313,10 @@ class Bookies:
 
     def _learn(self, bookie: str, record: BookieRecord) -> None:
         endpoint = Endpoint.parse(record.endpoint)
-        peer = self._peers.get(bookie)
+        peer = self.peers.get(bookie)
         if peer is None or peer.endpoint != endpoint or self._keys.get(bookie) != record.key:
             access = PeerCalling(record.key)
-            self._peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes, access)
+            self.peers[bookie] = self._world.network.peer(endpoint, uuid.UUID(bookie).bytes, access)
             self._keys[bookie] = record.key
             self._quarantine.started(bookie, self._world.clock.monotonic())
             self._trouble.forgive(bookie)
@@ -343,7 +329,7 @@ class Bookies:
         """Bookie → counters of its connection and of its trouble (`reads_slow`, …: core/bookie_health.py)."""
         return {
             bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
-            for bookie, peer in self._peers.items()
+            for bookie, peer in self.peers.items()
         }
 
     def _counts(self, bookie: str) -> Iterable[tuple[TroubleKind, int]]:
@@ -354,9 +340,31 @@ class Bookies:
         await self._background.close()
         await self.damage.close()
         await self._closing.drain()
-        for peer in list(self._peers.values()):
+        for peer in list(self.peers.values()):
             await peer.close()
-        self._peers.clear()
+        self.peers.clear()
+
+
+class _Unregistered:
+    """The peer of a bookie that never registered."""
+
+    def __init__(self, bookie: str) -> None:
+        self._error = Unavailable(f"bookie {bookie} is not registered", bookie=bookie)
+
+    def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future.set_exception(self._error)
+        return future
+
+    def post(self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> MagnetarError | None:
+        return self._error
+
+
+class _Peers(dict[str, Peer]):
+    """Bookie → how to reach it."""
+
+    def __missing__(self, bookie: str) -> _Unregistered:
+        return _Unregistered(bookie)
 
 
 def _ends_the_session(error: Exception) -> bool:

@@ -75,7 +75,7 @@ from .core.writer import (
 )
 from .format.peer import Flags, Op, RequestHead
 from .records import apply
-from .sender import Add, AddSender, Append
+from .sender import AddSender, Append
 
 _LOG = logging.getLogger("magnetar.ledger")
 
@@ -219,7 +219,8 @@ class LedgerWriter:
                 f"{self._sender.unanswered_bytes} bytes not answered; wait for `ready`", ledger=self.ledger_id,
             )  # fmt: skip
         self._bytes += size
-        self._sender.send(adds.add(payload, size), adds.lac)
+        adds.add(payload, size)
+        self._sender.send(payload, adds.lac)
         if self._watchdog is None:
             self._watch()
 
@@ -279,7 +280,7 @@ class LedgerWriter:
         await self._finished.wait()
 
     # ------------------------------------------------------------------------------ effects
-    def _acked(self, adds: Sequence[Add], place: tuple[int, str]) -> None:
+    def _acked(self, adds: Sequence[Payload], place: tuple[int, str]) -> None:
         """The bookie has stored them: confirms what has its quorum now. While the ledger is open nothing else follows.
         """
         if self._core.state is not _OPEN:
@@ -287,12 +288,11 @@ class LedgerWriter:
             return
         stored = -1
         for add in self.adds.ack_all(adds, place[0], place[1]):
-            payload = add.payload
-            self._bytes -= payload.size
-            if not isinstance(payload, Append):
+            self._bytes -= add.size
+            if not isinstance(add, Append):
                 stored = add.entry
-            elif not payload.future.done():  # else its owner cancelled it
-                payload.future.set_result(add.entry)
+            elif not add.future.done():  # else its owner cancelled it
+                add.future.set_result(add.entry)
         if self._room is not None:
             self._look_for_room()
         if stored >= 0 and self.listener is not None:
@@ -334,12 +334,12 @@ class LedgerWriter:
             if failed:
                 self.listener.append_failed(self)
 
-    def _done(self, add: Add) -> asyncio.Future[int] | None:
+    def _done(self, add: Payload) -> asyncio.Future[int] | None:
         """Where its outcome goes; None: to the listener."""
-        self._bytes -= add.payload.size
-        if not isinstance(add.payload, Append):
+        self._bytes -= add.size
+        if not isinstance(add, Append):
             return None
-        future = add.payload.future
+        future = add.future
         if future.done():  # its owner cancelled it: the outcome is not read
             future = self._loop.create_future()
             future.add_done_callback(asyncio.Future.exception)

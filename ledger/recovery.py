@@ -26,7 +26,7 @@ from ..runtime.files import Buffer
 from .bookies import Bookies
 from .config import LedgerConfig
 from .core import metadata as transitions
-from .core.pending import AddAcked, AddFailed, SendAdd
+from .core.pending import AddAcked, AddFailed, AddOf, SendAdd
 from .core.recovery import (
     Abort,
     CloseRecovered,
@@ -184,7 +184,7 @@ class _Attempt:
             return EntryMissing(effect.entry, effect.slot)
         return ReadFailed(effect.entry, effect.slot)
 
-    async def _write_back(self, effect: SendAdd[StoredCopy]) -> Fact:
+    async def _write_back(self, effect: SendAdd[AddOf[StoredCopy]]) -> Fact:
         stored, ledger = effect.add.payload, self._record.ledger_id
         frames = (seal(ledger, stored.entry, effect.lac, stored.length, (stored.payload,)), stored.payload)
         head = encode_add(ledger, stored.entry, self._record.key, Flags.RECOVERY)

@@ -23,9 +23,10 @@ from collections.abc import Callable, Sequence
 from ..metadata.records import LedgerRecord
 from ..proto.errors import BackPressure
 from ..runtime.files import Buffer
+from ..runtime.peer.inside import InsideRequest
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core.pending import AddFailed, AddsAcked, PendingAdd, SendAdd
+from .core.pending import AddFailed, AddsAcked, SendAdd
 from .core.stored import Payload, Tail, seal
 from .core.writer import AddRefused, Outcome
 from .format.adds import ADDS_MAX, decode_statuses, encode_adds
@@ -52,13 +53,12 @@ class Append(Payload):
         self.future = future
 
 
-Add = PendingAdd[Payload]
 Fact = AddsAcked | AddFailed | AddRefused
 _Place = tuple[int, str]
 """(slot, bookie)"""
 
 
-class SentAdds:
+class SentAdds(InsideRequest):
     """One request to one bookie, from the turn in which it leaves to its answer (`runtime.network.Asker`).
 
     The copies of a request count once in memory, at the `first` of them: it has their `bytes`, and how many of the
@@ -67,7 +67,7 @@ class SentAdds:
     __slots__ = ("adds", "bytes", "copies", "first", "place", "sender", "tries")
 
     def __init__(
-        self, sender: AddSender, place: _Place, adds: list[Add], size: int, copies: int, first: SentAdds | None,
+        self, sender: AddSender, place: _Place, adds: list[Payload], size: int, copies: int, first: SentAdds | None,
         tries: int,
     ) -> None:  # fmt: skip
         self.sender = sender
@@ -127,8 +127,9 @@ class AddSender:
     """Sends the adds of one ledger and passes the answers to `receive` (see the module's docstring)."""
 
     def __init__(
-        self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig, acked: Callable[[list[Add], _Place], None],
-        receive: Callable[[Fact], None], failed: Callable[[str, object], None],
+        self, record: LedgerRecord, bookies: Bookies, config: LedgerConfig,
+        acked: Callable[[list[Payload], _Place], None], receive: Callable[[Fact], None],
+        failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
         """`acked` gets what a bookie has stored, all at once. `failed(bookie, why)` is called before the AddFailed of a
         bookie that did not answer, or refused."""
@@ -141,20 +142,20 @@ class AddSender:
         self._failed = failed
         self._loop = asyncio.get_running_loop()
         self.memory = bookies.memory
-        self._waiting: dict[_Place, list[Add]] = {}
+        self._waiting: dict[_Place, list[Payload]] = {}
         self.busy: dict[_Place, _Busy] = {}
         self._waiting_bytes = 0  # of what is in it, each entry once
         self.unanswered_bytes = 0
         self._closed = False
 
-    def send(self, add: Add, lac: int) -> None:
+    def send(self, add: Payload, lac: int) -> None:
         """A new entry, to where it is `sent`, with this LAC in its header."""
-        payload, waiting = add.payload, self._waiting
-        payload.header = seal(self._ledger, add.entry, lac, add.length, payload.frames, payload.tail)
+        waiting = self._waiting
+        add.header = seal(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
         if not add.sent:  # all its bookies failed: it goes to those that replace them
             return
-        self._waiting_bytes += payload.size
-        self.memory.held += payload.size
+        self._waiting_bytes += add.size
+        self.memory.held += add.size
         if not waiting:
             self._loop.call_soon(self._flush)
         for place in add.sent.items():
@@ -177,7 +178,7 @@ class AddSender:
     # ------------------------------------------------------------------------------ requests
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        several, at, timeout_s = list(waiting.items()), 0, self._config.add_timeout_s
+        several, at, timeout_s, peers = list(waiting.items()), 0, self._config.add_timeout_s, self._bookies.peers
         while at < len(several):
             adds, copies = several[at][1], 1
             while at + copies < len(several) and several[at + copies][1] == adds:
@@ -190,25 +191,25 @@ class AddSender:
                 for place, _ in several[at : at + copies]:
                     sent = SentAdds(self, place, part, size, copies, first, 0)
                     first = first or sent
-                    refused = self._bookies.post(sent, place[1], head, frames, timeout_s=timeout_s)
+                    refused = peers[place[1]].post(sent, head, frames, timeout_s=timeout_s)
                     if refused is not None:
                         self._loop.call_soon(sent.failed, refused)
             at += copies
         self.memory.held -= self._waiting_bytes  # its requests are counted now
         self._waiting_bytes = 0
 
-    def _encode(self, adds: Sequence[Add]) -> tuple[bytes, Sequence[Buffer], int]:
+    def _encode(self, adds: Sequence[Payload]) -> tuple[bytes, Sequence[Buffer], int]:
         """A request's head, its frames and their bytes."""
         first = adds[0]
         if len(adds) == 1:
-            payload = first.payload
-            frames: Sequence[Buffer] = (payload.header, *payload.frames)
-            return encode_add(self._ledger, first.entry, self._key), frames, len(payload.header) + payload.size
-        frames = encode_adds([(add.payload.header, add.payload.frames, add.payload.size) for add in adds])
+            frames: Sequence[Buffer] = (first.header, *first.frames)
+            return encode_add(self._ledger, first.entry, self._key), frames, len(first.header) + first.size
+        frames = encode_adds([(add.header, add.frames, add.size) for add in adds])
         return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
 
     def _post(self, sent: SentAdds, head: bytes, frames: Sequence[Buffer]) -> None:
-        refused = self._bookies.post(sent, sent.place[1], head, frames, timeout_s=self._config.add_timeout_s)
+        timeout_s = self._config.add_timeout_s
+        refused = self._bookies.peers[sent.place[1]].post(sent, head, frames, timeout_s=timeout_s)
         if refused is not None:
             self._loop.call_soon(sent.failed, refused)
 
@@ -216,7 +217,7 @@ class AddSender:
     def tell(self, sent: SentAdds, statuses: list[Status]) -> None:
         """In this order: entries that were stored, refusals that end the ledger, entries to send again."""
         place, adds = sent.place, sent.adds
-        by_status: dict[Status, list[Add]] = {}
+        by_status: dict[Status, list[Payload]] = {}
         for add, status in zip(adds, statuses, strict=True):
             by_status.setdefault(status, []).append(add)
         stored, busy = by_status.pop(Status.OK, None), by_status.pop(Status.BUSY, None)
@@ -232,20 +233,21 @@ class AddSender:
         if busy is not None:
             self.ask_again(place, busy, sent.tries)
 
-    def fail(self, place: _Place, adds: Sequence[Add], why: object) -> None:
+    def fail(self, place: _Place, adds: Sequence[Payload], why: object) -> None:
         self._failed(place[1], why)
         for add in adds:
             self._receive(AddFailed(add.entry, *place))
 
-    def ask_again(self, place: _Place, adds: list[Add], tries: int) -> None:
+    def ask_again(self, place: _Place, adds: list[Payload], tries: int) -> None:
         slot, bookie = place
+        if self._closed:  # first: the entries may be in another ledger now
+            for add in adds:
+                self._receive(AddFailed(add.entry, *place))
+            return
         adds = [add for add in adds if add.sent[slot] == bookie]
         if not adds:
             return
-        if self._closed:
-            for add in adds:
-                self._receive(AddFailed(add.entry, *place))
-        elif (tries + 1) * self._config.retry_s > self._config.add_timeout_s:
+        if (tries + 1) * self._config.retry_s > self._config.add_timeout_s:
             self.fail(place, adds, f"busy for {self._config.add_timeout_s} s")
         else:
             head, frames, size = self._encode(adds)
@@ -286,12 +288,12 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
     return decode_statuses(answer, frames, count)
 
 
-def _parts(adds: list[Add]) -> list[list[Add]]:
+def _parts(adds: list[Payload]) -> list[list[Payload]]:
     """`adds` in parts of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
-    parts: list[list[Add]] = []
+    parts: list[list[Payload]] = []
     begin = size = 0
     for at, add in enumerate(adds, 1):
-        size += add.payload.size
+        size += add.size
         if size >= REQUEST_BYTES_MAX or at - begin == ADDS_MAX:
             parts.append(adds[begin:at])
             begin, size = at, 0

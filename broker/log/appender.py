@@ -1,6 +1,6 @@
 """Sends what is published to the ledger that is written, and confirms it in order. The driver of core/log_queue.py.
 
-    log → `queue.add` → `send` → ledger → `appended` → cache, publisher, `on_confirmed`
+    log: `queue.add` → `send` → ledger → `appended` → cache, publisher, `on_confirmed`
 
 `on_stopped` is called when the ledger takes no more: it is full, or it has failed. Then the log stops the queue, and
 opens the next ledger (broker/log/topic_log.py). What a ledger has no room for waits here, in its order.
@@ -62,17 +62,6 @@ class Appender:
         self._room: asyncio.Task[None] | None = None  # until the ledger has room for more
 
     # ------------------------------------------------------------------ sending
-    def take(self, publish: Publish, *, sends: bool) -> None:
-        """Queues it with its index, and the broker's time: never before that of an entry before it."""
-        now_ms, queue = self._clock.wall_ms(), self.queue
-        if now_ms > self.timestamp_ms:
-            self.timestamp_ms = now_ms
-        publish.arrived_s = self._clock.monotonic()
-        queue.add(publish, publish.count)
-        publish.stamp(publish.index, self.timestamp_ms)
-        if sends:
-            self.send()
-
     def send(self) -> None:
         """What the ledger has room for."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
@@ -136,11 +125,12 @@ class Appender:
 
     def confirm(self, confirmed: Sequence[Publish]) -> None:
         """In their order, all of the ledger that is written, or was last."""
-        span, cache, now_s = self._span, self._cache, self._clock.monotonic()
+        span, cache, now_s, waits = self._span, self._cache, self._clock.monotonic(), list[float]()
         for publish in confirmed:
+            waits.append(now_s - publish.arrived_s)
             size, index = publish.size, publish.index
-            position = Position(span.ledger_id, publish.entry_id)
-            span.last_entry, span.end_index = publish.entry_id, index + 1
+            position = Position(span.ledger_id, publish.entry)
+            span.last_entry, span.end_index = publish.entry, index + 1
             span.size += size
             cache.put(
                 StoredEntry(
@@ -151,7 +141,7 @@ class Appender:
             if publish.deliver_at_ms and publish.txn is None:  # else that is found when it is read, after a commit
                 self._on_delayed(position, publish.deliver_at_ms)
             publish.publisher.confirmed(publish, position, index)
-        self._publish_seconds.observe_all([now_s - publish.arrived_s for publish in confirmed])
+        self._publish_seconds.observe_all(waits)
 
     def ended(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
         """The ledger ended there: what in it is not confirmed yet, and its row in the list (None: no ledger)."""

@@ -35,7 +35,7 @@ class Publish(Queued):
     ) -> None:  # fmt: skip
         self.frames: tuple[Buffer, ...] = ()  # here, and not by its bases: three calls a message less
         self.size, self.header, self.tail = 0, b"", None
-        self.entry_id = self.index = -1
+        self.entry = self.index = -1
         self.txn = txn  # that it is in; None: it counts when it is stored
         self.name = name  # of its producer, as the entry says
         self.publisher = publisher

@@ -162,7 +162,13 @@ class TopicLog:
         state = self.state
         if state is not TopicLogState.SERVING and state is not TopicLogState.SWITCHING:
             raise self._refused()
-        self._appender.take(publish, sends=state is TopicLogState.SERVING)
+        appender, clock = self._appender, self.world.clock
+        now_ms = appender.timestamp_ms = max(clock.wall_ms(), appender.timestamp_ms)  # never before an earlier entry's
+        publish.arrived_s = clock.monotonic()
+        appender.queue.add(publish, publish.count)
+        publish.stamp(publish.index, now_ms)
+        if state is TopicLogState.SERVING:
+            appender.send()
 
     def _refused(self) -> MagnetarError:
         if self.state is TopicLogState.TERMINATED:

@@ -26,26 +26,36 @@ from .striping import Striping
 P = TypeVar("P")
 
 
-class PendingAdd(Generic[P]):
-    """One pending entry. `payload` is the driver's; `length` is the ledger's payload bytes up to and with this entry.
+class PendingAdd:
+    """One entry, which the driver makes; what is here is valid once it is added to a ledger, and until it is added to
+    another one: then the first has ended. `length` is the ledger's payload bytes up to and with this entry.
 
     `acks` are the slots that have synced it; `sent` is slot → bookie to which it was sent.
     """
 
-    __slots__ = ("acks", "entry", "length", "payload", "sent")
+    __slots__ = ("acks", "entry", "length", "sent")
+    entry: int
+    length: int
+    acks: set[int]
+    sent: dict[int, str]
 
-    def __init__(self, entry: int, length: int, payload: P) -> None:
-        self.entry = entry
-        self.length = length
+
+A = TypeVar("A", bound=PendingAdd)
+
+
+class AddOf(PendingAdd, Generic[P]):
+    """An entry of that payload, and of nothing else."""
+
+    __slots__ = ("payload",)
+
+    def __init__(self, payload: P) -> None:
         self.payload = payload
-        self.acks: set[int] = set()
-        self.sent: dict[int, str] = {}
 
 
-class SendAdd(NamedTuple, Generic[P]):
+class SendAdd(NamedTuple, Generic[A]):
     """Effect: send the entry to `bookie`, the one of `slot`, with this LAC in its header."""
 
-    add: PendingAdd[P]
+    add: A
     slot: int
     bookie: str
     lac: int
@@ -75,8 +85,8 @@ class AddFailed(NamedTuple):
     bookie: str
 
 
-class PendingAdds(Generic[P]):
-    """The entries of one ledger that are sent and not confirmed, in order; `payload` is the driver's.
+class PendingAdds(Generic[A]):
+    """The entries of one ledger that are sent and not confirmed, in order.
 
     `lac` and `lap` are entry ids, -1: none. `length` is in payload bytes up to LAP, `length_confirmed` up to LAC.
     `failed` has the slots whose bookie failed and was not replaced; new entries are not sent to them.
@@ -89,34 +99,33 @@ class PendingAdds(Generic[P]):
         self.length = self.length_confirmed = length
         self.frozen = False
         self.failed: set[int] = set()  # slots whose bookie failed and was not replaced
-        self._adds: dict[int, PendingAdd[P]] = {}
+        self._adds: dict[int, A] = {}
         self._ack_quorum, self._write_sets = striping.ack_quorum, striping.write_sets
 
     def __len__(self) -> int:
         return len(self._adds)
 
-    def add(self, payload: P, size: int) -> PendingAdd[P]:
-        """Adds the next entry of `size` payload bytes; its `sent` has the live slots of the write set."""
-        self.lap += 1
-        self.length += size
-        add = PendingAdd(self.lap, self.length, payload)
-        self._adds[add.entry] = add
+    def add(self, add: A, size: int) -> None:
+        """Adds the next entry, of `size` payload bytes; its `sent` has the live slots of the write set."""
+        entry = add.entry = self.lap = self.lap + 1
+        add.length = self.length = self.length + size
+        self._adds[entry] = add
         ensemble, failed = self.ensemble, self.failed
-        for slot in self._write_sets[add.entry % len(ensemble)]:
+        add.acks, add.sent = set(), {}
+        for slot in self._write_sets[entry % len(ensemble)]:
             if slot not in failed:
                 add.sent[slot] = ensemble[slot]
-        return add
 
-    def push(self, payload: P, size: int) -> list[SendAdd[P]]:
+    def push(self, add: A, size: int) -> list[SendAdd[A]]:
         """`add` with its sends as effects, one for each slot."""
-        add = self.add(payload, size)
+        self.add(add, size)
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
-    def ack(self, fact: AddAcked) -> list[PendingAdd[P]]:
+    def ack(self, fact: AddAcked) -> list[A]:
         """Counts the ack; returns the entries that it confirms, in order."""
         return self.ack_many(AddsAcked((fact.entry,), fact.slot, fact.bookie))
 
-    def ack_many(self, fact: AddsAcked) -> list[PendingAdd[P]]:
+    def ack_many(self, fact: AddsAcked) -> list[A]:
         """Counts all the acks, then returns the entries that they confirm together, in order."""
         entries, slot, bookie = fact
         if self.ensemble[slot] != bookie:
@@ -128,7 +137,7 @@ class PendingAdds(Generic[P]):
                 add.acks.add(slot)
         return self.drain()
 
-    def ack_all(self, adds: Sequence[PendingAdd[P]], slot: int, bookie: str) -> list[PendingAdd[P]]:
+    def ack_all(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
         """As `ack_many`, of adds that were pushed here; one that is confirmed already counts no more."""
         if self.ensemble[slot] != bookie:
             return []
@@ -136,9 +145,9 @@ class PendingAdds(Generic[P]):
             add.acks.add(slot)
         return self.drain()
 
-    def drain(self) -> list[PendingAdd[P]]:
+    def drain(self) -> list[A]:
         """Removes and returns, in order, the entries at the head that have Qa acks; none while `frozen`."""
-        confirmed: list[PendingAdd[P]] = []
+        confirmed: list[A] = []
         if self.frozen:
             return confirmed
         while (add := self._adds.get(self.lac + 1)) is not None and len(add.acks) >= self._ack_quorum:
@@ -148,7 +157,7 @@ class PendingAdds(Generic[P]):
             confirmed.append(add)
         return confirmed
 
-    def replace(self, ensemble: Sequence[str]) -> list[SendAdd[P]]:
+    def replace(self, ensemble: Sequence[str]) -> list[SendAdd[A]]:
         """Installs another ensemble: drops acks per slot, returns what to send again. The caller drains afterwards."""
         assert len(ensemble) == len(self.ensemble), "an ensemble keeps its size"
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
@@ -189,7 +198,7 @@ class PendingAdds(Generic[P]):
         """Whether any entry can still get Qa acks: no write set has lost too many slots."""
         return not self.failed or self.striping.is_writable(self.failed)
 
-    def take_all(self) -> list[PendingAdd[P]]:
+    def take_all(self) -> list[A]:
         """Removes and returns every pending entry, in order. The caller decides how they end."""
         adds = list(self._adds.values())
         self._adds.clear()

@@ -47,7 +47,7 @@ from typing import NamedTuple, assert_never
 
 from ...metadata.records import IN_RECOVERY, Fragment, LedgerRecord
 from .metadata import fragment_of, striping_of
-from .pending import AddAcked, AddFailed, PendingAdds, SendAdd
+from .pending import AddAcked, AddFailed, AddOf, PendingAdds, SendAdd
 from .stored import StoredCopy
 from .votes import EntryVerdict, Votes
 
@@ -166,7 +166,7 @@ class CloseRefused(NamedTuple):
 Fact = (
     Fenced | FenceFailed | EntryFound | EntryMissing | ReadFailed | AddAcked | AddFailed | RecordClosed | CloseRefused
 )
-Effect = SendFence | SendRead | SendAdd[StoredCopy] | CloseRecovered | GiveUp | Finish
+Effect = SendFence | SendRead | SendAdd[AddOf[StoredCopy]] | CloseRecovered | GiveUp | Finish
 
 
 class Recovery:
@@ -191,7 +191,7 @@ class Recovery:
         self._votes: dict[int, Votes] = {}  # of the entries read and not decided, in order
         self._next_read = 0
         self._next_decided = 0
-        self._adds: PendingAdds[StoredCopy] = PendingAdds(self.striping, self._last.bookies)
+        self._adds: PendingAdds[AddOf[StoredCopy]] = PendingAdds(self.striping, self._last.bookies)
         self._failed: list[str] = []  # bookies that failed during write-back
         self._length: int | None = None
         self._is_lac0_lost = False  # its whole write set is certain not to have it
@@ -312,9 +312,10 @@ class Recovery:
     # ------------------------------------------------------------------------------ writing back
     def _write_back(self, stored: StoredCopy) -> list[Effect]:
         assert stored.entry == self._adds.lap + 1, "entries are written back in order"
-        return [*self._replace_failed(), *self._sends(self._adds.push(stored, stored.length - self._adds.length))]
+        size = stored.length - self._adds.length
+        return [*self._replace_failed(), *self._sends(self._adds.push(AddOf(stored), size))]
 
-    def _sends(self, sends: Sequence[SendAdd[StoredCopy]]) -> list[Effect]:
+    def _sends(self, sends: Sequence[SendAdd[AddOf[StoredCopy]]]) -> list[Effect]:
         """With LAC0 in the header: what this attempt stores counts when *it* closes the ledger, not before."""
         return [send._replace(lac=self.lac0) for send in sends]
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ...proto.checksum import JOINED_BYTES_MIN, crc32c, joined
 from ...runtime.files import Buffer
 from ..format.peer import ENTRY_HEADER
+from .pending import PendingAdd
 
 _FACTS = struct.Struct(">qqqq")
 _CRC = struct.Struct(">I")
@@ -38,8 +39,8 @@ class Tail(NamedTuple):
     size: int
 
 
-class Payload:
-    """What is appended, from the append to its outcome: its `frames`, which never change, and their `size` in bytes.
+class Payload(PendingAdd):
+    """An entry from the append to its outcome: its `frames`, which never change, and their `size` in bytes.
     `tail`: what is known of a payload in one frame. `header`: of the stored entry, empty until it is sealed."""
 
     __slots__ = ("frames", "header", "size", "tail")

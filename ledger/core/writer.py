@@ -46,12 +46,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar, assert_never
+from typing import Generic, NamedTuple, assert_never
 
-from .pending import AddAcked, AddFailed, AddsAcked, PendingAdd, PendingAdds, SendAdd
+from .pending import A, AddAcked, AddFailed, AddsAcked, PendingAdds, SendAdd
 from .striping import Striping
-
-P = TypeVar("P")
 
 
 class WriterState(enum.Enum):
@@ -131,16 +129,16 @@ Fact = (
 )
 
 
-class Confirm(NamedTuple, Generic[P]):
+class Confirm(NamedTuple, Generic[A]):
     """Effect: report to the owner that the entry is stored. In entry order, each once."""
 
-    add: PendingAdd[P]
+    add: A
 
 
-class Fail(NamedTuple, Generic[P]):
+class Fail(NamedTuple, Generic[A]):
     """Effect: report to the owner how the entry ended. In entry order, each once."""
 
-    add: PendingAdd[P]
+    add: A
     why: Outcome
 
 
@@ -161,10 +159,10 @@ class CloseLedger(NamedTuple):
     length: int
 
 
-Effect = SendAdd[P] | Confirm[P] | Fail[P] | ChangeEnsemble | CloseLedger
+Effect = SendAdd[A] | Confirm[A] | Fail[A] | ChangeEnsemble | CloseLedger
 
 
-class Writer(Generic[P]):
+class Writer(Generic[A]):
     """The core of one ledger's writer. Intents (`append`, `close`, `abandon`) and facts (`receive`) return effects.
 
     `adds` are the pending entries, `why` the cause of being poisoned, `end` the stored end once CLOSED. At most
@@ -173,7 +171,7 @@ class Writer(Generic[P]):
 
     def __init__(self, striping: Striping, ensemble: Sequence[str], *, changes_max: int = 1) -> None:
         self.state = WriterState.OPEN
-        self.adds: PendingAdds[P] = PendingAdds(striping, ensemble)
+        self.adds: PendingAdds[A] = PendingAdds(striping, ensemble)
         self.why: Outcome | None = None  # the cause of being poisoned
         self.end: LedgerEnded | None = None
         self.fragment_first = 0  # key of the last fragment that is known to be committed
@@ -183,16 +181,16 @@ class Writer(Generic[P]):
         self._committed: tuple[str, ...] | None = None  # the newest ensemble of this freeze
 
     # ------------------------------------------------------------------------------ intents
-    def append(self, payload: P, size: int) -> list[SendAdd[P]]:
+    def append(self, add: A, size: int) -> list[SendAdd[A]]:
         """Sends the next entry, of `size` payload bytes. Only while `takes_appends`: the caller checks first."""
         assert self.state is WriterState.OPEN or self.takes_appends, "only an open writer appends"
-        return self.adds.push(payload, size)
+        return self.adds.push(add, size)
 
     @property
     def takes_appends(self) -> bool:
         return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
 
-    def close(self) -> Sequence[Effect[P]]:
+    def close(self) -> Sequence[Effect[A]]:
         """Ends the ledger after what can still be confirmed. After POISONED: asks again how it ended."""
         if self.state is WriterState.OPEN:
             return self._drain_out()
@@ -200,12 +198,12 @@ class Writer(Generic[P]):
             self.state = WriterState.SETTLING
         return self._closing() if self.state is WriterState.POISONED else ()
 
-    def abandon(self) -> Sequence[Effect[P]]:
+    def abandon(self) -> Sequence[Effect[A]]:
         """Stops: pending entries end UNKNOWN, and the ledger is left to a recoverer."""
         return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(Outcome.UNKNOWN)
 
     # ------------------------------------------------------------------------------ facts
-    def receive(self, fact: Fact) -> Sequence[Effect[P]]:
+    def receive(self, fact: Fact) -> Sequence[Effect[A]]:
         if isinstance(fact, AddsAcked):
             return self._acked(self.adds.ack_many(fact))
         if isinstance(fact, AddAcked):
@@ -224,15 +222,15 @@ class Writer(Generic[P]):
             return self._end_failed(Outcome.UNKNOWN)
         return self._change_ended(fact) if self.state in _CHANGE_UNDER_WAY else ()
 
-    def _acked(self, confirmed: Sequence[PendingAdd[P]]) -> Sequence[Effect[P]]:
+    def _acked(self, confirmed: Sequence[A]) -> Sequence[Effect[A]]:
         if not confirmed:
             return () if self.state is WriterState.OPEN else self._drained()
-        effects: list[Effect[P]] = [Confirm(add) for add in confirmed]
+        effects: list[Effect[A]] = [Confirm(add) for add in confirmed]
         if self.state is not WriterState.OPEN:
             effects += self._drained()
         return effects
 
-    def _bookie_failed(self, fact: AddFailed) -> Sequence[Effect[P]]:
+    def _bookie_failed(self, fact: AddFailed) -> Sequence[Effect[A]]:
         known = fact.slot in self.adds.failed  # one failure fails many adds
         if self.state in _ENDING or not self.adds.fail(fact.slot, fact.bookie):
             return ()
@@ -241,7 +239,7 @@ class Writer(Generic[P]):
         return self._drained()
 
     # ------------------------------------------------------------------------------ the ensemble
-    def _start_change(self) -> Sequence[Effect[P]]:
+    def _start_change(self) -> Sequence[Effect[A]]:
         if self.changes >= self._changes_max:
             return self._drain_out()
         self.state = WriterState.CHANGING
@@ -250,12 +248,12 @@ class Writer(Generic[P]):
         self._committed = None
         return self._ask_change()
 
-    def _ask_change(self) -> Sequence[Effect[P]]:
+    def _ask_change(self) -> Sequence[Effect[A]]:
         slots = sorted(self.adds.failed - self._tried)
         self._tried.update(slots)
         return [ChangeEnsemble(self.adds.lac + 1, tuple((slot, self.adds.ensemble[slot]) for slot in slots))]
 
-    def _change_ended(self, fact: ChangeFact) -> Sequence[Effect[P]]:
+    def _change_ended(self, fact: ChangeFact) -> Sequence[Effect[A]]:
         if isinstance(fact, EnsembleRefused):
             return self._closing()  # cannot close it any more: this reads its end, or that there is none
         if isinstance(fact, EnsembleUnknown):
@@ -271,9 +269,9 @@ class Writer(Generic[P]):
             assert_never(fact)
         return self._thaw()
 
-    def _thaw(self) -> Sequence[Effect[P]]:
+    def _thaw(self) -> Sequence[Effect[A]]:
         """The one step of §1.4: drops acks, returns what to send, and only then confirms."""
-        effects: list[Effect[P]] = []
+        effects: list[Effect[A]] = []
         if self._committed is not None:
             effects += self.adds.replace(self._committed)
         self.adds.frozen = False
@@ -284,45 +282,45 @@ class Writer(Generic[P]):
         return [*effects, *self._drain_out()]
 
     # ------------------------------------------------------------------------------ the end
-    def _drain_out(self) -> Sequence[Effect[P]]:
+    def _drain_out(self) -> Sequence[Effect[A]]:
         self.state = WriterState.DRAINING
         return self._drained()
 
-    def _drained(self) -> Sequence[Effect[P]]:
+    def _drained(self) -> Sequence[Effect[A]]:
         """DRAINING → CLOSING once no further entry can be confirmed in order."""
         if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.head_is_unconfirmable):
             return self._closing()
         return ()
 
-    def _closing(self) -> Sequence[Effect[P]]:
+    def _closing(self) -> Sequence[Effect[A]]:
         self.state = WriterState.CLOSING
         self.adds.frozen = True
         return [CloseLedger(self.adds.lac, self.adds.length_confirmed)]
 
-    def _timed_out(self, fact: QuorumTimedOut) -> Sequence[Effect[P]]:
+    def _timed_out(self, fact: QuorumTimedOut) -> Sequence[Effect[A]]:
         if not len(self.adds) or fact.entry != self.adds.lac + 1:
             return ()  # it was confirmed in the meantime
         if self.state is WriterState.CLOSING:
             return self._fail_all(Outcome.UNKNOWN)
         return self._poison(Outcome.UNKNOWN)
 
-    def _poison(self, why: Outcome) -> Sequence[Effect[P]]:
+    def _poison(self, why: Outcome) -> Sequence[Effect[A]]:
         self.state = WriterState.POISONED
         self.why = why
         self.adds.frozen = True
         return self._fail_all(why)
 
-    def _end_failed(self, why: Outcome) -> Sequence[Effect[P]]:
+    def _end_failed(self, why: Outcome) -> Sequence[Effect[A]]:
         assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
         return self._poison(why)
 
-    def _ended(self, fact: LedgerEnded) -> Sequence[Effect[P]]:
+    def _ended(self, fact: LedgerEnded) -> Sequence[Effect[A]]:
         assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
         assert fact.last_entry >= self.adds.lac, "a ledger never ends before a confirmed entry"
         self.state = WriterState.CLOSED
         self.end = fact
         why = Outcome.NOT_STORED if fact.last_entry == self.adds.lac else Outcome.FENCED
-        effects: list[Effect[P]] = []
+        effects: list[Effect[A]] = []
         for add in self.adds.take_all():
             if add.entry <= fact.last_entry:
                 self.adds.lac, self.adds.length_confirmed = add.entry, add.length
@@ -331,7 +329,7 @@ class Writer(Generic[P]):
                 effects.append(Fail(add, why))
         return effects
 
-    def _fail_all(self, why: Outcome) -> Sequence[Effect[P]]:
+    def _fail_all(self, why: Outcome) -> Sequence[Effect[A]]:
         return [Fail(add, why) for add in self.adds.take_all()]
 
     def check(self) -> None:

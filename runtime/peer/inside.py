@@ -47,22 +47,21 @@ from .sockets import TURN_BYTES
 
 
 class InsideRequest:
-    """A request from the peer's queue to its answer (`runtime.network.Request`). `size`: its bytes in the queue."""
+    """A request from the peer's queue to its answer (`runtime.network.Request`), as `InsidePeer.post` fills it in.
+    `size`: its bytes in the queue. An asker of many, each with one request, may be derived from it: one object less."""
 
-    __slots__ = ("_id", "connection", "frames", "head", "size")
+    __slots__ = ("connection", "frames", "head", "id", "size")
 
     is_local = True
     principal: Principal | None = LOCAL
-
-    def __init__(self, peer: InsidePeer, id_: int, head: bytes, frames: Sequence[Buffer], size: int) -> None:
-        self.size = size
-        self.connection = peer
-        self._id = id_
-        self.head = head
-        self.frames = frames
+    connection: InsidePeer
+    frames: Sequence[Buffer]
+    head: bytes
+    id: int
+    size: int
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
-        id_, self._id = self._id, 0
+        id_, self.id = self.id, 0
         assert id_, "a request was answered twice"
         self.connection.in_flight.answer(id_, head, frames)
 
@@ -173,7 +172,10 @@ class InsidePeer:
             return BackPressure(f"{self._queued_bytes} bytes wait for {self._endpoint}")
         self._requests += 1
         is_first = not queue or self._server is not server
-        queue.append(InsideRequest(self, self.in_flight.add(asker, timeout_s), head, frames, size))
+        request = asker if isinstance(asker, InsideRequest) else InsideRequest()
+        request.connection, request.head, request.frames, request.size = self, head, frames, size
+        request.id = self.in_flight.add(asker, timeout_s)
+        queue.append(request)
         self._queued_bytes += size
         if is_first:
             self._server = server

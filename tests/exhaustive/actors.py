@@ -14,7 +14,7 @@ from typing import Any
 
 from magnetar.ledger.core import recovery as r
 from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import SendAdd
+from magnetar.ledger.core.pending import AddOf, SendAdd
 from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import LedgerRecord
@@ -80,16 +80,16 @@ class Cast:
 
 
 # ------------------------------------------------------------------------------------ the writer
-def play_writer(core: w.Writer[bytes], event: Event) -> list[Output]:
+def play_writer(core: w.Writer[AddOf[bytes]], event: Event) -> list[Output]:
     """Events: ("append", payload), ("close",), ("fact", fact)."""
     if event[0] == "append":
-        return _wanted(core, core.append(event[1], len(event[1])))
+        return _wanted(core, core.append(AddOf(event[1]), len(event[1])))
     if event[0] == "close":
         return _wanted(core, core.close())
     return _wanted(core, core.receive(event[1]))
 
 
-def _wanted(core: w.Writer[bytes], effects: Sequence[w.Effect[bytes]]) -> list[Output]:
+def _wanted(core: w.Writer[AddOf[bytes]], effects: Sequence[w.Effect[AddOf[bytes]]]) -> list[Output]:
     wanted: list[Output] = []
     for effect in effects:
         if isinstance(effect, SendAdd):

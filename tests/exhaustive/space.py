@@ -34,7 +34,7 @@ from typing import Any
 from magnetar.ledger.core import metadata as m
 from magnetar.ledger.core import recovery as r
 from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddFailed, AddsAcked
+from magnetar.ledger.core.pending import AddFailed, AddOf, AddsAcked
 from magnetar.ledger.core.striping import Striping
 from magnetar.ledger.format.peer import Op
 from magnetar.metadata.records import CLOSED, LedgerRecord
@@ -86,7 +86,7 @@ class Space:
         first = m.new_record(1, self.striping, self.names[: self.striping.ensemble_size], key=b"k" * 20, token="t",
                              created_ms=0, properties={})  # fmt: skip
         self._read = "read" if _fences(first, Op.READ) else "look"
-        writer = self.writers.number(w.Writer[bytes](self.striping, first.fragments[-1].bookies, changes_max=2))
+        writer = self.writers.number(w.Writer[AddOf[bytes]](self.striping, first.fragments[-1].bookies, changes_max=2))
         column = self.columns.empty
         self.first: State = (
             writer, (NEW,) * shape.recoverers, (column,) * shape.bookies, (), self._record(first), 0,

@@ -19,7 +19,7 @@ import msgspec
 
 from magnetar.ledger.core import metadata as m
 from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddFailed, AddsAcked, SendAdd
+from magnetar.ledger.core.pending import AddFailed, AddOf, AddsAcked, SendAdd
 from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
 
@@ -42,7 +42,7 @@ class Play:
         self.record = m.new_record(
             1, self.striping, names[: shape[0]], key=b"k" * 20, token="t", created_ms=0, properties={}
         )
-        self.core: w.Writer[int] = w.Writer(self.striping, names[: shape[0]], changes_max=changes_max)
+        self.core: w.Writer[AddOf[int]] = w.Writer(self.striping, names[: shape[0]], changes_max=changes_max)
         self.sent: list[tuple[int, int, str]] = []  # (entry, slot, bookie), each once
         self.synced: set[tuple[int, str]] = set()
         self.acked: list[int] = []
@@ -62,7 +62,7 @@ class Play:
     def _push(self, _: int) -> None:
         if self.core.takes_appends:
             self.appended += 1
-            self._do(self.core.append(self.appended, 1))
+            self._do(self.core.append(AddOf(self.appended), 1))
 
     def _ack(self, number: int) -> None:
         """One of what was sent and is not synced yet."""
@@ -169,7 +169,7 @@ class Play:
     def _tell(self, fact: w.Fact) -> None:
         self._do(self.core.receive(fact))
 
-    def _do(self, effects: Sequence[w.Effect[int]]) -> None:
+    def _do(self, effects: Sequence[w.Effect[AddOf[int]]]) -> None:
         frozen = self.change is not None
         for effect in effects:
             if isinstance(effect, SendAdd):

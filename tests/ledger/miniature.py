@@ -18,7 +18,7 @@ import msgspec
 from magnetar.ledger.core import metadata as m
 from magnetar.ledger.core import recovery as r
 from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddAcked, AddFailed, AddsAcked, SendAdd
+from magnetar.ledger.core.pending import AddAcked, AddFailed, AddOf, AddsAcked, SendAdd
 from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.striping import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, Fragment, LedgerRecord
@@ -74,7 +74,7 @@ class Miniature:
         self.healed = False
         self.events = 0
         self.first_record = self.record
-        self.writer: w.Writer[bytes] | None = w.Writer(
+        self.writer: w.Writer[AddOf[bytes]] | None = w.Writer(
             self.striping, self.record.fragments[-1].bookies, changes_max=rng.choice((0, 2, 20))
         )
         self.writer_changes = 0
@@ -199,11 +199,11 @@ class Miniature:
     def _append(self) -> None:
         if self.writer is None or not self.writer.takes_appends:
             return
-        effects: list[w.Effect[bytes]] = []
+        effects: list[w.Effect[AddOf[bytes]]] = []
         for _ in range(self.rng.choice((1, 1, 1, 2, 3))):  # of one turn
             entry = self.writer.adds.lap + 1
             payload = self.payloads[entry] = b"%d" % entry
-            effects += self.writer.append(payload, 1)
+            effects += self.writer.append(AddOf(payload), 1)
         self._write(effects)
 
     def _close_writer(self) -> None:
@@ -214,10 +214,10 @@ class Miniature:
         if self.writer is not None:
             self._write(self.writer.receive(fact))
 
-    def _write(self, effects: Sequence[w.Effect[bytes]]) -> None:
+    def _write(self, effects: Sequence[w.Effect[AddOf[bytes]]]) -> None:
         assert self.writer is not None
         self.writer.check()
-        sends: dict[tuple[int, str], list[SendAdd[bytes]]] = {}
+        sends: dict[tuple[int, str], list[SendAdd[AddOf[bytes]]]] = {}
         for effect in effects:
             if isinstance(effect, SendAdd):
                 sends.setdefault((effect.slot, effect.bookie), []).append(effect)
@@ -233,7 +233,7 @@ class Miniature:
         for (slot, name), adds in sends.items():
             self._send_adds(slot, name, adds)
 
-    def _send_adds(self, slot: int, name: str, sends: list[SendAdd[bytes]]) -> None:
+    def _send_adds(self, slot: int, name: str, sends: list[SendAdd[AddOf[bytes]]]) -> None:
         """One request and one answer for the adds of a turn to a bookie; each entry is stored or refused for itself."""
         bookie = self.bookies[name]
 
@@ -430,7 +430,7 @@ class Recoverer:
 
         self.mini._call(bookie, serve, self._tell, lambda: self._tell(r.ReadFailed(send.entry, send.slot)))  # type: ignore[arg-type]
 
-    def _write_back(self, send: SendAdd[StoredCopy]) -> None:
+    def _write_back(self, send: SendAdd[AddOf[StoredCopy]]) -> None:
         bookie, stored = self.mini.bookies[send.bookie], send.add.payload
         self.mini._call(
             bookie,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
+from magnetar.ledger.core.pending import AddOf, PendingAdds, SendAdd
 from magnetar.ledger.core.writer import (
     AddRefused,
     ChangeEnsemble,
@@ -227,7 +227,7 @@ def test_sound_plays_keep_every_promise() -> None:
 def test_m10_confirming_while_the_change_is_on_its_way_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PendingAdds.drain
 
-    def thawed(self: PendingAdds[int]) -> list[PendingAdd[int]]:
+    def thawed(self: PendingAdds[AddOf[int]]) -> list[AddOf[int]]:
         self.frozen, frozen = False, self.frozen
         try:
             return honest(self)
@@ -240,10 +240,10 @@ def test_m10_confirming_while_the_change_is_on_its_way_is_seen(monkeypatch: pyte
 
 @replaces_code
 def test_m11_draining_inside_the_unack_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    drained: list[PendingAdd[int]] = []
+    drained: list[AddOf[int]] = []
     honest = PendingAdds.drain
 
-    def careless(self: PendingAdds[int], ensemble: Sequence[str]) -> list[SendAdd[int]]:
+    def careless(self: PendingAdds[AddOf[int]], ensemble: Sequence[str]) -> list[SendAdd[AddOf[int]]]:
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
         self.ensemble, self.frozen, sends = tuple(ensemble), False, []
         for add in list(self._adds.values()):
@@ -256,7 +256,7 @@ def test_m11_draining_inside_the_unack_loop_is_seen(monkeypatch: pytest.MonkeyPa
             drained.extend(honest(self))
         return [send for send in sends if send.add not in drained]
 
-    def rest(self: PendingAdds[int]) -> list[PendingAdd[int]]:
+    def rest(self: PendingAdds[AddOf[int]]) -> list[AddOf[int]]:
         confirmed = [*drained, *honest(self)]
         drained.clear()
         return confirmed
@@ -287,12 +287,12 @@ def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen(monkeypatch:
     honest = PendingAdds.push
     first: dict[int, dict[int, str]] = {}
 
-    def push(self: PendingAdds[int], payload: int, size: int) -> list[SendAdd[int]]:
+    def push(self: PendingAdds[AddOf[int]], payload: AddOf[int], size: int) -> list[SendAdd[AddOf[int]]]:
         sends = honest(self, payload, size)
         first[id(self._adds[self.lap])] = dict(enumerate(self.ensemble))
         return sends
 
-    def replace(self: PendingAdds[int], ensemble: Sequence[str]) -> list[SendAdd[int]]:
+    def replace(self: PendingAdds[AddOf[int]], ensemble: Sequence[str]) -> list[SendAdd[AddOf[int]]]:
         self.failed = {slot for slot in self.failed if ensemble[slot] == self.ensemble[slot]}
         self.ensemble, sends = tuple(ensemble), []
         for add in self._adds.values():
@@ -310,7 +310,7 @@ def test_m13_comparing_with_whom_an_entry_was_first_sent_to_is_seen(monkeypatch:
 
 @replaces_code
 def test_m18_ending_at_lap_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_lap(self: Writer[int]) -> list[w.CloseLedger]:
+    def at_lap(self: Writer[AddOf[int]]) -> list[w.CloseLedger]:
         self.state, self.adds.frozen = WriterState.CLOSING, True
         return [w.CloseLedger(self.adds.lap, self.adds.length)]
 
@@ -320,7 +320,7 @@ def test_m18_ending_at_lap_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @replaces_code
 def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def eager(self: PendingAdds[int]) -> list[PendingAdd[int]]:
+    def eager(self: PendingAdds[AddOf[int]]) -> list[AddOf[int]]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
         for add in done:
             del self._adds[add.entry]
@@ -335,7 +335,7 @@ def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -
 def test_a_change_that_begins_beyond_lac_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Writer._ask_change
 
-    def beyond(self: Writer[int]) -> list[ChangeEnsemble]:
+    def beyond(self: Writer[AddOf[int]]) -> list[ChangeEnsemble]:
         (effect,) = honest(self)
         assert isinstance(effect, ChangeEnsemble)
         return [effect._replace(first_entry=self.adds.lap + 1)]

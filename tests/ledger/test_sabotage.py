@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from magnetar.ledger.core.pending import PendingAdd, PendingAdds, SendAdd
+from magnetar.ledger.core.pending import AddOf, PendingAdds, SendAdd
 from magnetar.ledger.core.reader import Bound
 from magnetar.ledger.core.recovery import Recovery
 from magnetar.ledger.core.striping import Striping
@@ -104,7 +104,7 @@ def test_m06_errors_told_as_missing_lose_entries() -> None:
 def test_m10_acks_that_confirm_while_the_end_is_on_its_way_lie_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PendingAdds.drain
 
-    def thawed(self: PendingAdds[bytes]) -> list[PendingAdd[bytes]]:
+    def thawed(self: PendingAdds[AddOf[bytes]]) -> list[AddOf[bytes]]:
         self.frozen, frozen = False, self.frozen
         try:
             return honest(self)
@@ -115,11 +115,11 @@ def test_m10_acks_that_confirm_while_the_end_is_on_its_way_lie_beyond_it(monkeyp
     assert first_failure()
 
 
-def _stored_ahead() -> tuple[PendingAdds[str], list[PendingAdd[str]]]:
+def _stored_ahead() -> tuple[PendingAdds[AddOf[str]], list[AddOf[str]]]:
     """A change under way: entry 0 has its quorum without slot 0, entry 1 has it only with slot 0, which is replaced."""
-    adds: PendingAdds[str] = PendingAdds(Striping(3, 3, 2), ("a", "b", "c"))
-    adds.push("0", 1)
-    adds.push("1", 1)
+    adds: PendingAdds[AddOf[str]] = PendingAdds(Striping(3, 3, 2), ("a", "b", "c"))
+    adds.push(AddOf("0"), 1)
+    adds.push(AddOf("1"), 1)
     adds.frozen = True
     pending = list(adds._adds.values())
     pending[0].acks |= {1, 2}
@@ -152,7 +152,7 @@ def test_m11_every_pending_entry_is_unacked_before_any_is_confirmed() -> None:
 
 @replaces_code
 def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(self: PendingAdds[str], ensemble: tuple[str, ...]) -> list[SendAdd[str]]:
+    def careless(self: PendingAdds[AddOf[str]], ensemble: tuple[str, ...]) -> list[SendAdd[AddOf[str]]]:
         self.ensemble, self.frozen = ensemble, False
         for add in list(self._adds.values()):
             for slot in self.striping.write_set(add.entry):
@@ -167,7 +167,7 @@ def test_m11_draining_inside_the_loop_confirms_by_the_replaced_bookie(monkeypatc
 
 @replaces_code
 def test_m18_closing_at_lap_makes_phantoms(monkeypatch: pytest.MonkeyPatch) -> None:
-    def at_lap(self: Writer[bytes]) -> list[CloseLedger]:
+    def at_lap(self: Writer[AddOf[bytes]]) -> list[CloseLedger]:
         self.state = WriterState.CLOSING
         self.adds.frozen = True
         return [CloseLedger(self.adds.lap, self.adds.length)]
@@ -178,7 +178,7 @@ def test_m18_closing_at_lap_makes_phantoms(monkeypatch: pytest.MonkeyPatch) -> N
 
 @replaces_code
 def test_m18b_confirming_out_of_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def eager(self: PendingAdds[bytes]) -> list[PendingAdd[bytes]]:
+    def eager(self: PendingAdds[AddOf[bytes]]) -> list[AddOf[bytes]]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
         for add in done:
             del self._adds[add.entry]

@@ -6,7 +6,8 @@ import asyncio
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,7 +20,7 @@ from magnetar.ledger.core.writer import AddRefused, Outcome
 from magnetar.ledger.format.adds import ADDS_MAX, decode_statuses, encode_statuses, open_add, open_adds
 from magnetar.ledger.format.peer import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
 from magnetar.ledger.memory import AppendMemory
-from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, Add, AddSender, Append, Fact
+from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Append, Fact
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import Asker, Reply, pass_on
@@ -67,14 +68,18 @@ class Rig:
         self.sender = AddSender(record, self, config, self._acked, self._learn, failed)  # type: ignore[arg-type]
         self._happened = asyncio.Event()
 
-    def _acked(self, adds: list[Add], place: tuple[int, str]) -> None:
+    def _acked(self, adds: list[Payload], place: tuple[int, str]) -> None:
         self._learn(AddsAcked([add.entry for add in adds], *place))
 
     def _learn(self, fact: Fact) -> None:
         self.facts.append(fact)
         self._happened.set()
 
-    def post(self, asker: Asker, bookie: str, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> None:
+    @property
+    def peers(self) -> dict[str, Any]:
+        return {bookie: SimpleNamespace(post=partial(self._post, bookie)) for bookie in BOOKIES}
+
+    def _post(self, bookie: str, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float) -> None:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(partial(pass_on, asker))
         self.sent.append(Sent(bookie, decode_request(head), frames, answer))
@@ -83,7 +88,8 @@ class Rig:
     def append(self, *payloads: bytes) -> None:
         for payload in payloads:
             future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            add = self.adds.add(Append((payload,), len(payload), future), len(payload))
+            add = Append((payload,), len(payload), future)
+            self.adds.add(add, add.size)
             self.sender.send(add, self.adds.lac)
 
     async def wait_sent(self, count: int) -> None:

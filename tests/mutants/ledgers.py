@@ -158,7 +158,7 @@ def acks_during_a_change(stack: Stack) -> None:
     """M10: acks confirm while the ensemble, or the end, is on its way to the metadata."""
     honest = PendingAdds.drain
 
-    def thawed(self: PendingAdds[Any]) -> list[PendingAdd[Any]]:
+    def thawed(self: PendingAdds[Any]) -> list[PendingAdd]:
         self.frozen, frozen = False, self.frozen
         try:
             return honest(self)
@@ -189,7 +189,7 @@ def drain_inside_the_loop(stack: Stack) -> None:
 
     honest = PendingAdds.drain
 
-    def drain(self: PendingAdds[Any]) -> list[PendingAdd[Any]]:
+    def drain(self: PendingAdds[Any]) -> list[PendingAdd]:
         early = self.__dict__.pop("early", [])
         return [*early, *honest(self)]
 
@@ -247,7 +247,7 @@ def close_at_lap(stack: Stack) -> None:
 def acks_out_of_order(stack: Stack) -> None:
     """M18b: whatever has its quorum is confirmed."""
 
-    def eager(self: PendingAdds[Any]) -> list[PendingAdd[Any]]:
+    def eager(self: PendingAdds[Any]) -> list[PendingAdd]:
         done = [] if self.frozen else [a for a in self._adds.values() if len(a.acks) >= self.striping.ack_quorum]
         for add in done:
             del self._adds[add.entry]

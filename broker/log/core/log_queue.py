@@ -23,13 +23,13 @@ from ....ledger.core.stored import Payload
 
 
 class Queued(Payload):
-    """A publish in flight. `index` is that of its last message; `entry_id` is valid while it is sent."""
+    """A publish in flight. `index` is that of its last message; `entry`, its id, is valid while it is sent."""
 
-    __slots__ = ("entry_id", "index")
+    __slots__ = ("index",)
 
     def __init__(self) -> None:
         super().__init__((), 0)
-        self.entry_id = self.index = -1
+        self.entry = self.index = -1
 
 
 Q = TypeVar("Q", bound=Queued)
@@ -56,7 +56,7 @@ class LogQueue(Generic[Q]):
         """Queues an entry of `count` messages and gives it its index."""
         assert count > 0, "an entry holds at least one message"
         self.end_index += count
-        queued.index, queued.entry_id = self.end_index - 1, -1
+        queued.index, queued.entry = self.end_index - 1, -1
         if self.pending is _NONE:
             self._sent, self.pending = deque(), deque()
         self.pending.append(queued)
@@ -64,7 +64,7 @@ class LogQueue(Generic[Q]):
     def sent(self) -> None:
         """The ledger has taken the first of the pending ones."""
         queued = self.pending.popleft()
-        queued.entry_id = self.next_entry
+        queued.entry = self.next_entry
         self.next_entry += 1
         self._sent.append(queued)
 
@@ -78,7 +78,7 @@ class LogQueue(Generic[Q]):
     def confirmed(self, last_entry: int) -> list[Q]:
         """Those up to `last_entry`, which are in the ledger."""
         sent, found = self._sent, list[Q]()
-        while sent and sent[0].entry_id <= last_entry:
+        while sent and sent[0].entry <= last_entry:
             found.append(sent.popleft())
         return found
 
@@ -90,11 +90,11 @@ class LogQueue(Generic[Q]):
         """The ledger ended at `last_entry`: these are in it and are confirmed; the rest goes back to the front."""
         assert self.ledger_id < 0, "a ledger that ended takes no entries"
         stored: list[Q] = []
-        while self._sent and self._sent[0].entry_id <= last_entry:
+        while self._sent and self._sent[0].entry <= last_entry:
             stored.append(self._sent.popleft())
         while self._sent:
             queued = self._sent.pop()
-            queued.entry_id, queued.header = -1, b""  # another ledger seals it anew
+            queued.entry, queued.header = -1, b""  # another ledger seals it anew
             self.pending.appendleft(queued)
         return stored
 
@@ -116,7 +116,7 @@ class LogQueue(Generic[Q]):
 
     def check(self) -> None:
         """Sent entries follow each other; indexes never fall."""
-        ids = [queued.entry_id for queued in self._sent]
+        ids = [queued.entry for queued in self._sent]
         assert ids == list(range(self.next_entry - len(ids), self.next_entry)), "sent entries do not follow each other"
         indexes = [queued.index for queued in [*self._sent, *self.pending]]
         assert indexes == sorted(indexes), "indexes fall along the queue"

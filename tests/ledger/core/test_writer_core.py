@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from magnetar.ledger.core.pending import AddAcked, AddFailed, SendAdd
+from magnetar.ledger.core.pending import AddAcked, AddFailed, AddOf, SendAdd
 from magnetar.ledger.core.striping import Striping
 from magnetar.ledger.core.writer import (
     AddRefused,
@@ -33,12 +33,12 @@ class Script:
     ("change", first entry, failed), and ("send", entry, bookie). No ensemble changes unless it says how many."""
 
     def __init__(self, *payloads: bytes, shape: tuple[int, int, int] = (3, 3, 2), changes_max: int = 0) -> None:
-        self.core: Writer[bytes] = Writer(Striping(*shape), NAMES[: shape[0]], changes_max=changes_max)
+        self.core: Writer[AddOf[bytes]] = Writer(Striping(*shape), NAMES[: shape[0]], changes_max=changes_max)
         for payload in payloads:
-            self.core.append(payload, len(payload))
+            self.core.append(AddOf(payload), len(payload))
 
     def push(self, payload: bytes) -> list[tuple[object, ...]]:
-        return self._short(self.core.append(payload, len(payload)))
+        return self._short(self.core.append(AddOf(payload), len(payload)))
 
     def tell(self, fact: Fact) -> list[tuple[object, ...]]:
         return self._short(self.core.receive(fact))
@@ -52,7 +52,7 @@ class Script:
     def close(self) -> list[tuple[object, ...]]:
         return self._short(self.core.close())
 
-    def _short(self, effects: Sequence[Effect[bytes]]) -> list[tuple[object, ...]]:
+    def _short(self, effects: Sequence[Effect[AddOf[bytes]]]) -> list[tuple[object, ...]]:
         self.core.check()
         said: list[tuple[object, ...]] = []
         for effect in effects:
@@ -172,4 +172,4 @@ def test_only_an_open_writer_appends() -> None:
     script = Script()
     script.close()
     with pytest.raises(AssertionError, match="only an open writer"):
-        script.core.append(b"x", 1)
+        script.core.append(AddOf(b"x"), 1)

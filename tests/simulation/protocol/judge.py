@@ -27,6 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.ledger.core import metadata as m
+from magnetar.ledger.core.pending import AddOf
 from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.writer import Outcome, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
@@ -81,7 +82,7 @@ class Judge:
         seen.appended.append(payload)
         seen.sent_at.append(self._simulation.scheduler.now)
 
-    def confirmed(self, ledger: int, entry: int, writer: Writer[bytes]) -> None:
+    def confirmed(self, ledger: int, entry: int, writer: Writer[AddOf[bytes]]) -> None:
         seen = self.ledgers[ledger]
         promise(entry == seen.acked, f"8: entry {entry} of ledger {ledger} is confirmed after {seen.acked - 1}")
         promise(entry not in seen.failed, f"8: entry {entry} of ledger {ledger} is confirmed after it failed")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from magnetar.ledger import recovery as real
 from magnetar.ledger.core import metadata as m
 from magnetar.ledger.core import recovery as r
-from magnetar.ledger.core.pending import AddAcked, AddFailed, SendAdd
+from magnetar.ledger.core.pending import AddAcked, AddFailed, AddOf, SendAdd
 from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.format.peer import Flags, Op, Status, decode_request
 from magnetar.metadata.records import CLOSED, LedgerRecord
@@ -123,7 +123,7 @@ class Recoverer:
             self.client, send.bookie, serve, answered, lambda: self._learn(r.ReadFailed(entry, slot)), READ_TIMEOUT_S
         )
 
-    def _write_back(self, send: SendAdd[StoredCopy]) -> None:
+    def _write_back(self, send: SendAdd[AddOf[StoredCopy]]) -> None:
         found = send.add.payload
         stored = StoredCopy(found.entry, send.lac, found.length, found.payload)
         place = found.entry, send.slot, send.bookie

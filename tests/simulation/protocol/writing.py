@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from magnetar.ledger.core import metadata as m
 from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddFailed, AddsAcked, SendAdd
+from magnetar.ledger.core.pending import AddFailed, AddOf, AddsAcked, SendAdd
 from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.core.striping import Striping
 from magnetar.ledger.format.peer import Status
@@ -21,6 +21,8 @@ from magnetar.metadata.records import LedgerRecord
 from .bookie import Bookie
 from .network import Client
 from .register import Change, Outcome
+
+_Add = AddOf[bytes]
 
 if TYPE_CHECKING:
     from .run import Simulation
@@ -44,7 +46,7 @@ class WriterClient:
         self.left = simulation.options.entries
         self.number = 0
         self.ledgers: list[int] = []
-        self.core: w.Writer[bytes] | None = None
+        self.core: w.Writer[_Add] | None = None
         self.ledger = -1
         self.stored: tuple[str, ...] = ()  # the ensemble that the metadata has, as far as we know
         self.over = False
@@ -80,7 +82,7 @@ class WriterClient:
         self._turn(self.core)
         self.simulation.scheduler.after(QUORUM_TIMEOUT_S / 4, self.client.take, self._watch, self.core)
 
-    def _turn(self, core: w.Writer[bytes]) -> None:
+    def _turn(self, core: w.Writer[_Add]) -> None:
         simulation, options = self.simulation, self.simulation.options
         if core is not self.core or self._ending:
             return
@@ -90,7 +92,7 @@ class WriterClient:
         if not self.left and not self._again:
             self._close()
             return
-        effects: list[w.Effect[bytes]] = []
+        effects: list[w.Effect[_Add]] = []
         for _ in range(simulation.rng.randint(1, options.burst)):
             if len(core.adds) >= PENDING_MAX or not (self.left or self._again):
                 break
@@ -101,7 +103,7 @@ class WriterClient:
                 self.number += 1
                 payload = b"%s %d" % (self.client.name.encode(), self.number)
             simulation.judge.appended(self.ledger, payload)
-            effects += core.append(payload, len(payload))
+            effects += core.append(AddOf(payload), len(payload))
         self._run(effects)
         simulation.scheduler.after(simulation.around(options.pause_s), self.client.take, self._turn, core)
 
@@ -118,7 +120,7 @@ class WriterClient:
             self.closes = 0
             self._run(self.core.close())
 
-    def _ended(self, core: w.Writer[bytes]) -> None:
+    def _ended(self, core: w.Writer[_Add]) -> None:
         """CLOSED, or POISONED: then the end is asked for once more; else a recoverer finds it."""
         if core.state is w.WriterState.CLOSED and core.end is not None:
             self.simulation.judge.ended(self.ledger, *core.end)
@@ -132,11 +134,11 @@ class WriterClient:
         if not self.over:
             self.begin()
 
-    def _ask_end(self, core: w.Writer[bytes]) -> None:
+    def _ask_end(self, core: w.Writer[_Add]) -> None:
         if core is self.core and core.state is w.WriterState.POISONED:
             self._run(core.close())
 
-    def _watch(self, core: w.Writer[bytes]) -> None:
+    def _watch(self, core: w.Writer[_Add]) -> None:
         if core is not self.core or core.state in (w.WriterState.CLOSED, w.WriterState.POISONED):
             return
         now, first = self.simulation.scheduler.now, core.adds.lac + 1
@@ -149,7 +151,7 @@ class WriterClient:
         self.simulation.scheduler.after(QUORUM_TIMEOUT_S / 4, self.client.take, self._watch, core)
 
     # ------------------------------------------------------------------------------ effects
-    def _learn(self, core: w.Writer[bytes], fact: w.Fact) -> None:
+    def _learn(self, core: w.Writer[_Add], fact: w.Fact) -> None:
         if core is not self.core:
             return
         before = core.state
@@ -159,11 +161,11 @@ class WriterClient:
         if core.state is not before and core.state in (w.WriterState.CLOSED, w.WriterState.POISONED):
             self._ended(core)
 
-    def _run(self, effects: Sequence[w.Effect[bytes]]) -> None:
+    def _run(self, effects: Sequence[w.Effect[_Add]]) -> None:
         core, simulation = self.core, self.simulation
         assert core is not None
         core.check()
-        sends: dict[tuple[int, str], list[SendAdd[bytes]]] = {}
+        sends: dict[tuple[int, str], list[SendAdd[_Add]]] = {}
         for effect in effects:
             if isinstance(effect, SendAdd):
                 sends.setdefault((effect.slot, effect.bookie), []).append(effect)
@@ -187,7 +189,7 @@ class WriterClient:
         if effect.why is w.Outcome.NOT_STORED:
             self._again.append(effect.add.payload)
 
-    def _send(self, core: w.Writer[bytes], slot: int, name: str, sends: list[SendAdd[bytes]], tries: int) -> None:
+    def _send(self, core: w.Writer[_Add], slot: int, name: str, sends: list[SendAdd[_Add]], tries: int) -> None:
         if core is not self.core:
             return
         ledger = self.ledger
@@ -211,7 +213,7 @@ class WriterClient:
         else:
             bookie.add(ledger, entries, False, reply)
 
-    def _answered(self, core: w.Writer[bytes], slot: int, name: str, sends: list[SendAdd[bytes]], tries: int,
+    def _answered(self, core: w.Writer[_Add], slot: int, name: str, sends: list[SendAdd[_Add]], tries: int,
                   statuses: Sequence[Status]) -> None:  # fmt: skip
         first = statuses[0]  # a bookie of ours takes a request as a whole
         if first is Status.OK:
@@ -225,7 +227,7 @@ class WriterClient:
             for send in sends:
                 self._learn(core, AddFailed(send.add.entry, slot, name))
 
-    def _change(self, core: w.Writer[bytes], effect: w.ChangeEnsemble) -> None:
+    def _change(self, core: w.Writer[_Add], effect: w.ChangeEnsemble) -> None:
         others = self._others(core, effect)
         names = ", ".join(name for _, name in effect.failed)
         self.simulation.story(f"{self.client.name} replaces {names} from entry {effect.first_entry} on by {others}")
@@ -238,7 +240,7 @@ class WriterClient:
             partial(self._changed, core), deadline_s=CHANGE_DEADLINE_S,
         )  # fmt: skip
 
-    def _others(self, core: w.Writer[bytes], effect: w.ChangeEnsemble) -> dict[int, str]:
+    def _others(self, core: w.Writer[_Add], effect: w.ChangeEnsemble) -> dict[int, str]:
         others: dict[int, str] = {}
         for slot, _ in effect.failed:
             taken = (*self.stored, *(name for _, name in effect.failed), *others.values())
@@ -247,7 +249,7 @@ class WriterClient:
                 others[slot] = found[0]
         return others
 
-    def _changed(self, core: w.Writer[bytes], outcome: Outcome) -> None:
+    def _changed(self, core: w.Writer[_Add], outcome: Outcome) -> None:
         fact: w.Fact = w.EnsembleUnknown()
         if isinstance(outcome, LedgerRecord):
             self.stored = outcome.fragments[-1].bookies
@@ -256,13 +258,13 @@ class WriterClient:
             fact = w.EnsembleRefused()
         self._learn(core, fact)
 
-    def _end(self, core: w.Writer[bytes], effect: w.CloseLedger) -> None:
+    def _end(self, core: w.Writer[_Add], effect: w.CloseLedger) -> None:
         self._ending = True
         self.simulation.story(f"{self.client.name} closes ledger {self.ledger} at {effect.last_entry}")
         decide = partial(m.close_by_writer, last_entry=effect.last_entry, length=effect.length)
         Change(self.simulation, self.client, self.ledger, decide, partial(self._closed, core))
 
-    def _closed(self, core: w.Writer[bytes], outcome: Outcome) -> None:
+    def _closed(self, core: w.Writer[_Add], outcome: Outcome) -> None:
         fact: w.Fact = w.EndUnknown()
         if isinstance(outcome, LedgerRecord):
             fact = w.LedgerEnded(outcome.last_entry, outcome.length)

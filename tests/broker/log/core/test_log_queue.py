@@ -33,7 +33,7 @@ def test_entries_go_out_with_their_indexes_and_come_back_in_order() -> None:
     queue: LogQueue[Queued] = LogQueue(100)
     queue.opened(7)
     assert [add(queue, text, count) for text, count in (("a", 3), ("b", 1), ("c", 2))] == [102, 103, 105]
-    assert [(item(each), each.entry_id) for each in sent(queue)] == [("a", 0), ("b", 1), ("c", 2)]
+    assert [(item(each), each.entry) for each in sent(queue)] == [("a", 0), ("b", 1), ("c", 2)]
     assert [item(each) for each in queue.confirmed(1)] == ["a", "b"]
     assert not queue.confirmed(1)
     assert [item(each) for each in queue.confirmed(5)] == ["c"]
@@ -50,7 +50,7 @@ def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order(
     assert not sent(queue)
     assert [item(each) for each in queue.ended(0)] == ["a"]
     queue.opened(8)
-    again = [(item(each), each.entry_id, each.index) for each in sent(queue)]
+    again = [(item(each), each.entry, each.index) for each in sent(queue)]
     assert again == [("b", 0, 1), ("c", 1, 2), ("d", 2, 3)]
 
 
@@ -76,7 +76,7 @@ def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
     queue.stopped()
     queue.ended(1)
     queue.opened(8)
-    assert [(item(each), each.entry_id) for each in sent(queue, 2)] == [("c", 0), ("d", 1)]
+    assert [(item(each), each.entry) for each in sent(queue, 2)] == [("c", 0), ("d", 1)]
 
 
 @settings(max_examples=300, deadline=None)
