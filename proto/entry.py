@@ -294,12 +294,17 @@ def sequence_id_of(entry: Buffer) -> int | None:
 def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     """Index of the last message (-1: no broker added it) and header of an entry whose checksum is right."""
     index, _, start = _broker_part_of(entry)
-    return index, parse_header(entry, start)
+    return index, EntryHeader(*checked_head(entry, start))
 
 
 def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> EntryHeader:
     """The header of an entry, with or without a broker-part; `start`: where its client-part begins, where that is
     known. `verify`: check the CRC32C, which reads all of it."""
+    return EntryHeader(*checked_head(entry, start, verify=verify))
+
+
+def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
+    """As `parse_header`: what an `EntryHeader` is made of."""
     if start < 0:
         start = _broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
     body = start + _HEAD.size
@@ -317,7 +322,7 @@ def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> Entr
         metadata = MessageMetadata.FromString(bytes(entry[body:payload_offset]))
     except DecodeError as error:
         raise CorruptEntry("the metadata of the entry is not a MessageMetadata") from error
-    return EntryHeader(metadata, payload_offset, checksum, _check_metadata(metadata, len(entry) - payload_offset))
+    return metadata, payload_offset, checksum, _check_metadata(metadata, len(entry) - payload_offset)
 
 
 def _check_metadata(metadata: Any, payload_size: int) -> int:

@@ -32,7 +32,7 @@ from pyroaring import BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
-from ...proto.entry import EntryHeader
+from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
@@ -54,8 +54,7 @@ ROLL_SNAPSHOTS = 1_000
 """Snapshots of one ledger: it costs their bytes, only the last one counts."""
 
 
-def numbers_of(header: EntryHeader) -> SequenceRange:
-    metadata = header.metadata
+def numbers_of(metadata: MessageMetadata) -> SequenceRange:
     first, last = metadata.sequence_id, metadata.highest_sequence_id
     if last < first:
         last = first
@@ -146,7 +145,7 @@ class Deduplication(MadeLater):
         if self.replays_after is None or position <= self.core.position:
             return
         if counts:
-            self.core.replayed(name, numbers, position)
+            self.core.confirmed(name, numbers, position)
         else:
             self.core.passed(position)
         if aborted:

@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
-from ...proto.entry import EntryHeader, parse_header, sequence_id_of
+from ...proto.entry import checked_head, sequence_id_of
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge
 from ...proto.model import AccessMode
 from ...proto.names import Position, TopicName
@@ -158,22 +158,21 @@ class Producer:
             if why is not None:
                 return self._refuse(client_part, why)
         try:
-            header = parse_header(client_part)
-            metadata = header.metadata
-            txn = txn_of(header) if metadata.HasField("txnid_most_bits") else None
+            metadata, _, checksum, unfolded = checked_head(client_part)
+            txn = txn_of(metadata) if metadata.HasField("txnid_most_bits") else None
         except CorruptEntry as error:
             return self._refuse(client_part, PublishRefusal.CORRUPT, error)
         except InvalidRequest as error:
             return self._refuse(client_part, PublishRefusal.NO_TRANSACTION, error)
-        if header.unfolded > self.size_max and metadata.num_chunks_from_msg <= 1:
-            text = f"the entry declares {header.unfolded} uncompressed bytes, the limit is {self.size_max}"
+        if unfolded > self.size_max and metadata.num_chunks_from_msg <= 1:
+            text = f"the entry declares {unfolded} uncompressed bytes, the limit is {self.size_max}"
             return self._refuse(client_part, PublishRefusal.TOO_LARGE, MessageTooLarge(text))
         wanted, dedup = topic.applied.deduplication, self._dedup.core
         if wanted is not dedup.enabled:
             self._dedup.want(wanted)
         if dedup.enabled and metadata.producer_name != self.name:
             return self._refuse(client_part, PublishRefusal.WRONG_NAME)
-        numbers = numbers_of(header)
+        numbers = numbers_of(metadata)
         if txn is not None and dedup.enabled and numbers.is_wide:
             text = f"the sequence ids of an entry in a transaction span {SPAN_MAX} at most, and are below {ID_END}"
             return self.refuse(client_part, InvalidRequest(f"{text}; this one has {numbers.first} to {numbers.last}"))
@@ -188,10 +187,11 @@ class Producer:
         else:
             return Awaited(txn, owner=self.writer)
         if verdict is not DedupVerdict.NEW:
-            return self._judged(client_part, header, verdict)
+            return self._judged(client_part, metadata.sequence_id, verdict)
         publish = Publish(
-            self, client_part, numbers, count=header.num_messages, deliver_at_ms=metadata.deliver_at_time, txn=txn,
-            name=metadata.producer_name, checksum=header.checksum,
+            self, client_part, numbers,
+            count=metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1,
+            deliver_at_ms=metadata.deliver_at_time, txn=txn, name=metadata.producer_name, checksum=checksum,
         )  # fmt: skip
         try:
             if publish.deliver_at_ms:
@@ -199,20 +199,20 @@ class Producer:
             topic.log.publish(publish)
         except MagnetarError as error:
             self._has_failed(publish)
-            return self._answer_in_place(header.sequence_id, error)
+            return self._answer_in_place(metadata.sequence_id, error)
         self._logged += 1
         return True
 
-    def _judged(self, client_part: Buffer, header: EntryHeader, verdict: DedupVerdict) -> bool:
+    def _judged(self, client_part: Buffer, sequence_id: int, verdict: DedupVerdict) -> bool:
         if verdict is DedupVerdict.DUPLICATE:
             self.duplicates += 1
-            return self._answer_in_place(header.sequence_id, None)
+            return self._answer_in_place(sequence_id, None)
         if verdict is DedupVerdict.OVERLAP:
             return self._refuse(client_part, PublishRefusal.OVERLAP)
         self.close(
             PublishRefusal.IN_DOUBT.error(
-                f"entry {header.sequence_id} of producer {self.name!r} is on its way into topic {self._topic.name};"
-                " connect and send it again", topic=self._topic.name, sequence_id=header.sequence_id,
+                f"entry {sequence_id} of producer {self.name!r} is on its way into topic {self._topic.name};"
+                " connect and send it again", topic=self._topic.name, sequence_id=sequence_id,
             )
         )  # fmt: skip
         return False

@@ -25,7 +25,7 @@ async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions
         while shape.readable(position := shape.there(position)):
             for entry in await log.reader.read(position, REPLAY_BYTES):
                 header = parse_header(split_broker_part(entry.payload)[2], verify=False)
-                numbers, txn = numbers_of(header), txn_of(header)
+                numbers, txn = numbers_of(header.metadata), txn_of(header.metadata)
                 aborted = txn is not None and transactions.replay(txn, header, numbers, entry)
                 hidden = txn is not None and transactions.is_hidden(txn, entry.position)
                 dedup.replay(header.producer_name, numbers, entry.position, counts=not hidden, aborted=aborted)

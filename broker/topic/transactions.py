@@ -31,6 +31,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 from ...ledger import LedgerClient
 from ...metadata.records import OutcomesPlace
 from ...proto.entry import EntryHeader
+from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import (
     BackPressure,
     InternalError,
@@ -139,9 +140,8 @@ class TransactionStats(NamedTuple):
     aborts: int
 
 
-def txn_of(header: EntryHeader) -> TxnId | None:
+def txn_of(metadata: MessageMetadata) -> TxnId | None:
     """The transaction of an entry; None: of none. InvalidRequest: its id cannot be one."""
-    metadata = header.metadata
     if not metadata.HasField("txnid_most_bits") or not metadata.HasField("txnid_least_bits"):
         return None
     return TxnId.checked(metadata.txnid_most_bits, metadata.txnid_least_bits)

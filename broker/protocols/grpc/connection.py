@@ -59,13 +59,17 @@ async def serve(broker: TopicManager, stream: Connects, context: CallContext) ->
 
 
 async def _serve(connection: Connection, stream: Connects, clock: Clock) -> None:
-    now = clock.monotonic
+    handlers, now = connection.handlers, clock.monotonic
     try:
         while True:
             frames, turns = await stream.receive(), Turns(clock)
             half = len(frames) // 2 if len(frames) >= AHEAD_FROM else 0
             for number, frame in enumerate(frames, 1):
-                connection.take(frame, turns)
+                handler = handlers.get(frame.id)
+                if handler is not None:
+                    handler.take(frame, turns)
+                else:
+                    connection.take(frame)
                 if number == half:
                     for _ in range(AHEAD_TURNS):
                         await turns.next()
@@ -84,7 +88,7 @@ class Connection:
         self.broker = broker
         self.caller = caller
         self.stream = stream
-        self._handlers: dict[int, Handler] = {}
+        self.handlers: dict[int, Handler] = {}
         self._highest = 0
         self._answered = -1  # the last id of which a frame was answered that has no handler
         self._tasks = Tasks()  # cancelled with the stream …
@@ -95,11 +99,9 @@ class Connection:
         self._room: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------ frames in
-    def take(self, frame: wire.ClientFrame, turns: Turns) -> None:
-        handler = self._handlers.get(frame.id)
-        if handler is not None:
-            handler.take(frame, turns)
-        elif frame.WhichOneof("kind") in ("open_producer", "subscribe"):
+    def take(self, frame: wire.ClientFrame) -> None:
+        """One that is for no handler."""
+        if frame.WhichOneof("kind") in ("open_producer", "subscribe"):
             self._open(frame)
         else:
             self._stray(frame)
@@ -110,11 +112,11 @@ class Connection:
             self._closed(number, InvalidRequest(f"id {number} is used again: the ids of a stream ascend from 1"))
             return
         self._highest = number
-        if len(self._handlers) >= limit:
+        if len(self.handlers) >= limit:
             self._closed(number, NotAllowed(f"a connection carries {limit} producers and consumers, and no more"))
             return
         kind = ProducerHandler if frame.WhichOneof("kind") == "open_producer" else ConsumerHandler
-        handler = self._handlers[number] = kind(self, number)
+        handler = self.handlers[number] = kind(self, number)
         handler.open(frame)
 
     def _stray(self, frame: wire.ClientFrame) -> None:
@@ -192,13 +194,13 @@ class Connection:
             self._paid = None
 
     def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
-        self._handlers.pop(handler.number, None)
+        self.handlers.pop(handler.number, None)
         self._leaving.spawn(leaving, "client-leaves")
 
     # ------------------------------------------------------------------ the end of the stream
     async def finish(self) -> None:
         """The client has ended its side: what is on its way is answered; what is being opened is not opened."""
-        handlers = list(self._handlers.values())
+        handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(*[handler.settled() for handler in handlers if isinstance(handler, ProducerHandler)])
         while self._tasks or self._leaving or self._owed:
@@ -210,8 +212,8 @@ class Connection:
 
     async def end(self) -> None:
         """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""
-        handlers = list(self._handlers.values())
-        self._handlers.clear()
+        handlers = list(self.handlers.values())
+        self.handlers.clear()
         for handler in handlers:
             handler.over = True
         leaving = [handler.leave() for handler in handlers]

@@ -16,7 +16,7 @@ Rules
   stored). Then it sends again from after `persisted`. The log confirms a prefix of what was pushed and fails all after
   it (broker/log/core/log_queue.py), so nothing of that producer is confirmed after a failure.
 - A snapshot is a position and what was persisted up to it, taken together; never what is pushed (invariant 33).
-  Recovery is a snapshot and `replayed` for each entry after it: the header of an entry has all of it.
+  Recovery is a snapshot and `confirmed` for each entry after it: the header of an entry has all of it.
 - Sequence ids of a producer rise. A producer may leave some out; one that goes back gets DUPLICATE. One connection of a
   producer at a time publishes, the latest (core/publish.py): what an earlier one left in flight is waited for.
 - **Gaps.** What a transaction sent and its abort took back is not in the log, though later ids of its producer may be.
@@ -176,31 +176,13 @@ class Dedup:
         return verdict(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """An entry that was NEW is in the log, there."""
-        pushed = self._pushed[name]
-        progress = pushed.progress
-        known = progress.number == numbers.last and not progress.uuid and not numbers.uuid
-        self.replayed(name, numbers, position, progress if known else None)
-        pushed.entries -= 1
-        if not pushed.entries and name not in self._connected:
-            del self._pushed[name]
-
-    def failed(self, name: str) -> None:
-        """An entry that was NEW has no known position in the log. No later entry may pass it: disconnect the producer.
-        """
-        pushed = self._pushed[name]
-        pushed.entries -= 1
-        if not pushed.entries and name not in self._connected:
-            del self._pushed[name]
-
-    def replayed(
-        self, name: str, numbers: SequenceRange, position: Position, progress: SequenceProgress | None = None
-    ) -> None:
-        """The log has an entry after all that are known. `progress`: of its producer with it, where that is known."""
+        """The log has an entry after all that are known: one that was NEW, or one of before that is replayed."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
-        before = self._persisted.get(name, NOTHING)
-        if progress is not None and (not self.enabled or before.number <= progress.number):
+        before, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
+        progress = pushed.progress if pushed is not None else NOTHING
+        known = progress.number == numbers.last and not progress.uuid and not numbers.uuid
+        if known and (not self.enabled or before.number <= progress.number):
             self._persisted[name] = progress
         elif self.enabled or numbers.uuid:
             self._persisted[name] = before.after(numbers)
@@ -208,8 +190,23 @@ class Dedup:
             self._persisted[name] = SequenceProgress(numbers.last)
         if self._gaps and name in self._gaps and not (numbers.uuid and numbers.chunk < numbers.chunks - 1):
             self._filled(name, numbers)
-        if name not in self._connected:
-            self._away.setdefault(name, self._opened)
+        if name in self._connected:
+            if pushed is not None:
+                pushed.entries -= 1
+            return
+        self._away.setdefault(name, self._opened)
+        if pushed is not None:
+            self._settle(name, pushed)
+
+    def _settle(self, name: str, pushed: _Pushed) -> None:
+        pushed.entries -= 1
+        if not pushed.entries and name not in self._connected:
+            del self._pushed[name]
+
+    def failed(self, name: str) -> None:
+        """An entry that was NEW has no known position in the log. No later entry may pass it: disconnect the producer.
+        """
+        self._settle(name, self._pushed[name])
 
     def _filled(self, name: str, numbers: SequenceRange) -> None:
         """The range is what a header declares: no bitmap is made of it."""

@@ -320,9 +320,9 @@ async def test_the_first_half_of_many_frames_is_on_its_way_before_the_rest_is_ta
     await raw.producer(2, T + "2")
     monkeypatch.setattr(turns, "SLICE_S", 60.0)
     taken, asked = 0, list[int]()
-    take, flush = connection.Connection.take, AddSender._flush
+    take, flush = handlers.ProducerHandler.take, AddSender._flush
 
-    def counted(self: connection.Connection, *frame: Any) -> None:
+    def counted(self: handlers.ProducerHandler, *frame: Any) -> None:
         nonlocal taken
         taken += 1
         take(self, *frame)
@@ -335,7 +335,7 @@ async def test_the_first_half_of_many_frames_is_on_its_way_before_the_rest_is_ta
     raw.publish(2, 0)
     for id_ in (1, 2):  # each topic has a ledger
         await raw.kind(id_, "receipt")
-    monkeypatch.setattr(connection.Connection, "take", counted)
+    monkeypatch.setattr(handlers.ProducerHandler, "take", counted)
     monkeypatch.setattr(AddSender, "_flush", asking)
     for number in range(frames):
         raw.publish(1 + number % 2, 1 + number // 2)

@@ -158,7 +158,7 @@ class Deployment:
         if self.rng.random() < 0.2:
             self.dedup = Dedup(self.snapshot, now=self.now)
             for entry_id in range(self.snapshot.position.entry_id + 1, len(self.log)):
-                self.dedup.replayed(*self.log[entry_id], Position(1, entry_id))
+                self.dedup.confirmed(*self.log[entry_id], Position(1, entry_id))
             self.confirmed, self.sent = len(self.log), 0
             self.queue.clear()
             for client in self.clients:
@@ -316,7 +316,7 @@ def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_bee
     """A broker dies before any snapshot, and another producer leaves before this one is back."""
     dedup = Dedup(Snapshot(START, {}), now=up_s)
     for entry_id, name in enumerate(("back", "away")):
-        dedup.replayed(name, SequenceRange(7, 7), Position(1, entry_id))
+        dedup.confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
     dedup.joined("back")
     dedup.left("back", up_s + 1.0)
     dedup.forget(up_s + 1.0, inactive_s=100.0, producers_max=10)
@@ -367,7 +367,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                 numbers, position = SequenceRange(number, number), Position(1, at)
                 aborted = of is not None and core.noted(of, "p", numbers, position)
                 if of is None or outcome.get(of):
-                    dedup.replayed("p", numbers, position)
+                    dedup.confirmed("p", numbers, position)
                 else:
                     dedup.passed(position)
                 if aborted:
