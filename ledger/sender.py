@@ -30,7 +30,7 @@ from .core.pending import AddFailed, AddsAcked, SendAdd
 from .core.stored import Payload, Tail, seal
 from .core.writer import AddRefused, Outcome
 from .format.adds import ADDS_MAX, decode_statuses, encode_adds
-from .format.peer import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add, encode_add_many
+from .format.peer import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add_many, pack_add
 
 REQUEST_BYTES_MAX = 1 << 20
 """Payload of one request; the last entry may exceed it. A journal block of a bookie has the same size."""
@@ -203,7 +203,7 @@ class AddSender:
         first = adds[0]
         if len(adds) == 1:
             frames: Sequence[Buffer] = (first.header, *first.frames)
-            return encode_add(self._ledger, first.entry, self._key), frames, len(first.header) + first.size
+            return pack_add(self._ledger, first.entry, 0, 0, self._key), frames, len(first.header) + first.size
         frames = encode_adds([(add.header, add.frames, add.size) for add in adds])
         return encode_add_many(self._ledger, first.entry, len(adds), self._key), frames, sum(map(len, frames))
 

@@ -31,7 +31,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 
 from ...ledger.format.adds import Entry, encode_statuses, open_add, open_adds
-from ...ledger.format.peer import FENCING, RECOVERING, AnswerHead, Op, RequestHead, Status, decode_request, encode_added
+from ...ledger.format.peer import FENCING, RECOVERING, AnswerHead, Op, RequestHead, Status, decode_request, pack_added
 from ...runtime.clock import Clock
 from ...runtime.monitoring.metrics import BYTES, SECONDS, Histogram
 from ...runtime.network import Request
@@ -231,7 +231,7 @@ class Adds:
             elif statuses is None:
                 waits.append(now - each.came)
                 sizes.append(each.size)
-                each.request.reply(encode_added(each.ledger, each.entry, Status.OK))
+                each.request.reply(pack_added(each.ledger, each.entry, -1, 0))
             elif any(statuses):
                 self._answer(each)
             else:

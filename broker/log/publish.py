@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ...ledger.core.stored import Tail
 from ...proto.checksum import JOINED_BYTES_MIN
-from ...proto.entry import CHECKED_FROM, broker_part
+from ...proto.entry import CHECKED_FROM
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.transactions import TxnId
@@ -39,7 +39,7 @@ class Publish(Queued):
         self.txn = txn  # that it is in; None: it counts when it is stored
         self.name = name  # of its producer, as the entry says
         self.publisher = publisher
-        self.client_part = client_part  # empty once it is stamped: its buffer may change then
+        self.client_part = client_part  # empty once it is in `frames`: its buffer may change then
         self.client_bytes = len(client_part)
         self.count = count
         self.numbers = numbers
@@ -49,9 +49,3 @@ class Publish(Queued):
         self.timestamp_ms = 0
         self.arrived_s = 0.0  # on the monotonic clock
 
-    def stamp(self, index: int, timestamp_ms: int) -> None:
-        """It gets its place: the index of its last message, and the broker's time. This is the only copy of the bytes
-        between the socket and the disk's buffer."""
-        self.timestamp_ms = timestamp_ms
-        stored = b"".join((broker_part(index, timestamp_ms), self.client_part))
-        self.client_part, self.frames, self.size = b"", (stored,), len(stored)

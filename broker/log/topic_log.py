@@ -40,6 +40,7 @@ from ...ledger import LedgerClient
 from ...metadata.records import LedgerRecord, TopicLedger, TopicRecord
 from ...metadata.store import MetadataStore
 from ...metadata.update import Change
+from ...proto.entry import broker_part
 from ...proto.errors import (
     DataLost,
     InternalError,
@@ -166,7 +167,9 @@ class TopicLog:
         now_ms = appender.timestamp_ms = max(clock.wall_ms(), appender.timestamp_ms)  # never before an earlier entry's
         publish.arrived_s = clock.monotonic()
         appender.queue.add(publish, publish.count)
-        publish.stamp(publish.index, now_ms)
+        stored = b"".join((broker_part(publish.index, now_ms), publish.client_part))  # copied here, and for the disk
+        publish.timestamp_ms, publish.client_part = now_ms, b""
+        publish.frames, publish.size = (stored,), len(stored)
         if state is TopicLogState.SERVING:
             appender.send()
 

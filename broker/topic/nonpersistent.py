@@ -27,6 +27,7 @@ from msgspec import structs
 
 from ...metadata.records import TopicRecord
 from ...metadata.update import Change
+from ...proto.entry import broker_part
 from ...proto.errors import (
     InvalidRequest,
     MagnetarError,
@@ -177,11 +178,12 @@ class NonPersistentLog:
         span, now_ms = self.shape.tail, max(self.world.clock.wall_ms(), self._timestamp_ms)
         self._timestamp_ms = now_ms
         index = span.end_index + publish.count - 1
-        publish.stamp(index, now_ms)
+        stored = b"".join((broker_part(index, now_ms), publish.client_part))
+        publish.client_part = b""
         span.last_entry, span.end_index = span.last_entry + 1, index + 1
-        position, size = Position(span.ledger_id, span.last_entry), publish.size
+        position, size = Position(span.ledger_id, span.last_entry), len(stored)
         self.reader.add(
-            StoredEntry(position, publish.frames, count=publish.count, index=index, size=size, timestamp_ms=now_ms)
+            StoredEntry(position, (stored,), count=publish.count, index=index, size=size, timestamp_ms=now_ms)
         )
         if not self._taken:
             asyncio.get_running_loop().call_soon(self._confirm_taken)

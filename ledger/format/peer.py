@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from functools import partial
 from typing import NamedTuple
 
 from ...proto.checksum import crc32c, joined
@@ -150,9 +151,10 @@ def encode_add(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -
     return _REQUEST.pack(VERSION, _ADD, flags, ledger, entry, 0, 0, key)
 
 
-def encode_added(ledger: int, entry: int, status: Status) -> bytes:
-    """`AnswerHead(Op.ADD, status, …).encode()`, likewise."""
-    return _ANSWER.pack(VERSION, _ADD, status, ledger, entry, -1, 0)
+pack_add = partial(_REQUEST.pack, VERSION, _ADD, int(Flags.NONE))
+"""(ledger, entry, 0, 0, key): `encode_add` of most adds, for each of which one call less counts."""
+pack_added = partial(_ANSWER.pack, VERSION, _ADD, int(Status.OK))
+"""(ledger, entry, -1, 0): `AnswerHead(Op.ADD, Status.OK, …).encode()`, likewise."""
 
 
 def encode_add_many(ledger: int, entry: int, count: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
