@@ -304,7 +304,10 @@ def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> Entr
 
 
 def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
-    """As `parse_header`: what an `EntryHeader` is made of."""
+    """As `parse_header`: what an `EntryHeader` is made of. Refuses contradictions as well: names that are no text, more
+    messages than the payload can contain. Strings that are not UTF-8 come out of protobuf as bytes: Any, because
+    compiled code insists on the declared type."""
+    metadata: Any
     if start < 0:
         start = _broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
     body = start + _HEAD.size
@@ -322,13 +325,6 @@ def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tupl
         metadata = MessageMetadata.FromString(bytes(entry[body:payload_offset]))
     except DecodeError as error:
         raise CorruptEntry("the metadata of the entry is not a MessageMetadata") from error
-    return metadata, payload_offset, checksum, _check_metadata(metadata, len(entry) - payload_offset)
-
-
-def _check_metadata(metadata: Any, payload_size: int) -> int:
-    """Refuses contradictions: names that are no text, more messages than the payload can contain. The declared size of
-    a compressed payload, 0 of another. Strings that are not UTF-8 come out of protobuf as bytes: Any, because compiled
-    code insists on the declared type."""
     if not metadata.IsInitialized():
         raise CorruptEntry("the metadata of the entry lacks producer_name, sequence_id or publish_time")
     if not isinstance(metadata.producer_name, str):
@@ -338,7 +334,7 @@ def _check_metadata(metadata: Any, payload_size: int) -> int:
     if metadata.encryption_keys:
         _check_keys(metadata)
     _read_key(metadata)
-    unfolded: int = payload_size
+    unfolded: int = len(entry) - payload_offset
     if metadata.compression:
         unfolded = metadata.uncompressed_size
         if unfolded > UNCOMPRESSED_BYTES_MAX:
@@ -349,7 +345,7 @@ def _check_metadata(metadata: Any, payload_size: int) -> int:
             raise CorruptEntry(f"the entry declares {count} messages in {unfolded} bytes")
     if metadata.highest_sequence_id and metadata.highest_sequence_id < metadata.sequence_id:
         raise CorruptEntry("the highest sequence id of the entry is below its first")
-    return unfolded if metadata.compression else 0
+    return metadata, payload_offset, checksum, unfolded if metadata.compression else 0
 
 
 def _check_keys(metadata: Any) -> None:
