@@ -263,11 +263,11 @@ class ConsumerCore:
         if self.moving:
             self._moved(place, 1 << index if index >= 0 else -1)
         self._unacked.forget(place)
-        if self._withheld and index < 0:
+        if self._withheld.permits and index < 0:
             self.release(place)
-        if self._nacks and (index < 0 or size == 1):
+        if self._nacks.watched and (index < 0 or size == 1):
             self._nacks.forget(place)
-        if self._pieces:
+        if self._pieces.watched:
             self._pieces.forget(place)
 
     def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
@@ -276,7 +276,7 @@ class ConsumerCore:
         if self.moving:
             self._moved(place, bits)
         self._unacked.forget(place)
-        if self._nacks and size == 1:
+        if self._nacks.watched and size == 1:
             self._nacks.forget(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
@@ -289,7 +289,7 @@ class ConsumerCore:
                 return
             place, index, size = floor, -1, 0
         self._acks.acknowledge_cumulative(place, index, size)
-        if self._nacks and index < 0:
+        if self._nacks.watched and index < 0:
             self._nacks.forget_up_to(place)
         if self._pieces:
             self._pieces.forget_up_to(place)
@@ -312,7 +312,7 @@ class ConsumerCore:
     def give_back(self, place: Position, redeliveries: int, now: float) -> None:
         """It is asked for again after the delay of a negative ack; where what failed holds back what follows it, the
         broker has the delay, and it is asked in the next `turn` (`_fail`)."""
-        if self._pieces:
+        if self._pieces.watched:
             self._pieces.forget(place)
         if self._options.holds_order:
             self._failed.add(place)

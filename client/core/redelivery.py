@@ -91,22 +91,22 @@ class NackTracker:
 
     def __init__(self) -> None:
         self._buckets: dict[int, EntrySets] = {}  # due time → entries
-        self._watched: EntrySets = {}  # all of them
+        self.watched: EntrySets = {}  # all of them
 
     def __len__(self) -> int:
-        return sum(map(len, self._watched.values()))
+        return sum(map(len, self.watched.values()))
 
     def __bool__(self) -> bool:
-        return bool(self._watched)
+        return bool(self.watched)
 
     def __contains__(self, position: Position) -> bool:
-        return position[0] in self._watched and position[1] in self._watched[position[0]]
+        return position[0] in self.watched and position[1] in self.watched[position[0]]
 
     def watch(self, position: Position, now_ms: int, delay_ms: int) -> None:
         ledger_id, entry_id = position
-        watched = self._watched.get(ledger_id)
+        watched = self.watched.get(ledger_id)
         if watched is None:
-            watched = self._watched[ledger_id] = BitMap()
+            watched = self.watched[ledger_id] = BitMap()
         elif entry_id in watched:
             return
         watched.add(entry_id)
@@ -125,8 +125,8 @@ class NackTracker:
             self._unwatch(position[0], BitMap([position[1]]))
 
     def forget_up_to(self, position: Position) -> None:
-        for ledger_id in [each for each in self._watched if each <= position[0]]:
-            gone = self._watched[ledger_id]
+        for ledger_id in [each for each in self.watched if each <= position[0]]:
+            gone = self.watched[ledger_id]
             if ledger_id == position[0]:
                 gone = gone & BitMap(range(position[1] + 1))
             gone = gone.copy()
@@ -136,10 +136,10 @@ class NackTracker:
             self._unwatch(ledger_id, gone)
 
     def _unwatch(self, ledger_id: int, entries: BitMap) -> None:
-        self._watched[ledger_id] -= entries
-        if not self._watched[ledger_id]:
-            del self._watched[ledger_id]
-        if not self._watched:
+        self.watched[ledger_id] -= entries
+        if not self.watched[ledger_id]:
+            del self.watched[ledger_id]
+        if not self.watched:
             self._buckets.clear()
 
     def next_ms(self) -> int | None:
@@ -153,18 +153,18 @@ class NackTracker:
             for ledger_id, entries in self._buckets.pop(time_ms).items():
                 due[ledger_id] = due[ledger_id] | entries if ledger_id in due else entries
         for ledger_id, entries in due.items():
-            if ledger_id in self._watched:
+            if ledger_id in self.watched:
                 self._unwatch(ledger_id, entries)
         return {ledger_id: entries for ledger_id, entries in due.items() if entries}
 
     def clear(self) -> None:
         self._buckets.clear()
-        self._watched.clear()
+        self.watched.clear()
 
     @property
     def memory_bytes(self) -> int:
         """About what it takes: the sets as CRoaring holds them, and their objects and places."""
-        sets = [each for bucket in (*self._buckets.values(), self._watched) for each in bucket.values()]
+        sets = [each for bucket in (*self._buckets.values(), self.watched) for each in bucket.values()]
         figures = [each.get_statistics() for each in sets]
         held = sum(each["n_bytes_array_containers"] + each["n_bytes_bitset_containers"] for each in figures)
         return int(held) + 300 * len(sets)
@@ -176,4 +176,4 @@ class NackTracker:
                 assert ledger_id not in kept or not kept[ledger_id] & entries, "an entry has two times"
                 kept[ledger_id] = kept[ledger_id] | entries if ledger_id in kept else entries
         kept = {each: entries for each, entries in kept.items() if entries}
-        assert kept == self._watched, "what is watched has a time"
+        assert kept == self.watched, "what is watched has a time"

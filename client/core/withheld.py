@@ -14,37 +14,37 @@ from ...proto.names import Position
 
 
 class WithheldEntries:
-    __slots__ = ("_permits",)
+    __slots__ = ("permits",)
 
     def __init__(self) -> None:
-        self._permits: dict[Position, int] = {}  # 0: they were given back
+        self.permits: dict[Position, int] = {}  # 0: they were given back
 
     def __bool__(self) -> bool:
-        return bool(self._permits)
+        return bool(self.permits)
 
     def add(self, place: Position, permits: int) -> None:
-        self._permits[place] = self._permits.get(place, 0) + permits
+        self.permits[place] = self.permits.get(place, 0) + permits
 
     def asked_again(self, places: Iterable[Position]) -> int:
         """Permits that are free now."""
         freed = 0
         for place in places:
-            if place in self._permits:
-                freed += self._permits[place]
-                self._permits[place] = 0
+            if place in self.permits:
+                freed += self.permits[place]
+                self.permits[place] = 0
         return freed
 
     def release(self, place: Position) -> int:
         """It is decrypted, or acknowledged. Permits that are free now."""
-        return self._permits.pop(place, 0)
+        return self.permits.pop(place, 0)
 
     def clear(self) -> int:
         """All come again. Permits that are free now."""
-        freed = sum(self._permits.values())
-        self._permits.clear()
+        freed = sum(self.permits.values())
+        self.permits.clear()
         return freed
 
     def floor(self, place: Position) -> Position:
         """Up to here a cumulative ack at `place` may go: before the first of them."""
-        first = min((each for each in self._permits if each <= place), default=None)
+        first = min((each for each in self.permits if each <= place), default=None)
         return place if first is None else Position(first[0], first[1] - 1)

@@ -53,14 +53,6 @@ class Shared(InLogOrder):
         if holder is not None and holder.able:
             self._goes_out(entry.position, waited)
             return holder
-        picked = self._pick(entry, waited)
-        if entry.chunk_of and holder is None and isinstance(picked, Member):
-            self._chunked[entry.chunk_of] = picked
-            if len(self._chunked) > CHUNKED_MAX:
-                del self._chunked[next(iter(self._chunked))]
-        return picked
-
-    def _pick(self, entry: Entry, waited: bool) -> Member | Blocked:
         current = self._current
         if (
             current is None or self._left_in_turn <= 0
@@ -72,7 +64,12 @@ class Shared(InLogOrder):
             first = current.priority == self._members[0].priority  # else a better one may be able at any moment
             self._current, self._left_in_turn = current, TURN_ENTRIES if first else 1
         self._left_in_turn -= 1
-        self._goes_out(entry.position, waited)
+        if waited:
+            self._goes_out(entry.position, waited)
+        if entry.chunk_of and holder is None:
+            self._chunked[entry.chunk_of] = current
+            if len(self._chunked) > CHUNKED_MAX:
+                del self._chunked[next(iter(self._chunked))]
         return current
 
     def _next(self) -> Member | None:
