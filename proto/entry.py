@@ -333,7 +333,8 @@ def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tupl
         raise CorruptEntry("the uuid of a message in chunks is not UTF-8")
     if metadata.encryption_keys:
         _check_keys(metadata)
-    _read_key(metadata)
+    if not isinstance(metadata.partition_key, str):
+        _read_key(metadata)
     unfolded: int = len(entry) - payload_offset
     if metadata.compression:
         unfolded = metadata.uncompressed_size
