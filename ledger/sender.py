@@ -172,13 +172,14 @@ class AddSender:
         self._waiting.setdefault((slot, bookie), []).append(add)
 
     def close(self) -> None:
-        """No request is repeated any more."""
+        """The ledger has ended, or another one takes its entries: nothing leaves any more, and nothing is repeated."""
         self._closed = True
 
     # ------------------------------------------------------------------------------ requests
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
-        several, at, timeout_s, peers = list(waiting.items()), 0, self._config.add_timeout_s, self._bookies.peers
+        several = [] if self._closed else list(waiting.items())  # else they may be another ledger's, with its header
+        at, timeout_s, peers = 0, self._config.add_timeout_s, self._bookies.peers
         while at < len(several):
             adds, copies = several[at][1], 1
             while at + copies < len(several) and several[at + copies][1] == adds:

@@ -35,6 +35,7 @@ class FakeBookie:
         self.shelves: dict[int, Shelf] = {}
         self.requests: list[RequestHead] = []
         self.silent: set[Op] = set()
+        self.unanswered: list[tuple[RequestHead, Request]] = []  # as they were silent
         self.status: dict[Op, Status] = {}
         self.flip: set[int] = set()  # entries that are handed out damaged
         self._came = asyncio.Event()
@@ -67,6 +68,7 @@ class FakeBookie:
             self.requests.append(head)
             self._came.set()
             if head.op in self.silent:
+                self.unanswered.append((head, request))
                 continue
             answer, frames = self._answer(head, request)
             request.reply(answer.encode(), frames)
@@ -80,8 +82,16 @@ class FakeBookie:
             self.requests.append(one)
             statuses.append(self.status.get(Op.ADD) or self._add(one, b"".join(stored)))
         self._came.set()
-        if Op.ADD not in self.silent:
+        if Op.ADD in self.silent:
+            self.unanswered.append((head, request))
+        else:
             request.reply(*encode_statuses(head.ledger, head.entry, statuses))
+
+    def answer_late(self, ledger: int) -> None:
+        """OK to all adds of the ledger that were not answered."""
+        for head, request in [each for each in self.unanswered if each[0].ledger == ledger]:
+            self.unanswered.remove((head, request))
+            request.reply(*encode_statuses(head.ledger, head.entry, bytes(max(head.count, 1))))
 
     def _answer(self, head: RequestHead, request: Request) -> tuple[AnswerHead, list[bytes]]:
         def answer(status: Status, entry: int = head.entry, lac: int = -1, count: int = 0) -> AnswerHead:

@@ -12,7 +12,7 @@ from magnetar.ledger.core.stored import Payload
 from magnetar.ledger.format.peer import Op, Status
 from magnetar.ledger.handle import ENTRY_BYTES_MAX, LedgerWriter
 from magnetar.proto.errors import BackPressure, LedgerClosed, MessageTooLarge
-from tests.ledger.conftest import QUICK, Cluster
+from tests.ledger.conftest import QUICK, Cluster, until
 
 
 class Listener:
@@ -114,3 +114,45 @@ async def test_after_a_fence_a_listener_hears_of_the_failure_and_of_nothing_as_s
             await listener.changed.wait()
     assert await writer.close() == LedgerEnd(0, 1)
     assert listener.told == [0]
+
+
+async def test_an_entry_that_went_on_to_another_ledger_hears_nothing_of_the_first(cluster: Cluster) -> None:
+    """One object is in both, one after the other: a late answer of the first confirms nothing in the second."""
+    first, told_first = await listening(cluster)
+    second, told = await listening(cluster)
+    moved = [payload(b"zero"), payload(b"one")]
+    for bookie in cluster.bookies:
+        bookie.silent.add(Op.ADD)
+    for each in moved:
+        first.push(each)
+    for bookie in cluster.bookies:
+        await bookie.wait_requests(Op.ADD, 2)
+    await first.abandon()
+    assert (told_first.failures, first.pending_bytes) == (1, 0)
+    for each in (payload(b"new"), *reversed(moved)):
+        second.push(each)
+    for bookie in cluster.bookies:
+        await bookie.wait_requests(Op.ADD, 5)
+        bookie.answer_late(first.ledger_id)
+    await until(lambda: first._sender.unanswered_bytes == 0)
+    assert (told_first.told, told.told, second.pending_entries) == ([], [], 3)
+    second.adds.check()
+    for bookie in cluster.bookies:
+        bookie.answer_late(second.ledger_id)
+    await told.until(2)
+    assert await second.close() == LedgerEnd(2, len(b"newonezero"))
+    reader = await cluster.client().open(second.ledger_id)
+    assert [each.payload for each in await reader.read(0, 2)] == [b"new", b"one", b"zero"]
+
+
+async def test_what_has_not_left_when_its_ledger_ended_leaves_with_the_next_ledger_alone(cluster: Cluster) -> None:
+    first, _ = await listening(cluster)
+    second, told = await listening(cluster)
+    entry = payload(b"moved")
+    first.push(entry)
+    first._abandon()
+    second.push(payload(b"new"))
+    second.push(entry)
+    await told.until(1)
+    assert {head.ledger for bookie in cluster.bookies for head in bookie.requests} == {second.ledger_id}
+    assert cluster.clients[0].bookies.memory.held == 0
