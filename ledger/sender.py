@@ -89,8 +89,13 @@ class SentAdds(InsideRequest):
                 sender.memory.tell()
 
     def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
-        self.over()
-        adds, sender = self.adds, self.sender
+        adds, sender, first = self.adds, self.sender, self.first or self
+        sender.unanswered_bytes -= self.bytes  # as `over`, a call less
+        first.copies -= 1
+        if not first.copies:
+            sender.memory.held -= self.bytes
+            if sender.memory.waiting:
+                sender.memory.tell()
         if len(adds) > 1 or len(head) != ANSWER_BYTES or not head.startswith(ADDED):
             try:
                 statuses = _statuses(head, frames, len(adds))

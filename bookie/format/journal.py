@@ -132,14 +132,13 @@ def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[B
 
 
 def encode_adds(
-    ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]]
-) -> tuple[list[bytes], list[Buffer], int]:
-    """(headers, buffers to write, bytes) of an ADD record for each of the entries (id, stored, bytes), all verified.
+    ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]], headers: list[bytes], buffers: list[Buffer]
+) -> int:
+    """Appends an ADD record for each of the entries (id, stored, bytes), all verified: its header to `headers`, what is
+    written to `buffers`. Returns its bytes.
 
     The first buffer of each entry, its own header, is copied after the record's: half as many buffers to write.
     """
-    headers: list[bytes] = []
-    buffers: list[Buffer] = []
     total = 0
     for entry, stored, size in entries:
         assert size <= RECORD_BYTES_MAX, f"journal record of {size} bytes"
@@ -155,7 +154,7 @@ def encode_adds(
         buffers.append(header)
         buffers += stored[1:]
         total += size
-    return headers, buffers, total + RECORD_HEADER_BYTES * len(headers)
+    return total + RECORD_HEADER_BYTES * len(entries)
 
 
 def encode_block_header(

@@ -26,7 +26,7 @@ from ...runtime.monitoring.metrics import Histogram
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..format.index import Extent, Table
-from ..format.journal import RecordType
+from ..format.journal import RecordType, encode_adds
 from . import boot, disk
 from .checkpoint import Source
 from .checkpoint_scheduler import CheckpointScheduler
@@ -183,7 +183,7 @@ class Store:
         `entries` are (id, stored, bytes), all verified by the caller; `size` is theirs together, `lac` the largest.
         Room is checked once: one request may exceed the bounds.
         """
-        dirty, memtable = self.descriptors.dirty_ledgers, self.memtable
+        dirty, memtable, journal = self.descriptors.dirty_ledgers, self.memtable, self._journal
         descriptor = dirty.get(ledger) or self.descriptors.get(ledger)
         if descriptor is None:
             if ledger in self.descriptors.tombstones:
@@ -196,12 +196,15 @@ class Store:
             return Status.FENCED
         if ledger <= self.descriptors.fenced_upto and not recovery:
             return Status.FENCED  # this bookie lost data when the ledger existed: its fence may be among it
-        if (memtable.active.size_bytes >= memtable.bytes_max and memtable.full) or self._journal.full:
+        group = journal.open
+        if (memtable.active.size_bytes >= memtable.bytes_max and memtable.full) or (
+            group.size + journal.core.queued_bytes >= journal.queue_bytes_max  # as `journal.full`, a call less
+        ):
             return Status.BUSY
         if descriptor is None or not descriptor.key_synced:
             descriptor = self.keys.with_key(ledger, key)
         last = memtable.insert_many(ledger, entries, size)
-        self._journal.enqueue_adds(ledger, entries)
+        group.size += encode_adds(ledger, entries, group.headers, group.buffers)
         self._adding.append((ledger, entries))
         if lac > descriptor.lac:
             descriptor.lac = lac

@@ -17,7 +17,7 @@ from ...metadata.records import TopicLedger
 from ...proto.errors import BackPressure, LedgerClosed
 from ...proto.names import Position
 from ...runtime.clock import Clock
-from ...runtime.monitoring.metrics import Histogram
+from ...runtime.monitoring.metrics import WAITING, Histogram
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Replication
 from .cache import StoredEntry, TailCache
@@ -125,7 +125,8 @@ class Appender:
 
     def confirm(self, confirmed: Sequence[Publish]) -> None:
         """In their order, all of the ledger that is written, or was last."""
-        span, cache, now_s, waits = self._span, self._cache, self._clock.monotonic(), list[float]()
+        span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
+        waits = seconds.waiting
         for publish in confirmed:
             waits.append(now_s - publish.arrived_s)
             size, index = publish.size, publish.index
@@ -141,7 +142,8 @@ class Appender:
             if publish.deliver_at_ms and publish.txn is None:  # else that is found when it is read, after a commit
                 self._on_delayed(position, publish.deliver_at_ms)
             publish.publisher.confirmed(publish, position, index)
-        self._publish_seconds.observe_all(waits)
+        if len(waits) >= WAITING:
+            seconds.take()
 
     def ended(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
         """The ledger ended there: what in it is not confirmed yet, and its row in the list (None: no ledger)."""

@@ -69,9 +69,7 @@ def coordinators(page: Page, loaded: Sequence[RunningCoordinator], cluster: str 
             "magnetar_transactions_oldest_seconds", "Transactions: how long the oldest open one is open; 0: none.",
             each.oldest_s, coordinator=number,
         )  # fmt: skip
-        lasted = Histogram(LASTED_S)
-        counts, lasted.total = each.lasted()
-        lasted.counts = list(counts)
+        lasted = Histogram(LASTED_S, *each.lasted())
         page.histogram(
             "magnetar_transactions_seconds", "Transactions: from the first use to the outcome.", lasted,
             coordinator=number,

@@ -41,6 +41,8 @@ SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 BYTES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1 << 20, 2 << 20, 4 << 20)
 """Bounds for the sizes of entries."""
 
+WAITING = 64
+"""Values that wait to be counted, at most about."""
 MANY = 16
 """Values from which on equal ones are counted first: sizes of entries are mostly equal."""
 RECENT_S = 60.0
@@ -52,30 +54,47 @@ _NAME = re.compile(r"magnetar_[a-z0-9_]+")
 class Histogram:
     """Counts per bucket: `counts[i]` values are ≤ `bounds[i]` and above the bound before; the last bucket is unbounded.
 
-    One thread observes, the same that makes the page.
+    One thread observes, the same that makes the page. Who observes one value a message appends it to `waiting` and
+    calls `take` at WAITING of them; they count from then on, or when the counts are read.
     """
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("_counts", "_total", "bounds", "waiting")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
+    def __init__(self, bounds: Sequence[float], counts: Sequence[int] = (), total: float = 0.0) -> None:
         assert list(bounds) == sorted(set(bounds)), "the bounds of a histogram rise"
         self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.total = 0.0
+        self.waiting: list[float] = []
+        self._counts = list(counts) or [0] * (len(self.bounds) + 1)
+        self._total = total
 
     def observe(self, value: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
+        self._counts[bisect_left(self.bounds, value)] += times
+        self._total += value * times
 
     def observe_all(self, values: Sequence[float]) -> None:
-        bounds, counts = self.bounds, self.counts
+        bounds, counts = self.bounds, self._counts
         if len(values) > MANY:
             for value, times in Counter(values).items():
                 counts[bisect_left(bounds, value)] += times
         else:
             for value in values:
                 counts[bisect_left(bounds, value)] += 1
-        self.total += sum(values)
+        self._total += sum(values)
+
+    def take(self) -> None:
+        """Counts what waits."""
+        waiting, self.waiting = self.waiting, []
+        self.observe_all(waiting)
+
+    @property
+    def counts(self) -> list[int]:
+        self.take()
+        return self._counts
+
+    @property
+    def total(self) -> float:
+        self.take()
+        return self._total
 
     @property
     def count(self) -> int:

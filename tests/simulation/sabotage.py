@@ -79,7 +79,7 @@ def _answer_out_of_order() -> Iterator[None]:
     original = Journal._land
 
     def land(journal: Journal) -> None:
-        for flight in journal._core._flights:
+        for flight in journal.core._flights:
             done = [w for sequence, w in journal._flying if sequence == flight.block.sequence and w.done()]
             if flight.synced is None and done and done[0].exception() is None:
                 block, flight.block = flight.block, flight.block._replace(groups=())

@@ -51,7 +51,6 @@ from ...format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
     RecordType,
-    encode_adds,
     encode_block_header,
     encode_record,
     padded,
@@ -127,15 +126,15 @@ class Journal:
         assert len(workers) == WORKERS
         self._workers = workers
         self._filler = filler
-        self._core: GroupCommit[RecordGroup] = GroupCommit(block_bytes_max=block_bytes_max)
+        self.core: GroupCommit[RecordGroup] = GroupCommit(block_bytes_max=block_bytes_max)
         self._block_bytes_max = block_bytes_max
-        self._queue_bytes_max = queue_bytes_max
+        self.queue_bytes_max = queue_bytes_max
         self._segments = Segments(
             world.files, directory, uuid, world.rng, filler, segment_bytes=segment_bytes,
             first_segment_bytes=first_segment_bytes, spares_max=spares_max, direct=direct,
         )  # fmt: skip
         self.release = self._segments.release
-        self._open = RecordGroup()
+        self.open = RecordGroup()  # what the next `seal` takes
         self._flying: deque[tuple[int, asyncio.Future[float]]] = deque()  # blocks at a worker: sequence, seconds
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -169,12 +168,12 @@ class Journal:
 
     def _use(self, segment: Segment) -> None:
         self._segment = segment
-        self._core.receive(SegmentBegun(segment.number, segment.size, segment.file.direct))
+        self.core.receive(SegmentBegun(segment.number, segment.size, segment.file.direct))
 
     async def close(self) -> None:
         """Ends the journal after all records that are enqueued."""
         self._closing = True
-        self._core.close()
+        self.core.close()
         self._work.set()
         await self._segments.close()
         if self._task is not None:
@@ -196,47 +195,39 @@ class Journal:
     @property
     def position(self) -> JournalPosition:
         """The position up to which everything is synced."""
-        return JournalPosition(self._core.number, self._core.synced_upto)
+        return JournalPosition(self.core.number, self.core.synced_upto)
 
     @property
     def queued_bytes(self) -> int:
         """Bytes of the records that are not answered."""
-        return self._open.size + self._core.queued_bytes
+        return self.open.size + self.core.queued_bytes
 
     @property
     def full(self) -> bool:
-        return self._open.size + self._core.queued_bytes >= self._queue_bytes_max
+        return self.open.size + self.core.queued_bytes >= self.queue_bytes_max
 
     @property
     def queued_records(self) -> int:
         """Not yet in a block. For statistics: it walks over the groups that wait."""
-        return self._core.queued_records + len(self._open.headers)
+        return self.core.queued_records + len(self.open.headers)
 
     def enqueue(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
         """Adds a record to the open group; `seal` follows in the same turn. The payload must not change any more."""
         header, size = encode_record(kind, ledger, entry, payload)
-        group = self._open
+        group = self.open
         group.headers.append(header)
         group.buffers.append(header)
         group.buffers.extend(payload)
-        group.size += size
-
-    def enqueue_adds(self, ledger: int, entries: Sequence[tuple[int, Sequence[Buffer], int]]) -> None:
-        """`enqueue` of an ADD record for each of the entries (id, stored, bytes)."""
-        headers, buffers, size = encode_adds(ledger, entries)
-        group = self._open
-        group.headers += headers
-        group.buffers += buffers
         group.size += size
 
     def seal(self, *done: Done) -> None:
         """Each `done` is called once, in order: everything enqueued so far is synced, or (False) there was no room."""
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
-        group, self._open = self._open, RecordGroup()
+        group, self.open = self.open, RecordGroup()
         group.done = done
         group.sealed_at = self._clock.monotonic()
-        core = self._core
+        core = self.core
         idle = not self._flying and not core.waits and self._next is None
         core.append(group, group.size, len(group.headers))
         if not (idle and group.headers):  # one without records may be answered at once, and never within its seal
@@ -261,7 +252,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------ the driver
     async def _run(self) -> None:
-        core = self._core
+        core = self.core
         while not core.ended:
             self._work.clear()
             if self._fault is not None:
@@ -290,7 +281,7 @@ class Journal:
                 self._land()
             except BaseException as error:  # a fault of ours; the task raises it
                 self._fault = error
-        if not stored or self._core.waits or self._closing or self._fault is not None:
+        if not stored or self.core.waits or self._closing or self._fault is not None:
             self._work.set()
 
     def _land(self) -> None:
@@ -301,12 +292,12 @@ class Journal:
             try:
                 self.histograms["sync_seconds"].observe(written.result())
             except disk.NoSpace:
-                self._answer(self._core.receive(BlockRefused(sequence)))
+                self._answer(self.core.receive(BlockRefused(sequence)))
             except BaseException:
-                self._core.receive(JournalFailed())
+                self.core.receive(JournalFailed())
                 raise
             else:
-                self._answer(self._core.receive(BlockSynced(sequence)))
+                self._answer(self.core.receive(BlockSynced(sequence)))
 
     def _answer(self, answers: Sequence[ConfirmBlock[RecordGroup] | RefuseBlock[RecordGroup]]) -> None:
         for answer in answers:
@@ -341,7 +332,7 @@ class Journal:
         written = self._workers[block.lane].run(self._write, segment.file, buffers, block.offset, block.zeros)
         written.add_done_callback(self._written)
         self._flying.append((block.sequence, written))
-        if self._core.wants_spare:
+        if self.core.wants_spare:
             self._segments.fill_soon()
 
     def _write(self, file: File, block: Sequence[Buffer], offset: int, zeros: Sequence[int]) -> float:
@@ -365,7 +356,7 @@ class Journal:
             begun = await self._workers[0].run(segments.begin, spare, JournalPosition(effect.journal, effect.end))
         except disk.NoSpace:
             segments.spares.append(spare)
-            self._core.receive(SegmentRefused())
+            self.core.receive(SegmentRefused())
             return
         assert self._segment is not None
         self._segment.file.close()
@@ -375,7 +366,7 @@ class Journal:
     @property
     def no_space(self) -> bool:
         """The last block, or the last spare segment, found no room; until one does, or `try_room` finds it."""
-        return self._core.no_room or self._segments.full
+        return self.core.no_room or self._segments.full
 
     async def try_room(self) -> None:
         """Clears `no_space` when there is room for a largest block again."""
@@ -383,5 +374,5 @@ class Journal:
             await self._filler.run(self._segments.probe, self._block_bytes_max)
         except disk.NoSpace:
             return
-        self._core.receive(RoomFound())
+        self.core.receive(RoomFound())
         self._segments.full = False

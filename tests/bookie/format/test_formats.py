@@ -21,6 +21,7 @@ from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, 
 from magnetar.bookie.format.mark import Mark
 from magnetar.proto.checksum import JOINED_BYTES_MIN
 from magnetar.proto.errors import NewerFormat
+from magnetar.runtime.files import Buffer
 from tests.bookie.entries import log_record, stored_entry
 
 UUID = b"\x11" * 16
@@ -137,7 +138,8 @@ def test_records_of_long_entries_have_the_checksums_of_their_bytes_which_are_not
         record = b"".join(next(records))
         assert entry_log.decode_record(record, 0, len(record)) == whole
         assert entry_log.decode_record(b"".join(next(records)), 0, 8 + 41) == stored_entry(3, 5, b"short")
-        headers, buffers, length = journal.encode_adds(3, [(4, stored, len(whole))])
+        headers, buffers = list[bytes](), list[Buffer]()
+        length = journal.encode_adds(3, [(4, stored, len(whole))], headers, buffers)
         head = journal.encode_block_header(SALT, 5, 0, 8192, 4096, headers, length)
         assert read_block(head + b"".join(buffers)) == [journal.JournalRecord(journal.RecordType.ADD, 3, 4, whole)]
 
