@@ -13,7 +13,7 @@ from typing import Any
 
 from magnetar.ledger.core import metadata
 from magnetar.ledger.core.metadata import RecordWrite, Striping, Transition, new_record
-from magnetar.ledger.core.pending import AddAcked, AddFailed, SendAdd
+from magnetar.ledger.core.pending import AddAcked, AddFailed, PendingAdd, SendAdd
 from magnetar.ledger.core.recovery import (
     CloseRecovered,
     CloseRefused,
@@ -74,7 +74,7 @@ def writer_diagram() -> str:
 
 
 def _write(rng: random.Random, shape: Striping, steps: set[Step]) -> None:
-    core: Writer[None] = Writer(shape, [f"b{slot}" for slot in range(shape.ensemble_size)], changes_max=2)
+    core: Writer[PendingAdd] = Writer(shape, [f"b{slot}" for slot in range(shape.ensemble_size)], changes_max=2)
     waiting: list[Any] = []
     others = iter(range(100, 200))
     for _ in range(STEPS):
@@ -86,7 +86,7 @@ def _write(rng: random.Random, shape: Striping, steps: set[Step]) -> None:
             steps.add((before, cause, core.state.name))
 
 
-def _move(rng: random.Random, core: Writer[None], waiting: list[Any], others: Iterator[int]) -> tuple[str, Any]:
+def _move(rng: random.Random, core: Writer[PendingAdd], waiting: list[Any], others: Iterator[int]) -> tuple[str, Any]:
     """One intent or one answer, by chance; what it is called, and its effects."""
     chance = rng.random()
     if chance < 0.05:
@@ -99,14 +99,14 @@ def _move(rng: random.Random, core: Writer[None], waiting: list[Any], others: It
     if chance < 0.09:
         return "AddRefused", core.receive(AddRefused(rng.choice((Outcome.FENCED, Outcome.UNAUTHORIZED))))
     if chance < 0.4 and core.takes_appends:
-        return "append()", core.append(None, 1)
+        return "append()", core.append(PendingAdd(), 1)
     if not waiting:
         return "", ()
     fact = _writer_answer(rng, core, waiting.pop(rng.randrange(len(waiting))), others)
     return type(fact).__name__, core.receive(fact)
 
 
-def _writer_answer(rng: random.Random, core: Writer[None], effect: Any, others: Iterator[int]) -> Any:
+def _writer_answer(rng: random.Random, core: Writer[PendingAdd], effect: Any, others: Iterator[int]) -> Any:
     if isinstance(effect, SendAdd):
         kind = AddAcked if rng.random() < 0.8 else AddFailed
         return kind(effect.add.entry, effect.slot, effect.bookie)

@@ -134,6 +134,13 @@ def _processes() -> Iterator[Mutant]:
         ("M45", ledgers.write_back_counts_when_sent, CLUSTER, "7", "ledgers", ""),
         ("M46", brokers.snapshot_is_believed, CLUSTER, "doubled", "take-over", ""),
         ("M44", ledgers.unknown_change_is_none, CLUSTER, "5", "ledgers", ""),
+        ("M44b", ledgers.late_answer_counts_in_the_next_ledger, DIRECTED, "5",
+         "tests/ledger/test_listener.py::test_an_entry_that_went_on_to_another_ledger_hears_nothing_of_the_first",
+         "an answer has to be late by the whole time of a roll-over"),
+        ("M44c", ledgers.leaves_after_its_ledger_ended, DIRECTED, "5",
+         "tests/ledger/test_listener.py::"
+         "test_what_has_not_left_when_its_ledger_ended_leaves_with_the_next_ledger_alone",
+         "a roll-over takes more than a turn of the loop today"),
         ("M08", bookies.negative_answer_before_the_fence_is_synced, CLUSTER, "15", "ledgers", ""),
         ("M07d", bookies.limbo_without_fences, DIRECTED, "16", "tests/bookie/maintenance/test_limbo.py",
          "needs a bookie that lost data"),

@@ -11,7 +11,7 @@ from unittest import mock
 import msgspec
 
 from magnetar.bookie.repair.core import copies
-from magnetar.ledger import handle
+from magnetar.ledger import handle, sender
 from magnetar.ledger import recovery as recovery_driver
 from magnetar.ledger.core import metadata
 from magnetar.ledger.core.pending import AddAcked, PendingAdd, PendingAdds, SendAdd
@@ -231,6 +231,29 @@ def change_of_old_and_new(stack: Stack) -> None:
 def unknown_change_is_none(stack: Stack) -> None:
     """M44: an ensemble change of unknown outcome is taken for one that was not written (ours; in the driver alone)."""
     put(stack, handle, "EnsembleUnknown", NoReplacement)
+
+
+def late_answer_counts_in_the_next_ledger(stack: Stack) -> None:
+    """M44b: a bookie's answer counts for an entry that went on to another ledger (ours; in the driver alone)."""
+    honest = handle.LedgerWriter._acked
+
+    def acked(self: handle.LedgerWriter, adds: Any, place: Any) -> None:
+        self.adds.ack_all(adds, *place)
+        honest(self, adds, place)
+
+    put(stack, handle.LedgerWriter, "_acked", acked)
+
+
+def leaves_after_its_ledger_ended(stack: Stack) -> None:
+    """M44c: what has not left when its ledger ended leaves, with the header of its next ledger (ours)."""
+    honest = sender.AddSender._flush
+
+    def flush(self: sender.AddSender) -> None:
+        closed, self._closed = self._closed, False
+        honest(self)
+        self._closed = closed
+
+    put(stack, sender.AddSender, "_flush", flush)
 
 
 def close_at_lap(stack: Stack) -> None:
