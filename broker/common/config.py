@@ -99,7 +99,7 @@ class BrokerConfig(Applied, frozen=True):
     # ---- performance
     cache_bytes: int = 64 << 20  # memory of new entries, 0.5 KB each and bytes, for tailing; 0: read from bookies
     catch_up_cache_bytes: int = 16 << 20  # as that, of what was read last from bookies; subscriptions share it
-    read_bytes: Positive = 1 << 20  # one read of a consumer that catches up; two of them are in memory for each
+    read_bytes: Positive = 4 << 20  # one read of a consumer that catches up; two and a half are in memory for each
     pending_bytes: Positive = 16 << 20  # unconfirmed publishes of one producer: its credit; above, the client waits
     client_memory_bytes: Limit = 0  # of all clients: what arrives, requests, answers; 0: its share
     append_memory_bytes: Positive = 512 << 20  # entries that a bookie has not answered; above, appends wait

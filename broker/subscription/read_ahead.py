@@ -5,7 +5,8 @@
     at_hand.gone(deliveries)              # they were delivered
 
 New entries are taken from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while
-this one is handed out, so two of them are in memory. Entries that are handed out again were kept, or are in a cache, or
+this one is handed out, so two of them and a half are in memory. A chunk is long, because each read waits for turns of
+the loop and for threads, however little it brings. Entries that are handed out again were kept, or are in a cache, or
 are read in stretches; during that read nothing new is taken, because they precede it (`reading_again`). At most
 `key_shared_waiting_bytes` and one read are kept; the entry that has waited longest is dropped first, and read again
 when it is handed out. All subscriptions of the broker share `read_memory_bytes` (broker/log/read_memory.py): reads are
@@ -43,8 +44,12 @@ from .core.dispatch import Dispatcher
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 
+AHEAD = 1.5
+"""Chunks in memory below which the next one is read: a chunk is a little longer than `read_bytes`, so with 1 a read
+began when the one before was handed out, and a consumer beside a producer waited most of its time for reads."""
 CHUNK_ENTRIES = 200
-"""Entries given to the dispatcher at once."""
+CHUNK_BYTES = 1 << 20
+"""Entries given to the dispatcher at once, and their bytes, which may exceed what a consumer's connection may hold."""
 GAP_ENTRIES_MAX = 16
 """Unwanted entries that are read between two wanted ones, rather than reading twice."""
 PASSED_AT_ONCE = 1000
@@ -165,8 +170,14 @@ class ReadAheadBuffer:
         self._count()
         if ahead and ahead[0].position == position:
             self._read_ahead()
-            return list(islice(ahead, CHUNK_ENTRIES))
-        return self._log.reader.cached(position, CHUNK_ENTRIES, self._config.read_bytes)
+            found, size = list[StoredEntry](), 0
+            for entry in islice(ahead, CHUNK_ENTRIES):
+                size += entry.size
+                if found and size > CHUNK_BYTES:
+                    break
+                found.append(entry)
+            return found
+        return self._log.reader.cached(position, CHUNK_ENTRIES, CHUNK_BYTES)
 
     def _again(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:
         found: list[StoredEntry] = []
@@ -215,7 +226,7 @@ class ReadAheadBuffer:
 
     def _read_ahead(self) -> None:
         """Reads the next chunk while this one is handed out."""
-        if self._reading or not self._ahead or self._ahead_bytes > self._config.read_bytes:
+        if self._reading or not self._ahead or self._ahead_bytes > AHEAD * self._config.read_bytes:
             return
         following = self._log.shape.after(self._ahead[-1].position)
         if self._log.shape.readable(following) and not self._log.reader.cached(following, 1, 1):
