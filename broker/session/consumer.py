@@ -197,7 +197,10 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ as the consumer's outlet
     def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        messages, size = sum([each.entry.count for each in deliveries]), sum([each.entry.size for each in deliveries])
+        messages = size = 0
+        for each in deliveries:
+            messages += each.entry.count
+            size += each.entry.size
         self.topic.traffic.record_out(messages, size)
         self._consumer.activity.consumed_ms = self.subscription.activity.consumed_ms = self._clock.wall_ms()
         self._port.deliver(deliveries)

@@ -157,10 +157,10 @@ class DelayedDelivery(MadeLater):
         """Before entries are handed out, on a type that delays: what is due. Returns the time (ms since the epoch) that
         is valid for them.
         """
-        core, now_ms = self.core, self.now_ms
+        core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_drained:
             self._look(dispatcher, now_ms)
-        return now_ms if self.on else ALL_TIME
+        return now_ms if self._governed.applied.delayed_delivery else ALL_TIME
 
     def _look(self, dispatcher: Dispatcher, now_ms: int) -> None:
         core = self.core

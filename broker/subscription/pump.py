@@ -119,7 +119,7 @@ class Pump(MadeLater, ABC):
         if self._closed:
             return
         self._hand_out()
-        if self.delayed is not None:
+        if self.delayed is not None and self.delayed.core.count:
             self.delayed.arm(self.dispatcher)  # also for what was just held
 
     def _hand_out(self) -> None:
@@ -141,7 +141,11 @@ class Pump(MadeLater, ABC):
             now_ms = self.delayed.look(self.dispatcher)
         handed_out = 0
         while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
-            rates = [rate for rate in self.rates if rate.limited]
+            rates: Sequence[Rate] = ()
+            for rate in self.rates:
+                if rate.limited:  # seldom: else no list is made
+                    rates = [each for each in self.rates if each.limited]
+                    break
             if rates and self._throttled(rates, now):
                 return
             if self.consumers and self._at_hand.reading_again:

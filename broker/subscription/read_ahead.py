@@ -165,9 +165,10 @@ class ReadAheadBuffer:
     def _next(self, position: Position) -> Sequence[StoredEntry]:
         """Entries from `position` on, without a gap."""
         ahead = self._ahead
-        while ahead and ahead[0].position < position:
-            self._ahead_bytes -= ahead.popleft().size
-        self._count()
+        if ahead and ahead[0].position < position:
+            while ahead and ahead[0].position < position:
+                self._ahead_bytes -= ahead.popleft().size
+            self._count()
         if ahead and ahead[0].position == position:
             self._read_ahead()
             found, size = list[StoredEntry](), 0

@@ -83,7 +83,7 @@ class GrpcStream(MessageStream):
         # out
         self._items: deque[tuple[int, Pieces]] = deque()  # bytes, with the tag and the length
         self.queued_bytes = 0
-        self._left = 0
+        self.left_bytes = 0
         self._leaving: deque[Buffer] = deque()  # the rest of the envelope that is being sent …
         self._leaving_bytes = 0  # … its bytes …
         self._leaving_size = 0  # … and how many queued bytes the whole has
@@ -131,12 +131,8 @@ class GrpcStream(MessageStream):
         if self._broken is not None:
             raise copy_of(self._broken)
 
-    @property
-    def left_bytes(self) -> int:
-        return self._left
-
     async def left(self, offset: int) -> None:
-        while self._left < offset and self._broken is None:
+        while self.left_bytes < offset and self._broken is None:
             await self._change()
         if self._broken is not None:
             raise copy_of(self._broken)
@@ -164,7 +160,7 @@ class GrpcStream(MessageStream):
                 return  # there is no room, or the stream broke meanwhile
             self.queued_bytes -= self._leaving_size
             self._answers.held -= self._leaving_size
-            self._left += self._leaving_size
+            self.left_bytes += self._leaving_size
             if self._waiting:
                 self._has_left()
         self.drained_out()

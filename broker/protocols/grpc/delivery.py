@@ -85,7 +85,8 @@ def _parts(
             ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count, acked_batch_indexes=acked_indexes
         ).SerializeToString()
     else:
-        head = _FIELD_1_INT + varint(ledger_id) + _FIELD_2_INT + varint(entry_id)
+        ledger = _VARINTS[ledger_id] if ledger_id < SHORT else varint(ledger_id)
+        head = _FIELD_1_INT + ledger + _FIELD_2_INT + (_VARINTS[entry_id] if entry_id < SHORT else varint(entry_id))
     size = _VARINTS[entry.size] if entry.size < SHORT else varint(entry.size)
     whole = len(head) + 1 + len(size) + entry.size
     return (tag, _VARINTS[whole] if whole < SHORT else varint(whole), head, _FIELD_5, size, *entry.frames)

@@ -156,22 +156,24 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ reading and handing out
     def want(self) -> Read | ReplayRange | Blocked:
-        blocked = self.blocked()
-        if blocked is not None:
-            return blocked
-        ready = self.policy.ready(REPLAY_ENTRIES_MAX)
-        if ready and self.failed:
-            ready = [each for each in ready if not self.policy.holds_back(each)]
-        if ready:
-            return ReplayRange(tuple(ready))
+        policy = self.policy
+        blocked = policy.blocked()
+        if blocked is not None or self.full:
+            return blocked or Blocked.TOO_MANY_UNACKED
+        if policy.waiting.entries:
+            ready = policy.ready(REPLAY_ENTRIES_MAX)
+            if ready and self.failed:
+                ready = [each for each in ready if not policy.holds_back(each)]
+            if ready:
+                return ReplayRange(tuple(ready))
         self._leap()
-        if self.failed and self.policy.holds_back(self.read_position):
+        if self.failed and policy.holds_back(self.read_position):
             return Blocked.FAILED
         if not self._shape.readable(self.read_position):
-            return Blocked.KEYS_BUSY if self.policy.waiting_entries else self._at_the_end()
-        if self.delays is not None and self.delays.full and self.delaying:
+            return Blocked.KEYS_BUSY if policy.waiting.entries else self._at_the_end()
+        if self.delays is not None and self.delays.count and self.delays.full and self.delaying:
             return Blocked.DELAYS
-        if self.policy.full:
+        if policy.full:
             return Blocked.KEYS_BUSY
         if self._holes_full() and self.read_position > self.cursor.last_hole:
             return Blocked.HOLES
@@ -179,7 +181,9 @@ class Dispatcher:
 
     def _leap(self) -> None:
         """Moves the read position to the next entry that may have to be delivered."""
-        position = self.cursor.next_free(self._shape.at_or_after(self.read_position))
+        cursor, position = self.cursor, self._shape.at_or_after(self.read_position)
+        if cursor.acked or cursor.pending is not None or position <= cursor.mark:
+            position = cursor.next_free(position)
         if self.delays is not None and self.delays.count and self.delaying:
             position = self.delays.next_after(position)
         self.read_position = position
@@ -188,7 +192,7 @@ class Dispatcher:
         """Nothing waits, and there is nothing more to read: what is left comes by itself, or was delivered."""
         if self.delays is not None and self.delays.count and self.delaying:
             return Blocked.DELAYED
-        return Blocked.HELD if len(self.held) else Blocked.CAUGHT_UP
+        return Blocked.HELD if self.held.until else Blocked.CAUGHT_UP
 
     @property
     def delaying(self) -> bool:
@@ -211,7 +215,7 @@ class Dispatcher:
         self._leap()
         filters = filters_of(self.cursor, self.policy, self.held, self.delays if self.delaying else None, now_ms)
         policy, pick, deliver = self.policy, self.policy.pick, self._deliver
-        some_wait, at = policy.waiting_entries > 0, self.read_position
+        some_wait, at = policy.waiting.entries > 0, self.read_position
         for entry in entries:
             position = entry.position
             waited = some_wait and position < at and policy.waits(entry)
@@ -442,7 +446,7 @@ class Dispatcher:
         for member in self.members.values():
             for position in [each for each in member.outstanding if each >= first]:
                 self._drop(member, position)
-        for position in self.policy.ready(self.policy.waiting_entries):
+        for position in self.policy.ready(self.policy.waiting.entries):
             if position >= first:
                 self.policy.done(position)
         self.read_position = min(self.read_position, first)
@@ -477,12 +481,12 @@ class Dispatcher:
     # ------------------------------------------------------------------ questions
     @property
     def replay_entries(self) -> int:
-        return self.policy.waiting_entries
+        return self.policy.waiting.entries
 
     @property
     def progress(self) -> tuple[Position, int, int]:
         """Changes with each `assign` that delivered anything."""
-        return self.read_position, self.policy.waiting_entries, self.policy.unread_entries
+        return self.read_position, self.policy.waiting.entries, self.policy.unread_entries
 
     def check(self) -> None:
         """One holder per entry; no entry is both held and waiting; all of them are before the read position."""

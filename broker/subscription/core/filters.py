@@ -45,11 +45,11 @@ def filters_of(
 ) -> list[Filter]:
     """`delays`: where the type delays."""
     filters: list[Filter] = []
-    if cursor.acked or cursor.partial or policy.waiting_entries:
+    if cursor.acked or cursor.partial or policy.waiting.entries:
         filters.append(partial(_acknowledged, cursor, policy))
     if cursor.pending is not None:
         filters.append(partial(_pending, cursor, policy))
-    if len(held):
+    if held.until:
         filters.append(partial(_held_back, held))
     if delays is not None and delays.count:
         filters.append(partial(_delayed, delays))

@@ -28,18 +28,18 @@ ENTRY_BYTES = 2
 
 
 class PositionSet:
-    """A set of positions, ascending."""
+    """A set of positions, ascending. `entries`: how many; it is asked for each entry that is handed out."""
 
-    __slots__ = ("_entries", "_few", "_maps", "size_bytes")
+    __slots__ = ("_few", "_maps", "entries", "size_bytes")
 
     def __init__(self) -> None:
         self._few: list[Position] = []  # sorted; empty while there are bitmaps
         self._maps: dict[int, BitMap] = {}
-        self._entries = 0  # in the bitmaps
+        self.entries = 0
         self.size_bytes = SET_BYTES
 
     def __len__(self) -> int:
-        return self._entries or len(self._few)
+        return self.entries
 
     def __contains__(self, position: Position) -> bool:
         if not self._maps:
@@ -65,9 +65,10 @@ class PositionSet:
             if few[place] == position:
                 return False
             few.insert(place, position)
+        self.entries += 1
         self.size_bytes += FEW_BYTES
         if len(few) > FEW_MAX:
-            self._few = []
+            self._few, self.entries = [], 0
             for each in few:
                 self._add_to_map(each)
         return True
@@ -81,14 +82,13 @@ class PositionSet:
             return False
         else:
             held.add(entry_id)
-        self._entries += 1
+        self.entries += 1
         self._measure()
         return True
 
     def _measure(self) -> None:
-        self.size_bytes = (
-            SET_BYTES + len(self._few) * FEW_BYTES + len(self._maps) * MAP_BYTES + self._entries * ENTRY_BYTES
-        )
+        each = ENTRY_BYTES if self._maps else FEW_BYTES
+        self.size_bytes = SET_BYTES + len(self._maps) * MAP_BYTES + self.entries * each
 
     def discard(self, position: Position) -> bool:
         """False: it was not in the set."""
@@ -100,6 +100,7 @@ class PositionSet:
                 few.remove(position)
             else:
                 return False
+            self.entries -= 1
             self.size_bytes -= FEW_BYTES
             return True
         ledger_id, entry_id = position
@@ -109,7 +110,7 @@ class PositionSet:
         held.discard(entry_id)
         if not held:
             del self._maps[ledger_id]
-        self._entries -= 1
+        self.entries -= 1
         self._measure()
         return True
 
@@ -136,13 +137,13 @@ class PositionSet:
         if held is not None:
             gone = held & entries
             held -= gone
-            self._entries -= len(gone)
             if not held:
                 del self._maps[ledger_id]
         else:
             gone = BitMap([each[1] for each in self._few if each[0] == ledger_id and each[1] in entries])
             if gone:
                 self._few = [each for each in self._few if each[0] != ledger_id or each[1] not in gone]
+        self.entries -= len(gone)
         self._measure()
         return gone
 
@@ -155,25 +156,26 @@ class PositionSet:
             end = mark[1] + 1 if ledger_id == mark[0] else held.max() + 1
             done = held[: held.rank(end - 1) if end > 0 else 0]
             gone += [Position(ledger_id, entry_id) for entry_id in done]
-            self._entries -= len(done)
             held.remove_range(0, max(0, end))
             if not held:
                 del self._maps[ledger_id]
+        self.entries -= len(gone)
         self._measure()
         return gone
 
     def clear(self) -> None:
         self._few.clear()
         self._maps.clear()
-        self._entries = 0
+        self.entries = 0
         self._measure()
 
     def check(self) -> None:
-        assert self._entries == sum(map(len, self._maps.values())), "the count is not what the bitmaps hold"
+        assert self.entries == len(self._few) + sum(map(len, self._maps.values())), "the count is not what is held"
         assert all(self._maps.values()), "an empty bitmap is kept"
         assert not (self._few and self._maps), "positions are kept in two ways at once"
         assert self._few == sorted(set(self._few)), "the list is not in order"
-        size = SET_BYTES + len(self._few) * FEW_BYTES + len(self._maps) * MAP_BYTES + self._entries * ENTRY_BYTES
+        held = sum(map(len, self._maps.values())) * ENTRY_BYTES
+        size = SET_BYTES + len(self._few) * FEW_BYTES + len(self._maps) * MAP_BYTES + held
         assert self.size_bytes == size, "the size is counted wrong"
 
 

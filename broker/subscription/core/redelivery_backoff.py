@@ -85,20 +85,20 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 
 
 class BackoffQueue:
-    __slots__ = ("_due", "_until")
+    __slots__ = ("_due", "until")
 
     def __init__(self) -> None:
-        self._until: dict[Position, int | None] = {}
+        self.until: dict[Position, int | None] = {}
         self._due: SortedSet[tuple[int, Position]] = _NONE
 
     def __contains__(self, position: object) -> bool:
-        return position in self._until
+        return position in self.until
 
     def __len__(self) -> int:
-        return len(self._until)
+        return len(self.until)
 
     def __iter__(self) -> Iterator[Position]:
-        return iter(self._until)
+        return iter(self.until)
 
     def restore(self, counts: Mapping[Position, Count], policy: DeadLetterPolicy, now_ms: int) -> list[Position]:
         """Continues after a restart; returns the dead letters.
@@ -118,14 +118,14 @@ class BackoffQueue:
 
     def hold(self, position: Position, until_ms: int | None) -> None:
         self.drop(position)
-        self._until[position] = until_ms
+        self.until[position] = until_ms
         if until_ms is not None:
             if self._due is _NONE:
                 self._due = SortedSet()
             self._due.add((until_ms, position))
 
     def drop(self, position: Position) -> None:
-        until_ms = self._until.pop(position, None)
+        until_ms = self.until.pop(position, None)
         if until_ms is not None:
             self._due.discard((until_ms, position))
 
@@ -138,14 +138,14 @@ class BackoffQueue:
         found: list[Position] = []
         while self._due and self._due[0][0] <= now_ms:
             position = self._due.pop(0)[1]
-            del self._until[position]
+            del self.until[position]
             found.append(position)
         return found
 
     def drop_timed(self) -> None:
         """What waits for a time is held no longer."""
         for _, position in self._due:
-            del self._until[position]
+            del self.until[position]
         self._due.clear()
 
     @property
@@ -153,11 +153,11 @@ class BackoffQueue:
         return int(self._due[0][0]) if self._due else None
 
     def clear(self) -> None:
-        self._until.clear()
+        self.until.clear()
         self._due.clear()
 
     def check(self) -> None:
-        timed = {(until_ms, position) for position, until_ms in self._until.items() if until_ms is not None}
+        timed = {(until_ms, position) for position, until_ms in self.until.items() if until_ms is not None}
         assert timed == set(self._due), "what has a time is in its order"
 
 

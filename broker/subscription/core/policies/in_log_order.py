@@ -25,7 +25,7 @@ class InLogOrder:
     full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
 
     def __init__(self, options: SubscriptionOptions) -> None:
-        self._waiting = PositionSet()
+        self.waiting = PositionSet()
         self._failed = NOTHING
 
     def differs(self, newcomer: Member) -> str | None:
@@ -41,13 +41,13 @@ class InLogOrder:
         pass
 
     def returned(self, position: Position) -> None:
-        self._waiting.add(position)
+        self.waiting.add(position)
 
     def waits(self, entry: Entry) -> bool:
-        return entry.position in self._waiting
+        return entry.position in self.waiting
 
     def ready(self, count: int) -> Sequence[Position]:
-        return self._waiting.take(count) if self._waiting else ()
+        return self.waiting.take(count) if self.waiting.entries else ()
 
     def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
         if self._failed is NOTHING:
@@ -62,45 +62,41 @@ class InLogOrder:
         return bool(self._failed) and position > self._failed.first()
 
     def done(self, position: Position) -> None:
-        if self._waiting:
-            self._waiting.discard(position)
+        if self.waiting.entries:
+            self.waiting.discard(position)
 
     def done_set(self, ledger_id: int, entries: BitMap) -> None:
-        if self._waiting:
-            self._waiting.discard_set(ledger_id, entries)
+        if self.waiting.entries:
+            self.waiting.discard_set(ledger_id, entries)
 
     def done_up_to(self, mark: Position) -> None:
-        if self._waiting:
-            self._waiting.discard_up_to(mark)
+        if self.waiting.entries:
+            self.waiting.discard_up_to(mark)
 
     def look_again(self, count: int) -> bool:
         return True
 
     def forget(self) -> None:
-        self._waiting.clear()
+        self.waiting.clear()
         self._failed = NOTHING
 
     @property
-    def waiting_entries(self) -> int:
-        return len(self._waiting)
-
-    @property
     def unread_entries(self) -> int:
-        return len(self._waiting)
+        return self.waiting.entries
 
     def _comes_later(self, position: Position) -> bool:
         """Whether a waiting entry is before it; any waiting entry precedes a new one."""
-        return (bool(self._waiting) and self._waiting.first() != position) or (
+        return (self.waiting.entries > 0 and self.waiting.first() != position) or (
             self._failed is not NOTHING and self.holds_back(position)
         )
 
     def _goes_out(self, position: Position, waited: bool) -> None:
         if waited:
-            self._waiting.discard(position)
+            self.waiting.discard(position)
 
     def check(self, outstanding: set[Position]) -> None:
-        self._waiting.check()
-        assert not any(position in self._waiting for position in outstanding), "an entry is held and waits"
+        self.waiting.check()
+        assert not any(position in self.waiting for position in outstanding), "an entry is held and waits"
 
 
 def why_none(members: Iterable[Member]) -> Blocked | None:

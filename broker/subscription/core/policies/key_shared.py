@@ -52,7 +52,7 @@ class KeyShared:
         self.owners: SlotOwners = Sticky() if self.sticky else Halves() if config.key_shared_hash_ranges else Ring()
         self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
-        self.slots = Slots(self._target)
+        self.slots = self.waiting = Slots(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
         self.released, self.returned = self.slots.vacate, self.slots.returned
         self.failed, self.recovered = self.slots.failed, self.slots.recovered
@@ -108,10 +108,10 @@ class KeyShared:
         slots, position = entry.slots, entry.position
         if self.out_of_order:
             slots = slots[:1]
-        if self.slots.waiting_entries and self._loose:
+        if self.slots.entries and self._loose:
             unread = waited and self._loose.discard(position)
             if unread:
-                self.slots.waiting_entries -= 1
+                self.slots.entries -= 1
                 waited = False
             if slots and self._loose and self._loose.first() < position and not self.out_of_order:
                 return self._stays(position, slots, waited, unread)
@@ -210,7 +210,7 @@ class KeyShared:
 
     def ready(self, count: int) -> Sequence[Position]:
         """A share for each slot, so that none with many entries keeps the others waiting."""
-        if self._stale and self.waiting_entries:
+        if self._stale and self.slots.entries:
             self.look_again(len(self._stale))
         return self.slots.ready(count, self._members)
 
@@ -239,10 +239,6 @@ class KeyShared:
     # ------------------------------------------------------------------ questions
     def blocked(self) -> Blocked | None:
         return why_none(self._members.values())
-
-    @property
-    def waiting_entries(self) -> int:
-        return self.slots.waiting_entries
 
     @property
     def full(self) -> bool:

@@ -69,7 +69,7 @@ class Slots:
         self.mixed: dict[Position, tuple[int, ...]] = {}  # waiting entry → its slots, if it has several
         self.loose = PositionSet()  # waiting entries without a slot, or whose slots are not known yet
         self.changed: dict[int, None] = {}  # slots of which it has to be found out again who may get the first
-        self.waiting_entries = 0
+        self.entries = 0  # that wait
         self.drained_total = 0
         self._target = target
         self._held: dict[Position, tuple[int, ...]] = {}  # outstanding entry → its slots
@@ -146,7 +146,7 @@ class Slots:
 
     # ------------------------------------------------------------------ waiting entries
     def wait(self, position: Position, slots: tuple[int, ...]) -> None:
-        self.waiting_entries += 1
+        self.entries += 1
         if not slots:
             self.loose.add(position)
             return
@@ -172,7 +172,7 @@ class Slots:
             self._waiting_bytes += waiting.size_bytes
 
     def stop_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
-        self.waiting_entries -= 1
+        self.entries -= 1
         if len(slots) > 1 and self.mixed.pop(position, None) is not None:
             self._waiting_bytes -= MIXED_BYTES
         for number in slots:
@@ -191,10 +191,10 @@ class Slots:
         return position in self.loose
 
     def done(self, position: Position) -> None:
-        if not self.waiting_entries:
+        if not self.entries:
             return
         if self.loose.discard(position):
-            self.waiting_entries -= 1
+            self.entries -= 1
             return
         slots = self.mixed.get(position) or next(
             ((number,) for number, slot in self.of.items() if position in slot.waiting), None
@@ -204,7 +204,7 @@ class Slots:
             self._drop_unused(slots)
 
     def done_set(self, ledger_id: int, entries: BitMap) -> None:
-        if not self.waiting_entries:
+        if not self.entries:
             return
         gone = self.loose.discard_set(ledger_id, entries)
         for number, slot in list(self.of.items()):
@@ -220,10 +220,10 @@ class Slots:
             for entry_id in gone:
                 if self.mixed.pop(Position(ledger_id, entry_id), None) is not None:
                     self._waiting_bytes -= MIXED_BYTES
-        self.waiting_entries -= len(gone)
+        self.entries -= len(gone)
 
     def done_up_to(self, mark: Position) -> None:
-        if not self.waiting_entries:
+        if not self.entries:
             return
         gone = set(self.loose.discard_up_to(mark))
         for number, slot in list(self.of.items()):
@@ -236,7 +236,7 @@ class Slots:
         for position in gone:
             if self.mixed.pop(position, None) is not None:
                 self._waiting_bytes -= MIXED_BYTES
-        self.waiting_entries -= len(gone)
+        self.entries -= len(gone)
 
     def _drop_unused(self, slots: Sequence[int]) -> None:
         for number in slots:
@@ -253,7 +253,7 @@ class Slots:
     # ------------------------------------------------------------------ which of them could go out
     def ready(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
         """A share for each slot, so that none with many entries keeps the others waiting."""
-        if not self.waiting_entries:
+        if not self.entries:
             return ()
         while True:
             self._settle()
@@ -333,7 +333,7 @@ class Slots:
         self.changed.clear()
         for numbers in self._ready.values():
             numbers.clear()
-        self.waiting_entries = self._waiting_bytes = 0
+        self.entries = self._waiting_bytes = 0
 
     # ------------------------------------------------------------------ questions
     @property
@@ -367,7 +367,7 @@ class Slots:
             waiting.update(slot.waiting)
         assert not counts, "an entry is in a slot that is not kept"
         assert not waiting & outstanding, "an entry is held and waits"
-        assert len(waiting) == self.waiting_entries, "the count of waiting entries is wrong"
+        assert len(waiting) == self.entries, "the count of waiting entries is wrong"
         assert set(self.mixed) <= waiting, "an entry of several slots is kept that does not wait"
         size = sum(slot.waiting.size_bytes for slot in self.of.values() if slot.waiting)
         assert self._waiting_bytes == size + MIXED_BYTES * len(self.mixed), "what waits is counted wrong"

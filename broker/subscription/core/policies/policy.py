@@ -77,6 +77,13 @@ class Entry(Protocol):
         ...
 
 
+class Waiting(Protocol):
+    """What was returned and is to be handed out again. `entries`: how many; asked for each entry that is handed out."""
+
+    @property
+    def entries(self) -> int: ...
+
+
 class PolicyOptions:
     """What a consumer asks of the policy, beside the type. A policy that has options reads a class of its own."""
 
@@ -280,7 +287,7 @@ class Policy(Protocol):
         ...
 
     @property
-    def waiting_entries(self) -> int: ...
+    def waiting(self) -> Waiting: ...
     @property
     def unread_entries(self) -> int:
         """How many of those that wait are to be read before it is known what they wait for."""
