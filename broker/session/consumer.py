@@ -201,7 +201,9 @@ class ConsumerSession:
         for each in deliveries:
             messages += each.entry.count
             size += each.entry.size
-        self.topic.traffic.record_out(messages, size)
+        traffic = self.topic.traffic
+        traffic.messages_out += messages
+        traffic.bytes_out += size
         self._consumer.activity.consumed_ms = self.subscription.activity.consumed_ms = self._clock.wall_ms()
         self._port.deliver(deliveries)
 

@@ -173,8 +173,8 @@ class PartitionConsumer:
         if core.starts_again:
             core.forget_delivered()
             messages, hidden = [], charged
-        elif core.failing and messages:
-            follows = self.deliveries.follows(core.failing)
+        elif core.has_failed and messages:
+            follows = self.deliveries.follows(core.failing())
             hidden += sum(message.permits for message in messages if follows(message))
             messages = [message for message in messages if not follows(message)]
         if messages:

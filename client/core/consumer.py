@@ -22,6 +22,7 @@ tests/client/core/test_permits.py.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from math import inf
 from typing import Any
 
 from pyroaring import BitMap
@@ -86,7 +87,7 @@ class ConsumerCore:
         self._requests: set[int] = set()  # sent, and not answered
         self._last_request = 0
         self._seek: tuple[int, Any] | None = None  # the one under way
-        self._again = 0  # the request after whose answer everything comes again
+        self.starts_again = 0  # the request up to whose answer what comes will come again, and is not shown; 0: none
         self._time: Any = None  # where a reader was sent by time, while it has read nothing since
         self._first_permits = 0  # of this connection; they wait for the reader's seek
         self._begun: Position | None = None
@@ -320,11 +321,6 @@ class ConsumerCore:
         self._nacks.watch(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
         self._unacked.forget(place)
 
-    @property
-    def starts_again(self) -> bool:
-        """What comes now will come again: the application is to see nothing of it."""
-        return self._again != 0
-
     def _fail(self, effects: list[ConsumerEffect]) -> None:
         """Where what failed holds back what follows it: the broker is asked at once, and takes back all of that. What
         waits of it is thrown away, and what still comes until the broker's answer (`failing`). After a dead letter of
@@ -353,10 +349,13 @@ class ConsumerCore:
         else:
             self.moving.pop(place, None)
 
-    @property
     def failing(self) -> list[Position]:
         """What failed, and the broker may not have taken back yet."""
         return [*self._failed, *(place for places in self._failing.values() for place in places)]
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self._failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
         """What was delivered and not acknowledged comes again; entries that the application has not seen are
@@ -368,8 +367,9 @@ class ConsumerCore:
             if untouched:
                 effects.append(Redeliver(untouched, counted=False))
             if in_order:
-                self._again = self.request()
-            effects += (Redeliver(None, request_id=self._again), Drop(give_back=True))  # permits last: the oldest first
+                self.starts_again = self.request()
+            effects.append(Redeliver(None, request_id=self.starts_again))
+            effects.append(Drop(give_back=True))  # permits last: the oldest first
             self.forget_delivered()
             self._grant(effects)
         return effects
@@ -392,9 +392,14 @@ class ConsumerCore:
     @property
     def due(self) -> float | None:
         """When `time_passed` is to be called; None: no time matters."""
-        given_back = [ms / 1000 for each in (self._nacks, self._pieces) if (ms := each.next_ms()) is not None]
-        times = (self._ack_due, self._tick_due, self._chunk_due, *given_back)
-        return min((each for each in times if each is not None), default=None)
+        due = inf
+        for each in (self._ack_due, self._tick_due, self._chunk_due):
+            if each is not None and each < due:
+                due = each
+        for given_back in (self._nacks, self._pieces):
+            if given_back.watched and (ms := given_back.next_ms()) is not None and ms / 1000 < due:
+                due = ms / 1000
+        return due if due < inf else None
 
     def time_passed(self, now: float) -> list[ConsumerEffect]:
         effects: list[ConsumerEffect] = []
@@ -467,8 +472,8 @@ class ConsumerCore:
         effects: list[ConsumerEffect] = []
         if request_id not in self._requests:
             return effects
-        if request_id == self._again:
-            self._again = 0
+        if request_id == self.starts_again:
+            self.starts_again = 0
         self._failing.pop(request_id, None)
         seek = self._seek
         if seek is not None and seek[0] == request_id:
@@ -496,7 +501,7 @@ class ConsumerCore:
         self._grant(effects)
 
     def _fail_requests(self, error: MagnetarError, effects: list[ConsumerEffect]) -> None:
-        self._seek, self._again = None, 0
+        self._seek, self.starts_again = None, 0
         self._failing.clear()
         self._failed.clear()
         effects += (Answer(each, error) for each in sorted(self._requests))
@@ -512,4 +517,4 @@ class ConsumerCore:
         self._backoff.check()
         assert self.state is State.CONNECTED or not self._requests, "a request has a connection"
         assert self._seek is None or self._seek[0] in self._requests, "the seek under way is a request"
-        assert not self._again or self._again in self._requests, "what comes again is asked for"
+        assert not self.starts_again or self.starts_again in self._requests, "what comes again is asked for"

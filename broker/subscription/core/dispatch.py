@@ -212,7 +212,8 @@ class Dispatcher:
         """Hands out what was read, in order, until no consumer may get the next one. The rest is read again later."""
         deliveries: list[Delivery] = []
         self.parked = []
-        self._leap()
+        if self.read_position <= self.cursor.mark:
+            self._leap()
         filters = filters_of(self.cursor, self.policy, self.held, self.delays if self.delaying else None, now_ms)
         policy, pick, deliver = self.policy, self.policy.pick, self._deliver
         some_wait, at = policy.waiting.entries > 0, self.read_position

@@ -481,7 +481,7 @@ def test_what_failed_behind_a_dead_letter_of_its_batch_waits_for_its_acknowledge
     assert {*dropped.failed} == {batch, other}, "nothing that follows it is given out meanwhile"
     assert isinstance(asked, Redeliver)
     assert asked.entries == {LEDGER: BitMap([5])}
-    assert {*core.failing} == {batch, other}
+    assert {*core.failing()} == {batch, other}
     core.acknowledge_bits(batch, 0b10, 1, 2)
     assert not [each for each in core.turn(1.0) if isinstance(each, Redeliver)], "another one's acknowledgement"
     assert core.wants_acks
