@@ -39,10 +39,11 @@ from .messaging import PENDING, TOPIC, Paced, Sending, payloads
 from .probes import Counted, Probes
 from .small_sends import THREADS, Sender
 
-WARM_UP_S = 1.5
+WARM_UP_S, PROFILED_S, PROBED_S = 1.5, 3, 1.5
+REHEARSAL = 0.2, 1, 0.2
+"""The same, where less than a second is measured, which says nothing."""
 PROFILE_HZ = 400
 FUNCTIONS = 12
-PROBED_S = 1.5
 PROBED_RATE = 0.1
 """Of the rate of `lone`, while probes make a send several times as long."""
 STRETCHES = 4
@@ -277,7 +278,9 @@ def _one(kind: str, options: Options, probes: Probes) -> dict[str, Any]:
 
     with server(options.bookies) as running, magnetar.Client(running.url) as client:
         stretch = LOADS[kind](client, options)
-        stretch(WARM_UP_S)
+        usual = (WARM_UP_S, PROFILED_S, PROBED_S)
+        warm_up_s, profiled_s, probed_s = usual if options.seconds >= 1 else REHEARSAL
+        stretch(warm_up_s)
         counts = _GrpcMessages()
         topics = [f"small-{n}" for n in range(THREADS)] if kind == "fifty" else [TOPIC]
         entries, lo = _entries(running.url, topics), _loopback_bytes()
@@ -288,8 +291,8 @@ def _one(kind: str, options: Options, probes: Probes) -> dict[str, Any]:
         lo = _loopback_bytes() - lo
         made = _entries(running.url, topics) - entries
         with tempfile.TemporaryDirectory(prefix="magnetar-cost-") as folder:  # apart: a profile costs too
-            profiles = {name: _functions(pid, 3, folder) for name, pid in (("server", running.pid),)}
-            stretch(3.5)
+            profiles = {name: _functions(pid, profiled_s, folder) for name, pid in (("server", running.pid),)}
+            stretch(profiled_s + 0.5)
             for each in profiles.values():
                 if each is not None:
                     each.wait(30)
@@ -297,7 +300,7 @@ def _one(kind: str, options: Options, probes: Probes) -> dict[str, Any]:
         if kind == "lone":
             stretch = _lone(client, replace(options, rate=options.rate * PROBED_RATE))
         with probes.counting(running.pid) as counted:
-            probed = stretch(PROBED_S)
+            probed = stretch(probed_s)
     account = _as_account(messages, made, accounts, told, lo, top)
     if not probes.why_not:
         account["server"] |= _allocated(counted, probed)
