@@ -60,4 +60,4 @@ if __name__ == "__main__":
         why = main(Path(sys.argv[1]))
     except (RuntimeError, StopIteration) as error:
         why = f"{sys.argv[1]}: {error or 'the server did not say where it listens'}"
-    sys.exit(why)
+    sys.exit(why or 0)  # "" would be an error
