@@ -28,6 +28,11 @@ RESULT_RETENTION_S_MIN = 60.0
 """Twice what an operation of a client takes with all its attempts, by default: a repeated commit gets its answer."""
 
 
+HAND_OUT_BYTES = 1 << 20
+"""Of what was read, for one consumer or range at once, `read_bytes` at most: what its connection may hold beyond its
+bound, and what a role may still read after it lost the right."""
+
+
 class BrokerConfig(Applied, frozen=True):
     """With the policies that namespaces and topics inherit (core/applied.py)."""
 

@@ -42,9 +42,9 @@ class ReadMemory:
         return self.held + self.under_way
 
     def chunk(self, wanted: int) -> int:
-        """`wanted`, or a half, a quarter, … of it, so that two for each subscription are within the limit: equal sizes
+        """`wanted`, or a half, a quarter, … of it, so that two and a half for each are within the limit: equal sizes
         let subscriptions that are side by side share a read."""
-        several = 2 * (len(self._holders) + 1)
+        several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2
         return wanted

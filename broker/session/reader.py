@@ -2,7 +2,7 @@
 
 The entries that hold any message of the range are given in order, until about `bytes_max` (READ_BYTES_MAX if that is
 0), the end of the range or the end of the topic, whichever is first; this never waits for messages. The right to
-consume is asked for before each CHUNK_BYTES: a read that a client takes slowly ends with it.
+consume is asked for before each HAND_OUT_BYTES: a read that a client takes slowly ends with it.
 Guarding tests: tests/broker/subscription/test_gaps.py.
 """
 
@@ -16,13 +16,13 @@ from ...proto.errors import InvalidRequest
 from ...proto.names import TopicName
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
+from ..common.config import HAND_OUT_BYTES
 from ..common.incarnations import check_incarnation
 from ..common.turns import Turns
 from ..log.cache import StoredEntry
 from ..node.topic_manager import TopicManager
 
 READ_BYTES_MAX = 16 << 20
-CHUNK_BYTES = 1 << 20
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class RangeReader:
         check_incarnation(topic.name, topic.incarnation, wanted.incarnation)
         if wanted.end < wanted.first or wanted.first < 0:
             raise InvalidRequest(f"{wanted.first} to {wanted.end} is no range of indexes")
-        log = topic.shown
+        log, chunk_bytes = topic.shown, min(HAND_OUT_BYTES, self._broker.config.read_bytes)
         end = min(wanted.end, log.shape.end_index)
         if wanted.first >= end:
             return
@@ -62,7 +62,7 @@ class RangeReader:
         left = wanted.bytes_max or READ_BYTES_MAX
         while self.next_index < end and left > 0 and log.shape.readable(position):
             await self._require(name)
-            size = min(left, CHUNK_BYTES)
+            size = min(left, chunk_bytes)
             for entry in log.reader.cached(position, 1000, size) or await log.reader.read(position, size):
                 if entry.first_index >= end or left <= 0:
                     self.next_index = max(self.next_index, min(end, entry.first_index))  # none before it is kept

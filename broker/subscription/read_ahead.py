@@ -32,7 +32,7 @@ from ...proto.errors import DataLost, MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
-from ..common.config import BrokerConfig
+from ..common.config import HAND_OUT_BYTES, BrokerConfig
 from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.core.lookup import data_lost
@@ -48,8 +48,7 @@ AHEAD = 1.5
 """Chunks in memory below which the next one is read: a chunk is a little longer than `read_bytes`, so with 1 a read
 began when the one before was handed out, and a consumer beside a producer waited most of its time for reads."""
 CHUNK_ENTRIES = 200
-CHUNK_BYTES = 1 << 20
-"""Entries given to the dispatcher at once, and their bytes, which may exceed what a consumer's connection may hold."""
+"""Entries given to the dispatcher at once, of HAND_OUT_BYTES."""
 GAP_ENTRIES_MAX = 16
 """Unwanted entries that are read between two wanted ones, rather than reading twice."""
 PASSED_AT_ONCE = 1000
@@ -171,14 +170,14 @@ class ReadAheadBuffer:
             self._count()
         if ahead and ahead[0].position == position:
             self._read_ahead()
-            found, size = list[StoredEntry](), 0
+            found, size, most = list[StoredEntry](), 0, min(HAND_OUT_BYTES, self._config.read_bytes)
             for entry in islice(ahead, CHUNK_ENTRIES):
                 size += entry.size
-                if found and size > CHUNK_BYTES:
+                if found and size > most:
                     break
                 found.append(entry)
             return found
-        return self._log.reader.cached(position, CHUNK_ENTRIES, CHUNK_BYTES)
+        return self._log.reader.cached(position, CHUNK_ENTRIES, min(HAND_OUT_BYTES, self._config.read_bytes))
 
     def _again(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:
         found: list[StoredEntry] = []
@@ -227,7 +226,7 @@ class ReadAheadBuffer:
 
     def _read_ahead(self) -> None:
         """Reads the next chunk while this one is handed out."""
-        if self._reading or not self._ahead or self._ahead_bytes > AHEAD * self._config.read_bytes:
+        if self._reading or not self._ahead or self._ahead_bytes > AHEAD * self._memory.chunk(self._config.read_bytes):
             return
         following = self._log.shape.after(self._ahead[-1].position)
         if self._log.shape.readable(following) and not self._log.reader.cached(following, 1, 1):

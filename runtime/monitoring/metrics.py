@@ -83,8 +83,8 @@ class Histogram:
 
     def take(self) -> None:
         """Counts what waits."""
-        waiting, self.waiting = self.waiting, []
-        self.observe_all(waiting)
+        self.observe_all(self.waiting)
+        self.waiting.clear()  # the same list: who appends may hold it
 
     @property
     def counts(self) -> list[int]:

@@ -71,7 +71,7 @@ async def test_reads_wait_for_reads_alone_each_in_turn_and_a_lone_one_is_done_wh
 def test_chunks_are_halves_of_what_is_wanted_when_many_have_something() -> None:
     memory = ReadMemory(8 << 20)
     assert memory.chunk(1 << 20) == 1 << 20
-    buffers = [Buffer(memory).holds(1) for _ in range(7)]
+    buffers = [Buffer(memory).holds(1) for _ in range(5)]
     assert memory.chunk(1 << 20) == 1 << 19
     buffers += [Buffer(memory).holds(1) for _ in range(1000)]
     assert memory.chunk(1 << 20) == CHUNK_BYTES_MIN

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from magnetar.broker.log import read_memory
 from magnetar.broker.subscription.read_ahead import ReadAheadBuffer
 from magnetar.proto import wire_pb2 as wire
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
@@ -46,9 +47,12 @@ async def test_t16_subscriptions_side_by_side_read_storage_once_and_leave_the_ta
         assert await consumers[0].receive_payloads(1) == [b"new"]
 
 
+@pytest.mark.parametrize(("read_bytes", "limit", "chunk"), [(8_000, 256 << 20, 8_000), (32_000, 40_000, 8_000)])
 async def test_t17_a_read_is_bounded_and_the_next_one_goes_while_this_one_is_handed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int, limit: int, chunk: int
 ) -> None:
+    """Of the setting, or of the share of all that the broker has for reads."""
+    monkeypatch.setattr(read_memory, "CHUNK_BYTES_MIN", 1_000)
     ahead: list[int] = []
     read = ReadAheadBuffer._read_ahead
 
@@ -57,7 +61,8 @@ async def test_t17_a_read_is_bounded_and_the_next_one_goes_while_this_one_is_han
         ahead.append(self._ahead_bytes)
 
     monkeypatch.setattr(ReadAheadBuffer, "_read_ahead", noted)
-    async with cluster(tmp_path, cache_bytes=0, catch_up_cache_bytes=0, read_bytes=8_000) as running:
+    settings = {"cache_bytes": 0, "catch_up_cache_bytes": 0, "read_bytes": read_bytes, "read_memory_bytes": limit}
+    async with cluster(tmp_path, **settings) as running:
         await filled(running)
         reader: Any = running.brokers[0].topics[TOPIC].log.reader
         sizes: list[int] = []
@@ -76,10 +81,11 @@ async def test_t17_a_read_is_bounded_and_the_next_one_goes_while_this_one_is_han
             consumer.permits(4)
             await consumer.receive_payloads(4)
         assert sum(sizes) >= ENTRIES * ENTRY
-        assert max(sizes) <= 8_000 + 2 * ENTRY
+        assert max(sizes[1:]) <= chunk + 2 * ENTRY, "the first is of one that holds nothing yet"
         assert len(sizes) < ENTRIES / 4
-        assert max(ahead) <= 2.5 * 8_000 + 4 * ENTRY, "two chunks and a half at a time are in memory"
-        assert max(ahead) > 8_000 + 2 * ENTRY, "a chunk is read while a whole one waits"
+        most = 2.5 * chunk + 4 * ENTRY + (sizes[0] - chunk)
+        assert max(ahead) <= most, "two chunks and a half at a time are in memory"
+        assert max(ahead) > chunk + 2 * ENTRY, "a chunk is read while a whole one waits"
 
 
 async def test_t17_slow_subscriptions_share_one_bound_and_hold_up_no_other(tmp_path: Path) -> None:
