@@ -232,12 +232,13 @@ async def test_a_resend_over_a_new_connection_does_not_double_also_after_a_crash
         assert await shown(second) == [b"0", b"1", b"2", b"3"]
 
 
-@pytest.mark.parametrize("snapshot_entries", [1, 4, 1000])
+@pytest.mark.parametrize("snapshot_entries", [1, 4, 5, 1000])
 @pytest.mark.parametrize("crash", [False, True])
 async def test_numbers_of_a_commit_count_and_those_of_an_abort_are_new_again(
     tmp_path: Path, coordinator: FakeCoordinator, crash: bool, snapshot_entries: int
 ) -> None:
-    """With deduplication on, whenever snapshots of numbers are made: none has a number of an open transaction."""
+    """With deduplication on, whenever snapshots of numbers are made: none has a number of an open transaction. With 5
+    one is made while a transaction is open, and none before the crash."""
     changes = {"deduplication": True, "dedup_snapshot_entries": snapshot_entries}
     async with cluster(tmp_path, **changes) as running:
         broker = running.brokers[0]
