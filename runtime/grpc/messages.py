@@ -7,6 +7,8 @@ connection reads into it. A message is as long as its receiver takes, or it is r
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from functools import partial
 
 from ..http2.connection import DIRECT_BYTES, REFUSED, Http2Stream
 from ..memory.arrivals import Arrivals
@@ -17,8 +19,8 @@ MESSAGES_AT_ONCE = 256
 """Of a stream, before its connection looks at the clock; one takes about 1 µs."""
 
 
-def prefix(size: int) -> bytes:
-    return PREFIX.pack(0, size)
+prefix: Callable[[int], bytes] = partial(PREFIX.pack, 0)
+"""Of a message of so many bytes."""
 
 
 class MessageStream(Http2Stream):
@@ -168,7 +170,8 @@ class MessageStream(Http2Stream):
             self._arrivals.read(self)
         if self.connection is not None:
             self.connection.consumed(self, cost)
-            self._credit_long()
+            if self._message is not None:
+                self._credit_long()
 
     def _credit_long(self) -> None:
         """A message that would fill half of the window is credited as it comes, while none waits to be read."""

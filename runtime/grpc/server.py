@@ -278,7 +278,7 @@ class _ServerConnection(Http2Connection[_Head]):
         self._listener = listener
         self._last = 0
         self._greeting = b""
-        self._is_greeted = False
+        self.is_greeted = False
         self._idle_since = 0
         self._certificate: bytes | None = None
         self.calls = 0  # their handlers run
@@ -316,8 +316,6 @@ class _ServerConnection(Http2Connection[_Head]):
             PROCESS.connection_over()
 
     def preface(self, view: memoryview) -> memoryview:
-        if self._is_greeted:
-            return view
         size = min(len(frames.PREFACE) - len(self._greeting), len(view))
         self._greeting += view[:size]
         if not frames.PREFACE.startswith(self._greeting):
@@ -325,7 +323,7 @@ class _ServerConnection(Http2Connection[_Head]):
                 self.write(_NOT_HTTP2)
             self.close(ConnectionLost(f"{self.peer} does not speak HTTP/2"))
             return view[:0]
-        self._is_greeted = len(self._greeting) == len(frames.PREFACE)
+        self.is_greeted = len(self._greeting) == len(frames.PREFACE)
         return view[size:]
 
     def is_idle(self, id_: int) -> bool:
@@ -603,11 +601,9 @@ class _ServerStream(GrpcStream):
         self._ending = self._closing = True
         self._flush()
 
-    def _flush(self) -> None:
-        if not self._has_answered and self.connection is not None:
-            self._has_answered = True
+    def answer(self) -> None:
+        if self.connection is not None:
             self.connection.send_headers(self, _ANSWER_BLOCK, ends=False)
-        super()._flush()
 
     def drained_out(self) -> None:
         connection = self.connection

@@ -88,6 +88,7 @@ class GrpcStream(MessageStream):
         self._leaving_bytes = 0  # … its bytes …
         self._leaving_size = 0  # … and how many queued bytes the whole has
         self._flushing = False  # in this turn
+        self._has_answered = True  # a server has not, until the head of its answer left
         self._closing = False
         # in
         self.has_read = False
@@ -151,6 +152,9 @@ class GrpcStream(MessageStream):
         connection = self.connection
         if connection is None:
             return
+        if not self._has_answered:
+            self._has_answered = True
+            self.answer()
         while self._leaving_bytes or self._items:
             if not self._leaving_bytes:
                 self._leaving_size, self._leaving = self._next_envelope()
@@ -163,10 +167,15 @@ class GrpcStream(MessageStream):
             self.left_bytes += self._leaving_size
             if self._waiting:
                 self._has_left()
-        self.drained_out()
+        if self._closing:
+            self.drained_out()
+
+    def answer(self) -> None:
+        """Of a server: sends the head of its answer, before the first item."""
+        raise NotImplementedError
 
     def drained_out(self) -> None:
-        """All that was queued has left."""
+        """Nothing more will be queued, and all that was has left."""
 
     def _next_envelope(self) -> tuple[int, deque[Buffer]]:
         """(queued bytes, the parts of gRPC's message) of the next envelope."""
@@ -258,7 +267,8 @@ class GrpcStream(MessageStream):
         self._taken_bytes += taken
         self._requests.held += taken
         self._came_bytes = 0
-        self._credit()
+        cost, self._came_cost = self._came_cost, 0
+        self.read(cost)
         if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has at least two bytes
             try:
                 is_long = are_long(came, self._copied)
@@ -268,7 +278,10 @@ class GrpcStream(MessageStream):
             if is_long:
                 self._rest.extend(came)
                 return self._some()
-        return [item for data in came for item in self._parsed(data)]
+        items: list[Any] = []
+        for data in came:
+            items += self._parsed(data)
+        return items
 
     def _some(self) -> list[Any]:
         """The next of the received items: ITEMS_AT_ONCE, or PARSED_AT_ONCE bytes to parse."""

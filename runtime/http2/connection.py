@@ -178,6 +178,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.peer = "?"
         self.streams: dict[int, Http2Stream] = {}
         self.is_lost = False
+        self.is_greeted = True  # a server's is not, until the client's preface has come
         self.is_ready = False  # the other end's settings are here
         self.lost_for: MagnetarError | None = None
         # out
@@ -227,8 +228,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ for the ends
     def preface(self, view: memoryview) -> memoryview:
-        """Of a server: takes the client's preface from the first bytes."""
-        return view
+        """Of a server that `is_greeted` not: takes the client's preface from the first bytes."""
+        raise NotImplementedError
 
     def stream_opened(self, id_: int, head: T, ended: bool) -> None:
         """The other end opens a stream."""
@@ -284,11 +285,13 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 if self.credits_at_once:
                     self._credit(nbytes)
                 stream.direct_came(nbytes)
-                if not self._data_left:
+                if self._data_ends and not self._data_left:
                     self._data_ended()
             elif not self.is_lost:
-                view = self.preface(self._view[:nbytes])
-                taken = 0 if self._must_wait else self._take(view)
+                view = self._view[:nbytes]
+                if not self.is_greeted:
+                    view = self.preface(view)
+                taken = 0 if not self.is_known and self._must_wait else self._take(view)
                 if (taken < len(view) or self._ahead) and not self.is_lost:
                     self._wait(memoryview(self._ahead + bytes(view[taken:])))
         except Exception as error:
@@ -466,7 +469,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._credit(padding)
             if stream is not None:
                 stream._owed += padding
-        if not self._data_left:
+        if self._data_ends and not self._data_left:
             self._data_ended()
 
     def _take_data(self, data: memoryview, size: int) -> int:
@@ -481,13 +484,14 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             if self.credits_at_once:
                 self._credit(taken)
         self._data_left -= taken
-        if not self._data_left:
+        if self._data_ends and not self._data_left:
             self._data_ended()
         return taken
 
     def _data_ended(self) -> None:
+        """The last DATA of its stream is whole."""
         stream, self._data_stream = self._data_stream, None
-        if self._data_ends and stream is not None and stream.connection is not None:
+        if stream is not None and stream.connection is not None:
             self._input_ended(stream)
 
     def _input_ended(self, stream: Http2Stream) -> None:
@@ -742,14 +746,16 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         """The service has read so many bytes of the stream."""
         stream.unread -= size
         if not self.credits_at_once:
-            self._credit(size)
+            self._owed += size
+            if self._owed * 4 >= self._window:
+                self._credit()
         stream._owed += size
         if stream._owed * 4 >= stream._window and not stream.in_ended and stream.connection is not None:
             self.write(frames.window_update(stream.id, stream._owed))
             stream.receive_left += stream._owed
             stream._owed = 0
 
-    def _credit(self, size: int) -> None:
+    def _credit(self, size: int = 0) -> None:
         self._owed += size
         if self._owed * 4 >= self._window and not self.is_lost:
             self.write(frames.window_update(0, self._owed))
@@ -846,7 +852,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 break
             stream.send_left -= part
             self._send_left -= part
-            leaving: list[Buffer] = [frames.header(part, DATA, 0, id_)]
+            leaving: list[Buffer] = [frames.HEADER.pack(part >> 8, part & 0xFF, DATA, 0, id_)]
             while left:
                 first = parts[0]
                 if len(first) <= left:
