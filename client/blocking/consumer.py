@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from .. import client as aio
+from ..common.checks import DURATION_MS_MAX
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
 from ..common.fork import EPOCH
 from ..common.guard import ignored, run, survived
@@ -55,13 +56,11 @@ class _Receiving(Handle[Receiving]):
     def _next(self, timeout_s: float | None) -> Message:
         raise NotImplementedError
 
-    def _take(self, inbox: ReceiverQueue, timeout_millis: int | None) -> Message:
-        message = inbox.take_nowait()
-        if message is None:
-            if self._thread.inside():
-                raise exception_of(Result.Interrupted, "receiving inside a callback would wait for itself")
-            message = take_blocking(inbox, check_timeout(timeout_millis))
-        return message
+    def _wait(self, inbox: ReceiverQueue, timeout_millis: int | None) -> Message:
+        """The next message, where none is there."""
+        if self._thread.inside():
+            raise exception_of(Result.Interrupted, "receiving inside a callback would wait for itself")
+        return take_blocking(inbox, None if timeout_millis is None else timeout_millis / 1000)
 
     def _listen(self) -> None:
         while True:
@@ -156,10 +155,13 @@ class Consumer(_Receiving[AsyncConsumer]):
             self._check_no_listener()
         if self._epoch != EPOCH[0]:
             self._reopen()
-        if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
+        if timeout_millis is not None and (
+            type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
+        ):
             check_timeout(timeout_millis)
-        message = self._inner.inbox.take_nowait()
-        return self._take(self._inner.inbox, timeout_millis) if message is None else message
+        inbox = self._inner.inbox
+        message = inbox.take_nowait() if inbox.messages else None
+        return self._wait(inbox, timeout_millis) if message is None else message
 
     def _check_no_listener(self) -> None:
         if self._listener is not None:
@@ -293,10 +295,12 @@ class Reader(_Receiving[AsyncReader]):
 
     def read_next(self, timeout_millis: int | None = None) -> Message:
         """The next message. Raises Timeout when none arrived within `timeout_millis`; None: waits without a limit."""
-        if timeout_millis is not None and (type(timeout_millis) is not int or timeout_millis < 0):
+        if timeout_millis is not None and (
+            type(timeout_millis) is not int or not 0 <= timeout_millis <= DURATION_MS_MAX
+        ):
             check_timeout(timeout_millis)
         inner = self._current()
-        message = inner.note(self._take(inner.inbox, timeout_millis))
+        message = inner.note(inner.inbox.take_nowait() or self._wait(inner.inbox, timeout_millis))
         self._last = message.message_id()
         return message
 
@@ -338,20 +342,17 @@ def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
     message = None
     try:
         while True:
-            inbox.raise_if_ended()
             inbox.wait(wake)
+            there = bool(inbox.messages)
+            woken = not there and acquire(gate, deadline)
+            if not woken:
+                inbox.leave(wake)
             message = inbox.take_nowait()
-            if message is None:
-                inbox.raise_if_ended()
-                if acquire(gate, deadline):
-                    continue
-            inbox.leave(wake)
-            if message is None:
-                inbox.raise_if_ended()
-                message = inbox.take_nowait()
-            if message is None:
+            if message is not None:
+                return message
+            inbox.raise_if_ended()
+            if not there and not woken:
                 raise Timeout(f"no message within {timeout_s:g} s")
-            return message
     except BaseException:
         inbox.leave(wake)
         if message is not None:

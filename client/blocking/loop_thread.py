@@ -60,7 +60,7 @@ class LoopThread:
 
     def inside(self) -> bool:
         """Whether the calling thread is the loop's own: there nothing may wait."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self.ident
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Runs it in the loop and waits. Raises Interrupted when called from a callback: that would never end.

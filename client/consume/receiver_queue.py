@@ -145,8 +145,11 @@ class ReceiverQueue:
             raise
 
     def wait(self, wake: Callable[[], object]) -> None:
-        """`wake` is called once, when there may be something to take. Look again after this: something may be there."""
+        """`wake` is called once, when there may be something to take. Look again after this: something may be there.
+        Raises what ended it, also then: `leave`."""
         self._waiting.append(wake)
+        if self._error is not None:
+            self.raise_if_ended()
 
     def drop(self, unwanted: Callable[[Message], bool]) -> int:
         """Throws messages away and returns their permits; in the event loop. A taker sees each other message once."""
