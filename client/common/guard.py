@@ -31,7 +31,7 @@ def run(work: Callable[[], object], broke: Broke) -> None:
         failed(work, broke, error)
 
 
-def failed(work: Callable[[], object], broke: Broke, error: BaseException) -> None:
+def failed(work: object, broke: Broke, error: BaseException) -> None:
     """In the handler of the error that `work` raised."""
     _LOG.exception("%s failed", getattr(work, "__qualname__", work))
     broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))

@@ -22,7 +22,7 @@ In the event loop only. Guard: tests/client/consume/test_receive_memory.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from .send_memory import SendMemory
 
 RECEIVE_BYTES = 64 << 20
 """Without `memory_limit_bytes`."""
@@ -42,16 +42,15 @@ NEW_WEIGHT = 1 / 4
 class ReceiveMemory:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # 0: none
-        self.sent: Callable[[], int] = lambda: 0  # what producers have of the limit (send_memory.py)
+        self.producers: SendMemory | None = None  # they share the limit
         self.claimed_bytes = 0.0
         self.unfolded_bytes = 0  # of large entries that wait for their application
 
     def window(self, claimed: float, message_bytes: float, wanted: int) -> int:
         """Messages that one with this claim may have at once, of the `wanted`."""
-        sent = min(self.sent(), self.limit_bytes / 2)
+        sent = 0.0 if self.producers is None else min(self.producers.held, self.limit_bytes / 2)
         room = max(0.0, self.limit_bytes - sent - (self.claimed_bytes - claimed)) / 2
         return max(1, min(wanted, int(room / message_bytes)))
-
 
     def unfolds(self, size: int) -> bool:
         """Whether so many bytes have room."""

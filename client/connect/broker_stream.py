@@ -35,7 +35,7 @@ from ...runtime.network import (
     rpc,
 )
 from ...runtime.tasks import Tasks
-from ..common.guard import ignored, run
+from ..common.guard import failed, ignored, run
 from .silence import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, Silence
 
 IDLE_S = 60.0
@@ -188,7 +188,10 @@ class BrokerStream:
         for id_, own in by_id.items():
             owner = self._owners.get(id_)
             if owner is not None:
-                run(partial(owner.on_frames, own), owner.broke)
+                try:
+                    owner.on_frames(own)
+                except BaseException as error:
+                    failed(owner.on_frames, owner.broke, error)
 
     # ------------------------------------------------------------------------------ silence
     def _watch_from(self, since: float) -> None:

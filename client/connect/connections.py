@@ -56,9 +56,8 @@ class Connections:
         self.memory = ReceiveMemory(RECEIVE_BYTES if limit is None else limit)
         self.send_memory: SendMemory | None = None  # it has no bound
         if limit:
-            self.send_memory = SendMemory(limit)
+            self.send_memory = self.memory.producers = SendMemory(limit)
             self.send_memory.claimed = lambda: self.memory.claimed_bytes
-            self.memory.sent = lambda: self.send_memory.held if self.send_memory is not None else 0
         self._discovery = Discovery(url, world.network, access, settings.connection_timeout_s)
         self._endpoints: Sequence[Endpoint] = url.endpoints
         self._next = world.rng.randrange(len(self._endpoints))

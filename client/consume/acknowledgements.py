@@ -51,13 +51,11 @@ class AckSender:
         self._taken.append((message.entry.position, message.redelivery_count()))
 
     def acknowledge(self, which: Pending) -> None:
-        for each in self.with_chunks(which):
-            self.acknowledge_entry(each)
-
-    def acknowledge_entry(self, which: Pending) -> None:
-        """The same of a message that is not in chunks."""
-        self._acked.append(which)
-        if self._core.wants_acks or len(self._acked) >= GROUP_MESSAGES:
+        if type(which) is Message and not which.entry.chunks:
+            self._acked.append(which)
+        else:
+            self._acked.extend(self.with_chunks(which))
+        if self._core.ack_due is None or self._core.failed or len(self._acked) >= GROUP_MESSAGES:
             self._wake()
 
     def negative_acknowledge(self, which: Pending) -> None:
@@ -102,15 +100,17 @@ class AckSender:
         bits = messages = 0
         for _ in range(len(self._acked)):
             which = take()
-            if isinstance(which, Message) and which.batch_index >= 0:
+            if not isinstance(which, Message):
+                core.acknowledge(*place_of(which))
+            elif which.batch_index < 0:
+                core.acknowledge(which.entry.position, -1, which.entry.size)
+            else:
                 if which.entry is not entry:
                     if entry is not None:
                         core.acknowledge_bits(entry.position, bits, messages, entry.size)
                     entry, bits, messages = which.entry, 0, 0
                 bits |= 1 << which.batch_index
                 messages += 1
-            else:
-                core.acknowledge(*place_of(which))
         if entry is not None:
             core.acknowledge_bits(entry.position, bits, messages, entry.size)
 

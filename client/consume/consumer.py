@@ -250,7 +250,9 @@ class Consumer(ClosedAfterAsyncWith):
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
         """From any thread; sent within 100 ms."""
         if type(which) is Message and (consumers := self._partitions.all) and which.entry.consumer is consumers[0]:
-            consumers[0].acknowledge_received(which)
+            if consumers[0].core.error is not None:
+                consumers[0].requests.raise_if_closed()
+            consumers[0].acks.acknowledge(which)
         elif isinstance(which, Message) or not isinstance(which, list | tuple | set | frozenset | Iterator):
             consumer = self.consumer_of(which)  # type: ignore[arg-type]
             if consumer.was_of is self:

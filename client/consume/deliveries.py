@@ -20,7 +20,6 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from math import inf
-from typing import NamedTuple
 
 from ...proto import wire_pb2 as wire
 from ...proto.compression import decompress
@@ -29,6 +28,7 @@ from ...proto.entry import (
     EntryHeader,
     declared_messages,
     decode_columns,
+    decode_payload,
     is_intact,
     key_of,
     key_of_one,
@@ -54,13 +54,6 @@ SLOTS_KNOWN_MAX = 65_536
 """Entries whose keys are known: what failed earlier holds back its entry alone here, and its keys at the broker."""
 SAY_EVERY_S = 10.0
 """The log is told so often, at most, that a partition has entries that are not decrypted."""
-
-
-class Came(NamedTuple):
-    messages: list[Message]  # for the application
-    charged: int  # permits of all entries
-    hidden: int  # permits of entries of which the application sees nothing
-    size_bytes: int
 
 
 class StaysFolded(Exception):
@@ -129,9 +122,10 @@ class Deliveries:
                 return frame
         return None
 
-    def take(self) -> Came:
-        """What came since the last call."""
-        came = Came(self._came, self._charged, self._hidden, self._bytes)
+    def take(self) -> tuple[list[Message], int, int, int]:
+        """What came since the last call: messages for the application, permits of all entries and of those of which the
+        application sees nothing, bytes."""
+        came = self._came, self._charged, self._hidden, self._bytes
         self._came = []
         self._charged = self._hidden = self._bytes = 0
         return came
@@ -210,12 +204,12 @@ class Deliveries:
             )
             if body is not None and core.withholds:
                 core.release(position)
-            received.stream = core.connections
+            received.stream = core.permits.stream
             if wanted is None:
                 wanted = self._take_chunk(
                     received, bytes(entry[received.header.payload_offset :]) if body is None else body
                 )
-            elif len(core.chunks):
+            elif core.chunks.begun:
                 core.passed(received.header.producer_name, position, self._clock())
         except StaysFolded:
             self._folded.append((entry, position, redelivered, acked))
@@ -225,16 +219,19 @@ class Deliveries:
             return [self._damaged(error, entry, position, acked)]
         except Undecryptable as error:
             return self._undecryptable(error.received, error.cause, entry)
-        size = unfolded_bytes(received.header)
+        size = unfolded_bytes(received.header) if received.header.unfolded else 0
         self._bytes += max(len(entry), size)
         self._charged += received.charged
         if self._settings.is_read_compacted:
             wanted = self._without_removed(received, wanted)
-        wanted = self._without_moved(received, wanted)
+        if self._moved:
+            wanted = self._without_moved(received, wanted, self._moved.get(position, 0))
         if not wanted:
             self._hidden += received.charged
             return ()
-        share_permits(received, wanted, of_each=self._permits_of_each)
+        wanted[-1].permits = received.charged  # free when the last message is taken
+        if self._permits_of_each:
+            share_permits(received, wanted)
         if self.slots is not None:
             self._note_slots(self.slots, wanted[0].entry, wanted)
         first = wanted[0]
@@ -269,11 +266,8 @@ class Deliveries:
         if len(moved) > SLOTS_KNOWN_MAX:
             moved.popitem(last=False)
 
-    def _without_moved(self, received: ReceivedEntry, wanted: list[Message]) -> list[Message]:
+    def _without_moved(self, received: ReceivedEntry, wanted: list[Message], moved: int) -> list[Message]:
         """A dead letter is on its way, or there: its entry comes again when its acknowledgement was lost."""
-        moved = self._moved.get(received.position, 0) if self._moved else 0
-        if not moved:
-            return wanted
         there = moved & ~self._core.moving.get(received.position, 0)
         for message in wanted:
             if there >> message.batch_index & 1:
@@ -315,7 +309,7 @@ class Deliveries:
         what = "malformed, and discarded" if malformed else "damaged"
         _LOG.error("%s: entry %s is %s: %s", self._consumer.topic, position, what, error)
         damaged = DamagedMessage(self._consumer, position, error, max(1, declared_messages(entry) - len(acked)))
-        damaged.entry.stream = self._core.connections
+        damaged.entry.stream = self._core.permits.stream
         self._charged += damaged.permits
         if malformed:
             self.discarded += 1
@@ -334,7 +328,7 @@ class Deliveries:
                 self._consumer.topic, received.position, error.message, action.name,
             )  # fmt: skip
         self._bytes += len(entry)
-        received.stream = core.connections
+        received.stream = core.permits.stream
         self._charged += received.charged
         message = CiphertextMessage(received, header.metadata, bytes(entry[header.payload_offset :]), -1)
         if self.start is not None and self.start.before(received.position, header.num_messages - 1):
@@ -409,11 +403,11 @@ def messages_of(
         header = EntryHeader(header.metadata, 0)
     if header.metadata.num_chunks_from_msg > 1:
         return received, None, body
-    fields, payloads = decode_columns(header, entry)
     if header.batched:
+        fields, payloads = decode_columns(header, entry)
         messages = [Message(received, fields[at], payload, at) for at, payload in enumerate(payloads)]
     else:
-        messages = [Message(received, fields[0], payloads[0], -1)]
+        messages = [Message(received, header.metadata, decode_payload(header, entry), -1)]
     if acked:
         gone = frozenset(acked)
         messages = [message for message in messages if message.batch_index not in gone]
@@ -445,10 +439,8 @@ def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Mes
     ]  # fmt: skip
 
 
-def share_permits(received: ReceivedEntry, wanted: list[Message], *, of_each: bool) -> None:
-    """All that was charged is free when the last message is taken; `of_each`: each message tells of itself."""
-    wanted[-1].permits = received.charged
-    if of_each:
-        for message in wanted[:-1]:
-            message.permits = 1
-        wanted[-1].permits = 1 + received.charged - len(wanted)
+def share_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
+    """Each message tells of itself."""
+    for message in wanted[:-1]:
+        message.permits = 1
+    wanted[-1].permits = 1 + received.charged - len(wanted)

@@ -99,7 +99,7 @@ class PartitionConsumer:
     # ------------------------------------------------------------------------------ from any thread
     def taken(self, message: Message) -> None:
         """The last message of an entry (with ack time-outs: any message) was taken from the inbox."""
-        wake = self.core.taken(message.entry.stream, message.permits)
+        wake = self.core.permits.used(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:
             self.deliveries.took_large(message.entry)
@@ -124,15 +124,6 @@ class PartitionConsumer:
     def acknowledge(self, which: Pending) -> None:
         self.acks.acknowledge(which)
 
-    def acknowledge_received(self, message: Message) -> None:
-        """The same of a message of ours, each of which comes here; raises what ended the consumer."""
-        if self.core.error is not None:
-            self.requests.raise_if_closed()
-        if message.entry.chunks:
-            self.acks.acknowledge(message)
-        else:
-            self.acks.acknowledge_entry(message)
-
     def encrypt_like(self, message: Message) -> Encrypt | None:
         return self.deliveries.encrypt_like(message.entry.header.metadata)
 
@@ -154,12 +145,12 @@ class PartitionConsumer:
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None:
         left = iter(frames)
-        while self._attachment.is_attached:
-            rare = self.deliveries.gather(left)
+        while (rare := self.deliveries.gather(left)) is not None:
             self._put()
-            if rare is None:
-                return
             self._rare(rare.WhichOneof("kind"), rare)
+            if not self._attachment.is_attached:
+                return
+        self._put()
 
     def _put(self) -> None:
         """All that came goes into the inbox at once: a waiter for one message is woken once."""
@@ -169,11 +160,11 @@ class PartitionConsumer:
             charged += self.deliveries.forget_waiting()
         if not charged:
             return
-        core.charged(charged)
+        core.permits.came(charged)
         if core.starts_again:
             core.forget_delivered()
             messages, hidden = [], charged
-        elif core.has_failed and messages:
+        elif self.holds_order and messages and core.has_failed:
             follows = self.deliveries.follows(core.failing())
             hidden += sum(message.permits for message in messages if follows(message))
             messages = [message for message in messages if not follows(message)]
@@ -183,7 +174,9 @@ class PartitionConsumer:
             self._do(core.dropped(hidden))
         if self._claim.came(size_bytes, charged, core.permits.at_broker + core.permits.held):
             self._do(core.resize(self._claim.window))
-        self._timer.arm(core.due)
+        if core.has_new_times:
+            core.has_new_times = False
+            self._timer.arm(core.due)
 
     def _rare(self, kind: str | None, frame: wire.ServerFrame) -> None:
         match kind:
@@ -249,7 +242,7 @@ class PartitionConsumer:
                     freed = self._inbox.drop(lambda message: message.entry.consumer is self)
                     folded = self.deliveries.forget_waiting()
                     if give_back and folded:
-                        self.core.charged(folded)
+                        self.core.permits.came(folded)
                         freed += folded
                     if give_back and freed:
                         self._do(self.core.dropped(freed))

@@ -11,6 +11,7 @@ Guarding tests: tests/client/core/test_cores.py.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 from pyroaring import BitMap
@@ -35,7 +36,7 @@ class AckGroup(NamedTuple):
 class AckTracker:
     def __init__(self) -> None:
         self.pending = 0
-        self._whole: dict[int, set[int]] = {}  # ledger → entries
+        self._whole: defaultdict[int, set[int]] = defaultdict(set)  # ledger → entries
         self._parts: dict[Position, int] = {}
         self._cumulative: tuple[Position, int] | None = None
 
@@ -43,12 +44,12 @@ class AckTracker:
         """`index` -1: the whole entry. `size`: messages in the entry, 0 when not known."""
         self.pending += 1
         if index < 0 or size == 1:
-            self._add_whole(position)
+            self._whole[position[0]].add(position[1])
             return
         bits = self._parts.get(position, 0) | 1 << index
         self._parts[position] = bits
         if size and bits == (1 << size) - 1:
-            self._add_whole(position)
+            self._whole[position[0]].add(position[1])
             del self._parts[position]
 
     def acknowledge_bits(self, position: Position, bits: int, messages: int, size: int) -> None:
@@ -56,17 +57,10 @@ class AckTracker:
         self.pending += messages
         bits |= self._parts.get(position, 0)
         if bits == (1 << size) - 1:
-            self._add_whole(position)
+            self._whole[position[0]].add(position[1])
             self._parts.pop(position, None)
         else:
             self._parts[position] = bits
-
-    def _add_whole(self, position: Position) -> None:
-        ledger_id, entry_id = position
-        whole = self._whole.get(ledger_id)
-        if whole is None:
-            whole = self._whole[ledger_id] = set()
-        whole.add(entry_id)
 
     def acknowledge_cumulative(self, position: Position, index: int, size: int) -> None:
         self.pending += 1
@@ -74,7 +68,7 @@ class AckTracker:
         if self._cumulative is None or _order(position, last) > _order(*self._cumulative):
             self._cumulative = position, last
         before = self._cumulative[0]
-        kept: dict[int, set[int]] = {}
+        kept: defaultdict[int, set[int]] = defaultdict(set)
         for ledger_id, entries in self._whole.items():
             left = {each for each in entries if (ledger_id, each) >= before}
             if left:
@@ -92,7 +86,7 @@ class AckTracker:
         return group
 
     def clear(self) -> None:
-        self._whole = {}
+        self._whole = defaultdict(set)
         self._parts = {}
         self._cumulative = None
         self.pending = 0

@@ -126,7 +126,7 @@ class ChunkOutcome(NamedTuple):
 
 class Chunks:
     __slots__ = (
-        "_begun", "_given_back", "_made_room", "_waiting", "_whole", "auto_ack", "expire_s", "log_order", "ordered",
+        "_given_back", "_made_room", "_waiting", "_whole", "auto_ack", "begun", "expire_s", "log_order", "ordered",
         "pending_max",
     )  # fmt: skip
 
@@ -140,14 +140,14 @@ class Chunks:
         self.ordered = ordered
         self.log_order = log_order
         self.expire_s = expire_s
-        self._begun: dict[str, Begun] = {}  # by uuid, oldest first
+        self.begun: dict[str, Begun] = {}  # by uuid, oldest first
         self._given_back: dict[str, int] = {}  # how often the beginnings of messages were
         self._made_room: dict[str, int] = {}  # how often messages did that were not complete in time
         self._waiting: dict[str, dict[Position, int]] = {}  # entries that are given back, and the numbers of the chunks
         self._whole: dict[Position, Begun] = {}  # complete and not acknowledged, by the place of the last chunk
 
     def __len__(self) -> int:
-        return len(self._begun)
+        return len(self.begun)
 
     # ------------------------------------------------------------------ facts
     def add(
@@ -155,14 +155,14 @@ class Chunks:
     ) -> ChunkOutcome:
         """A chunk came. CorruptEntry: it contradicts itself, or those before it."""
         _check(metadata, len(body))
-        begun = self._begun.get(metadata.uuid)
+        begun = self.begun.get(metadata.uuid)
         if begun is None:
             return self._begin(metadata, place, body, now, entry)
         if metadata.chunk_id in begun.bodies:
             begun.places[place] = None
             return ChunkOutcome(None, [], [])
         if metadata.chunk_id > len(begun.bodies) and not self._comes_again(metadata.uuid):
-            del self._begun[metadata.uuid]
+            del self.begun[metadata.uuid]
             return ChunkOutcome(None, [*begun.places, place], [])
         return self._take(begun, metadata, place, body, now, entry)
 
@@ -171,15 +171,15 @@ class Chunks:
         if not self.log_order:
             return []
         dropped: list[Position] = []
-        for uuid, begun in list(self._begun.items()):
+        for uuid, begun in list(self.begun.items()):
             if begun.metadata.producer_name == producer and uuid not in self._given_back and place > max(begun.places):
-                del self._begun[uuid]
+                del self.begun[uuid]
                 dropped += begun.places
         return dropped
 
     def expire(self, now: float) -> ChunkOutcome:
         outcome, wanted = ChunkOutcome(None, [], []), list[Position]()
-        for uuid, begun in list(self._begun.items()):
+        for uuid, begun in list(self.begun.items()):
             if now - begun.since >= self.expire_s:
                 self._note(self._made_room, uuid, self._made_room.get(uuid, 0) + 1)
                 wanted += self._next_waiting()
@@ -205,7 +205,7 @@ class Chunks:
 
     def clear(self) -> None:
         """All that is not acknowledged comes again, in order."""
-        self._begun.clear()
+        self.begun.clear()
         self._given_back.clear()
         self._made_room.clear()
         self._waiting.clear()
@@ -218,15 +218,15 @@ class Chunks:
 
     def unshown(self) -> list[Position]:
         """All entries of messages that are begun."""
-        return [place for begun in self._begun.values() for place in begun.places]
+        return [place for begun in self.begun.values() for place in begun.places]
 
     def first(self) -> Position | None:
         """The first entry of all messages that are begun, or not acknowledged."""
-        return min((min(begun.places) for begun in (*self._begun.values(), *self._whole.values())), default=None)
+        return min((min(begun.places) for begun in (*self.begun.values(), *self._whole.values())), default=None)
 
     def floor(self, place: Position) -> Position:
         """Up to here a cumulative ack at `place` may go: before each message that ends after it."""
-        firsts = [min(begun.places) for begun in self._begun.values()]
+        firsts = [min(begun.places) for begun in self.begun.values()]
         firsts += [min(begun.places) for last, begun in self._whole.items() if last > place]
         lowest = min((first for first in firsts if first <= place), default=None)
         return place if lowest is None else Position(lowest[0], lowest[1] - 1)
@@ -251,21 +251,21 @@ class Chunks:
                 outcome.given_back.append(place)
                 return outcome
             self._make_room(uuid, outcome)
-        begun = self._begun[metadata.uuid] = Begun(metadata, now)
+        begun = self.begun[metadata.uuid] = Begun(metadata, now)
         self._take(begun, metadata, place, body, now, entry)
         waiting = self._waiting.pop(metadata.uuid, {})
         return outcome._replace(wanted=[each for each in waiting if each != place])
 
     def _has_room(self, size: int) -> bool:
-        declared = sum(begun.metadata.total_chunk_msg_size for begun in self._begun.values())
-        return not self._begun or (len(self._begun) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
+        declared = sum(begun.metadata.total_chunk_msg_size for begun in self.begun.values())
+        return not self.begun or (len(self.begun) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
 
     def _gives_way_to(self, newcomer: str) -> str | None:
         """The message that makes room for that one; None: none does."""
         if self.auto_ack:
-            return next(iter(self._begun))
+            return next(iter(self.begun))
         times = self._made_room.get
-        uuid = max(self._begun, key=lambda each: times(each, 0))
+        uuid = max(self.begun, key=lambda each: times(each, 0))
         return uuid if times(uuid, 0) > times(newcomer, 0) else None
 
     def _take(
@@ -284,7 +284,7 @@ class Chunks:
             return ChunkOutcome(None, [], [])
         assert begun.last is not None, "the last chunk is one of all"
         begun.places = dict.fromkeys(sorted(begun.places))
-        del self._begun[metadata.uuid]
+        del self.begun[metadata.uuid]
         self._given_back.pop(metadata.uuid, None)
         self._made_room.pop(metadata.uuid, None)
         self._whole[begun.last] = begun
@@ -305,7 +305,7 @@ class Chunks:
         return not self.ordered or uuid in self._given_back
 
     def _make_room(self, uuid: str, outcome: ChunkOutcome) -> None:
-        begun = self._begun.pop(uuid)
+        begun = self.begun.pop(uuid)
         if self.auto_ack:
             outcome.dropped.extend(begun.places)
             return
@@ -324,8 +324,8 @@ class Chunks:
             del of[next(iter(of))]
 
     def check(self) -> None:
-        assert len(self._begun) <= self.pending_max, "no more messages are begun than may be"
-        for begun in self._begun.values():
+        assert len(self.begun) <= self.pending_max, "no more messages are begun than may be"
+        for begun in self.begun.values():
             assert 0 < len(begun.bodies) < begun.metadata.num_chunks_from_msg, "what is begun is not complete"
             assert begun.size <= begun.metadata.total_chunk_msg_size, "no more bytes than were declared"
 

@@ -14,8 +14,8 @@ delivers it again. A reader goes on after the last message that was taken, or at
 (`Place`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what was
 acknowledged or given back is forgotten. A reader that was sent to a time and has read nothing since is sent there again
 after a reconnect, and gets its first permits when that is answered: only the broker knows that place. **Requests** get
-exactly one Answer each; ConnectionLost when the connection is lost before. **Threads.** `taken` may be called from any
-thread; `lock` guards the permits. All else belongs to one thread. Guards: tests/client/core/test_consumer_walk.py,
+exactly one Answer each; ConnectionLost when the connection is lost before. **Threads.** `permits.used` may be called
+from any thread. All else belongs to one thread. Guards: tests/client/core/test_consumer_walk.py,
 tests/client/core/test_permits.py.
 """
 
@@ -65,25 +65,23 @@ class ConsumerCore:
     ) -> None:
         self.state = State.OPENING
         self.error: MagnetarError | None = None  # it is finished
-        self.connections = 0
         self.delivered = 0  # messages that the application got, or will get
         self.last_taken: Any = None  # readers only: the last message that the application has
-        self.permits = Permits(queue_size)
+        self.permits = Permits(queue_size, lock)
         self.chunks = Chunks(
             pending_max=options.chunks_pending_max, auto_ack=options.chunks_auto_ack,
             ordered=options.ordered, log_order=options.log_order,
         )  # fmt: skip
         self._options = options
-        self._lock = lock
         self._backoff = backoff
-        self._granted = 0
         self._acks = AckTracker()
         self._nacks = NackTracker()
         self._pieces = NackTracker()  # chunks that are given back, and that the application has not seen
         self._unacked = RedeliveryTracker(options.ack_timeout_s, UNACKED_TICK_S)
-        self._ack_due: float | None = None
+        self.ack_due: float | None = None  # when acks are sent; None: the first one is to be told of soon
         self._tick_due: float | None = None
         self._chunk_due: float | None = None
+        self.has_new_times = False  # what came may make `due` earlier
         self._requests: set[int] = set()  # sent, and not answered
         self._last_request = 0
         self._seek: tuple[int, Any] | None = None  # the one under way
@@ -93,22 +91,9 @@ class ConsumerCore:
         self._begun: Position | None = None
         self._withheld = WithheldEntries()
         self._delivered_before = 0  # this connection
-        self._failed: set[Position] = set()  # the broker is not asked yet
+        self.failed: set[Position] = set()  # and the broker is not asked yet
         self.moving: dict[Position, int] = {}  # of batches, as bits, what is on its way to the dead-letter topic
         self._failing: dict[int, tuple[Position, ...]] = {}  # request → what failed, until the broker has taken it back
-
-    # ------------------------------------------------------------------------------ from any thread
-    def taken(self, connection: int, permits: int) -> bool:
-        """The application took messages that were charged so many permits. True: call `turn` soon."""
-        with self._lock:
-            if connection == self.connections:  # else they were lost with it
-                self._granted += self.permits.used(permits)
-        return self._granted > 0
-
-    @property
-    def wants_acks(self) -> bool:
-        """No time is set yet at which acks are sent: the first one is to be told of soon."""
-        return self._ack_due is None or bool(self._failed)
 
     # ------------------------------------------------------------------------------ the connection
     def place(self) -> Place:
@@ -127,10 +112,7 @@ class ConsumerCore:
         effects: list[ConsumerEffect] = [Drop(give_back=False)]
         self.forget_delivered()
         self._send_acks(effects)
-        with self._lock:
-            self._granted = 0
-            self.connections += 1
-            first = self.permits.start()
+        first = self.permits.start()
         self._first_permits = 0
         if self._time is not None and self.last_taken is None:
             self._first_permits = first
@@ -169,7 +151,7 @@ class ConsumerCore:
         self.state = State.CLOSED
         if self.error is None:
             self.error = error
-        self._ack_due = self._tick_due = self._chunk_due = None
+        self.ack_due = self._tick_due = self._chunk_due = None
         self._nacks.clear()
         self._pieces.clear()
         self._fail_requests(self.error, effects)
@@ -177,22 +159,15 @@ class ConsumerCore:
         return effects
 
     # ------------------------------------------------------------------------------ what comes
-    def charged(self, messages: int) -> None:
-        """The broker charged so many permits for what it delivered."""
-        with self._lock:
-            self.permits.came(messages)
-
     def dropped(self, permits: int) -> list[ConsumerEffect]:
         """So many permits were charged for what does not reach the application."""
-        with self._lock:
-            self._granted += self.permits.used(permits)
+        self.permits.used(permits, self.permits.stream)
         effects: list[ConsumerEffect] = []
         self._grant(effects)
         return effects
 
     def resize(self, queue_size: int) -> list[ConsumerEffect]:
-        with self._lock:
-            self.permits.resize(queue_size)
+        self.permits.resize(queue_size)
         return self.dropped(0)
 
     def is_dead(self, redelivery_count: int) -> bool:
@@ -203,16 +178,18 @@ class ConsumerCore:
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> Begun | None:
         """A chunk came; the message, when it is complete. Raises CorruptEntry."""
-        if not len(self.chunks):  # the back-off is the program's: it is asked when chunks come
+        self.has_new_times = True
+        if not self.chunks.begun:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
         outcome = self.chunks.add(metadata, place, body, now, entry)
         self._settle_chunks(outcome, now, self.chunks.rounds(metadata.uuid))
-        if self._chunk_due is None and len(self.chunks):
+        if self._chunk_due is None and self.chunks.begun:
             self._chunk_due = now + CHUNK_TICK_S
         return outcome.complete
 
     def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
         """An entry came that cannot be decrypted (core/withheld.py). It may leave a gap in chunks: none is dropped."""
+        self.has_new_times = True
         self._withheld.add(place, permits)
         self.watch(place, now, longer_s)
         if self._unacked and self._tick_due is None:
@@ -230,8 +207,7 @@ class ConsumerCore:
 
     def _free(self, permits: int) -> None:
         if permits:
-            with self._lock:
-                self._granted += self.permits.used(permits)
+            self.permits.used(permits, self.permits.stream)
 
     def passed(self, producer: str, place: Position, now: float) -> None:
         """An entry that is no chunk came."""
@@ -263,7 +239,8 @@ class ConsumerCore:
         self._acks.acknowledge(place, index, size)
         if self.moving:
             self._moved(place, 1 << index if index >= 0 else -1)
-        self._unacked.forget(place)
+        if self._unacked.watched:
+            self._unacked.forget(place)
         if self._withheld.permits and index < 0:
             self.release(place)
         if self._nacks.watched and (index < 0 or size == 1):
@@ -276,7 +253,8 @@ class ConsumerCore:
         self._acks.acknowledge_bits(place, bits, messages, size)
         if self.moving:
             self._moved(place, bits)
-        self._unacked.forget(place)
+        if self._unacked.watched:
+            self._unacked.forget(place)
         if self._nacks.watched and size == 1:
             self._nacks.forget(place)
 
@@ -316,7 +294,7 @@ class ConsumerCore:
         if self._pieces.watched:
             self._pieces.forget(place)
         if self._options.holds_order:
-            self._failed.add(place)
+            self.failed.add(place)
             return
         self._nacks.watch(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
         self._unacked.forget(place)
@@ -327,15 +305,15 @@ class ConsumerCore:
         its batch it waits for the acknowledgement of that, or it would count as given back once more in its place.
         """
         if self.state is not State.CONNECTED:
-            self._failed.clear()
+            self.failed.clear()
             return
-        effects.append(DropAfter(tuple(self._failed)))
-        for place in self._failed:
+        effects.append(DropAfter(tuple(self.failed)))
+        for place in self.failed:
             self._unacked.forget(place)
         asked: EntrySets = {}
-        for place in [each for each in self._failed if each not in self.moving]:
+        for place in [each for each in self.failed if each not in self.moving]:
             asked.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
-            self._failed.discard(place)
+            self.failed.discard(place)
         if asked:
             self._send_acks(effects)
             request_id = self.request()
@@ -351,11 +329,11 @@ class ConsumerCore:
 
     def failing(self) -> list[Position]:
         """What failed, and the broker may not have taken back yet."""
-        return [*self._failed, *(place for places in self._failing.values() for place in places)]
+        return [*self.failed, *(place for places in self._failing.values() for place in places)]
 
     @property
     def has_failed(self) -> bool:
-        return bool(self._failed or self._failing)
+        return bool(self.failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
         """What was delivered and not acknowledged comes again; entries that the application has not seen are
@@ -378,13 +356,13 @@ class ConsumerCore:
     def turn(self, now: float) -> list[ConsumerEffect]:
         """Sends what is due, and sees to the times of the rest."""
         effects: list[ConsumerEffect] = []
-        if self._failed:
+        if self.failed:
             self._fail(effects)
         self._grant(effects)
         if self._acks.pending >= GROUP_MESSAGES:
             self._send_acks(effects)
-        elif self._acks.pending and self._ack_due is None and self.state is State.CONNECTED:
-            self._ack_due = now + GROUP_S
+        elif self._acks.pending and self.ack_due is None and self.state is State.CONNECTED:
+            self.ack_due = now + GROUP_S
         if self._unacked and self._tick_due is None and self.state is not State.CLOSED:
             self._tick_due = now + UNACKED_TICK_S
         return effects
@@ -393,7 +371,7 @@ class ConsumerCore:
     def due(self) -> float | None:
         """When `time_passed` is to be called; None: no time matters."""
         due = inf
-        for each in (self._ack_due, self._tick_due, self._chunk_due):
+        for each in (self.ack_due, self._tick_due, self._chunk_due):
             if each is not None and each < due:
                 due = each
         for given_back in (self._nacks, self._pieces):
@@ -403,11 +381,11 @@ class ConsumerCore:
 
     def time_passed(self, now: float) -> list[ConsumerEffect]:
         effects: list[ConsumerEffect] = []
-        if self._ack_due is not None and now >= self._ack_due:
-            self._ack_due = None
+        if self.ack_due is not None and now >= self.ack_due:
+            self.ack_due = None
             self._send_acks(effects)
         if self._chunk_due is not None and now >= self._chunk_due:
-            self._chunk_due = now + CHUNK_TICK_S if len(self.chunks) else None
+            self._chunk_due = now + CHUNK_TICK_S if self.chunks.begun else None
             self._settle_chunks(self.chunks.expire(now), now)
         if self._tick_due is not None and now >= self._tick_due:
             self._tick_due = None
@@ -427,19 +405,18 @@ class ConsumerCore:
 
     def _ask_again(self, entries: EntrySets, effects: list[ConsumerEffect], *, counted: bool = True) -> None:
         if entries and counted and self._options.holds_order:
-            self._failed.update(places_of(entries))
+            self.failed.update(places_of(entries))
         elif entries and self.state is State.CONNECTED:
             self._send_acks(effects)
             effects.append(Redeliver(entries, counted))
 
     def _send_acks(self, effects: list[ConsumerEffect], request_id: int = 0) -> None:
         if self.state is State.CONNECTED and self._acks.pending:
-            self._ack_due = None
+            self.ack_due = None
             effects.append(SendAcks(self._acks.take(), request_id))
 
     def _grant(self, effects: list[ConsumerEffect]) -> None:
-        with self._lock:
-            granted, self._granted = self._granted, 0
+        granted = self.permits.grant()
         if granted and self.state is State.CONNECTED:
             effects.append(Grant(granted))
 
@@ -503,7 +480,7 @@ class ConsumerCore:
     def _fail_requests(self, error: MagnetarError, effects: list[ConsumerEffect]) -> None:
         self._seek, self.starts_again = None, 0
         self._failing.clear()
-        self._failed.clear()
+        self.failed.clear()
         effects += (Answer(each, error) for each in sorted(self._requests))
         self._requests.clear()
 

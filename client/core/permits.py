@@ -18,41 +18,62 @@ where what is on its way counts for its sender's side of the stream. Guarding te
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any
+
 
 class Permits:
-    def __init__(self, queue_size: int) -> None:
+    """`used` may be called from any thread: `lock` guards the counts."""
+
+    def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)
         self._block = max(1, self._size // 2)
+        self._lock = lock
         self._used = 0
+        self._granted = 0  # to be told to the broker
+        self.stream = 0  # they are those of this one, and begin anew with the next
         self.at_broker = 0  # granted and not charged yet
         self.held = 0  # charged, and what they were charged for is not used yet
 
     def start(self) -> int:
         """The stream is new: grant this."""
-        self._used = self.held = 0
-        self.at_broker = self._size
-        return self._size
+        with self._lock:
+            self.stream += 1
+            self._used = self._granted = self.held = 0
+            self.at_broker = self._size
+            return self._size
 
     def resize(self, queue_size: int) -> None:
         """The queue is shared with more others, or fewer: what is granted next makes up for it."""
-        self._used += max(1, queue_size) - self._size
-        self._size = max(1, queue_size)
-        self._block = max(1, self._size // 2)
+        with self._lock:
+            self._used += max(1, queue_size) - self._size
+            self._size = max(1, queue_size)
+            self._block = max(1, self._size // 2)
 
     def came(self, messages: int) -> None:
         """The broker charged so many."""
-        self.at_broker -= messages
-        self.held += messages
+        with self._lock:
+            self.at_broker -= messages
+            self.held += messages
 
-    def used(self, messages: int) -> int:
-        """What they were charged for left the queue: grant this now (0: not yet)."""
-        self.held -= messages
-        self._used += messages
-        if self._used < self._block:
-            return 0
-        granted, self._used = self._used, 0
-        self.at_broker += granted
-        return granted
+    def used(self, messages: int, stream: int) -> bool:
+        """What they were charged for left the queue; what came over an earlier stream gives none back. True: call
+        `grant` soon."""
+        with self._lock:
+            if stream == self.stream:
+                self.held -= messages
+                self._used += messages
+                if self._used >= self._block:
+                    self._granted += self._used
+                    self.at_broker += self._used
+                    self._used = 0
+            return self._granted > 0
+
+    def grant(self) -> int:
+        """Tell the broker so many now (0: not yet)."""
+        with self._lock:
+            granted, self._granted = self._granted, 0
+            return granted
 
     def check(self) -> None:
         """Between two replies of the broker."""

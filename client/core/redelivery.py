@@ -34,21 +34,21 @@ class RedeliveryTracker:
         assert delay_s >= 0 < tick_s, "delays are not negative"
         self._delay_s = delay_s
         self.tick_s = tick_s
-        self._due: dict[Position, int] = {}
+        self.watched: dict[Position, int] = {}  # and its tick
         self._buckets: dict[int, dict[Position, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._due)
+        return len(self.watched)
 
     def watch(self, position: Position, now: float, longer_s: float = 0.0) -> None:
-        if position in self._due:
+        if position in self.watched:
             return
         tick = int((now + self._delay_s + longer_s) / self.tick_s) + 1
-        self._due[position] = tick
+        self.watched[position] = tick
         self._buckets.setdefault(tick, {})[position] = None
 
     def forget(self, position: Position) -> None:
-        tick = self._due.pop(position, None)
+        tick = self.watched.pop(position, None)
         if tick is not None:
             bucket = self._buckets[tick]
             del bucket[position]
@@ -56,7 +56,7 @@ class RedeliveryTracker:
                 del self._buckets[tick]
 
     def forget_up_to(self, position: Position) -> None:
-        for covered in [each for each in self._due if each <= position]:
+        for covered in [each for each in self.watched if each <= position]:
             self.forget(covered)
 
     def take(self, now: float) -> list[Position]:
@@ -66,16 +66,16 @@ class RedeliveryTracker:
         for tick in sorted(tick for tick in self._buckets if tick <= current):
             due.extend(self._buckets.pop(tick))
         for position in due:
-            del self._due[position]
+            del self.watched[position]
         return due
 
     def clear(self) -> None:
-        self._due.clear()
+        self.watched.clear()
         self._buckets.clear()
 
     def check(self) -> None:
-        assert sum(map(len, self._buckets.values())) == len(self._due)
-        assert all(position in self._buckets[tick] for position, tick in self._due.items())
+        assert sum(map(len, self._buckets.values())) == len(self.watched)
+        assert all(position in self._buckets[tick] for position, tick in self.watched.items())
 
 
 EntrySets = dict[int, BitMap]

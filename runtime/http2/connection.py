@@ -482,7 +482,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             taken = stream.data_came(data)
             stream.unread -= size - taken
             if self.credits_at_once:
-                self._credit(taken)
+                self._owed += taken
+                if self._owed * 4 >= self._window:
+                    self._credit()
         self._data_left -= taken
         if self._data_ends and not self._data_left:
             self._data_ended()

@@ -245,10 +245,10 @@ class Walk:
             self.do(self.core.answered(request_id, error))
             return
         entry, gone, charge = content
-        self.core.charged(charge)
+        self.core.permits.came(charge)
         messages = [index for index in range(self.broker.sizes[entry]) if not gone >> index & 1]
         self.core.delivered += len(messages)
-        self.queue.append(Waiting(entry, messages, charge, self.core.connections, self.seeks))
+        self.queue.append(Waiting(entry, messages, charge, self.core.permits.stream, self.seeks))
 
     def lose(self) -> None:
         if self.connected and self.rng.random() < 0.3:
@@ -262,7 +262,7 @@ class Walk:
             return
         entry, messages, permits, connection, seeks = self.queue.popleft()
         assert seeks == self.seeks, "what came before a seek is not shown after it"
-        self.core.taken(connection, permits)
+        self.core.permits.used(permits, connection)
         self.core.watch(Position(LEDGER, entry), self.now, 0.0)
         for index in messages:
             self.taken.append((entry, index))
@@ -272,7 +272,7 @@ class Walk:
         """What another thread had in its hand when the rest was thrown away."""
         while self.hand:
             each = self.hand.pop()
-            self.core.taken(each.connection, each.permits)
+            self.core.permits.used(each.permits, each.connection)
 
     def ack(self) -> None:
         if not self.taken:
@@ -432,7 +432,7 @@ def test_acks_that_were_made_without_a_connection_are_sent_over_the_next_one() -
     walk.connected = True
     walk.do(walk.core.opened())
     walk.grow()
-    walk.core.charged(walk.broker.sizes[0])
+    walk.core.permits.came(walk.broker.sizes[0])
     walk.mine |= {(0, index) for index in range(7)}
     walk.core.acknowledge(Position(LEDGER, 0), -1, 0)
     walk.turn()
@@ -484,7 +484,7 @@ def test_what_failed_behind_a_dead_letter_of_its_batch_waits_for_its_acknowledge
     assert {*core.failing()} == {batch, other}
     core.acknowledge_bits(batch, 0b10, 1, 2)
     assert not [each for each in core.turn(1.0) if isinstance(each, Redeliver)], "another one's acknowledgement"
-    assert core.wants_acks
+    assert core.failed
     core.acknowledge_bits(batch, 0b01, 1, 2)
     acks, again = [each for each in core.turn(1.0) if isinstance(each, SendAcks | Redeliver)]
     assert isinstance(acks, SendAcks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from contextlib import nullcontext
 from random import Random
 
 import pytest
@@ -117,13 +118,14 @@ def test_a_single_partition_is_kept() -> None:
 # ---------------------------------------------------------------------------------- permits, back-off
 @given(st.integers(0, 50), st.lists(st.integers(1, 20)))
 def test_permits_are_granted_exactly_once(size: int, taken: list[int]) -> None:
-    permits = Permits(size)
+    permits = Permits(size, nullcontext())
     granted = permits.start()
     assert granted == max(1, size)
     again = 0
     for messages in taken:
         permits.came(messages)
-        again += permits.used(messages)
+        permits.used(messages, permits.stream)
+        again += permits.grant()
         permits.check()
         assert sum(taken) - again >= 0 or again <= sum(taken)
     assert sum(taken) - again < max(1, max(1, size) // 2) or again == sum(taken)

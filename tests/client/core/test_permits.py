@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ class Walk:
         self.up: deque[int] = deque()
         self.queue: list[tuple[Position, int]] = []  # (entry, permits that it gives back)
         self.taken: list[Position] = []
-        self.permits = Permits(self.size)
+        self.permits = Permits(self.size, nullcontext())
         self.connect()
 
     def connect(self) -> None:
@@ -119,7 +120,8 @@ class Walk:
         self.dispatcher.redeliver(self.member, None)
 
     def give_back(self, charged: int) -> None:
-        if granted := self.permits.used(charged):
+        self.permits.used(charged, self.permits.stream)
+        if granted := self.permits.grant():
             self.up.append(granted)
 
     def granted(self) -> None:

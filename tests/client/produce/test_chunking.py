@@ -316,6 +316,29 @@ def test_a_message_in_chunks_that_is_given_back_comes_again_as_a_whole() -> None
     simulate(body, small())
 
 
+def test_what_waits_for_room_is_asked_for_when_a_message_is_complete_though_nothing_else_happens() -> None:
+    async def body(client: Client, broker: FakeBroker) -> None:
+        await client.subscribe(
+            "t", "s", ConsumerType.Shared, initial_position=InitialPosition.Earliest, max_pending_chunked_message=1,
+        )  # fmt: skip
+
+        def come(uuid: str, numbers: slice) -> None:
+            metadata = MessageMetadata(producer_name=uuid, sequence_id=0, publish_time=1)
+            for entry in split(metadata, BIG, SMALL_ENTRIES, uuid)[numbers]:
+                broker.store(broker.topics[FULL], entry, parse_header(entry))
+
+        come("first", slice(1))
+        come("second", slice(1))
+        come("first", slice(1, -1))
+        await asyncio.sleep(1)
+        assert broker.redeliveries == 0
+        come("first", slice(-1, None))
+        await asyncio.sleep(1)
+        assert broker.redeliveries == 1
+
+    simulate(body, small())
+
+
 def test_a_reader_reads_what_was_half_there_when_the_connection_broke() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         reader = await client.create_reader("t", MessageId.earliest)

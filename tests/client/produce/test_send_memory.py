@@ -102,7 +102,7 @@ def test_without_a_limit_messages_alone_are_bounded_as_in_pulsars_client(limit: 
 
 def test_producers_and_receiver_queues_use_what_the_others_do_not_and_half_at_least() -> None:
     send, receive = SendMemory(1000), ReceiveMemory(1000)
-    send.claimed, receive.sent = lambda: receive.claimed_bytes, lambda: send.held
+    send.claimed, receive.producers = lambda: receive.claimed_bytes, send
     assert send.take(1000), "nothing waits in a queue"
     assert not send.take(1)
     assert receive.window(0.0, 1.0, 1000) == 250, "half of the half that is theirs, for one of them"
