@@ -8,7 +8,7 @@
     await session.seek_message(…), …       answered before anything from the new position is delivered
     await session.close()                  in order; `leave()` when the connection is lost
 
-How much is delivered is bounded by the permits and by the port: while `port.full` nothing more is delivered to it, and
+How much is delivered is bounded by the permits and by the port: while it is full nothing more is delivered to it, and
 other consumers get the entries. A subscription that is not durable ends with its last consumer: Exclusive, it is a
 reader's own, and what it got is not given back; of another type, all consumers that name it share it. Guarding tests:
 tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek.py,
@@ -196,7 +196,7 @@ class ConsumerSession:
         return cursor.size_of(position, 0) or held + cursor.hidden(position).bit_count()
 
     # ------------------------------------------------------------------ as the consumer's outlet
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+    def deliver(self, deliveries: Sequence[Delivery]) -> bool:
         messages = size = 0
         for each in deliveries:
             messages += each.entry.count
@@ -205,7 +205,7 @@ class ConsumerSession:
         traffic.messages_out += messages
         traffic.bytes_out += size
         self._consumer.activity.consumed_ms = self.subscription.activity.consumed_ms = self._clock.wall_ms()
-        self._port.deliver(deliveries)
+        return self._port.deliver(deliveries)
 
     def ended(self) -> None:
         self._port.ended()
@@ -217,10 +217,6 @@ class ConsumerSession:
         if not (self._over or self._removing):
             self._over = True
             self._port.closed(error)
-
-    @property
-    def full(self) -> bool:
-        return self._port.full
 
     async def drained(self) -> None:
         await self._port.drained()

@@ -16,8 +16,9 @@ from .core.policies.policy import Member
 class Outlet(Protocol):
     """Where a consumer's deliveries go: its stream. Only `drained` waits."""
 
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        """All of them are this consumer's; their entries are StoredEntries."""
+    def deliver(self, deliveries: Sequence[Delivery]) -> bool:
+        """All of them are this consumer's; their entries are StoredEntries. True: its queue is over its bound now, and
+        nothing is delivered before `drained` returns."""
         ...
 
     def ended(self) -> None:
@@ -30,11 +31,6 @@ class Outlet(Protocol):
 
     def closed(self, error: MagnetarError) -> None:
         """The broker closes the consumer with this error; nothing more follows."""
-        ...
-
-    @property
-    def full(self) -> bool:
-        """Whether its queue is over its bound: nothing is delivered before `drained` returns."""
         ...
 
     async def drained(self) -> None: ...

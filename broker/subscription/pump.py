@@ -127,11 +127,12 @@ class Pump(MadeLater, ABC):
         if self._moving:
             self.blocked = Blocked.MOVING
             return  # the store wakes it when that is durable
-        while not (self._returns.some() and self.dispatcher.policy.look_again(SLOTS_AT_ONCE)):
+        returns, policy = self._returns, self.dispatcher.policy
+        while (returns.waiting and not returns.some()) or not policy.look_again(SLOTS_AT_ONCE):
             if self._clock.monotonic() > end:
                 self.wake()
                 return
-        for event in self.dispatcher.policy.events():
+        for event in policy.events():
             self.consumers[event.member.id].outlet.active(event.active)
         now_ms = ALL_TIME
         if self.delayed is not None and self.dispatcher.delaying:
@@ -152,8 +153,11 @@ class Pump(MadeLater, ABC):
                 return  # it is handed out before anything new
             want = self.dispatcher.want()
             if isinstance(want, Blocked):
-                self._block(want)
-                self._tell_end()
+                self.blocked = want
+                if want is Blocked.HOLES or self._full_said:
+                    self._say_full(want)
+                if self._log.state is TopicLogState.TERMINATED:
+                    self._tell_end()
                 return
             self.blocked = None
             entries = self._at_hand.take(want, end)
@@ -180,8 +184,7 @@ class Pump(MadeLater, ABC):
             of_each.setdefault(each.member.id, []).append(each)
         for id_, own in of_each.items():
             consumer = self.consumers[id_]
-            consumer.outlet.deliver(own)
-            if consumer.outlet.full:
+            if consumer.outlet.deliver(own):
                 self._pause(consumer)
             if consumer.member.blocked or self.dispatcher.full:
                 positions = doubted(consumer.member, self.dispatcher.limits)
@@ -211,8 +214,7 @@ class Pump(MadeLater, ABC):
         if self.delayed is not None and (self.dispatcher.delaying or self.delayed.core.count):
             self.delayed.noted(position, at_ms)
 
-    def _block(self, why: Blocked) -> None:
-        self.blocked = why
+    def _say_full(self, why: Blocked) -> None:
         if why is Blocked.HOLES and not self._full_said:
             _LOG.warning(
                 "%s/%s: %s (%d bytes, %d entries after %s); nothing new is delivered until then",
@@ -249,7 +251,7 @@ class Pump(MadeLater, ABC):
 
     def _tell_end(self) -> None:
         """Consumers of a terminated topic that have got everything learn that nothing more will come."""
-        if self._log.state is not TopicLogState.TERMINATED or self._end_told or not self.consumers:
+        if self._end_told or not self.consumers:
             return
         if self.cursor.pending is not None:
             return  # an abort gives back

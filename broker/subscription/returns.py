@@ -42,28 +42,28 @@ class _Freed(msgspec.Struct):
 class Returns:
     """Of one subscription. `counting`: what counts that entries are given back, where a policy of the server does."""
 
-    __slots__ = ("_clock", "_counting", "_dispatcher", "_waiting")
+    __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
 
     def __init__(self, dispatcher: Dispatcher, counting: Callable[[], DeadLetters | None], clock: Clock) -> None:
         self._clock = clock
         self._dispatcher = dispatcher
         self._counting = counting
-        self._waiting: deque[_Return | _Freed] | None = None  # until there is one: an empty deque takes 700 bytes
+        self.waiting: deque[_Return | _Freed] | None = None  # until there is one: an empty deque takes 700 bytes
 
     def __len__(self) -> int:
-        return len(self._waiting or ())
+        return len(self.waiting or ())
 
     def add(self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False) -> None:
-        if self._waiting is None:
-            self._waiting = deque()
-        self._waiting.append(_Return(member, deque(positions), counted, leaves))
+        if self.waiting is None:
+            self.waiting = deque()
+        self.waiting.append(_Return(member, deque(positions), counted, leaves))
         self.some()
 
     def freed(self, positions: Iterator[Position]) -> None:
         """Of an aborted transaction. They are not outstanding, and not pending any more."""
-        if self._waiting is None:
-            self._waiting = deque()
-        self._waiting.append(_Freed(positions))
+        if self.waiting is None:
+            self.waiting = deque()
+        self.waiting.append(_Freed(positions))
         self.some()
 
     def freed_in_part(self, batches: Iterable[Position]) -> None:
@@ -91,12 +91,12 @@ class Returns:
 
     def some(self) -> bool:
         """Gives RETURN_ENTRIES of them back. True: there are no more."""
-        while self._waiting:
-            first = self._waiting[0]
+        while self.waiting:
+            first = self.waiting[0]
             if isinstance(first, _Freed):
                 if not self._some_freed(first.positions):
                     return False
-                self._waiting.popleft()
+                self.waiting.popleft()
                 continue
             member, some = first.member, list(islice(first.positions, RETURN_ENTRIES))
             for _ in some:
@@ -112,8 +112,8 @@ class Returns:
                 return False
             if first.leaves:
                 self._dispatcher.leave(member)
-            self._waiting.popleft()
-        self._waiting = None
+            self.waiting.popleft()
+        self.waiting = None
         return True
 
     def all(self) -> None:
@@ -129,7 +129,7 @@ class Returns:
 
     def forget(self) -> None:
         """No consumer holds anything any more."""
-        for each in self._waiting or ():
+        for each in self.waiting or ():
             if isinstance(each, _Freed):
                 each.positions = iter(())
             else:

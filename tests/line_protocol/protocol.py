@@ -206,11 +206,12 @@ class _ConsumerLines:
         self._connection = connection
         self._id = id_
 
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+    def deliver(self, deliveries: Sequence[Delivery]) -> bool:
         for each in deliveries:
             part = split_broker_part(each.entry.payload)[2]  # type: ignore[attr-defined]  # they are StoredEntries
             texts = b",".join(payload for _, payload in decode_batch(parse_header(part), part)).decode()
             self._connection.send("message", self._id, each.entry.position, each.redelivery_count + 1, texts)
+        return self._connection.full
 
     def ended(self) -> None:
         self._connection.send("ended", self._id)
@@ -220,10 +221,6 @@ class _ConsumerLines:
 
     def closed(self, error: MagnetarError) -> None:
         self._connection.closed(self._id, error)
-
-    @property
-    def full(self) -> bool:
-        return self._connection.full
 
     async def drained(self) -> None:
         await self._connection.drained()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from ....proto import wire_pb2 as wire
@@ -155,15 +155,21 @@ class Connection:
         except ConnectionLost:
             return  # the reader of the stream gets it too, and ends
 
-    def deliver(self, handler: ConsumerHandler, item: Pieces) -> None:
-        self.send(item)
-        size = sum(map(len, item))
-        if handler.sent is None:
-            handler.sent = deque()
-        handler.sent.append((self.stream.left_bytes + self.stream.queued_bytes, size))
-        handler.queued_bytes += size
+    def deliver(self, handler: ConsumerHandler, items: Iterable[Pieces]) -> bool:
+        stream, sent = self.stream, handler.sent
+        if sent is None:
+            sent = handler.sent = deque()
+        for item in items:
+            try:
+                stream.send_nowait(item)
+            except ConnectionLost:
+                break  # the reader of the stream gets it too, and ends
+            size = sum(map(len, item))
+            sent.append((stream.left_bytes + stream.queued_bytes, size))
+            handler.queued_bytes += size
+        return self._is_full(handler)
 
-    def is_full(self, handler: ConsumerHandler) -> bool:
+    def _is_full(self, handler: ConsumerHandler) -> bool:
         left, sent = self.stream.left_bytes, handler.sent
         while sent and sent[0][0] <= left:
             handler.queued_bytes -= sent.popleft()[1]
@@ -177,7 +183,7 @@ class Connection:
 
     async def drained(self, handler: ConsumerHandler) -> None:
         """Returns when half of what it had has left, and there is memory. ConnectionLost."""
-        while self.is_full(handler):
+        while self._is_full(handler):
             if handler.sent:
                 await self.stream.left(handler.sent[len(handler.sent) // 2][0])
             else:

@@ -10,7 +10,7 @@ protobuf.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ....proto import wire_pb2 as wire
 from ....proto.varint import varint
@@ -30,24 +30,28 @@ _FIELD_1_INT, _FIELD_2_INT = b"\x08", b"\x10"
 _FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
 
 
-def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> Iterator[Pieces]:
+def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
     """ServerFrames with all of them, in order; `head` are the bytes of their id."""
+    items: list[Pieces] = []
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0
     for _, entry, count, acked in deliveries:
         assert isinstance(entry, StoredEntry)
         whole = not (count or acked)
         if run and (not whole or entry.position[0] != ledger_id or size >= ITEM_BYTES_MAX):
-            yield _together(ledger_id, run, head)
+            items.append(_together(ledger_id, run, head))
             run, size = [], 0
         if whole:
             run.append(entry)
             ledger_id = entry.position[0]
             size += entry.size
         else:
-            yield (head, *_parts(entry, count, acked, _FRAME_DELIVERY))
-    if run:
-        yield _together(ledger_id, run, head)
+            items.append((head, *_parts(entry, count, acked, _FRAME_DELIVERY)))
+    if len(run) == 1:
+        items.append((head, *_parts(run[0], 0, None, _FRAME_DELIVERY)))
+    elif run:
+        items.append(_together(ledger_id, run, head))
+    return items
 
 
 def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> Pieces:

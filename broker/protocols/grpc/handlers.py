@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from ....proto import wire_pb2 as wire
@@ -70,9 +70,8 @@ class Connection(Protocol):
         """So many bytes of frames more (or less) wait for work of their handler."""
         ...
 
-    def deliver(self, handler: ConsumerHandler, item: Pieces) -> None: ...
-    def is_full(self, handler: ConsumerHandler) -> bool:
-        """More than it should be of the handler's deliveries has not left yet."""
+    def deliver(self, handler: ConsumerHandler, items: Iterable[Pieces]) -> bool:
+        """True: more than it should be of the handler's deliveries has not left yet."""
         ...
 
     async def drained(self, handler: ConsumerHandler) -> None: ...
@@ -431,9 +430,8 @@ class ConsumerHandler(Handler):
             await self._session.leave()
 
     # ------------------------------------------------------------------ the port
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        for item in delivery_items(deliveries, self._head):
-            self._connection.deliver(self, item)
+    def deliver(self, deliveries: Sequence[Delivery]) -> bool:
+        return self._connection.deliver(self, delivery_items(deliveries, self._head))
 
     def ended(self) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, end_of_topic=wire.Empty()))
@@ -443,10 +441,6 @@ class ConsumerHandler(Handler):
 
     def closed(self, error: MagnetarError) -> None:
         self.give_up(error)
-
-    @property
-    def full(self) -> bool:
-        return self._connection.is_full(self)
 
     async def drained(self) -> None:
         await self._connection.drained(self)

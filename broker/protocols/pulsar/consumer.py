@@ -203,13 +203,14 @@ class ConsumerHandler:
         return self.session
 
     # ------------------------------------------------------------------ the port
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+    def deliver(self, deliveries: Sequence[Delivery]) -> bool:
         for delivery in deliveries:
             entry = delivery.entry
             assert isinstance(entry, StoredEntry)
             part = client_part_of(entry.frames[-1])
             head = message_frame(self._message(delivery, entry.position), len(part))
             self._connection.send_parts((head, part), len(head) + len(part))
+        return self.sought or self._connection.full
 
     def _message(self, delivery: Delivery, position: Position) -> bytes:
         """A CommandMessage."""
@@ -257,10 +258,6 @@ class ConsumerHandler:
         self._connection.send(
             frame(close_consumer=pulsar.CommandCloseConsumer(consumer_id=self.id, request_id=NO_REQUEST))
         )
-
-    @property
-    def full(self) -> bool:
-        return self.sought or self._connection.full
 
     async def drained(self) -> None:
         if self.sought:

@@ -57,6 +57,7 @@ from .cursor import Cursor
 from .delays import DelayIndex
 from .deliveries import ALL_TIME, NO_LIMITS, Delivery, DispatchLimits, Read, ReplayRange
 from .filters import Fate, filters_of
+from .policies.in_log_order import why_none
 from .policies.policy import Blocked, Entry, Member, Policy
 from .positions import inside
 from .redelivery_backoff import BackoffQueue
@@ -71,8 +72,8 @@ class Dispatcher:
     """The state machine of one subscription. `tracks` False: of a reader, whose deliveries are not outstanding."""
 
     __slots__ = (
-        "_shape", "chunks", "cursor", "delays", "failed", "full", "held", "limits", "members", "memory_bytes_max",
-        "ordered", "parked", "policy", "read_position", "tracks", "unacked",
+        "_shape", "chunks", "cursor", "delaying", "delays", "failed", "full", "held", "limits", "members",
+        "memory_bytes_max", "ordered", "parked", "policy", "read_position", "tracks", "unacked",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +88,7 @@ class Dispatcher:
         self.cursor = cursor
         self.full = False  # the subscription holds as many unacknowledged messages as it may
         self.policy = policy
+        self.delaying = delays is not None and policy.individual  # entries may have a time before which none gets them
         self.limits = limits
         self.members: dict[int, Member] = {}
         self.held = BackoffQueue()
@@ -114,6 +116,7 @@ class Dispatcher:
         """
         assert not self.members, "the type changes while no consumer is connected"
         self.policy, self.ordered = policy, ordered
+        self.delaying = self.delays is not None and policy.individual
         self.cursor.counts_first = ordered
         if ordered:
             self.held.drop_timed()
@@ -156,8 +159,8 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ reading and handing out
     def want(self) -> Read | ReplayRange | Blocked:
-        policy = self.policy
-        blocked = policy.blocked()
+        policy, cursor, position = self.policy, self.cursor, self.read_position
+        blocked = why_none(policy.takers)
         if blocked is not None or self.full:
             return blocked or Blocked.TOO_MANY_UNACKED
         if policy.waiting.entries:
@@ -166,18 +169,31 @@ class Dispatcher:
                 ready = [each for each in ready if not policy.holds_back(each)]
             if ready:
                 return ReplayRange(tuple(ready))
-        self._leap()
-        if self.failed and policy.holds_back(self.read_position):
+        some_delayed = self.delays is not None and self.delays.count > 0 and self.delaying
+        readable = self._shape.readable(position)
+        if not readable or cursor.acked or cursor.pending is not None or position <= cursor.mark or some_delayed:
+            self._leap()
+            if self.read_position != position:
+                position = self.read_position
+                readable = self._shape.readable(position)
+        if self.failed and policy.holds_back(position):
             return Blocked.FAILED
-        if not self._shape.readable(self.read_position):
-            return Blocked.KEYS_BUSY if policy.waiting.entries else self._at_the_end()
-        if self.delays is not None and self.delays.count and self.delays.full and self.delaying:
+        if not readable:
+            if policy.waiting.entries:
+                return Blocked.KEYS_BUSY
+            if some_delayed:  # nothing more to read: what is left comes by itself, or was delivered
+                return Blocked.DELAYED
+            return Blocked.HELD if self.held.until else Blocked.CAUGHT_UP
+        if some_delayed and self.delays is not None and self.delays.full:
             return Blocked.DELAYS
         if policy.full:
             return Blocked.KEYS_BUSY
-        if self._holes_full() and self.read_position > self.cursor.last_hole:
+        if (
+            (cursor.acked or cursor.partial or cursor.counts or cursor.pending is not None)
+            and cursor.memory_bytes > self.memory_bytes_max and position > cursor.last_hole
+        ):  # fmt: skip
             return Blocked.HOLES
-        return Read(self.read_position)
+        return _tuple(Read, (position,))
 
     def _leap(self) -> None:
         """Moves the read position to the next entry that may have to be delivered."""
@@ -188,24 +204,9 @@ class Dispatcher:
             position = self.delays.next_after(position)
         self.read_position = position
 
-    def _at_the_end(self) -> Blocked:
-        """Nothing waits, and there is nothing more to read: what is left comes by itself, or was delivered."""
-        if self.delays is not None and self.delays.count and self.delaying:
-            return Blocked.DELAYED
-        return Blocked.HELD if self.held.until else Blocked.CAUGHT_UP
-
-    @property
-    def delaying(self) -> bool:
-        return self.delays is not None and self.policy.individual
-
-    def _holes_full(self) -> bool:
-        cursor = self.cursor
-        some = cursor.acked or cursor.partial or cursor.counts or cursor.pending is not None
-        return bool(some) and cursor.memory_bytes > self.memory_bytes_max
-
     def blocked(self) -> Blocked | None:
         """Why no entry at all could go out now."""
-        why = self.policy.blocked()
+        why = why_none(self.policy.takers)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
     def assign(self, entries: Iterable[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
@@ -214,7 +215,8 @@ class Dispatcher:
         self.parked = []
         if self.read_position <= self.cursor.mark:
             self._leap()
-        filters = filters_of(self.cursor, self.policy, self.held, self.delays if self.delaying else None, now_ms)
+        delays = self.delays if self.delaying else None
+        filters = filters_of(self.cursor, self.policy, self.held, delays)
         policy, pick, deliver = self.policy, self.policy.pick, self._deliver
         some_wait, at = policy.waiting.entries > 0, self.read_position
         for entry in entries:
@@ -231,15 +233,20 @@ class Dispatcher:
                 if caught(entry, waited) is not None:
                     break
             else:
-                if self.full:
+                if delays is not None and entry.deliver_at_ms > now_ms:
+                    delays.hold(position, entry.deliver_at_ms)
+                    if waited:
+                        policy.done(position)
+                elif self.full:
                     break
-                choice = pick(entry, waited)
-                if type(choice) is Member:
-                    deliveries.append(deliver(choice, entry, waited))
-                elif choice is not None:
-                    break
-                elif not waited:
-                    self.parked.append(entry)
+                else:
+                    choice = pick(entry, waited)
+                    if type(choice) is Member:
+                        deliveries.append(deliver(choice, entry, waited))
+                    elif choice is not None:
+                        break
+                    elif not waited:
+                        self.parked.append(entry)
             if not waited:
                 at = self.read_position = _tuple(Position, (position[0], position[1] + 1))
         return deliveries

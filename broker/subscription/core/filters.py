@@ -6,9 +6,9 @@
 | `_pending` | what is acknowledged in an open transaction |
 | `_held_back` | what waits for its back-off, or for the dead letters |
 | `_delayed` | what is known to have a later delivery time |
-| `_early` | what has a later delivery time, and is delayed from now on |
 
-The dispatcher asks for the filters once for each `assign`: those that can catch anything in it.
+What has a later delivery time that is not known yet `assign` holds itself, after all of these. The dispatcher asks for
+the filters once for each `assign`: those that can catch anything in it.
 Guarding test: tests/broker/subscription/core/test_dispatch_walk.py.
 """
 
@@ -20,7 +20,6 @@ from functools import partial
 
 from .cursor import Cursor
 from .delays import DelayIndex
-from .deliveries import ALL_TIME
 from .policies.policy import Entry, Policy
 from .redelivery_backoff import BackoffQueue
 
@@ -40,9 +39,7 @@ Filter = Callable[[Entry, bool], Fate | None]
 """(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
 
 
-def filters_of(
-    cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, now_ms: int
-) -> list[Filter]:
+def filters_of(cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None) -> list[Filter]:
     """`delays`: where the type delays."""
     filters: list[Filter] = []
     if cursor.acked or cursor.partial or policy.waiting.entries:
@@ -53,8 +50,6 @@ def filters_of(
         filters.append(partial(_held_back, held))
     if delays is not None and delays.count:
         filters.append(partial(_delayed, delays))
-    if delays is not None and now_ms < ALL_TIME:
-        filters.append(partial(_early, delays, policy, now_ms))
     return filters
 
 
@@ -85,12 +80,3 @@ def _held_back(held: BackoffQueue, entry: Entry, waited: bool) -> Fate | None:
 
 def _delayed(delays: DelayIndex, entry: Entry, waited: bool) -> Fate | None:
     return Fate.NOT_DUE if not waited and delays.is_delayed(entry.position) else None
-
-
-def _early(delays: DelayIndex, policy: Policy, now_ms: int, entry: Entry, waited: bool) -> Fate | None:
-    if entry.deliver_at_ms <= now_ms:
-        return None
-    delays.hold(entry.position, entry.deliver_at_ms)
-    if waited:
-        policy.done(entry.position)
-    return Fate.NOT_DUE

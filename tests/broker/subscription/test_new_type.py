@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from magnetar.broker.subscription.core.policies import TYPES, SubscriptionType
-from magnetar.broker.subscription.core.policies.in_log_order import InLogOrder, why_none
+from magnetar.broker.subscription.core.policies.in_log_order import InLogOrder
 from magnetar.broker.subscription.core.policies.policy import (
     ActiveChanged,
     Blocked,
@@ -40,36 +40,33 @@ class Numbered(InLogOrder):
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)
-        self.members: list[Member] = []
+        self.takers: list[Member] = []
         self.joined_last: list[ActiveChanged] = []
 
     def refuses(self, newcomer: Member) -> str | None:
-        return "two consumers are enough" if len(self.members) == 2 else None
+        return "two consumers are enough" if len(self.takers) == 2 else None
 
     def joined(self, member: Member) -> Member | None:
-        self.members.append(member)
+        self.takers.append(member)
         self.joined_last = [ActiveChanged(member, True)]
         return None
 
     def left(self, member: Member) -> None:
-        self.members.remove(member)
+        self.takers.remove(member)
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
-        member = self.members[entry.position.entry_id % len(self.members)]
+        member = self.takers[entry.position.entry_id % len(self.takers)]
         if not member.able:
             return Blocked.NO_PERMITS
         self._goes_out(entry.position, waited)
         return member
-
-    def blocked(self) -> Blocked | None:
-        return why_none(self.members)
 
     def events(self) -> Sequence[ActiveChanged]:
         events, self.joined_last = self.joined_last, []
         return events
 
     def statistics(self) -> Statistics:
-        return Statistics(self.members[-1] if self.members else None)
+        return Statistics(self.takers[-1] if self.takers else None)
 
 
 NUMBERED = SubscriptionType(77, "NUMBERED", Numbered)

@@ -17,28 +17,23 @@ class Exclusive(InLogOrder):
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)
-        self._only: Member | None = None
+        self.takers: list[Member] = []
 
     def refuses(self, newcomer: Member) -> str | None:
-        if self._only is None:
-            return None
-        return f"the exclusive subscription has a consumer already ({self._only.name})"
+        return f"the exclusive subscription has a consumer already ({self.takers[0].name})" if self.takers else None
 
     def joined(self, member: Member) -> None:
-        assert self._only is None, "an exclusive subscription has one consumer"
-        self._only = member
+        assert not self.takers, "an exclusive subscription has one consumer"
+        self.takers.append(member)
 
     def left(self, member: Member) -> None:
-        self._only = None
+        self.takers.clear()
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
-        only = self._only
+        only = self.takers[0] if self.takers else None
         if only is None or only.permits <= 0 or only.paused:
-            return self.blocked() or Blocked.NO_PERMITS
+            return why_none(self.takers) or Blocked.NO_PERMITS
         if self._comes_later(entry.position):
             return Blocked.NOT_YET
         self._goes_out(entry.position, waited)
         return only
-
-    def blocked(self) -> Blocked | None:
-        return why_none(() if self._only is None else (self._only,))

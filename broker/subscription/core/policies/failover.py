@@ -30,6 +30,7 @@ class Failover(InLogOrder):
         self._partition = options.partition
         self._members: list[Member] = []  # in order of subscribing
         self.active: Member | None = None
+        self.takers: Sequence[Member] = ()  # the active one
         self._changed = False  # since the last `events`
         self._notified: dict[int, bool] = {}  # consumer → what it was notified of last
 
@@ -47,6 +48,7 @@ class Failover(InLogOrder):
     def _elect(self) -> Member | None:
         """Elects the active consumer. Returns the one that was active and is no longer."""
         before, self.active, self._changed = self.active, self._elected(), True
+        self.takers = () if self.active is None else (self.active,)
         return before if before is not self.active else None
 
     def _elected(self) -> Member | None:
@@ -67,7 +69,7 @@ class Failover(InLogOrder):
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
         active = self.active
         if active is None or active.permits <= 0 or active.paused:
-            return self.blocked() or Blocked.NO_PERMITS
+            return why_none(self.takers) or Blocked.NO_PERMITS
         if self._comes_later(entry.position):
             return Blocked.NOT_YET
         self._goes_out(entry.position, waited)
@@ -83,6 +85,3 @@ class Failover(InLogOrder):
 
     def statistics(self) -> Statistics:
         return Statistics(self.active)
-
-    def blocked(self) -> Blocked | None:
-        return why_none(() if self.active is None else (self.active,))

@@ -29,7 +29,7 @@ is 30 ms of work. Guarding test: tests/broker/subscription/core/test_dispatch_wa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from .....proto.names import Position
@@ -52,6 +52,7 @@ class KeyShared:
         self.owners: SlotOwners = Sticky() if self.sticky else Halves() if config.key_shared_hash_ranges else Ring()
         self._waiting_bytes_max = config.key_shared_waiting_bytes
         self._members: dict[int, Member] = {}
+        self.takers: Collection[Member] = self._members.values()
         self.slots = self.waiting = Slots(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
         self.released, self.returned = self.slots.vacate, self.slots.returned
@@ -142,7 +143,7 @@ class KeyShared:
         if not unread:
             if self.full:
                 return Blocked.KEYS_BUSY
-            why = self.blocked()
+            why = why_none(self.takers)
             if why is not None:
                 return why
         self.slots.wait(position, slots)
@@ -237,9 +238,6 @@ class KeyShared:
         self.slots.forget()
 
     # ------------------------------------------------------------------ questions
-    def blocked(self) -> Blocked | None:
-        return why_none(self._members.values())
-
     @property
     def full(self) -> bool:
         return self.slots.waiting_bytes >= self._waiting_bytes_max

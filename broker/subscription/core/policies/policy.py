@@ -277,8 +277,9 @@ class Policy(Protocol):
         """Nothing waits and nothing is outstanding any more."""
         ...
 
-    def blocked(self) -> Blocked | None:
-        """Why no entry at all could go out now; None: one could."""
+    @property
+    def takers(self) -> Collection[Member]:
+        """Those of whom one may get the next entry."""
         ...
 
     @property

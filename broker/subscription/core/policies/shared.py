@@ -29,7 +29,7 @@ class Shared(InLogOrder):
 
     def __init__(self, options: SubscriptionOptions) -> None:
         super().__init__(options)
-        self._members: list[Member] = []  # by priority, then in order of joining
+        self.takers: list[Member] = []  # by priority, then in order of joining
         self._current: Member | None = None
         self._left_in_turn = 0
         self._chunked: dict[str, Member] = {}  # message in chunks → who puts it together
@@ -38,11 +38,11 @@ class Shared(InLogOrder):
         return None
 
     def joined(self, member: Member) -> None:
-        insort(self._members, member, key=lambda each: (each.priority, each.id))
+        insort(self.takers, member, key=lambda each: (each.priority, each.id))
         self._left_in_turn = 0  # the newcomer may be a better one
 
     def left(self, member: Member) -> None:
-        self._members.remove(member)
+        self.takers.remove(member)
         for uuid in [uuid for uuid, holder in self._chunked.items() if holder is member]:
             del self._chunked[uuid]
         if self._current is member:
@@ -60,8 +60,8 @@ class Shared(InLogOrder):
         ):  # fmt: skip
             current = self._next()
             if current is None:
-                return self.blocked() or Blocked.NO_PERMITS
-            first = current.priority == self._members[0].priority  # else a better one may be able at any moment
+                return why_none(self.takers) or Blocked.NO_PERMITS
+            first = current.priority == self.takers[0].priority  # else a better one may be able at any moment
             self._current, self._left_in_turn = current, TURN_ENTRIES if first else 1
         self._left_in_turn -= 1
         if waited:
@@ -74,12 +74,9 @@ class Shared(InLogOrder):
 
     def _next(self) -> Member | None:
         """The next able consumer of the first priority that has one, after the current."""
-        able = [member for member in self._members if member.able]
+        able = [member for member in self.takers if member.able]
         if not able:
             return None
         level = [member for member in able if member.priority == able[0].priority]
         after = self._current.id if self._current is not None else -1
         return next((member for member in level if member.id > after), level[0])
-
-    def blocked(self) -> Blocked | None:
-        return why_none(self._members)

@@ -294,15 +294,15 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
     outlet = connected.outlet._port
     raw.running.brokers[0].owned.memory.answers = memory
     outlet.queued_bytes, outlet.sent = connection.SHARE_BYTES + 1, deque([(1 << 40, connection.SHARE_BYTES + 1)])
-    assert not outlet.full
+    assert not outlet.deliver(())
     memory.held = 501
-    assert outlet.full
+    assert outlet.deliver(())
     outlet.queued_bytes, outlet.sent = 1, deque([(1 << 40, 1)])
-    assert not outlet.full
+    assert not outlet.deliver(())
     memory.held = 1001
-    assert outlet.full
+    assert outlet.deliver(())
     outlet.queued_bytes, outlet.sent = 0, None
-    assert outlet.full, "nothing is delivered"
+    assert outlet.deliver(()), "nothing is delivered"
     waiting = asyncio.create_task(outlet.drained())
     await asyncio.sleep(0.05)
     assert not waiting.done()

@@ -31,6 +31,12 @@ class Desk:
         self.dispatcher = Dispatcher(shape, self.cursor, self.policy, tracks=tracks)
         self.members: dict[int, Member] = {}
 
+    def delay(self) -> DelayIndex:
+        """As if it had been made with this."""
+        delays = self.dispatcher.delays = DelayIndex(self.dispatcher._shape, self.cursor)
+        self.dispatcher.delaying = True
+        return delays
+
     def join(self, id_: int, permits: int = 0, priority: int = 0) -> Member:
         member = self.members[id_] = Member(id_, f"c{id_}", priority)
         assert self.policy.refuses(member) is None
@@ -279,7 +285,7 @@ def test_complaint_11_one_unacked_message_replays_itself_and_nothing_else() -> N
 @pytest.mark.parametrize("type_", [SHARED, wire.Subscribe.KEY_SHARED])
 def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_: int) -> None:
     desk = Desk(type_, shape_of(8))
-    later = desk.dispatcher.delays = DelayIndex(desk.dispatcher._shape, desk.cursor)
+    later = desk.delay()
     for entry, at_ms in ((0, 1), (3, 1), (4, 2), (7, 2)):
         later.hold(Position(10, entry), at_ms)
     member = desk.join(1, permits=99)
@@ -299,7 +305,7 @@ def test_delayed_entries_are_leapt_over_unread_and_come_when_they_are_due(type_:
 
 def test_what_is_left_and_comes_by_itself_is_not_called_delivered() -> None:
     desk = Desk(SHARED, shape_of(3))
-    later = desk.dispatcher.delays = DelayIndex(desk.dispatcher._shape, desk.cursor)
+    later = desk.delay()
     later.hold(Position(10, 1), 5)
     member = desk.join(1, permits=99)
     assert desk.pump()[1] is Blocked.DELAYED
@@ -315,7 +321,7 @@ def test_what_is_left_and_comes_by_itself_is_not_called_delivered() -> None:
 
 def test_an_early_entry_is_held_when_it_is_read_and_one_that_is_held_and_due_comes_once() -> None:
     desk = Desk(SHARED, shape_of(4))
-    delays = desk.dispatcher.delays = DelayIndex(desk.dispatcher._shape, desk.cursor)
+    delays = desk.delay()
     member = desk.join(1, permits=99)
     items = [Item(Position(10, entry), deliver_at_ms=5 if entry in (0, 2) else 0) for entry in range(4)]
     delays.hold(Position(10, 2), 5)  # noted when it was stored, and not read yet
