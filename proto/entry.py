@@ -205,7 +205,7 @@ def broker_part(index: int, timestamp_ms: int) -> bytes:
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
     """(index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its part."""
-    index, timestamp_ms, start = _broker_part_of(entry)
+    index, timestamp_ms, start = broker_part_of(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 
 
@@ -215,7 +215,7 @@ def client_part_of(entry: Buffer) -> memoryview:
     return memoryview(entry)[start:]
 
 
-def _broker_part_of(entry: Buffer) -> tuple[int, int, int]:
+def broker_part_of(entry: Buffer) -> tuple[int, int, int]:
     """(index of the last message, broker timestamp, where the client-part begins)."""
     if entry[:2] != MAGIC_BROKER:
         return -1, 0, 0
@@ -274,7 +274,7 @@ def declared_messages(entry: Buffer) -> int:
 def is_intact(entry: Buffer) -> bool:
     """Whether the bytes are those that were published: an entry that cannot be read all the same is malformed."""
     try:
-        start = _broker_part_of(entry)[2]
+        start = broker_part_of(entry)[2]
         magic, checksum, _ = _HEAD.unpack_from(entry, start)
     except (CorruptEntry, _U32_ERROR):
         return False
@@ -293,7 +293,7 @@ def sequence_id_of(entry: Buffer) -> int | None:
 
 def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
     """Index of the last message (-1: no broker added it) and header of an entry whose checksum is right."""
-    index, _, start = _broker_part_of(entry)
+    index, _, start = broker_part_of(entry)
     return index, EntryHeader(*checked_head(entry, start))
 
 
@@ -309,7 +309,7 @@ def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tupl
     compiled code insists on the declared type."""
     metadata: Any
     if start < 0:
-        start = _broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
+        start = broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
     body = start + _HEAD.size
     if len(entry) < body:
         raise CorruptEntry(f"client-part of {len(entry) - start} bytes is shorter than its head")

@@ -58,7 +58,7 @@ class _Receiving(Handle[Receiving]):
 
     def _wait(self, inbox: ReceiverQueue, timeout_millis: int | None) -> Message:
         """The next message, where none is there."""
-        if self._thread.inside():
+        if threading.get_ident() == self._thread.ident:
             raise exception_of(Result.Interrupted, "receiving inside a callback would wait for itself")
         return take_blocking(inbox, None if timeout_millis is None else timeout_millis / 1000)
 

@@ -90,7 +90,8 @@ class Claim:
         changed = window == self._wanted != self.window or abs(window - self.window) * 4 > self.window
         if changed:
             self.window = window
-        self._claim(max(self.window, circulating) * self._message_bytes)
+        claimed, self._bytes = self._bytes, max(self.window, circulating) * self._message_bytes
+        self._memory.claimed_bytes += self._bytes - claimed
         return changed
 
     def leave(self) -> None:

@@ -26,13 +26,14 @@ from ...proto.compression import decompress
 from ...proto.entry import (
     Encrypt,
     EntryHeader,
+    broker_part_of,
+    checked_head,
     declared_messages,
     decode_columns,
     decode_payload,
     is_intact,
     key_of,
     key_of_one,
-    open_entry,
 )
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
@@ -50,6 +51,8 @@ from ..model.start import Start
 from .dead_letters import DeadLetterProducer, is_dead_letter
 
 _LOG = logging.getLogger("magnetar.client")
+_tuple = tuple.__new__
+"""Makes a named tuple in half of the time of its own constructor: the Position of each entry."""
 SLOTS_KNOWN_MAX = 65_536
 """Entries whose keys are known: what failed earlier holds back its entry alone here, and its keys at the broker."""
 SAY_EVERY_S = 10.0
@@ -112,11 +115,11 @@ class Deliveries:
                 several = frame.deliveries
                 ledger_id = several.ledger_id
                 for entry_id, entry in zip(several.entry_ids, several.entries, strict=True):
-                    came += opened(entry, Position(ledger_id, entry_id))
+                    came += opened(entry, _tuple(Position, (ledger_id, entry_id)))
             elif kind == "delivery":
                 one = frame.delivery
                 entry = one.entry  # protobuf makes a copy of it
-                position = Position(one.ledger_id, one.entry_id)
+                position = _tuple(Position, (one.ledger_id, one.entry_id))
                 came += opened(entry, position, one.redelivery_count, one.acked_batch_indexes)
             else:
                 return frame
@@ -388,7 +391,8 @@ def messages_of(
     """The entry and those of its messages that the application wants; None: a chunk. And its payload, if that was
     encrypted. `has_room`: asked for a large one before anything of it is unfolded. Raises CorruptEntry, Undecryptable,
     StaysFolded."""
-    index, header = open_entry(entry)
+    index, _, start_at = broker_part_of(entry)
+    header = EntryHeader(*checked_head(entry, start_at))
     if has_room is not None and header.unfolded >= LARGE_BYTES and not has_room(unfolded_bytes(header)):
         raise StaysFolded
     received = ReceivedEntry(consumer, header, position, index, redelivered)

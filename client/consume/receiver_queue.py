@@ -38,8 +38,11 @@ class ReceiverQueue:
         self.messages.extend(messages)
         waiting = self._waiting
         if waiting:
-            for _ in range(min(len(waiting), len(self.messages))):
-                self._wake_one()
+            try:
+                for _ in range(min(len(waiting), len(self.messages))):
+                    waiting.popleft()()
+            except IndexError:
+                return  # they left meanwhile
 
     def take_nowait(self) -> Message | None:
         try:
