@@ -343,15 +343,18 @@ def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
     try:
         while True:
             inbox.wait(wake)
-            there = bool(inbox.messages)
-            woken = not there and acquire(gate, deadline)
+            message = inbox.take_nowait() if inbox.messages else None
+            if message is not None:
+                inbox.leave(wake)
+                return message
+            woken = acquire(gate, deadline)
             if not woken:
                 inbox.leave(wake)
             message = inbox.take_nowait()
             if message is not None:
                 return message
             inbox.raise_if_ended()
-            if not there and not woken:
+            if not woken:
                 raise Timeout(f"no message within {timeout_s:g} s")
     except BaseException:
         inbox.leave(wake)

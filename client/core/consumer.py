@@ -91,7 +91,7 @@ class ConsumerCore:
         self._begun: Position | None = None
         self._withheld = WithheldEntries()
         self._delivered_before = 0  # this connection
-        self.failed: set[Position] = set()  # and the broker is not asked yet
+        self.failed: set[Position] = set()  # given back, in order: the broker is not asked yet
         self.moving: dict[Position, int] = {}  # of batches, as bits, what is on its way to the dead-letter topic
         self._failing: dict[int, tuple[Position, ...]] = {}  # request → what failed, until the broker has taken it back
 

@@ -900,6 +900,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         stream.connection = None
         self.streams.pop(stream.id, None)
         self._blocked.pop(stream, None)
+        if self._data_stream is stream and not self._data_left:
+            self._data_stream = None  # it would stay in memory until other data comes
         if not self.credits_at_once:
             self._credit(stream.unread)
         stream.unread = 0

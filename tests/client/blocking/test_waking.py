@@ -135,6 +135,29 @@ def test_ctrl_c_ends_a_receive_and_the_next_one_gets_the_message(timeout_s: floa
     assert take_blocking(inbox, 5.0).payload == b"one"
 
 
+class RobbedInbox(ReceiverQueue):
+    """A message comes whenever somebody waits; another receiver takes the first one."""
+
+    robbed = False
+
+    def wait(self, wake: Callable[[], object]) -> None:
+        super().wait(wake)
+        self.put(letters(b"other's" if not self.robbed else b"ours"))
+
+    def take_nowait(self) -> Any:
+        if self.messages and not self.robbed:
+            self.robbed = True
+            super().take_nowait()
+            return None
+        return super().take_nowait()
+
+
+def test_a_receive_for_which_another_one_was_too_fast_waits_again() -> None:
+    inbox = RobbedInbox()
+    assert take_blocking(inbox, 5.0).payload == b"ours"
+    assert not inbox._waiting
+
+
 def test_what_a_receive_was_woken_for_goes_to_another_thread_when_ctrl_c_ends_it() -> None:
     inbox = WatchedInbox()
     got: list[bytes] = []

@@ -158,6 +158,15 @@ async def test_messages_come_whole_and_in_order_whatever_the_pieces_and_the_wind
     assert not pair.broker.running
 
 
+async def test_a_call_that_is_over_does_not_stay_in_the_memory_of_its_connection(pair: Pair) -> None:
+    rng = random.Random(2)
+    await pair.run(rng, 1000)
+    call = pair.call("t" * 1000)
+    await pair.run(rng, 1000)
+    assert call.done.done()
+    assert pair.client._data_stream is pair.server._data_stream is None
+
+
 async def test_a_stream_that_is_not_read_holds_a_window_and_no_more_and_the_others_go_on(pair: Pair) -> None:
     rng = random.Random(1)
     await pair.run(rng, 1000)
