@@ -25,10 +25,11 @@ from typing import NamedTuple
 from ...proto import wire_pb2 as wire
 from ...proto.compression import decompress
 from ...proto.entry import (
+    AlikePayloads,
     Encrypt,
     EntryHeader,
     declared_messages,
-    decode_columns,
+    decode_lazily,
     is_intact,
     key_of,
     key_of_one,
@@ -409,8 +410,10 @@ def messages_of(
         header = EntryHeader(header.metadata, 0)
     if header.metadata.num_chunks_from_msg > 1:
         return received, None, body
-    fields, payloads = decode_columns(header, entry)
-    if header.batched:
+    fields, payloads = decode_lazily(header, entry)
+    if isinstance(payloads, AlikePayloads):
+        messages = [Message(received, single, payloads, at) for at, single in enumerate(fields)]
+    elif header.batched:
         messages = [Message(received, fields[at], payload, at) for at, payload in enumerate(payloads)]
     else:
         messages = [Message(received, fields[0], payloads[0], -1)]
