@@ -34,14 +34,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.clock import Clock
-from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.log_throttle import LogThrottle
@@ -81,16 +80,13 @@ class Governed(Protocol):
     def incarnation(self) -> int: ...
 
 
-class DeadLetters(MadeLater):
+class DeadLetters:
     """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
 
     __slots__ = (
         "_clock", "_cursor", "_dispatcher", "_forward", "_log", "_loop", "_message", "_store",
         "_subscription", "_tasks", "_timer", "_topic", "_wake", "held", "letters",
     )  # fmt: skip
-    _tasks: Tasks
-    _message: asyncio.Lock
-    LATER: ClassVar = {"_tasks": lambda _: Tasks(), "_message": lambda _: asyncio.Lock()}
 
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
@@ -107,6 +103,8 @@ class DeadLetters(MadeLater):
         self._topic = topic
         self._forward = forward
         self._wake = wake
+        self._tasks = Tasks()
+        self._message: asyncio.Lock | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         if cursor.counts:
@@ -211,6 +209,8 @@ class DeadLetters(MadeLater):
         if not entry.chunk_of:
             await self._move_entry(entry, policy, times)
             return
+        if self._message is None:
+            self._message = asyncio.Lock()
         async with self._message:  # the first of its chunks takes the others along
             if position in self.held:
                 message = await message_of(self._log, entry, self._cursor.mark, self._clock.wall_ms())
