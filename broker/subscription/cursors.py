@@ -118,7 +118,7 @@ class DurableCursor:
         self._log: CursorLog | None = None  # the valid chunks of the ledger; None: nothing was written
         self._waiting: list[Told] | None = None  # for the next write
         self._served: Sequence[Told] = ()  # by the write in flight
-        self._tasks = Tasks()
+        self._tasks: Tasks | None = None  # most topics have none
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -317,6 +317,8 @@ class DurableCursor:
             self._timer.cancel()
             self._timer = None
         if self._writing is None and not self._closed and self.cursor.dirty:
+            if self._tasks is None:
+                self._tasks = Tasks()
             self._writing = self._tasks.spawn(self._write_all(), "cursor write")
 
     async def _write_all(self) -> None:
@@ -406,7 +408,8 @@ class DurableCursor:
             self._timer.cancel()
             self._timer = None
         self._fail(TopicFenced(f"topic {self.topic} is lost to this broker; look it up again"))
-        self._tasks.cancel()
+        if self._tasks is not None:
+            self._tasks.cancel()
 
     async def close(self) -> None:
         """Writes what is not stored yet, and closes the ledger, so that the next owner finds it closed.
@@ -421,7 +424,8 @@ class DurableCursor:
             except TimeoutError:
                 _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
         self.abandon()
-        await self._tasks.drain()
+        if self._tasks is not None:
+            await self._tasks.drain()
         await self._ledger.close()
 
     async def _put_snapshot(self) -> bool:
@@ -453,7 +457,8 @@ class DurableCursor:
         """Deletes the subscription: its record, then its ledgers. TopicFenced: another owner has it, or one of its name
         that was made anew."""
         self.abandon()
-        await self._tasks.drain()
+        if self._tasks is not None:
+            await self._tasks.drain()
         node = await self._metadata.get(self._path)
         if node is not None and decode(node.value, CursorRecord, self._path).claim != self._claim:
             raise TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")

@@ -33,8 +33,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -103,7 +103,7 @@ class DeadLetters:
         self._topic = topic
         self._forward = forward
         self._wake = wake
-        self._tasks = Tasks()
+        self._tasks: Tasks | None = None  # most topics have none
         self._message: asyncio.Lock | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -138,7 +138,7 @@ class DeadLetters:
             if dead or not at_once:
                 self.held.hold(position, None if dead else now_ms + STORED_MS)  # until it is stored
         if counted:
-            self._tasks.spawn(self._stored(counted), "store of redelivery counts")
+            self._spawn(self._stored(counted), "store of redelivery counts")
 
     def _wait_ms(self, policy: DeadLetterPolicy, times: int) -> int:
         if self._dispatcher.ordered and not policy.backoff_s:
@@ -182,7 +182,7 @@ class DeadLetters:
     # ------------------------------------------------------------------ dead letters
     def _move_soon(self, positions: Sequence[Position]) -> None:
         for position in positions:
-            self._tasks.spawn(self._dead_letter(position), "dead letter")
+            self._spawn(self._dead_letter(position), "dead letter")
 
     async def _dead_letter(self, position: Position) -> None:
         throttle, pause_s = LogThrottle(self._clock), PAUSE_S
@@ -282,11 +282,18 @@ class DeadLetters:
         self._cursor.ack_bits(position, (1 << messages) - 1, messages)
         return self._cursor.version != version
 
+    def _spawn(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        if self._tasks is None:
+            self._tasks = Tasks()
+        self._tasks.spawn(work, name)
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._tasks.cancel()
+        if self._tasks is not None:
+            self._tasks.cancel()
 
     async def stopped(self) -> None:
         """Returns, after `stop`, when nothing runs any more."""
-        await self._tasks.drain()
+        if self._tasks is not None:
+            await self._tasks.drain()

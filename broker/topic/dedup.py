@@ -87,7 +87,7 @@ class Deduplication:
         self._written = 0  # snapshots in the ledger that is written
         self._since = 0  # entries that are in no snapshot
         self._snapshot_s = config.dedup_snapshot_s  # 0: no snapshot by time
-        self._tasks = Tasks()
+        self._tasks: Tasks | None = None  # most topics have none
         self._ledger_used: SnapshotLedger[stored.Piece] | None = None
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
@@ -289,6 +289,8 @@ class Deduplication:
             self._start(self._store)
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        if self._tasks is None:
+            self._tasks = Tasks()
         self._working = self._tasks.spawn(self._work(work), "deduplication")
 
     async def _work(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -348,7 +350,8 @@ class Deduplication:
         """
         last = self._since and self.core.enabled and self._log.state is TopicLogState.CLOSED
         self.stop()
-        await self._tasks.drain()
+        if self._tasks is not None:
+            await self._tasks.drain()
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
                 if last and self._ledger.writable:
