@@ -1,4 +1,5 @@
-"""cost: the account of a message. What one message costs the server and the client, by thread, for six kinds of load.
+"""cost: the account of a message. What one message costs the server and the client, by thread and by part, for eight
+kinds of load.
 
     kind        load
     lone        one producer, not batched, --rate sends a second
@@ -6,12 +7,15 @@
     batch-1k    one producer, 1 KiB messages as fast as they are acknowledged
     batch-100   the same of 100 B
     deliver     a consumer receives a backlog of 1 KiB messages and acknowledges each
+    shared      the same of a Shared subscription
+    key-shared  the same of a Key_Shared one, an entry a message, KEYS keys
     ack         the same stretch, what the acknowledgements alone add: `deliver` less a reader of the same backlog
 
 CPU is the kernel's run time of each thread in nanoseconds (/proc/PID/task/*/schedstat), context switches are its own
 counts (status); a *hand-over* is a voluntary switch of a thread that is not the loop's. System calls are counted by
-`perf stat` (raw_syscalls:sys_enter) where perf is installed and allowed. The names of threads, and the functions that
-cost most, are py-spy's (extra `bench`). gRPC messages are counted at the client, where each one is made or comes. `lo`
+`perf stat` (raw_syscalls:sys_enter) where perf is installed and allowed, and `perf record` says which part of the time
+is the kernel's, the interpreter's, compiled code's, … (PARTS). The names of threads, and the functions that cost most,
+are py-spy's (extra `bench`). gRPC messages are counted at the client, where each one is made or comes. `lo`
 is what went through the loopback device, `disk` what was given to the disk. What the server allocates and copies is
 counted by probes of the kernel, in a stretch of its own, because they cost time (probes.py; Linux, root, perf).
 """
@@ -31,6 +35,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +51,14 @@ PROFILE_HZ = 400
 FUNCTIONS = 12
 PROBED_RATE = 0.1
 """Of the rate of `lone`, while probes make a send several times as long."""
-STRETCHES = 4
-"""Of a load: warm-up, the measured one, the profiled one, the probed one. A backlog is read in as many parts at most.
+PARTS = {
+    "kernel": r"\[kernel", "interpreter": r"^(lib)?python", "compiled": "__mypyc", "memory": r"^(libc\.|ld-)",
+    "protobuf": r"^_message", "event loop": r"^loop\.", "check sums": r"^_crc32c",
+}  # fmt: skip
+"""Of the time of a process, by the file whose code runs; "memory" is the C library: allocations and copies."""
+KEYS = 10_000
+STRETCHES = 5
+"""Of a load: warm-up, the measured one, two profiled ones, the probed one. A backlog is read in as many parts at most.
 """
 
 
@@ -149,6 +160,7 @@ class _GrpcMessages:
     """Counts what this process sends and gets."""
 
     def __init__(self) -> None:
+        from magnetar.proto.versions import is_compiled
         from magnetar.runtime.grpc.stream import GrpcStream
 
         self.sent = self.came = 0
@@ -162,8 +174,10 @@ class _GrpcMessages:
             self.came += 1
             came(stream, data, cost)
 
-        GrpcStream._next_envelope = counted_envelope  # type: ignore[method-assign]
-        GrpcStream.message_came = counted_came  # type: ignore[method-assign]
+        self.counts = not is_compiled()  # a compiled method cannot be replaced
+        if self.counts:
+            GrpcStream._next_envelope = counted_envelope  # type: ignore[method-assign]
+            GrpcStream.message_came = counted_came  # type: ignore[method-assign]
 
 
 Load = Callable[[float], int]
@@ -219,19 +233,35 @@ def _receive(client: Any, options: Options) -> Load:
     return _read(client, options, acknowledges=False)
 
 
-def _read(client: Any, options: Options, *, acknowledges: bool) -> Load:
+def _shared(client: Any, options: Options) -> Load:
+    return _read(client, options, acknowledges=True, kind="Shared")
+
+
+def _key_shared(client: Any, options: Options) -> Load:
+    return _read(client, options, acknowledges=True, kind="KeyShared")
+
+
+def _read(client: Any, options: Options, *, acknowledges: bool, kind: str = "Exclusive") -> Load:
     import magnetar
 
-    client.subscribe(TOPIC, "bench", initial_position=magnetar.InitialPosition.Earliest).close()
+    consumer_type, lone = getattr(magnetar.ConsumerType, kind), kind == "KeyShared"
+    earliest = magnetar.InitialPosition.Earliest
+    client.subscribe(TOPIC, "bench", consumer_type, initial_position=earliest).close()
     producer = client.create_producer(
-        TOPIC, batching_enabled=True, block_if_queue_full=True, max_pending_messages=PENDING
+        TOPIC, batching_enabled=not lone, block_if_queue_full=True, max_pending_messages=PENDING
     )
-    Sending(producer, payloads(options.size, options.seed)).run(messages=options.messages)
-    consumer = client.subscribe(TOPIC, "bench", receiver_queue_size=5000)
+    if lone:
+        for number, content in zip(range(options.messages // 4), cycle(payloads(options.size, options.seed))):
+            producer.send_async(content, None, partition_key=str(number % KEYS))
+        producer.flush()
+    else:
+        Sending(producer, payloads(options.size, options.seed)).run(messages=options.messages)
+    consumer = client.subscribe(TOPIC, "bench", consumer_type, receiver_queue_size=5000)
+    stored = options.messages // 4 if lone else options.messages
 
     def stretch(seconds: float) -> int:
         count, deadline = 0, time.perf_counter() + seconds
-        while time.perf_counter() < deadline and count < options.messages // STRETCHES:
+        while time.perf_counter() < deadline and count < stored // STRETCHES:
             message = consumer.receive(30_000)
             if acknowledges:
                 consumer.acknowledge(message)
@@ -243,7 +273,7 @@ def _read(client: Any, options: Options, *, acknowledges: bool) -> Load:
 
 LOADS: dict[str, Callable[[Any, Options], Load]] = {
     "lone": _lone, "fifty": _fifty, "batch-1k": _batches(1024), "batch-100": _batches(100), "deliver": _deliver,
-    "receive": _receive,
+    "receive": _receive, "shared": _shared, "key-shared": _key_shared,
 }  # fmt: skip
 
 
@@ -253,6 +283,25 @@ def _functions(pid: int, seconds: float, folder: str) -> subprocess.Popen[bytes]
     command = [tool, "record", "--pid", str(pid), "--duration", str(max(1, int(seconds))), "--rate", str(PROFILE_HZ),
                "--format", "raw", "--output", f"{folder}/{pid}.raw", "--gil"]  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _recorded(pid: int, seconds: float, path: str) -> subprocess.Popen[bytes] | None:
+    if (perf := shutil.which("perf")) is None:
+        return None
+    command = [perf, "record", "--quiet", "--freq", str(PROFILE_HZ), "--output", path, "--pid", str(pid),
+               "--", "sleep", str(seconds)]  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _parts(path: str) -> dict[str, float] | None:
+    """Part → its share of the time; None: perf recorded nothing."""
+    command = ["perf", "report", "--input", path, "--sort", "dso", "--stdio", "--quiet"]
+    found: Counter[str] = Counter()
+    report = subprocess.run(command, capture_output=True, text=True).stdout
+    for share, file in re.findall(r"^ *([\d.]+)% +(\S+)", report, re.M):
+        part = next((part for part, pattern in PARTS.items() if re.search(pattern, file)), "other")
+        found[part] += float(share) / 100
+    return {part: round(share, 3) for part, share in found.most_common()} or None
 
 
 def _top(path: Path) -> list[tuple[str, float]]:
@@ -291,17 +340,25 @@ def _one(kind: str, options: Options, probes: Probes) -> dict[str, Any]:
         lo = _loopback_bytes() - lo
         made = _entries(running.url, topics) - entries
         with tempfile.TemporaryDirectory(prefix="magnetar-cost-") as folder:  # apart: a profile costs too
-            profiles = {name: _functions(pid, profiled_s, folder) for name, pid in (("server", running.pid),)}
-            stretch(profiled_s + 0.5)
-            for each in profiles.values():
-                if each is not None:
-                    each.wait(30)
-            top = {name: _top(path) for name in profiles if (path := Path(folder, f"{running.pid}.raw")).exists()}
+            pids = {"server": running.pid, "client": os.getpid()}
+
+            def profiled(*tools: subprocess.Popen[bytes] | None) -> None:
+                stretch(profiled_s + 0.5)
+                for each in tools:
+                    if each is not None:
+                        each.wait(30)
+
+            profiled(*(_recorded(pid, profiled_s, f"{folder}/{name}") for name, pid in pids.items()))
+            profiled(_functions(running.pid, profiled_s, folder))  # apart too: py-spy stops what it looks at
+            top = {"server": _top(path)} if (path := Path(folder, f"{running.pid}.raw")).exists() else {}
+            parts = {name: _parts(f"{folder}/{name}") for name in pids}
         if kind == "lone":
             stretch = _lone(client, replace(options, rate=options.rate * PROBED_RATE))
         with probes.counting(running.pid) as counted:
             probed = stretch(probed_s)
-    account = _as_account(messages, made, accounts, told, lo, top)
+    account = _as_account(messages, made, accounts, told if counts.counts else {}, lo, top)
+    for name, each in parts.items():
+        account[name]["parts"] = each
     if not probes.why_not:
         account["server"] |= _allocated(counted, probed)
     return account
@@ -319,8 +376,8 @@ def _as_account(
         "messages": messages,
         "messages_an_entry": round(messages / entries, 1) if entries else None,
         "lo_bytes": per(lo, 1),
-        "grpc_to_server": per(grpc["sent"], 4),
-        "grpc_to_client": per(grpc["came"], 4),
+        "grpc_to_server": per(grpc["sent"], 4) if grpc else None,
+        "grpc_to_client": per(grpc["came"], 4) if grpc else None,
     }
     for name, found in accounts.items():
         main = max(found.threads, key=lambda each: found.threads[each].run_ns, default="")

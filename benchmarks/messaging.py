@@ -8,6 +8,7 @@ import os
 import random
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 from .harness import Options, Run, Usage, measured, percentiles, server
@@ -102,11 +103,17 @@ def _produce_process(url: str, size: int, seed: int, seconds: float, report: Any
 
 
 def roundtrip(options: Options) -> Run:
-    """A producer process and a consumer (here) at once; counted is what was consumed and acknowledged."""
+    """A producer process and a consumer (here) at once; counted is what was consumed and acknowledged, and beside it
+    what was stored meanwhile."""
     import magnetar
+    from magnetar.admin import Admin
 
     context = multiprocessing.get_context("spawn")
-    with server(options.bookies, processes=options.processes) as running, magnetar.Client(running.url) as client:
+    with (
+        server(options.bookies, processes=options.processes) as running,
+        magnetar.Client(running.url) as client,
+        closing(Admin(running.url)) as admin,
+    ):
         consumer = client.subscribe(
             TOPIC, "bench", initial_position=magnetar.InitialPosition.Earliest, receiver_queue_size=5000
         )
@@ -119,16 +126,24 @@ def roundtrip(options: Options) -> Run:
             consume(consumer, seconds=WARM_UP_S)
             run = Run(0.0)
             with measured(run, server=running.pid, producer=child.pid or 0):
-                begin = time.perf_counter()
+                begin, before = time.perf_counter(), _published(admin)
                 count, latencies = consume(consumer, seconds=options.seconds)
-                run.value = count / (time.perf_counter() - begin)
+                published, taken = _published(admin) - before, time.perf_counter() - begin
+                run.value = count / taken
             run.latencies_ms = percentiles(latencies)
-            acked, taken, _rss = report.get(timeout=60)
-            run.detail = {"consumed": count, "produced_msg_s": acked / taken}
+            report.get(timeout=60)
+            run.detail = {
+                "consumed": count, "produced_msg_s": published / taken, "consumed_of_produced": count / published,
+            }  # fmt: skip
         finally:
             child.join(30)
             child.kill()
     return run
+
+
+def _published(admin: Any) -> int:
+    """Messages that the topic has stored since the server began."""
+    return int(admin.topic_stats(TOPIC).messages_in)
 
 
 def consume(

@@ -150,6 +150,9 @@ class LedgerReader:
     async def _ask_on(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> Done | Failed:
         effect: Effect | None = read.start()
         while not isinstance(effect, Done | Failed):
+            if effect is not None and not asked and not read.speculates:
+                effect = read.receive(await self._ask(effect))  # no other to ask: no task, no wait for it
+                continue
             if effect is not None:
                 asked[asyncio.create_task(self._ask(effect), name="ledger-read")] = None
             effect = read.receive(await self._next_fact(asked, speculates=read.speculates))

@@ -389,6 +389,12 @@ def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields
 
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
     """The same as two lists, metadata and payloads: without an object per message for the garbage collector."""
+    fields, payloads = decode_lazily(header, entry)
+    return fields, payloads if isinstance(payloads, list) else payloads.all()
+
+
+def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes] | AlikePayloads]:
+    """As `decode_columns`; payloads of one length are copied out of the entry when they are asked for."""
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
     if header.metadata.compression:
@@ -403,7 +409,7 @@ def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFiel
         if header.num_messages >= ALIKE_FROM:
             single, alike = _alike(items, offset, header.num_messages)
             if alike is not None:
-                return [single] * len(alike), alike
+                return [single] * header.num_messages, alike
         for _ in range(header.num_messages):
             # Most heads are as long as the one before. A head begins with its length: bytes that are one are all of it.
             head = known(items[offset : offset + guess])
@@ -424,15 +430,38 @@ def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFiel
     return fields, payloads
 
 
-def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata, list[bytes] | None]:
-    """The payloads, and the one metadata, of `count` items that all have one head, and so one length: records of a
+class AlikePayloads:
+    """The payloads of a batch whose items have one head, and so one length."""
+
+    __slots__ = ("_first", "_items", "_size", "_step")
+
+    def __init__(self, items: bytes, first: int, size: int, step: int) -> None:
+        self._items, self._first, self._size, self._step = items, first, size, step
+
+    def __getitem__(self, at: int) -> bytes:
+        """A copy of one."""
+        begin = self._first + at * self._step
+        return self._items[begin : begin + self._size]
+
+    def all(self) -> list[bytes]:
+        """Copies of all of them, in order."""
+        each = f"{self._size}s{self._step - self._size}x"
+        whole = self._items[self._first :] + bytes(self._step - self._size)
+        return [payload for (payload,) in iter_unpack(each, whole)]
+
+
+def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata, AlikePayloads | None]:
+    """The one metadata of `count` items that all have one head, and so one length, and their payloads: records of a
     fixed size cost a quarter then. None: they do not. Raises what `decode_columns` makes a CorruptEntry of."""
     head = items[offset : offset + 4 + _U32.unpack_from(items, offset)[0]]
     single, size, length = _HEADS[head]
-    if count * (length + size) != len(items) - offset:
+    step = length + size
+    if count * step != len(items) - offset:
         return single, None
-    heads, payloads = zip(*iter_unpack(f"{length}s{size}s", memoryview(items)[offset:]), strict=True)
-    return single, list(payloads) if heads.count(head) == count else None
+    for at in range(length):  # by columns: no object for each item
+        if items[offset + at :: step] != head[at : at + 1] * count:
+            return single, None
+    return single, AlikePayloads(items, offset + length, size, step)
 
 
 def keys_of(metadata: MessageMetadata, payload_offset: int, entry: Buffer) -> list[bytes]:

@@ -26,7 +26,6 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import ClassVar
 
 import msgspec
 
@@ -37,7 +36,6 @@ from ...metadata.store import Delete, MetadataStore, Versioned
 from ...metadata.update import Change, update_together
 from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
-from ...runtime.memory.later import MadeLater, a_list
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
@@ -86,7 +84,7 @@ def _claimed(path: str, claim: str, node: Versioned | None) -> bytes | None:
     return None if record is None else encode(_changed(record, claim=claim), path)
 
 
-class DurableCursor(MadeLater):
+class DurableCursor:
     """One subscription's cursor and its storage. `on_fenced` is called once when the claim is lost.
 
     `claim`: of the owner of the topic, when the subscription exists (`claims`); a new one has a claim of its own, by
@@ -94,28 +92,10 @@ class DurableCursor(MadeLater):
 
     __slots__ = (
         "_claim", "_closed", "_config", "_cursor", "_is_of_owner",
-        "_ledger", "_ledger_client", "_log", "_loop", "_metadata",
-        "_on_fenced", "_path", "_record", "_replication", "_served", "_state_ledgers", "_tasks", "_timer", "_version",
+        "_ledger_client", "_ledger_used", "_log", "_loop", "_metadata",
+        "_on_fenced", "_path", "_record", "_replication", "_served", "_tasks", "_timer", "_version",
         "_waiting", "_world", "_writing", "subscription", "topic", "writes",
     )  # fmt: skip
-    _state_ledgers: StateLedgers
-    _ledger: SnapshotLedger[stored.Piece]
-    _log: CursorLog
-    """The valid chunks of the ledger."""
-    _waiting: list[Told]
-    """For the next write."""
-    _served: list[Told]
-    """By the write in flight."""
-    _tasks: Tasks
-    LATER: ClassVar = {
-        "_state_ledgers": lambda self: StateLedgers(
-            self._ledger_client, self._config, self._replication, self.topic, cursor=self.subscription
-        ),
-        "_ledger": lambda self: SnapshotLedger(
-            self._state_ledgers, stored.decode_piece, stored.DamagedState, self._alarm
-        ),
-        "_log": lambda _: CursorLog(), "_waiting": a_list, "_served": a_list, "_tasks": lambda _: Tasks(),
-    }  # fmt: skip
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName,
@@ -134,10 +114,29 @@ class DurableCursor(MadeLater):
         self._record = CursorRecord()
         self._version = -1  # of the record
         self._ledger_client, self._replication = ledgers, replication
+        self._ledger_used: SnapshotLedger[stored.Piece] | None = None
+        self._log: CursorLog | None = None  # the valid chunks of the ledger; None: nothing was written
+        self._waiting: list[Told] | None = None  # for the next write
+        self._served: Sequence[Told] = ()  # by the write in flight
+        self._tasks: Tasks | None = None  # most topics have none
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def _ledger(self) -> SnapshotLedger[stored.Piece]:
+        """Of the acknowledgements; made with its first use: most subscriptions have written none."""
+        if self._ledger_used is None:
+            self._ledger_used = SnapshotLedger(
+                self._state_ledgers(), stored.decode_piece, stored.DamagedState, self._alarm
+            )
+        return self._ledger_used
+
+    def _state_ledgers(self) -> StateLedgers:
+        return StateLedgers(
+            self._ledger_client, self._config, self._replication, self.topic, cursor=self.subscription
+        )  # fmt: skip
 
     @property
     def properties(self) -> dict[str, str]:
@@ -308,6 +307,8 @@ class DurableCursor(MadeLater):
         elif self._closed:
             tell(TopicFenced(f"topic {self.topic} is closed here; look it up again"))
         else:
+            if self._waiting is None:
+                self._waiting = []
             self._waiting.append(tell)
             self._start()
 
@@ -316,15 +317,17 @@ class DurableCursor(MadeLater):
             self._timer.cancel()
             self._timer = None
         if self._writing is None and not self._closed and self.cursor.dirty:
+            if self._tasks is None:
+                self._tasks = Tasks()
             self._writing = self._tasks.spawn(self._write_all(), "cursor write")
 
     async def _write_all(self) -> None:
         """Writes, one write at a time, while a caller waits; then the timer takes over."""
         try:
             while True:
-                self._served, self._waiting = self._waiting, []
+                self._served, self._waiting = self._waiting or (), None
                 await self._write_until_stored()
-                served, self._served = self._served, []
+                served, self._served = self._served, ()
                 for tell in served:
                     tell(None)
                 if not self._waiting:
@@ -351,7 +354,7 @@ class DurableCursor(MadeLater):
     async def _write(self) -> None:
         self._ledger.sequence += 1
         write = None
-        if self._ledger.writable and self._log.ends(self._bounds()) is None:
+        if self._log is not None and self._ledger.writable and self._log.ends(self._bounds()) is None:
             write = await self._write_in(self._log, self._append)
         if write is None:
             log = CursorLog()
@@ -395,7 +398,7 @@ class DurableCursor(MadeLater):
     # ------------------------------------------------------------------ ending
     def _fail(self, error: MagnetarError) -> None:
         self._closed = True
-        waiting, self._waiting, self._served = [*self._served, *self._waiting], [], []
+        waiting, self._waiting, self._served = [*self._served, *(self._waiting or ())], None, ()
         for tell in waiting:
             tell(error)
 
@@ -405,7 +408,8 @@ class DurableCursor(MadeLater):
             self._timer.cancel()
             self._timer = None
         self._fail(TopicFenced(f"topic {self.topic} is lost to this broker; look it up again"))
-        self._tasks.cancel()
+        if self._tasks is not None:
+            self._tasks.cancel()
 
     async def close(self) -> None:
         """Writes what is not stored yet, and closes the ledger, so that the next owner finds it closed.
@@ -420,7 +424,8 @@ class DurableCursor(MadeLater):
             except TimeoutError:
                 _LOG.warning("%s/%s: the last acknowledgements are not stored", self.topic, self.subscription)
         self.abandon()
-        await self._tasks.drain()
+        if self._tasks is not None:
+            await self._tasks.drain()
         await self._ledger.close()
 
     async def _put_snapshot(self) -> bool:
@@ -452,7 +457,8 @@ class DurableCursor(MadeLater):
         """Deletes the subscription: its record, then its ledgers. TopicFenced: another owner has it, or one of its name
         that was made anew."""
         self.abandon()
-        await self._tasks.drain()
+        if self._tasks is not None:
+            await self._tasks.drain()
         node = await self._metadata.get(self._path)
         if node is not None and decode(node.value, CursorRecord, self._path).claim != self._claim:
             raise TopicFenced(f"subscription {self.subscription!r} of {self.topic} belongs to another broker")
@@ -461,7 +467,7 @@ class DurableCursor(MadeLater):
         if node is not None:  # else an earlier attempt of unknown outcome deleted it
             await deletions.with_owner(self._metadata, ledgers, [Delete(self._path, node.version)])
         await self._ledger.drop()
-        await self._state_ledgers.delete(*buckets)
+        await self._state_ledgers().delete(*buckets)
 
 
 def _changed(record: CursorRecord, **changes: object) -> CursorRecord:

@@ -33,15 +33,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.clock import Clock
-from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.log_throttle import LogThrottle
@@ -81,16 +80,13 @@ class Governed(Protocol):
     def incarnation(self) -> int: ...
 
 
-class DeadLetters(MadeLater):
+class DeadLetters:
     """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
 
     __slots__ = (
         "_clock", "_cursor", "_dispatcher", "_forward", "_log", "_loop", "_message", "_store",
         "_subscription", "_tasks", "_timer", "_topic", "_wake", "held", "letters",
     )  # fmt: skip
-    _tasks: Tasks
-    _message: asyncio.Lock
-    LATER: ClassVar = {"_tasks": lambda _: Tasks(), "_message": lambda _: asyncio.Lock()}
 
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
@@ -107,6 +103,8 @@ class DeadLetters(MadeLater):
         self._topic = topic
         self._forward = forward
         self._wake = wake
+        self._tasks: Tasks | None = None  # most topics have none
+        self._message: asyncio.Lock | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         if cursor.counts:
@@ -140,7 +138,7 @@ class DeadLetters(MadeLater):
             if dead or not at_once:
                 self.held.hold(position, None if dead else now_ms + STORED_MS)  # until it is stored
         if counted:
-            self._tasks.spawn(self._stored(counted), "store of redelivery counts")
+            self._spawn(self._stored(counted), "store of redelivery counts")
 
     def _wait_ms(self, policy: DeadLetterPolicy, times: int) -> int:
         if self._dispatcher.ordered and not policy.backoff_s:
@@ -184,7 +182,7 @@ class DeadLetters(MadeLater):
     # ------------------------------------------------------------------ dead letters
     def _move_soon(self, positions: Sequence[Position]) -> None:
         for position in positions:
-            self._tasks.spawn(self._dead_letter(position), "dead letter")
+            self._spawn(self._dead_letter(position), "dead letter")
 
     async def _dead_letter(self, position: Position) -> None:
         throttle, pause_s = LogThrottle(self._clock), PAUSE_S
@@ -211,6 +209,8 @@ class DeadLetters(MadeLater):
         if not entry.chunk_of:
             await self._move_entry(entry, policy, times)
             return
+        if self._message is None:
+            self._message = asyncio.Lock()
         async with self._message:  # the first of its chunks takes the others along
             if position in self.held:
                 message = await message_of(self._log, entry, self._cursor.mark, self._clock.wall_ms())
@@ -282,11 +282,18 @@ class DeadLetters(MadeLater):
         self._cursor.ack_bits(position, (1 << messages) - 1, messages)
         return self._cursor.version != version
 
+    def _spawn(self, work: Coroutine[Any, Any, object], name: str) -> None:
+        if self._tasks is None:
+            self._tasks = Tasks()
+        self._tasks.spawn(work, name)
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._tasks.cancel()
+        if self._tasks is not None:
+            self._tasks.cancel()
 
     async def stopped(self) -> None:
         """Returns, after `stop`, when nothing runs any more."""
-        await self._tasks.drain()
+        if self._tasks is not None:
+            await self._tasks.drain()

@@ -62,8 +62,8 @@ class Pump(MadeLater, ABC):
     LATER: ClassVar = {
         "_returns": lambda self: Returns(self.dispatcher, self._counting, self._clock),
         "_at_hand": lambda self: ReadAheadBuffer(
-            self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self._tasks, self._memory,
-            self._data_lost, self.discard,
+            self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self.hand_out, self._tasks,
+            self._memory, self._data_lost, self.discard,
         ),
         "_tasks": lambda _: Tasks(),
     }  # fmt: skip

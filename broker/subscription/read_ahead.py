@@ -6,11 +6,14 @@
 
 New entries are taken from the tail cache, else from what was read ahead: chunks of `read_bytes`, the next one while
 this one is handed out, so two of them and a half are in memory. A chunk is long, because each read waits for turns of
-the loop and for threads, however little it brings. Entries that are handed out again were kept, or are in a cache, or
-are read in stretches; during that read nothing new is taken, because they precede it (`reading_again`). At most
-`key_shared_waiting_bytes` and one read are kept; the entry that has waited longest is dropped first, and read again
-when it is handed out. All subscriptions of the broker share `read_memory_bytes` (broker/log/read_memory.py): reads are
-shorter when many have something, and what a subscription has used least recently is dropped for another one's read.
+the loop and for threads, however little it brings. A subscription that lags within the cache holds what comes next as
+if it had been read: else the cache drops it just before it is wanted, and each chunk costs a read that nothing hides.
+
+Entries that are handed out again were kept, or are in a cache, or are read in stretches; during that read nothing new
+is taken, because they precede it (`reading_again`). At most `key_shared_waiting_bytes` and one read are kept; the entry
+that has waited longest is dropped first, and read again when it is handed out. All subscriptions of the broker share
+`read_memory_bytes` (broker/log/read_memory.py): reads are shorter when many have something, and what a subscription has
+used least recently is dropped for another one's read.
 
 Key_Shared gets entries whose slots are known. An entry whose slots take long to find (unfolding.py) delays what follows
 it, as an entry that is being read does.
@@ -62,18 +65,18 @@ _NONE: deque[StoredEntry] = deque()
 
 
 class ReadAheadBuffer:
-    """`wake` makes the subscription pump."""
+    """`wake` makes the subscription pump in the next turn, `hand_out` in this one."""
 
     __slots__ = (
-        "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_kept", "_kept_bytes",
-        "_log", "_loop", "_lost", "_memory", "_reading", "_retry", "_seeks", "_subscription", "_tasks", "_throttle",
-        "_unfolding", "_wake", "reading_again",
+        "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
+        "_kept_bytes", "_log", "_loop", "_lost", "_memory", "_most", "_reading", "_retry", "_seeks", "_subscription",
+        "_tasks", "_throttle", "_unfolding", "_wake", "reading_again",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: ReadableLog, clock: Clock, config: BrokerConfig, dispatcher: Dispatcher,
-        wake: Callable[[], None], tasks: Tasks, memory: ReadMemory, lost: Callable[[MagnetarError], None],
-        discard: Callable[[Sequence[Position]], None],
+        wake: Callable[[], None], hand_out: Callable[[], None], tasks: Tasks, memory: ReadMemory,
+        lost: Callable[[MagnetarError], None], discard: Callable[[Sequence[Position]], None],
     ) -> None:  # fmt: skip
         self._lost, self._discard = lost, discard
         self._subscription = subscription
@@ -81,10 +84,12 @@ class ReadAheadBuffer:
         self._clock = clock
         self._config = config
         self._wake = wake
+        self._hand_out = hand_out
         self._dispatcher = dispatcher
         self._tasks = tasks
         self._memory = memory
         self._counted = 0  # bytes of this buffer in it
+        self._most = min(HAND_OUT_BYTES, config.read_bytes)  # handed out at once
         self._loop = asyncio.get_running_loop()
         self._ahead = _NONE  # without a gap
         self._ahead_bytes = 0
@@ -168,16 +173,20 @@ class ReadAheadBuffer:
             while ahead and ahead[0].position < position:
                 self._ahead_bytes -= ahead.popleft().size
             self._count()
-        if ahead and ahead[0].position == position:
-            self._read_ahead()
-            found, size, most = list[StoredEntry](), 0, min(HAND_OUT_BYTES, self._config.read_bytes)
-            for entry in islice(ahead, CHUNK_ENTRIES):
-                size += entry.size
-                if found and size > most:
-                    break
-                found.append(entry)
-            return found
-        return self._log.reader.cached(position, CHUNK_ENTRIES, min(HAND_OUT_BYTES, self._config.read_bytes))
+        if not ahead or ahead[0].position != position:
+            found = self._log.reader.cached(position, CHUNK_ENTRIES, self._most)
+            if not found or not self._log.shape.readable(self._log.shape.after(found[-1].position)):
+                return found
+            ahead = self._ahead = deque(found)  # more than is handed out at once: it lags
+            self._ahead_bytes = sum(entry.size for entry in found)
+        self._read_ahead()
+        found, size = [], 0
+        for entry in islice(ahead, CHUNK_ENTRIES):
+            size += entry.size
+            if found and size > self._most:
+                break
+            found.append(entry)
+        return found
 
     def _again(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:
         found: list[StoredEntry] = []
@@ -225,11 +234,17 @@ class ReadAheadBuffer:
         self._tasks.spawn(self._read(position), "read")
 
     def _read_ahead(self) -> None:
-        """Reads the next chunk while this one is handed out."""
+        """Has what follows in memory while this is handed out: from a cache, before that drops it, or by a read."""
         if self._reading or not self._ahead or self._ahead_bytes > AHEAD * self._memory.chunk(self._config.read_bytes):
             return
         following = self._log.shape.after(self._ahead[-1].position)
-        if self._log.shape.readable(following) and not self._log.reader.cached(following, 1, 1):
+        if not self._log.shape.readable(following):
+            return
+        if found := self._log.reader.cached(following, 2 * CHUNK_ENTRIES, 2 * self._most):
+            self._ahead.extend(found)
+            self._ahead_bytes += sum(entry.size for entry in found)
+            self._count()
+        else:
             self._read_soon(following)
 
     async def _read(self, position: Position) -> None:
@@ -257,7 +272,7 @@ class ReadAheadBuffer:
             self._ahead_bytes += sum(entry.size for entry in entries)
             self._count()
             self._read_ahead()
-        self._wake()
+        self._hand_out()
 
     async def _read_again(self, first: Position, last: Position, wanted: Collection[Position]) -> None:
         try:

@@ -26,7 +26,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import ClassVar
 
 from pyroaring import BitMap64
 
@@ -36,7 +35,6 @@ from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
-from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
@@ -63,17 +61,14 @@ def numbers_of(metadata: MessageMetadata) -> SequenceRange:
     return SequenceRange(first, last)
 
 
-class Deduplication(MadeLater):
+class Deduplication:
     """The deduplication of one loaded topic. Call from one event loop."""
 
     __slots__ = (
-        "_clock", "_config", "_ended", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_since",
+        "_clock", "_config", "_ended", "_ledger_client", "_ledger_used", "_log", "_loop", "_replication", "_since",
         "_snapshot_s", "_stored", "_tasks", "_timer", "_undecided", "_working", "_written", "core",
         "replayed", "replays_after", "snapshots", "waiting",
     )  # fmt: skip
-    _ledger: SnapshotLedger[stored.Piece]
-    _tasks: Tasks
-    LATER: ClassVar = {"_ledger": lambda self: self._snapshots(), "_tasks": lambda _: Tasks()}
 
     def __init__(
         self, clock: Clock, ledgers: LedgerClient, config: BrokerConfig, log: Log, replication: Policy
@@ -92,16 +87,22 @@ class Deduplication(MadeLater):
         self._written = 0  # snapshots in the ledger that is written
         self._since = 0  # entries that are in no snapshot
         self._snapshot_s = config.dedup_snapshot_s  # 0: no snapshot by time
+        self._tasks: Tasks | None = None  # most topics have none
+        self._ledger_used: SnapshotLedger[stored.Piece] | None = None
         self._working: asyncio.Task[None] | None = None  # a snapshot, or turning on or off
         self._timer: asyncio.TimerHandle | None = None
         self.waiting: dict[str, list[asyncio.Future[None]]] | None = None  # until nothing of the producer is in flight
         self._ended = False
 
-    def _snapshots(self) -> SnapshotLedger[stored.Piece]:
-        ledgers = StateLedgers(
-            self._ledger_client, self._config, self._replication, self._log.topic, dedup="snapshots"
-        )  # fmt: skip
-        return SnapshotLedger(ledgers, stored.decode_piece, stored.DamagedSnapshot, self._alarm)
+    @property
+    def _ledger(self) -> SnapshotLedger[stored.Piece]:
+        """Of the snapshots; made with its first use: most topics have none."""
+        if self._ledger_used is None:
+            ledgers = StateLedgers(
+                self._ledger_client, self._config, self._replication, self._log.topic, dedup="snapshots"
+            )  # fmt: skip
+            self._ledger_used = SnapshotLedger(ledgers, stored.decode_piece, stored.DamagedSnapshot, self._alarm)
+        return self._ledger_used
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
@@ -288,6 +289,8 @@ class Deduplication(MadeLater):
             self._start(self._store)
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        if self._tasks is None:
+            self._tasks = Tasks()
         self._working = self._tasks.spawn(self._work(work), "deduplication")
 
     async def _work(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -347,7 +350,8 @@ class Deduplication(MadeLater):
         """
         last = self._since and self.core.enabled and self._log.state is TopicLogState.CLOSED
         self.stop()
-        await self._tasks.drain()
+        if self._tasks is not None:
+            await self._tasks.drain()
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
                 if last and self._ledger.writable:

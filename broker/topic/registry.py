@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
 from ...proto.model import AccessMode
 from ...proto.names import TopicName
-from ...runtime.memory.later import MadeLater
 from ..common.applied import Applied
 from ..log.log import Log
 from .core.admission import Admission
@@ -39,18 +38,16 @@ class Joined(Protocol):
     def check_open(self) -> None: ...
 
 
-class ProducerRegistry(MadeLater):
+class ProducerRegistry:
     """Iterates over the producers that are registered, and those that wait for it."""
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
-    _epochs: asyncio.Lock
-    """One change at a time."""
-    LATER: ClassVar = {"_epochs": lambda _: asyncio.Lock()}
 
     def __init__(self, topic: Joined) -> None:
         self._topic = topic
         self._table = ProducerTable()
         self._here: dict[int, Producer] = {}
+        self._epochs: asyncio.Lock | None = None  # one change at a time; None: there was none
 
     def __len__(self) -> int:
         return len(self._here)
@@ -78,6 +75,8 @@ class ProducerRegistry(MadeLater):
             producer.turn = asyncio.get_running_loop().create_future()
             await producer.turn
         if change is Epoch.GROWS:
+            if self._epochs is None:
+                self._epochs = asyncio.Lock()
             async with self._epochs:
                 producer.epoch = topic.log.record.epoch + 1
                 await topic.log.note(epoch=producer.epoch)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar
 
 from ...ledger import LedgerClient
 from ...metadata.update import Change
 from ...proto.errors import AlreadyExists, Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
 from ...proto.names import Position, TopicName, check_subscription_name
-from ...runtime.memory.later import MadeLater
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -57,7 +55,7 @@ RECORD_LOST = "magnetar.record-lost-ms"
 """The property of a subscription that was made anew because its record was lost: when."""
 
 
-class Topic(MadeLater):
+class Topic:
     """One loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
 
     __slots__ = (
@@ -91,8 +89,6 @@ class Topic(MadeLater):
         "traffic",
         "transactions",
     )  # fmt: skip
-    _deleting: asyncio.Lock
-    LATER: ClassVar = {"_deleting": lambda _: asyncio.Lock()}
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, name: TopicName, applied: Applied,
@@ -109,6 +105,7 @@ class Topic(MadeLater):
         self._storage = storage
         self._changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
         self._on_lost, self._settled = on_lost, settled
+        self._deleting: asyncio.Lock | None = None
         self._ended = self._going = False  # it takes nothing any more; it is being deleted
         self._unnamed = False  # the record does not name the subscriptions that there are
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
@@ -586,6 +583,8 @@ class Topic(MadeLater):
         What is open in transactions is aborted first, if `abort` says so (deletion.py). TransactionsOpen: something is
         left, or a coordinator does not answer; the topic is as before. NotOwner: another call has deleted it.
         """
+        if self._deleting is None:
+            self._deleting = asyncio.Lock()
         async with self._deleting:
             self.check_open()
             if not force:

@@ -24,12 +24,13 @@ from math import inf
 from ...proto import wire_pb2 as wire
 from ...proto.compression import decompress
 from ...proto.entry import (
+    AlikePayloads,
     Encrypt,
     EntryHeader,
     broker_part_of,
     checked_head,
     declared_messages,
-    decode_columns,
+    decode_lazily,
     decode_payload,
     is_intact,
     key_of,
@@ -408,8 +409,11 @@ def messages_of(
     if header.metadata.num_chunks_from_msg > 1:
         return received, None, body
     if header.batched:
-        fields, payloads = decode_columns(header, entry)
-        messages = [Message(received, fields[at], payload, at) for at, payload in enumerate(payloads)]
+        fields, payloads = decode_lazily(header, entry)
+        if isinstance(payloads, AlikePayloads):
+            messages = [Message(received, single, payloads, at) for at, single in enumerate(fields)]
+        else:
+            messages = [Message(received, fields[at], payload, at) for at, payload in enumerate(payloads)]
     else:
         messages = [Message(received, header.metadata, decode_payload(header, entry), -1)]
     if acked:

@@ -10,7 +10,7 @@ from base64 import b64decode
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from ...proto.entry import Encrypt, EntryHeader, MessageFields, properties_of
+from ...proto.entry import AlikePayloads, Encrypt, EntryHeader, MessageFields, properties_of
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
@@ -104,10 +104,10 @@ class Message:
         print(message.data(), message.properties(), message.message_id())
 
     Times are ms since the epoch. `value` raises what the consumer's schema raises: InvalidMessage where the payload is
-    not of it.
+    not of it. A message may keep the bytes of its whole batch: of what you keep for long, keep `data()`.
     """
 
-    __slots__ = ("batch_index", "entry", "fields", "payload", "permits")
+    __slots__ = ("_payload", "batch_index", "entry", "fields", "permits")
 
     def __reduce__(self) -> NoReturn:
         raise WrongMessageType(
@@ -115,12 +115,20 @@ class Message:
             "`properties()`, …); `message_id().serialize()` names it elsewhere"
         )
 
-    def __init__(self, entry: ReceivedEntry, fields: MessageFields, payload: bytes, batch_index: int) -> None:
+    def __init__(
+        self, entry: ReceivedEntry, fields: MessageFields, payload: bytes | AlikePayloads, batch_index: int
+    ) -> None:
         self.entry = entry
         self.fields = fields
-        self.payload = payload
+        self._payload = payload  # or those of all messages of the entry, as long as none is asked for
         self.batch_index = batch_index
         self.permits = 0  # of the last message of an entry: granted to the broker when it is taken; below 0: granted
+
+    @property
+    def payload(self) -> bytes:
+        """The payload, as it was sent."""
+        payload = self._payload
+        return payload if isinstance(payload, bytes) else payload[self.batch_index]
 
     def data(self) -> bytes:
         """The payload, as it was sent; empty for a message without a value."""

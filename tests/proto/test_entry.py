@@ -19,6 +19,7 @@ from magnetar.proto.entry import (
     broker_part,
     client_part,
     decode_batch,
+    decode_lazily,
     encode_batch,
     encode_entry,
     item_prefix,
@@ -396,6 +397,9 @@ def test_records_of_one_size_are_taken_apart_as_others_are(payloads: list[bytes]
     items = [part for single, payload in zip(singles, payloads, strict=True) for part in (item_prefix(single), payload)]
     made = encode_batch(metadata(), items, len(payloads))
     assert decode_batch(parse_header(made), made) == list(zip(singles, payloads, strict=True))
+    fields, lazily = decode_lazily(parse_header(made), made)
+    assert fields == singles
+    assert [lazily[at] for at in range(len(payloads))] == payloads
 
 
 def test_the_keys_of_an_entry_are_those_of_its_messages_the_ordering_key_first() -> None:

@@ -149,6 +149,12 @@ class Reads:
         bytes_max: int) -> ReadResult | None:
         """Takes the ready entries of a claimed stream, which continues after them. None: none is ready."""
         entries = stream.take(count, bytes_max)
+        size = sum(map(len, entries))
+        while stream.due and len(entries) < count and size < bytes_max:  # else each chunk costs its reader an answer
+            stream.arrive()
+            more = stream.take(count - len(entries), bytes_max - size)
+            entries += more
+            size += sum(map(len, more))
         if entries or stream.chunks:
             self._ahead.follow(ledger, entry + len(entries), stream)
         if not entries:

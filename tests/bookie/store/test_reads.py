@@ -60,6 +60,29 @@ def test_who_reads_on_finds_it_read_ahead() -> None:
     simulate(main)
 
 
+def test_one_answer_has_several_chunks_when_they_are_there() -> None:
+    """A reader that is late gets all that it asked for: an answer a chunk would cost it a turn of its loop each."""
+
+    async def main(simulation: Simulation) -> None:
+        store = await open_store(simulation, AHEAD)
+        await simulation.spawn(NODE, fill(store, 1, range(100)))
+        await simulation.spawn(NODE, store.checkpoint())
+        await simulation.spawn(NODE, read_on(store, 1, 0, 9, 1500))
+        first = await simulation.spawn(NODE, store.read(1, 10, 90, 1500))
+        await asyncio.sleep(1)
+        at = 10 + len(first.entries)
+        result = store.read_now(1, at, 100 - at, 9_000)
+        assert result is not None
+        assert result.status is Status.OK
+        assert 9_000 <= sum(map(len, result.entries)) < 9_000 + 4 * 1024, "more than two chunks of 4 KiB"
+        assert [payload_of(entry) for entry in result.entries] == [
+            payload(1, entry) for entry in range(at, at + len(result.entries))
+        ]
+        store.check()
+
+    simulate(main)
+
+
 def test_the_table_of_the_next_extent_is_there_before_its_entries_are_wanted() -> None:
     async def main(simulation: Simulation) -> None:
         store = await open_store(simulation, AHEAD)

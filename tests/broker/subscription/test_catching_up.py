@@ -11,6 +11,7 @@ import pytest
 from magnetar.broker.log import read_memory
 from magnetar.broker.subscription.read_ahead import ReadAheadBuffer
 from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.names import Position
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
@@ -86,6 +87,41 @@ async def test_t17_a_read_is_bounded_and_the_next_one_goes_while_this_one_is_han
         most = 2.5 * chunk + 4 * ENTRY + (sizes[0] - chunk)
         assert max(ahead) <= most, "two chunks and a half at a time are in memory"
         assert max(ahead) > chunk + 2 * ENTRY, "a chunk is read while a whole one waits"
+
+
+async def test_who_lags_within_the_cache_holds_what_comes_next_before_the_cache_drops_it(tmp_path: Path) -> None:
+    """A chunk and a half is on hand: what is read begins after that, and is under way before it is wanted."""
+    settings = {"cache_bytes": 100_000, "catch_up_cache_bytes": 0, "read_bytes": 8_000}
+    async with cluster(tmp_path, **settings) as running:
+        producer = await TestProducer(running.world, running.brokers[0], TOPIC).opened()
+        consumer = await TestConsumer(
+            running.world, running.brokers[0], TOPIC, permits=0, initial_position=EARLIEST
+        ).ready()
+
+        async def publish(count: int) -> None:
+            for _ in range(count):
+                producer.publish(b"%0*d" % (ENTRY, 0))
+            for _ in range(count):
+                await producer.next("receipt")
+
+        await publish(40)
+        consumer.permits(4)
+        await consumer.receive_payloads(4)
+        reader: Any = running.brokers[0].topics[TOPIC].log.reader
+        asked: list[int] = []
+        from_bookies = reader._read
+
+        async def measured(position: Position, *rest: Any) -> Any:
+            asked.append(position.entry_id)
+            return await from_bookies(position, *rest)
+
+        reader._read = measured
+        await publish(100)
+        assert reader.cached(Position(*reader._shape.start)._replace(entry_id=20), 1, 1) == [], "the cache dropped it"
+        consumer.permits(136)
+        await consumer.receive_payloads(136)
+        assert asked[0] >= 12
+        assert asked == sorted(set(asked))
 
 
 async def test_t17_slow_subscriptions_share_one_bound_and_hold_up_no_other(tmp_path: Path) -> None:
