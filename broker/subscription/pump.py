@@ -13,12 +13,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 from ...proto.errors import InternalError, MagnetarError
 from ...proto.names import Position
 from ...runtime.clock import Clock
-from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
 from ..common.token_bucket import Rate, portion, wait_s
@@ -48,25 +46,14 @@ SLOTS_AT_ONCE = 1000
 """
 
 
-class Pump(MadeLater, ABC):
+class Pump(ABC):
     """The half of a subscription that hands out. The other half (subscription.py) has the consumers and the cursor."""
 
     __slots__ = (
-        "_at_hand", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop", "_memory",
-        "_moving", "_returns", "_tasks", "_timer", "_wakes_at", "blocked", "consumers", "cursor", "dead_letters",
+        "_buffer", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop", "_memory",
+        "_moving", "_returned", "_started", "_timer", "_wakes_at", "blocked", "consumers", "cursor", "dead_letters",
         "delayed", "dispatcher", "name", "rates",
     )  # fmt: skip
-    _at_hand: ReadAheadBuffer
-    _returns: Returns
-    _tasks: Tasks
-    LATER: ClassVar = {
-        "_returns": lambda self: Returns(self.dispatcher, self._counting, self._clock),
-        "_at_hand": lambda self: ReadAheadBuffer(
-            self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self.hand_out, self._tasks,
-            self._memory, self._data_lost, self.discard,
-        ),
-        "_tasks": lambda _: Tasks(),
-    }  # fmt: skip
 
     def __init__(
         self, name: str, log: ReadableLog, cursor: Cursor, dispatcher: Dispatcher, clock: Clock, config: BrokerConfig,
@@ -85,6 +72,9 @@ class Pump(MadeLater, ABC):
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._memory = memory or ReadMemory(config.read_memory_bytes)
+        self._buffer: ReadAheadBuffer | None = None  # None, as the next two: most subscriptions have no consumer
+        self._returned: Returns | None = None
+        self._started: Tasks | None = None
         self._due = False
         self._closed = False
         self._moving = False  # a seek is not durable yet
@@ -92,6 +82,28 @@ class Pump(MadeLater, ABC):
         self._end_told = False
         self._timer: asyncio.TimerHandle | None = None  # runs until the debt of a rate is paid …
         self._wakes_at = 0.0  # … at that time
+
+    @property
+    def _at_hand(self) -> ReadAheadBuffer:
+        """What it has in memory; made with its first use, as `_returns` and `_tasks`."""
+        if self._buffer is None:
+            self._buffer = ReadAheadBuffer(
+                self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self.hand_out,
+                self._tasks, self._memory, self._data_lost, self.discard,
+            )  # fmt: skip
+        return self._buffer
+
+    @property
+    def _returns(self) -> Returns:
+        if self._returned is None:
+            self._returned = Returns(self.dispatcher, self._counting, self._clock)
+        return self._returned
+
+    @property
+    def _tasks(self) -> Tasks:
+        if self._started is None:
+            self._started = Tasks()
+        return self._started
 
     @abstractmethod
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None: ...
@@ -127,8 +139,8 @@ class Pump(MadeLater, ABC):
         if self._moving:
             self.blocked = Blocked.MOVING
             return  # the store wakes it when that is durable
-        returns, policy = self._returns, self.dispatcher.policy
-        while (returns.waiting and not returns.some()) or not policy.look_again(SLOTS_AT_ONCE):
+        returns, policy = self._returned, self.dispatcher.policy
+        while (returns is not None and returns.waiting and not returns.some()) or not policy.look_again(SLOTS_AT_ONCE):
             if self._clock.monotonic() > end:
                 self.wake()
                 return
@@ -149,7 +161,7 @@ class Pump(MadeLater, ABC):
                     break
             if rates and self._throttled(rates, now):
                 return
-            if self.consumers and self._at_hand.reading_again:
+            if self._buffer is not None and self._buffer.reading_again and self.consumers:
                 return  # it is handed out before anything new
             want = self.dispatcher.want()
             if isinstance(want, Blocked):
@@ -190,7 +202,8 @@ class Pump(MadeLater, ABC):
                 positions = doubted(consumer.member, self.dispatcher.limits)
                 if positions:
                     self._tasks.spawn(self._judge(positions), "look at entries that block consumers")
-        self._at_hand.gone(deliveries)
+        if self._buffer is not None:
+            self._buffer.gone(deliveries)
 
     async def _judge(self, positions: Sequence[Position]) -> None:
         """Discards those of the entries that are malformed (malformed.py)."""

@@ -111,7 +111,8 @@ class Subscription(Pump):
     def read_from(self, log: ReadableLog) -> None:
         """Reads `log` from the mark on; only while no consumer is connected."""
         self._log = log
-        self._at_hand.read_from(log)
+        if self._buffer is not None:
+            self._buffer.read_from(log)
         self.cursor.over(log.shape)
         self._acks.over(log.shape)
         self._leave_out()
@@ -122,7 +123,8 @@ class Subscription(Pump):
     def show(self, log: ReadableLog) -> None:
         """Goes on in `log`, which has the same entries up to where this one shows any; consumers notice nothing."""
         self._log = log
-        self._at_hand.show(log)
+        if self._buffer is not None:
+            self._buffer.show(log)
         self.cursor.over(log.shape)
         self._acks.over(log.shape)
         self.dispatcher.goes_on_in(log.shape)
@@ -211,7 +213,7 @@ class Subscription(Pump):
             self.dispatcher.leave_all()  # the next one that joins begins anew
         if not self.consumers:
             self.type = None
-            self._at_hand.forget()
+            self._forget_buffer()
         self.wake()
 
     async def expect(self, consumer: Consumer) -> None:
@@ -348,9 +350,13 @@ class Subscription(Pump):
         first = first_of(cursor, settled.acks)
         if ordered and first is not None:
             self.dispatcher.step_back(first)
-            self._at_hand.forget()
+            self._forget_buffer()
         self._returns.freed_in_part(sorted(settled.shown))
         self._returns.freed(freed(cursor, settled, tail=ordered))
+
+    def _forget_buffer(self) -> None:
+        if self._buffer is not None:
+            self._buffer.forget()
 
     async def stored(self) -> None:
         """Returns when everything up to now is durable."""
@@ -422,7 +428,7 @@ class Subscription(Pump):
             self.cursor.ack_first(self._log.shape.after(mark), acked_messages)
         self.dispatcher.seek()
         self._returns.forget()
-        self._at_hand.forget()
+        self._forget_buffer()
         self._moving = True
         try:
             await self.durable_now()
@@ -438,16 +444,19 @@ class Subscription(Pump):
             self.dead_letters.stop()
         if self.delayed is not None:
             self.delayed.stop()
-        self._at_hand.stop()
+        if self._buffer is not None:
+            self._buffer.stop()
         if self._timer is not None:
             self._timer.cancel()
-        self._tasks.cancel()
+        if self._started is not None:
+            self._started.cancel()
 
     async def close(self) -> None:
         if self.delayed is not None:
             await self.delayed.close()
         self.stop()
-        await self._tasks.drain()
+        if self._started is not None:
+            await self._started.drain()
         if self.dead_letters is not None:
             await self.dead_letters.stopped()
         if self.store is not None:
