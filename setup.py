@@ -119,7 +119,6 @@ ledger to the bookie's journal, and back through the cursor and the dispatcher t
 
 - what another class derives from, unless that is here too: mypyc's classes are closed. So `runtime/grpc` and
   `runtime/http2` are all here, or none of them; the shapes of a log are not;
-- what makes its parts later (`MadeLater`: the subscription's pump): a compiled class has no attribute that is not set;
 - classes that users derive from, or ask `help()` about, which has no text and no types then (`MessageId` is here);
 - what Ctrl-C may end at any point (`ReceiverQueue`): compiled, the exception comes later, when the message is taken;
 - what tests replace by others (`Bookies`, `Store`, `TopicLog` and its reader, which run once for many entries);

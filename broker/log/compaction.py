@@ -34,7 +34,7 @@ import enum
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import ClassVar, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from pyroaring import BitMap
 
@@ -42,7 +42,6 @@ from ...ledger import LedgerClient, LedgerWriter
 from ...metadata.records import Compacted
 from ...proto.errors import InternalError, MagnetarError, OutcomeUnknown
 from ...proto.names import Position, TopicName
-from ...runtime.memory.later import MadeLater
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -92,25 +91,13 @@ class CompactionProgress:
         self.rounds = 0
 
 
-class Compaction(MadeLater):
+class Compaction:
     """The compaction of one topic. `changed` is called when another compacted ledger is to be read."""
 
     __slots__ = (
-        "_changed", "_ledger_client", "_replication", "_task", "_tasks", "_turn", "config", "ledgers", "log",
-        "progress", "shown", "topic", "view", "world",
+        "_changed", "_ledger_client", "_progress", "_replication", "_task", "_tasks", "_turn", "_view", "config", "log",
+        "shown", "topic", "world",
     )  # fmt: skip
-    ledgers: StateLedgers
-    progress: CompactionProgress
-    view: CompactedView
-    _tasks: Tasks
-    LATER: ClassVar = {
-        "ledgers": lambda self: StateLedgers(
-            self._ledger_client, self.config, self._replication, self.topic, compacted="true"
-        ),
-        "progress": lambda _: CompactionProgress(),
-        "view": lambda self: self._view(),
-        "_tasks": lambda _: Tasks(),
-    }  # fmt: skip
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: TopicName, log: Log, *,
@@ -125,12 +112,28 @@ class Compaction(MadeLater):
         self._changed = changed
         self._turn = turn or asyncio.Semaphore(1)
         self._task: asyncio.Task[None] | None = None
+        self._tasks: Tasks | None = None
+        self._progress: CompactionProgress | None = None  # None, as those beside it: most topics are never compacted
+        self._view: CompactedView | None = None
 
-    def _view(self) -> CompactedView:
-        view = CompactedView(self.log)
-        if self.shown is not self.log:
-            view.show_committed(self.shown)
-        return view
+    @property
+    def view(self) -> CompactedView:
+        if self._view is None:
+            self._view = CompactedView(self.log)
+            if self.shown is not self.log:
+                self._view.show_committed(self.shown)
+        return self._view
+
+    @property
+    def progress(self) -> CompactionProgress:
+        """Of the last one."""
+        if self._progress is None:
+            self._progress = CompactionProgress()
+        return self._progress
+
+    @property
+    def ledgers(self) -> StateLedgers:
+        return StateLedgers(self._ledger_client, self.config, self._replication, self.topic, compacted="true")
 
     # ------------------------------------------------------------------ facts
     @property
@@ -196,8 +199,10 @@ class Compaction(MadeLater):
         """False: one is running."""
         if self._task is not None:
             return False
-        self.progress = CompactionProgress()
-        self.progress.state = CompactionRunState.RUNNING
+        self._progress = CompactionProgress()
+        self._progress.state = CompactionRunState.RUNNING
+        if self._tasks is None:
+            self._tasks = Tasks()
         self._task = self._tasks.spawn(self._run(), f"compaction of {self.topic}")
         return True
 
@@ -219,8 +224,8 @@ class Compaction(MadeLater):
 
     async def close(self) -> None:
         """Returns when nothing of it is running any more."""
-        if self._task is not None:
-            self._task.cancel()
+        if self._tasks is not None:
+            self._tasks.cancel()
             await self._tasks.drain()
 
     async def _run(self) -> None:

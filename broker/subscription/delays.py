@@ -30,13 +30,12 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DelayBucket
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
 from ...proto.names import Position
-from ...runtime.memory.later import MadeLater, a_dict, a_list
 from ...runtime.tasks import Tasks, together
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -88,26 +87,26 @@ class Places(Protocol):
     async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None: ...
 
 
-class DelayedDelivery(MadeLater):
+class _Used:
+    """What buckets need."""
+
+    __slots__ = ("drops", "readers", "tasks", "to_drop")
+
+    def __init__(self) -> None:
+        self.readers: dict[int, LedgerReader] = {}
+        self.to_drop: list[int] = []
+        self.tasks = Tasks()
+        self.drops = Tasks()  # they go on after `stop`: a ledger that no record names is to be deleted
+
+
+class DelayedDelivery:
     """The delayed entries of one subscription: timer, sealing to buckets, loading and dropping them."""
 
     __slots__ = (
-        "_bucket_ledgers", "_closed", "_config", "_dropping", "_drops", "_governed", "_ledger_client", "_looked_ms",
-        "_loop", "_on_fenced", "_places", "_readers", "_replication", "_sealing", "_tasks", "_timer", "_timer_ms",
-        "_to_drop", "_topic", "_wake", "_world", "core", "ready",
+        "_closed", "_config", "_dropping", "_governed", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
+        "_places", "_replication", "_sealing", "_timer", "_timer_ms", "_topic", "_used", "_wake", "_world", "core",
+        "ready",
     )  # fmt: skip
-    _bucket_ledgers: StateLedgers
-    _readers: dict[int, LedgerReader]
-    _to_drop: list[int]
-    _tasks: Tasks
-    _drops: Tasks
-    """They go on after `stop`: a ledger that no record names is to be deleted."""
-    LATER: ClassVar = {
-        "_bucket_ledgers": lambda self: StateLedgers(
-            self._ledger_client, self._config, self._replication, self._topic, delays=self._places.subscription
-        ),
-        "_readers": a_dict, "_to_drop": a_list, "_tasks": lambda _: Tasks(), "_drops": lambda _: Tasks(),
-    }  # fmt: skip
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: DelayIndex, *,
@@ -123,6 +122,7 @@ class DelayedDelivery(MadeLater):
         self._topic = store.topic
         self._governed = topic
         self._on_fenced = on_fenced
+        self._used: _Used | None = None
         self._sealing: asyncio.Task[None] | None = None
         self._dropping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -130,6 +130,19 @@ class DelayedDelivery(MadeLater):
         self._looked_ms = 0  # when something was due last, or there was no room for it
         self._closed = False
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def _stored(self) -> _Used:
+        """Made with its first use: most subscriptions store no delayed message."""
+        if self._used is None:
+            self._used = _Used()
+        return self._used
+
+    @property
+    def _bucket_ledgers(self) -> StateLedgers:
+        return StateLedgers(
+            self._ledger_client, self._config, self._replication, self._topic, delays=self._places.subscription
+        )  # fmt: skip
 
     @property
     def now_ms(self) -> int:
@@ -205,7 +218,7 @@ class DelayedDelivery(MadeLater):
         self._wake()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        return self._tasks.spawn(self._guarded(work), "delayed messages")
+        return self._stored.tasks.spawn(self._guarded(work), "delayed messages")
 
     async def _guarded(self, work: Coroutine[None, None, None]) -> None:
         try:
@@ -256,19 +269,20 @@ class DelayedDelivery(MadeLater):
 
     # ------------------------------------------------------------------ dropping
     def _drop(self, ledgers: list[int]) -> None:
-        self._to_drop += ledgers
-        if self._to_drop and not self._dropping and not self._closed:
+        if ledgers:
+            self._stored.to_drop += ledgers
+        if self._used is not None and self._used.to_drop and not self._dropping and not self._closed:
             self._dropping = True
-            self._drops.spawn(self._guarded(self._drop_all()), "drop of delayed messages")
+            self._used.drops.spawn(self._guarded(self._drop_all()), "drop of delayed messages")
 
     async def _drop_all(self) -> None:
         """Drops the ended buckets in the order of `DROP`."""
         try:
-            while self._to_drop:
-                going, self._to_drop = self._to_drop, []
+            while self._stored.to_drop:
+                going, self._stored.to_drop = self._stored.to_drop, []
                 await self._try("unnamed", partial(self._places.change_buckets, (), frozenset(going)))
                 for ledger_id in going:
-                    self._readers.pop(ledger_id, None)
+                    self._stored.readers.pop(ledger_id, None)
                     await self._bucket_ledgers.delete(ledger_id)
         finally:
             self._dropping = False
@@ -280,14 +294,14 @@ class DelayedDelivery(MadeLater):
 
         async def one(bucket: DelayBucket) -> None:
             if bucket.last_ms <= now_ms:
-                self._to_drop.append(bucket.ledger_id)  # all of it is due: the log has it
+                self._stored.to_drop.append(bucket.ledger_id)  # all of it is due: the log has it
                 return
             async with reads:
                 try:
                     segments = await self._patiently(lambda: self._directory(bucket.ledger_id))
                 except (DataLost, LedgerNotFound, stored.DamagedBucket) as error:
                     self._alarm(bucket.ledger_id, error)
-                    self._to_drop.append(bucket.ledger_id)
+                    self._stored.to_drop.append(bucket.ledger_id)
                 except MagnetarError as error:
                     self._alarm(bucket.ledger_id, error)
                 else:
@@ -304,9 +318,9 @@ class DelayedDelivery(MadeLater):
         return stored.decode_directory(bytes(entry.payload), reader.last_entry)
 
     async def _reader(self, ledger_id: int) -> LedgerReader:
-        reader = self._readers.get(ledger_id)
+        reader = self._stored.readers.get(ledger_id)
         if reader is None:
-            reader = self._readers[ledger_id] = await self._bucket_ledgers.open(ledger_id)
+            reader = self._stored.readers[ledger_id] = await self._bucket_ledgers.open(ledger_id)
         if reader.last_entry < 1:
             raise stored.DamagedBucket(f"a bucket of {reader.last_entry + 1} entries")
         return reader
@@ -353,7 +367,8 @@ class DelayedDelivery(MadeLater):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._tasks.cancel()
+        if self._used is not None:
+            self._used.tasks.cancel()
 
     async def close(self) -> None:
         """Seals what is worth it, within `close_timeout_s`; the next owner reads the rest again."""
@@ -368,9 +383,11 @@ class DelayedDelivery(MadeLater):
             except TimeoutError:
                 _LOG.warning("%s: the last delayed messages are not sealed: they are read again", self._who)
         self.stop()
+        if (used := self._used) is None:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.close_timeout_s):
-                await self._drops.drain()
-        self._drops.cancel()
-        await self._drops.drain()
-        await self._tasks.drain()
+                await used.drops.drain()
+        used.drops.cancel()
+        await used.drops.drain()
+        await used.tasks.drain()

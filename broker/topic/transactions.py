@@ -26,7 +26,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ...ledger import LedgerClient
 from ...metadata.records import OutcomesPlace
@@ -46,7 +46,6 @@ from ...proto.errors import (
 )
 from ...proto.names import Position, TopicName
 from ...proto.transactions import TxnId, TxnState
-from ...runtime.memory.later import MadeLater, a_dict
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.applied import Applied
@@ -147,41 +146,36 @@ def txn_of(metadata: MessageMetadata) -> TxnId | None:
     return TxnId.checked(metadata.txnid_most_bits, metadata.txnid_least_bits)
 
 
-class TopicTransactions(MadeLater):
+class _Here:
+    """What of transactions is under way in a topic."""
+
+    __slots__ = (
+        "asked", "committed_at", "ends", "joins", "landing", "seeing", "settles", "since", "suspects", "tasks",
+        "writers",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.joins: dict[tuple[TxnId, str | None], asyncio.Future[None]] = {}  # by the role that wants to write in it
+        self.asked: dict[TxnId, int] = {}  # how many of these joins ask its coordinator now
+        self.writers: dict[TxnId, str] = {}
+        """The role that began it, as its coordinator said when that role wrote here first."""
+        self.settles: dict[TxnId, asyncio.Future[None]] = {}
+        self.landing: dict[TxnId, asyncio.Future[None]] = {}  # until nothing of it is on its way
+        self.ends: dict[TxnId, list[Callable[[MagnetarError | None], None]]] = {}
+        self.since: dict[TxnId, float] = {}  # when it was joined or found, on the monotonic clock
+        self.committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
+        self.suspects: dict[int, asyncio.Task[None]] = {}  # coordinators of which all that is open is asked for now
+        self.seeing = asyncio.Lock()
+        self.tasks = Tasks()
+
+
+class TopicTransactions:
     """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
 
     __slots__ = (
-        "_asked", "_asking", "_committed_at", "_config", "_coordinators", "_ended", "_ends", "_full", "_joins",
-        "_landing",
-        "_leaving", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_seeing", "_settles", "_since",
-        "_suspects", "_tasks", "_topic", "_world", "_writers", "core", "replayed",
+        "_asking", "_config", "_coordinators", "_ended", "_leaving", "_ledger", "_ledger_client", "_log", "_loop",
+        "_replication", "_topic", "_under_way", "_world", "core", "replayed",
     )  # fmt: skip
-    _joins: dict[tuple[TxnId, str | None], asyncio.Future[None]]
-    """By the role that wants to write in it."""
-    _asked: dict[TxnId, int]
-    """How many of these joins ask its coordinator now."""
-    _writers: dict[TxnId, str]
-    """The role that began it, as its coordinator said when that role wrote here first."""
-    _settles: dict[TxnId, asyncio.Future[None]]
-    _landing: dict[TxnId, asyncio.Future[None]]
-    """Until nothing of it is on its way."""
-    _ends: dict[TxnId, list[Callable[[MagnetarError | None], None]]]
-    _since: dict[TxnId, float]
-    """When it was joined or found, on the monotonic clock."""
-    _committed_at: dict[TxnId, float]
-    """The coordinator said so, and its settlement has not come."""
-    _suspects: dict[int, asyncio.Task[None]]
-    """Coordinators of which all that is open is asked for now."""
-    _seeing: asyncio.Lock
-    _tasks: Tasks
-    _full: str
-    LATER: ClassVar = {
-        **dict.fromkeys(
-            ("_joins", "_asked", "_writers", "_settles", "_landing", "_ends", "_since", "_committed_at", "_suspects"),
-            a_dict,
-        ),
-        "_seeing": lambda _: asyncio.Lock(), "_tasks": lambda _: Tasks(), "_full": lambda self: self._topic.name.full,
-    }  # fmt: skip
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: Transacting, log: Log,
@@ -193,8 +187,16 @@ class TopicTransactions(MadeLater):
         self._ledger_client, self._config, self._replication = ledgers, config, replication
         self._ledger: OutcomesLedger | None = None
         self._loop = asyncio.get_running_loop()
+        self._under_way: _Here | None = None
         self._asking: asyncio.Task[None] | None = None
         self._ended = self._leaving = False  # it takes nothing any more; the topic is about to be deleted
+
+    @property
+    def _here(self) -> _Here:
+        """Made with the first transaction: most topics have none."""
+        if self._under_way is None:
+            self._under_way = _Here()
+        return self._under_way
 
     # ------------------------------------------------------------------ opening
     async def open(self, applied: Applied) -> None:
@@ -250,7 +252,7 @@ class TopicTransactions(MadeLater):
         self._ask_for_pending(self.core)
         self._topic.show_committed(self.core)
         now = self._world.clock.monotonic()
-        self._since = dict.fromkeys(self.core.open, now)
+        self._here.since = dict.fromkeys(self.core.open, now)
         self._ask_on()
 
     # ------------------------------------------------------------------ joining
@@ -262,17 +264,19 @@ class TopicTransactions(MadeLater):
         False: `join` it, or `when` it is joined; that also says why not. `owner` None: a caller that may write in each.
         """
         core = self.core
-        if core is None or self._ended or (txn, owner) in self._joins:
+        if core is None or self._ended or (txn, owner) in self._here.joins:
             return False
         if core.is_open(txn) and self._is_writer(txn, owner):
             return True
-        if self._leaving or not core.may_join(txn) or not self._coordinators.join_now(txn, self._full, owner):
+        if self._leaving or not core.may_join(txn):
+            return False
+        if not self._coordinators.join_now(txn, self._topic.name.full, owner):
             return False
         core.ask(txn)
         return self._is_in(core, txn, owner)
 
     def _is_writer(self, txn: TxnId, owner: str | None) -> bool:
-        return owner is None or self._writers.get(txn) == owner
+        return owner is None or self._here.writers.get(txn) == owner
 
     async def join(self, txn: TxnId, owner: str | None = None) -> None:
         """Returns when `is_open`. InvalidRequest: it is another role's, or was never begun; TransactionEnded,
@@ -317,14 +321,14 @@ class TopicTransactions(MadeLater):
     def when(self, awaited: Awaited, then: Callable[[MagnetarError | None], None]) -> None:
         """Calls `then` once, in a later turn: with None when the entry can be judged, else with why it is refused."""
         if awaited.end:
-            self._ends.setdefault(awaited.txn, []).append(then)
+            self._here.ends.setdefault(awaited.txn, []).append(then)
             return
         self._joining(awaited.txn, awaited.owner).add_done_callback(lambda done: then(_error_of(done)))
 
     def _joining(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
         """One run for all of the role who ask for it while it runs."""
         key = txn, owner
-        return self._joins.get(key) or self._shared(self._joins, [key], lambda: self._join(txn, owner))
+        return self._here.joins.get(key) or self._shared(self._here.joins, [key], lambda: self._join(txn, owner))
 
     def _shared(
         self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key],
@@ -335,7 +339,7 @@ class TopicTransactions(MadeLater):
             return self._refused()
         future: asyncio.Future[None] = self._loop.create_future()
         runs.update(dict.fromkeys(txns, future))
-        self._tasks.spawn(self._run(runs, txns, future, work), "transaction of a topic")
+        self._here.tasks.spawn(self._run(runs, txns, future, work), "transaction of a topic")
         return future
 
     async def _run(
@@ -372,13 +376,13 @@ class TopicTransactions(MadeLater):
         return NotOwner(f"topic {self._topic.name} is not served here any more; look it up again")
 
     async def _join(self, txn: TxnId, owner: str | None) -> None:
-        self._asked[txn] = self._asked.get(txn, 0) + 1
+        self._here.asked[txn] = self._here.asked.get(txn, 0) + 1
         try:
             await self._join_for(txn, owner)
         finally:
-            self._asked[txn] -= 1
-            if not self._asked[txn]:
-                del self._asked[txn]
+            self._here.asked[txn] -= 1
+            if not self._here.asked[txn]:
+                del self._here.asked[txn]
 
     async def _join_for(self, txn: TxnId, owner: str | None) -> None:
         if not self._topic.name.persistent:
@@ -411,7 +415,7 @@ class TopicTransactions(MadeLater):
 
     def _join_refused(self, core: Transactions, txn: TxnId) -> None:
         """What one role is refused does not end what is asked for another."""
-        if self._asked[txn] == 1:
+        if self._here.asked[txn] == 1:
             core.refused(txn)
 
     def _is_in(self, core: Transactions, txn: TxnId, owner: str | None) -> bool:
@@ -419,8 +423,8 @@ class TopicTransactions(MadeLater):
         if not core.joined(txn):
             return False
         if owner is not None:
-            self._writers[txn] = owner
-        self._since.setdefault(txn, self._world.clock.monotonic())
+            self._here.writers[txn] = owner
+        self._here.since.setdefault(txn, self._world.clock.monotonic())
         self._ask_on()
         return True
 
@@ -430,7 +434,7 @@ class TopicTransactions(MadeLater):
 
     async def _see(self) -> Transactions:
         """Before the first transaction of the topic: its record says so."""
-        async with self._seeing:
+        async with self._here.seeing:
             core = self.core
             if core is None:
                 position = self._log.shape.confirmed
@@ -480,8 +484,8 @@ class TopicTransactions(MadeLater):
         self._landed(txn)
 
     def _landed(self, txn: TxnId) -> None:
-        if self._landing and txn in self._landing and self.core is not None and not self.core.flying(txn):
-            future = self._landing.pop(txn)
+        if self._here.landing and txn in self._here.landing and self.core is not None and not self.core.flying(txn):
+            future = self._here.landing.pop(txn)
             if not future.done():
                 future.set_result(None)
 
@@ -501,9 +505,9 @@ class TopicTransactions(MadeLater):
             await asyncio.shield(self._landing_of(txn))
 
     def _landing_of(self, txn: TxnId) -> asyncio.Future[None]:
-        if txn not in self._landing:
-            self._landing[txn] = self._loop.create_future()
-        return self._landing[txn]
+        if txn not in self._here.landing:
+            self._here.landing[txn] = self._loop.create_future()
+        return self._here.landing[txn]
 
     # ------------------------------------------------------------------ the end
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
@@ -525,13 +529,13 @@ class TopicTransactions(MadeLater):
         if self._ended:
             return [self._refused()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}
-        for txn, each in {each.txn: each for each in settlements if each.txn not in self._settles}.items():
+        for txn, each in {each.txn: each for each in settlements if each.txn not in self._here.settles}.items():
             groups.setdefault(self._apply(each), []).append(txn)
         if any(writes.outcome for writes in groups):
             self._topic.decided()
         for writes, txns in groups.items():
-            self._shared(self._settles, txns, partial(self._written, writes))
-        return [self._settles[each.txn] for each in settlements]
+            self._shared(self._here.settles, txns, partial(self._written, writes))
+        return [self._here.settles[each.txn] for each in settlements]
 
     def _apply(self, settlement: Settlement) -> _Writes:
         """To its entries, and to the pending acknowledgements of each subscription; what has to be written then."""
@@ -567,10 +571,10 @@ class TopicTransactions(MadeLater):
             raise self._not_here()
 
     def _over(self, txn: TxnId) -> None:
-        self._since.pop(txn, None)
-        self._writers.pop(txn, None)
-        self._committed_at.pop(txn, None)
-        for then in self._ends.pop(txn, ()):
+        self._here.since.pop(txn, None)
+        self._here.writers.pop(txn, None)
+        self._here.committed_at.pop(txn, None)
+        for then in self._here.ends.pop(txn, ()):
             self._loop.call_soon(then, None)
 
     def _stored_soon(self) -> None:
@@ -586,7 +590,7 @@ class TopicTransactions(MadeLater):
 
     def _ask_on(self) -> None:
         if self._asking is None and not self._ended and self.core is not None and self.core.open:
-            self._asking = self._tasks.spawn(self._keep_asking(), "open transactions of a topic")
+            self._asking = self._here.tasks.spawn(self._keep_asking(), "open transactions of a topic")
 
     async def _keep_asking(self) -> None:
         core, clock = self.core, self._world.clock
@@ -602,7 +606,7 @@ class TopicTransactions(MadeLater):
                     swept = clock.monotonic()
                 wanted = [
                     txn for txn in core.open
-                    if (every or core.known[txn].phase is TxnPhase.ASKED) and not self._asked.get(txn)
+                    if (every or core.known[txn].phase is TxnPhase.ASKED) and not self._here.asked.get(txn)
                 ]  # fmt: skip
                 await self._ask_all(wanted)
                 pause_s = min(2 * pause_s, ASK_S_MAX) if wanted else ASK_S
@@ -616,10 +620,11 @@ class TopicTransactions(MadeLater):
 
     def _suspect(self, number: int) -> None:
         """That coordinator aborted a transaction and did not say so here: the others may be lost with it."""
-        others = [txn for txn in self.still_open if txn.coordinator == number and not self._asked.get(txn)]
-        if others and number not in self._suspects:
-            self._suspects[number] = asked = self._tasks.spawn(self._ask_all(others), "lost transactions of a topic")
-            asked.add_done_callback(lambda _: self._suspects.pop(number, None))
+        others = [txn for txn in self.still_open if txn.coordinator == number and not self._here.asked.get(txn)]
+        here = self._here
+        if others and number not in here.suspects:
+            here.suspects[number] = asked = here.tasks.spawn(self._ask_all(others), "lost transactions of a topic")
+            asked.add_done_callback(lambda _: here.suspects.pop(number, None))
 
     async def _ask_one(self, txn: TxnId) -> None:
         """Asks for what is open, once."""
@@ -651,7 +656,7 @@ class TopicTransactions(MadeLater):
             self._settle_soon(Settlement(txn, False))
         elif joined is TxnState.COMMITTED:
             now = self._world.clock.monotonic()
-            if now - self._committed_at.setdefault(txn, now) >= SETTLEMENT_S:
+            if now - self._here.committed_at.setdefault(txn, now) >= SETTLEMENT_S:
                 _LOG.error("%s: no settlement of the committed %s has come: every entry counts", self._topic.name, txn)
                 self._settle_soon(Settlement(txn, True))
 
@@ -711,7 +716,7 @@ class TopicTransactions(MadeLater):
         opened = core.open
         oldest = opened[0] if opened else None
         now = self._world.clock.monotonic()
-        age_s = now - self._since.get(oldest, now) if oldest is not None else 0.0
+        age_s = now - self._here.since.get(oldest, now) if oldest is not None else 0.0
         return TransactionStats(
             core.stable, core.stable_index, len(opened), oldest, int(age_s * 1000), core.aborted_entries,
             core.aborted_bytes, core.commits, core.aborts,
@@ -723,21 +728,23 @@ class TopicTransactions(MadeLater):
 
     def stop(self) -> None:
         self._ended = True
-        self._tasks.cancel()
-        waiting = [*self._joins.values(), *self._settles.values(), *self._landing.values()]
-        for runs in (self._joins, self._settles, self._landing):
-            runs.clear()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(self._not_here())
-                future.exception()
-        self._ends.clear()
+        if (here := self._under_way) is not None:
+            here.tasks.cancel()
+            waiting = [*here.joins.values(), *here.settles.values(), *here.landing.values()]
+            for runs in (here.joins, here.settles, here.landing):
+                runs.clear()
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(self._not_here())
+                    future.exception()
+            here.ends.clear()
         if self._ledger is not None:
             self._ledger.stop()
 
     async def close(self) -> None:
         self.stop()
-        await self._tasks.drain()
+        if self._under_way is not None:
+            await self._under_way.tasks.drain()
         if self._ledger is not None:
             await self._ledger.close()
 

@@ -39,12 +39,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heapify, heappop, heappush
-from typing import ClassVar
 
 from pyroaring import BitMap
 
 from ....proto.names import Position
-from ....runtime.memory.later import MadeLater, a_dict, a_list
 from ...log.core.log_shape import LogShape
 from .bits import run_end
 from .cursor import Cursor
@@ -58,17 +56,22 @@ GROWTH = 128
 """To sort and pack one of 80,000 entries takes 50 ms, in which nothing else is done."""
 
 
-class DelayIndex(MadeLater):
+class _Memory:
+    """What is held of entries, and of buckets."""
+
+    __slots__ = ("buckets", "fresh", "held", "lost")
+
+    def __init__(self) -> None:
+        self.held: dict[int, BitMap] = {}
+        self.fresh: list[int] = []  # a heap of keys
+        self.buckets = Buckets()
+        self.lost: dict[int, BitMap] = {}
+
+
+class DelayIndex:
     __slots__ = (
-        "_buckets", "_draft", "_fresh", "_held", "_lost", "_seal_at", "count", "cursor", "memory_bytes_max",
-        "seal_entries", "shape",
+        "_draft", "_seal_at", "_used", "count", "cursor", "memory_bytes_max", "seal_entries", "shape",
     )  # fmt: skip
-    _held: dict[int, BitMap]
-    _fresh: list[int]
-    """A heap of keys."""
-    _buckets: Buckets
-    _lost: dict[int, BitMap]
-    LATER: ClassVar = {"_held": a_dict, "_fresh": a_list, "_buckets": lambda _: Buckets(), "_lost": a_dict}
 
     def __init__(
         self, shape: LogShape, cursor: Cursor, seal_entries: int = 50_000, memory_bytes_max: int = 16 << 20
@@ -77,18 +80,27 @@ class DelayIndex(MadeLater):
         self.seal_entries, self.memory_bytes_max = seal_entries, memory_bytes_max
         self.count = 0  # entries that are held
         self._seal_at = 0  # fresh ones at the next look; 0: by the rule
+        self._used: _Memory | None = None
         self._draft: tuple[Draft, Keys, frozenset[int]] | None = None  # with the buckets that are merged in it
+
+    @property
+    def _memory(self) -> _Memory:
+        """Made with its first use: most subscriptions delay nothing."""
+        if self._used is None:
+            self._used = _Memory()
+        return self._used
 
     # ------------------------------------------------------------------ intents
     def hold(self, position: Position, at_ms: int) -> None:
         """Holds the entry until `at_ms`. Nothing happens when it is held already."""
-        held = self._held.get(position[0])
+        memory = self._memory
+        held = memory.held.get(position[0])
         if held is None:
-            held = self._held[position[0]] = BitMap()
+            held = memory.held[position[0]] = BitMap()
         if position[1] not in held:
             held.add(position[1])
             self.count += 1
-            heappush(self._fresh, key_of(position, at_ms))
+            heappush(memory.fresh, key_of(position, at_ms))
 
     def forget(self, position: Position) -> None:
         """The entry is acknowledged."""
@@ -97,14 +109,14 @@ class DelayIndex(MadeLater):
 
     def forget_set(self, ledger_id: int, entries: BitMap) -> None:
         """The entries are acknowledged."""
-        held = self._held.get(ledger_id)
+        held = self._memory.held.get(ledger_id)
         if held is None:
             return
         before = len(held)
         held -= entries
         self.count -= before - len(held)
         if not held:
-            del self._held[ledger_id]
+            del self._memory.held[ledger_id]
         if not self.count:
             self.clear()
 
@@ -112,43 +124,43 @@ class DelayIndex(MadeLater):
         """Everything up to the mark is acknowledged, or no longer in the log."""
         if not self.count:
             return
-        for held in (self._held, self._lost):
+        for held in (self._memory.held, self._memory.lost):
             for ledger_id in [each for each in held if each <= mark[0]]:
                 before = len(held[ledger_id])
                 if ledger_id == mark[0]:
                     held[ledger_id].remove_range(0, mark[1] + 1)
                 else:
                     held[ledger_id].clear()
-                if held is self._held:
+                if held is self._memory.held:
                     self.count -= before - len(held[ledger_id])
                 if not held[ledger_id]:
                     del held[ledger_id]
         if not self.count:
             self.clear()
-        self._buckets.end_up_to(mark)
+        self._memory.buckets.end_up_to(mark)
 
     def release(self) -> None:
         """All that is held is due now (the policy delays nothing any more)."""
-        lost = {ledger_id: held.copy() for ledger_id, held in self._held.items()}
-        count, held = self.count, self._held
+        lost = {ledger_id: held.copy() for ledger_id, held in self._memory.held.items()}
+        count, held = self.count, self._memory.held
         self.clear()
-        self._lost, self.count, self._held = lost, count, held
+        self._memory.lost, self.count, self._memory.held = lost, count, held
 
     @property
     def released(self) -> bool:
-        return bool(self._lost) and not (self._fresh or self._draft or self._buckets)
+        return bool(self._memory.lost) and not (self._memory.fresh or self._draft or self._memory.buckets)
 
     def clear(self) -> None:
         """Drops everything that is held."""
-        self._held, self._lost, self.count = {}, {}, 0
-        self._fresh, self._seal_at = [], 0
-        self._buckets.clear()
+        self._memory.held, self._memory.lost, self.count = {}, {}, 0
+        self._memory.fresh, self._seal_at = [], 0
+        self._memory.buckets.clear()
 
     # ------------------------------------------------------------------ what is due
     def due(self, now_ms: int, limit: int) -> list[Position]:
         """The due entries, `limit` at most, earliest first; they are held no more."""
         found: list[Position] = []
-        fresh, buckets, end = self._fresh, self._buckets, (now_ms + 1) << TIME
+        fresh, buckets, end = self._memory.fresh, self._memory.buckets, (now_ms + 1) << TIME
         while len(found) < limit:
             first, head = fresh[0] if fresh else NEVER, buckets.head
             if min(first, head) >= end:
@@ -160,7 +172,7 @@ class DelayIndex(MadeLater):
             position = position_of(min(first, head))
             if self._take(position):
                 found.append(position)
-        if self._lost and len(found) < limit:
+        if self._memory.lost and len(found) < limit:
             found += self._found_again(limit - len(found))
         if found and not self.count:
             self.clear()
@@ -169,26 +181,27 @@ class DelayIndex(MadeLater):
     def _take(self, position: Position) -> bool:
         """Holds it no more. False: it was not held."""
         ledger_id, entry_id = position
-        held = self._held.get(ledger_id)
+        every = self._memory.held
+        held = every.get(ledger_id)
         if held is None or entry_id not in held:
             return False
         held.remove(entry_id)
         if not held:
-            del self._held[ledger_id]
+            del every[ledger_id]
         self.count -= 1
         return True
 
     def _found_again(self, limit: int) -> list[Position]:
         found: list[Position] = []
-        for ledger_id in sorted(self._lost):
-            entries = self._lost[ledger_id]
+        for ledger_id in sorted(self._memory.lost):
+            entries = self._memory.lost[ledger_id]
             for entry_id in list(entries[: limit - len(found)]):
                 entries.remove(entry_id)
                 position = Position(ledger_id, entry_id)
                 if self._take(position):
                     found.append(position)
             if not entries:
-                del self._lost[ledger_id]
+                del self._memory.lost[ledger_id]
             if len(found) >= limit:
                 break
         return found
@@ -196,24 +209,24 @@ class DelayIndex(MadeLater):
     @property
     def next_look_ms(self) -> int | None:
         """When the next work is due: an entry's time, or a segment to load. None: nothing."""
-        if self._lost:
+        if self._memory.lost:
             return 0
-        looks = [self._fresh[0] >> TIME if self._fresh else None, self._buckets.next_look_ms]
+        looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_look_ms]
         return min((look for look in looks if look is not None), default=None)
 
     # ------------------------------------------------------------------ sealing
     @property
     def full(self) -> bool:
         """Whether far too much is in memory because it cannot be stored: nothing more may be held."""
-        return len(self._fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
+        return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
     @property
     def seals(self) -> bool:
         """Whether it is time to check what can be sealed."""
-        fresh = len(self._fresh)
+        fresh = len(self._memory.fresh)
         over = fresh * FRESH_BYTES > self.memory_bytes_max
         enough = over or fresh >= max(self._seal_entries, self._seal_at)
-        return self._draft is None and (enough or bool(self._buckets and self._buckets.merged))
+        return self._draft is None and (enough or bool(self._memory.buckets and self._memory.buckets.merged))
 
     @property
     def _seal_entries(self) -> int:
@@ -222,7 +235,7 @@ class DelayIndex(MadeLater):
     def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
         """What is far in the future, as a bucket; None: too little of it. One at a time; then `sealed`, or `kept`."""
         assert self._draft is None, "one bucket is sealed at a time"
-        fresh, merged = self._fresh, self._buckets.merged
+        fresh, merged = self._memory.fresh, self._memory.buckets.merged
         fresh.sort()
         pressed = len(fresh) * FRESH_BYTES > self.memory_bytes_max
         cut = bisect_left(fresh, 0 if pressed else (now_ms + NEAR_MS) << TIME)
@@ -230,22 +243,22 @@ class DelayIndex(MadeLater):
             least = 1 if merged else max(1, len(fresh) // 2)
         if len(fresh) - cut < least:
             self._seal_at = 2 * len(fresh)
-            self._buckets.ended(merged)  # all of it is near, and in memory
+            self._memory.buckets.ended(merged)  # all of it is near, and in memory
             return None
-        draft = drafted(fresh[cut:], self._held)
-        self._fresh, self._seal_at = fresh[:cut], 0  # sorted: it is a heap
+        draft = drafted(fresh[cut:], self._memory.held)
+        self._memory.fresh, self._seal_at = fresh[:cut], 0  # sorted: it is a heap
         if not draft.bodies:
-            self._buckets.ended(merged)
+            self._memory.buckets.ended(merged)
             return None
         keys = Keys(b"".join(draft.bodies))
         self._draft = draft, keys, merged
-        self._buckets.push(keys, None)
+        self._memory.buckets.push(keys, None)
         return draft
 
     def sealed(self, ledger_id: int) -> None:
         """The draft is durable in that ledger, and the record names the ledger."""
         assert self._draft is not None, "a draft was sealed"
-        (draft, keys, merged), self._draft, buckets = self._draft, None, self._buckets
+        (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.pull(keys)
         places = [unpack_places(segment.places) for segment in draft.segments]
         given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
@@ -257,13 +270,13 @@ class DelayIndex(MadeLater):
         """The draft is not sealed: its entries are fresh again."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
-        self._buckets.pull(keys)
+        self._memory.buckets.pull(keys)
         self._be_fresh(keys.rest())
 
     def _be_fresh(self, keys: list[int]) -> None:
         if keys:
-            self._fresh += keys
-            heapify(self._fresh)
+            self._memory.fresh += keys
+            heapify(self._memory.fresh)
 
     # ------------------------------------------------------------------ buckets
     def found(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
@@ -274,7 +287,7 @@ class DelayIndex(MadeLater):
         held = [self._add(ledger, entries) for of_segment in places[first:] for ledger, entries in of_segment]
         if not any(held):
             bucket.next = len(segments)
-        self._buckets.add(bucket)
+        self._memory.buckets.add(bucket)
 
     def _add(self, ledger_id: int, entries: BitMap) -> bool:
         """Holds them, as far as the log has them and they are not acknowledged. False: none is held."""
@@ -290,7 +303,7 @@ class DelayIndex(MadeLater):
             entries = self.cursor.pending.without(ledger_id, entries)
         if not entries:
             return False
-        held = self._held.setdefault(ledger_id, BitMap())
+        held = self._memory.held.setdefault(ledger_id, BitMap())
         before = len(held)
         held |= entries
         self.count += len(held) - before
@@ -298,37 +311,37 @@ class DelayIndex(MadeLater):
 
     def wanted(self, now_ms: int) -> list[Load]:
         """Segments to be read now; each is asked for once."""
-        return self._buckets.wanted(now_ms)
+        return self._memory.buckets.wanted(now_ms)
 
     def loaded(self, load: Load, body: bytes) -> None:
         """The keys of those segments."""
-        self._be_fresh(self._buckets.loaded(load, body))
+        self._be_fresh(self._memory.buckets.loaded(load, body))
 
     def lost(self, ledger_id: int) -> None:
         """The bucket cannot be read."""
-        bucket = self._buckets.lost(ledger_id)
+        bucket = self._memory.buckets.lost(ledger_id)
         if bucket is not None:
-            for place in [each for each in self._held if bucket.first_ledger <= each <= bucket.last[0]]:
-                self._lost[place] = self._lost.get(place, BitMap()) | self._held[place]
+            for place in [each for each in self._memory.held if bucket.first_ledger <= each <= bucket.last[0]]:
+                self._memory.lost[place] = self._memory.lost.get(place, BitMap()) | self._memory.held[place]
 
     def drained(self) -> list[int]:
         """Ledgers of buckets that have nothing more to give up; each is returned once."""
-        return self._buckets.drained()
+        return self._memory.buckets.drained()
 
     @property
     def has_drained(self) -> bool:
-        return self._buckets.has_drained
+        return self._used is not None and self._used.buckets.has_drained
 
     # ------------------------------------------------------------------ questions
     def is_delayed(self, position: Position) -> bool:
-        held = self._held.get(position[0])
+        held = self._memory.held.get(position[0])
         return held is not None and position[1] in held
 
     def next_after(self, position: Position) -> Position:
         """The first position at or after it that is neither held nor done: one step per ledger of the topic."""
         while self.is_delayed(position):
             ledger_id, entry_id = position
-            over = self._held[ledger_id]
+            over = self._memory.held[ledger_id]
             acked = self.cursor.acked.get(ledger_id)
             last = run_end(over if acked is None else over | acked, entry_id)
             position = self.cursor.next_free(self.shape.after(Position(ledger_id, last)))
@@ -336,27 +349,27 @@ class DelayIndex(MadeLater):
 
     @property
     def buckets(self) -> int:
-        return len(self._buckets)
+        return len(self._memory.buckets)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of keys and rows; the bitmaps are not counted."""
         if not self.count:
             return 0
-        return len(self._fresh) * FRESH_BYTES + self._buckets.memory_bytes
+        return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes
 
     def held_in(self, ledger_id: int) -> int:
         """How many entries of that ledger of the topic are held."""
-        held = self._held.get(ledger_id)
+        held = self._memory.held.get(ledger_id)
         return len(held) if held is not None else 0
 
     def check(self) -> None:
         """Each held position has a source; the count is right; nothing that is acknowledged is held."""
-        held = {Position(ledger_id, each) for ledger_id, entries in self._held.items() for each in entries}
+        held = {Position(ledger_id, each) for ledger_id, entries in self._memory.held.items() for each in entries}
         assert self.count == len(held), "the count of held entries is wrong"
-        assert all(self._held.values()), "an empty bitmap is kept"
-        sources = set(map(position_of, [*self._fresh, *self._buckets.keys()]))
-        sources |= {Position(ledger_id, each) for ledger_id, entries in self._lost.items() for each in entries}
-        lone = [each for each in held - sources if not self._buckets.may_hold(each)]
+        assert all(self._memory.held.values()), "an empty bitmap is kept"
+        sources = set(map(position_of, [*self._memory.fresh, *self._memory.buckets.keys()]))
+        sources |= {Position(ledger_id, each) for ledger_id, entries in self._memory.lost.items() for each in entries}
+        lone = [each for each in held - sources if not self._memory.buckets.may_hold(each)]
         assert not lone, "an entry is held that no source will give up"
         assert not any(map(self.cursor.is_acked, held)), "an acknowledged entry is held"

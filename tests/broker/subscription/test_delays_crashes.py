@@ -66,7 +66,7 @@ class Life:
         """Nothing of it is on its way, or it is dead."""
         for _ in range(2000):
             await asyncio.sleep(0)
-            if self.session.dead.is_set() or not (self.driver._tasks or self.driver._drops):
+            if self.session.dead.is_set() or not (self.driver._stored.tasks or self.driver._stored.drops):
                 return
 
     async def read_the_log(self) -> None:
@@ -100,7 +100,7 @@ class Life:
         self.session.dead.set()
         self.store.abandon()
         self.driver.stop()
-        for tasks in (self.driver._tasks, self.driver._drops):
+        for tasks in (self.driver._stored.tasks, self.driver._stored.drops):
             tasks.cancel()
             await tasks.drain()
 

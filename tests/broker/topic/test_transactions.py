@@ -523,7 +523,7 @@ async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
         await until_owned_by(running, second)
         topic = await loaded(second)
         if told == "COMMITTED":
-            await until(lambda: txn in topic.transactions._committed_at)
+            await until(lambda: txn in topic.transactions._here.committed_at)
             assert await shown(second) == []
             await settle_at(topic, settlement)
         await until(lambda: not topic.transactions.still_open)
