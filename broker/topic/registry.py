@@ -18,7 +18,7 @@ from ...runtime.memory.later import MadeLater
 from ..common.applied import Applied
 from ..log.log import Log
 from .core.admission import Admission
-from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, epoch
+from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, epoch, next_epoch
 from .dedup import Deduplication
 from .maintenance import TopicMaintenance
 from .producer import Producer
@@ -79,7 +79,7 @@ class ProducerRegistry(MadeLater):
             await producer.turn
         if change is Epoch.GROWS:
             async with self._epochs:
-                producer.epoch = topic.log.record.epoch + 1
+                producer.epoch = next_epoch(topic.log.record.epoch, topic.log.record.created_ms)
                 await topic.log.note(epoch=producer.epoch)
         await topic.dedup.settled(producer.name)
         await topic.transactions.settled(producer.name)
