@@ -131,12 +131,16 @@ async def test_the_initial_subscription_gets_what_was_published_before_anybody_c
         assert [(await consumer.receive(5000)).data() for _ in range(2)] == [b"0", b"1"]
 
 
-async def test_messages_in_chunks_reach_one_of_several_shared_consumers_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("queue", [1000, 3])
+async def test_messages_in_chunks_reach_one_of_several_shared_consumers_whole(tmp_path: Path, queue: int) -> None:
+    """Also where a consumer's queue has no room for all chunks of one."""
     async with (
         cluster(tmp_path, max_message_bytes=20_000) as running,
         Client(f"magnetar://{running.brokers[0].endpoint}", world=running.world) as client,
     ):
-        consumers = [await client.subscribe(TOPIC, "s", ConsumerType.Shared) for _ in range(3)]
+        consumers = [
+            await client.subscribe(TOPIC, "s", ConsumerType.Shared, receiver_queue_size=queue) for _ in range(3)
+        ]
         producer = await client.create_producer(TOPIC, batching_enabled=False, chunking_enabled=True)
         sent = [bytes([number]) * 150_000 for number in range(6)]
         for payload in sent:
