@@ -58,8 +58,8 @@ EXPIRE_S = 60.0
 GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0
 """A chunk comes again after a time between these …"""
 GIVEN_BACK_FIRST_S_MAX = 1.0
-"""… the first time after the delay of a negative ack, if that is shorter: its message did not fail. Another consumer has
-the beginning of it, and had no room for this chunk at that moment."""
+"""… the first time after the delay of a negative ack, if that is shorter: its message did not fail. Another consumer
+has the beginning of it, and had no room for this chunk at that moment."""
 GIVEN_BACK_MAX = 10_000
 """Messages of which it is remembered that they were given back."""
 
@@ -241,7 +241,7 @@ class Chunks:
         outcome = ChunkOutcome(None, self.passed(metadata.producer_name, place), [])
         if metadata.chunk_id > 0:
             if self._comes_again(metadata.uuid):
-                if place == next(iter(self._waiting.get(metadata.uuid, ())), None):  # its message came once more in vain
+                if place == next(iter(self._waiting.get(metadata.uuid, ())), None):  # it came once more in vain
                     self._note(self._given_back, metadata.uuid, self.rounds(metadata.uuid) + 1)
                 self._wait(metadata.uuid, place, metadata.chunk_id)
                 outcome.given_back.append(place)
