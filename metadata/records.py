@@ -303,7 +303,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
     created_ms: int = 0
     dedup: DedupPlace | None = None  # None: publishes are not deduplicated
     transactions: OutcomesPlace | None = None  # None: no entry and no acknowledgement was ever in a transaction
-    epoch: int = 0  # grows with each producer that takes exclusive access
+    epoch: int = 0  # grows with each producer that takes exclusive access; above created_ms from the first on
     compacted: Compacted | None = None
     pending_deletion: tuple[int, ...] = ()  # compacted ledgers that are being written or were replaced: never read
     claim: str = ""  # random, of the owner that changes the record: another value means that the topic was taken over

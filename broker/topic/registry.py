@@ -17,7 +17,7 @@ from ...proto.names import TopicName
 from ..common.applied import Applied
 from ..log.log import Log
 from .core.admission import Admission
-from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, epoch
+from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, epoch, next_epoch
 from .dedup import Deduplication
 from .maintenance import TopicMaintenance
 from .producer import Producer
@@ -78,7 +78,7 @@ class ProducerRegistry:
             if self._epochs is None:
                 self._epochs = asyncio.Lock()
             async with self._epochs:
-                producer.epoch = topic.log.record.epoch + 1
+                producer.epoch = next_epoch(topic.log.record.epoch, topic.log.record.created_ms)
                 await topic.log.note(epoch=producer.epoch)
         await topic.dedup.settled(producer.name)
         await topic.transactions.settled(producer.name)

@@ -17,7 +17,9 @@ ISOLATIONS = {
 }
 
 
-def producer_options(settings: ProducerSettings, encrypt: Encrypt | None) -> ProducerOptions:
+def producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool) -> ProducerOptions:
+    """Chunks are for persistent topics, as in Pulsar's clients: another one drops some of them, and the rest of the
+    message is useless."""
     return ProducerOptions(
         initial_sequence_id=settings.initial_sequence_id,
         batching=settings.batching_enabled,
@@ -27,7 +29,7 @@ def producer_options(settings: ProducerSettings, encrypt: Encrypt | None) -> Pro
         key_based=settings.batching_type is BatchingType.KeyBased,
         send_timeout_s=settings.send_timeout_millis / 1000,
         compression=int(settings.compression_type),
-        chunking=settings.chunking_enabled,
+        chunking=settings.chunking_enabled and persistent,
         encrypt=encrypt,
     )
 

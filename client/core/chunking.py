@@ -56,7 +56,10 @@ tells them that limit (broker/protocols/pulsar/connection.py). Not where an entr
 EXPIRE_S = 60.0
 """What gets no chunk for so long makes room (Pulsar's figure)."""
 GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0
-"""A chunk comes again after the delay of a negative ack, made longer to be between these."""
+"""A chunk comes again after a time between these …"""
+GIVEN_BACK_FIRST_S_MAX = 1.0
+"""… the first time after the delay of a negative ack, if that is shorter: its message did not fail. Another consumer
+has the beginning of it, and had no room for this chunk at that moment."""
 GIVEN_BACK_MAX = 10_000
 """Messages of which it is remembered that they were given back."""
 
@@ -213,7 +216,7 @@ class Chunks:
 
     # ------------------------------------------------------------------ questions
     def rounds(self, uuid: str) -> int:
-        """How often there was no room for the message."""
+        """How often chunks of the message came for which there was no room, or no beginning."""
         return self._given_back.get(uuid, 0)
 
     def unshown(self) -> list[Position]:
@@ -238,6 +241,8 @@ class Chunks:
         outcome = ChunkOutcome(None, self.passed(metadata.producer_name, place), [])
         if metadata.chunk_id > 0:
             if self._comes_again(metadata.uuid):
+                if place == next(iter(self._waiting.get(metadata.uuid, ())), None):  # it came once more in vain
+                    self._note(self._given_back, metadata.uuid, self.rounds(metadata.uuid) + 1)
                 self._wait(metadata.uuid, place, metadata.chunk_id)
                 outcome.given_back.append(place)
             else:

@@ -32,7 +32,15 @@ from ...proto.errors import ConnectionLost, MagnetarError, SubscriptionNotFound,
 from ...proto.names import Position
 from .acks import GROUP_MESSAGES, GROUP_S, AckTracker
 from .backoff import Backoff
-from .chunking import EXPIRE_S, GIVEN_BACK_S_MAX, GIVEN_BACK_S_MIN, Begun, ChunkOutcome, Chunks
+from .chunking import (
+    EXPIRE_S,
+    GIVEN_BACK_FIRST_S_MAX,
+    GIVEN_BACK_S_MAX,
+    GIVEN_BACK_S_MIN,
+    Begun,
+    ChunkOutcome,
+    Chunks,
+)
 from .effects import (
     Answer,
     Connect,
@@ -217,11 +225,11 @@ class ConsumerCore:
         for place in outcome.dropped:
             self.acknowledge(place, -1, 0)
         if outcome.given_back:
-            delay_s = self._options.nack_delay_ms(0) / 1000
-            longer_s = min(GIVEN_BACK_S_MAX, max(GIVEN_BACK_S_MIN, delay_s) * 2 ** min(rounds, 16))
+            first_s = min(GIVEN_BACK_FIRST_S_MAX, max(GIVEN_BACK_S_MIN, self._options.nack_delay_ms(0) / 1000))
+            longer_s = min(GIVEN_BACK_S_MAX, first_s * 2 ** min(rounds, 16))
             for place in outcome.given_back:
                 if place not in self._nacks:
-                    self._pieces.watch(place, int(now * 1000) + 1, int(max(delay_s, longer_s) * 1000))
+                    self._pieces.watch(place, int(now * 1000) + 1, int(longer_s * 1000))
                 self._unacked.forget(place)
         for place in outcome.wanted:
             if place in self._pieces:

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, delete, select, update
 
 from ..blocking.client import Client
 from ..blocking.loop_thread import loop_thread
+from ..common.errors import InvalidTopicName, TopicNotFound
 from .core.relay import partition_name, shard_of
 from .core.values import RelaySettings
 from .databases import translated
@@ -139,8 +140,11 @@ class OutboxAdmin:
         taken = store.take("magnetar outbox renumber")
         destinations = {*taken.stored, *(row.destination for row in taken.claimed)}
         for topic in store.topics():
-            count = len(client.get_topic_partitions(topic))
-            partitions = 0 if count == 1 and client.get_topic_partitions(topic) == [topic] else count
+            try:
+                found = client.get_topic_partitions(topic)
+            except (InvalidTopicName, TopicNotFound):  # nothing was ever sent there
+                continue
+            partitions = 0 if found == [topic] else len(found)
             destinations |= {partition_name(topic, number, partitions) for number in range(max(1, partitions))}
         owned = sorted(each for each in destinations if shard_of(each, known[0].shards) == shard)
         last = self._last_ids(client, name, owned)

@@ -206,11 +206,14 @@ class Sender:
                 partition = producer.enqueue(row.value, group.done, extra)
                 added += 1
         except Exception as error:  # a row that is told nothing is claimed for ever
-            if added:  # those before it are sent; the producer is opened anew and says how far they came
+            if added:  # those before it are sent
                 partition.flush_soon()
-            refused = not added and (not isinstance(error, PulsarException) or error.error() in _OF_THE_ROW)
-            outcome = Outcome.ROW_REFUSED if refused else Outcome.PUT_OFF
-            group.tell(outcome, f"{type(error).__name__}: {error}")
+            refused = not isinstance(error, PulsarException) or error.error() in _OF_THE_ROW
+            text = f"{type(error).__name__}: {error}"
+            if refused and added and txn is not None:  # which is aborted: what is sent of it is sent again
+                group.ends_at(added, text)
+            else:  # without one the producer is opened anew, and says how far those before it came
+                group.tell(Outcome.ROW_REFUSED if refused and not added else Outcome.PUT_OFF, text)
             return
         partition.flush_soon()
 
@@ -312,22 +315,32 @@ def _answer(to: asyncio.Future[tuple[Outcome, str]], outcome: Outcome, text: str
 class _Group:
     """Counts the outcomes of a group's rows; `tell` is called once."""
 
-    __slots__ = ("_left", "_producer", "_results", "_tell", "_told")
+    __slots__ = ("_left", "_producer", "_refusal", "_results", "_rows", "_tell", "_told")
 
     def __init__(self, rows: int, producer: Producer, tell: Callable[[Outcome, str], None]) -> None:
-        self._left = rows
+        self._rows = self._left = rows
         self._producer = producer
         self._tell = tell
         self._results: set[Result] = set()
+        self._refusal = ""  # why a row, and what follows it, was not sent
         self._told = False
 
     def done(self, result: Result, _message_id: MessageId) -> None:
         self._results.add(result)
         self._left -= 1
-        if self._left:
-            return
+        if not self._left:
+            self._tell_all()
+
+    def ends_at(self, rows: int, refusal: str) -> None:
+        """Only so many rows of it are sent: the next one is refused. It is told when these have their outcomes."""
+        self._left -= self._rows - rows
+        self._refusal = refusal
+        if not self._left:
+            self._tell_all()
+
+    def _tell_all(self) -> None:
         if self._results == {Result.Ok}:
-            self.tell(Outcome.STORED, "")
+            self.tell(Outcome.ROW_REFUSED if self._refusal else Outcome.STORED, self._refusal)
             return
         why = self._producer.partitions[0].why or ", ".join(each.name for each in self._results)
         refused = self._results <= _OF_THE_ROW and not self._producer.is_over

@@ -292,14 +292,10 @@ class Store:
         found: set[str] = set()
         with translated(), self._engine.connect() as connection:
             for state in (RowState.WAITING, RowState.HELD):
-                last = ""
-                while True:
-                    query = select(func.min(rows.c.topic)).where(rows.c.state == state, rows.c.topic > last)
-                    topic = connection.scalar(query)
-                    if topic is None:
-                        break
+                query = of_state = select(func.min(rows.c.topic)).where(rows.c.state == state)
+                while (topic := connection.scalar(query)) is not None:
                     found.add(topic)
-                    last = topic
+                    query = of_state.where(rows.c.topic > topic)
         return sorted(found)
 
     def lag(self) -> Lag:

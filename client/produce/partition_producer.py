@@ -65,9 +65,10 @@ class PartitionProducer:
         world = connections.world
         self._now, self._wall_ms = world.clock.monotonic, world.clock.wall_ms
         self._instance = world.rng.randbytes(8).hex()  # our next connection replaces our last one
+        options = producer_options(settings, encrypt, persistent=topic.persistent)
         self.core = ProducerCore(
-            settings.producer_name or "", producer_options(settings, encrypt), max_pending=max_pending, lock=Lock(),
-            backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if settings.chunking_enabled else "",
+            settings.producer_name or "", options, max_pending=max_pending, lock=Lock(),
+            backoff=connections.backoff(), uuid=world.rng.randbytes(8).hex() if options.chunking else "",
             memory=connections.send_memory,
         )  # fmt: skip
         self._attachment = Attachment(connections, self)

@@ -17,7 +17,8 @@ topic with EXCLUSIVE_WITH_FENCING: then the one that was there is fenced, as aft
 **Epoch** (`epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
 publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another producer
 took the topic meanwhile, and it is fenced for good, also when it lost only its connection, to a broker that died, and
-not its registration.
+not its registration. The count of a topic begins after when it was made (`next_epoch`), so that an epoch of a deleted
+topic is lower than any of one that was made anew under its name: a producer of the old one does not fence who has this.
 """
 
 from __future__ import annotations
@@ -79,6 +80,11 @@ def epoch(mode: AccessMode, had: int, topic: int) -> Epoch:
     if had == 0:
         return Epoch.GROWS
     return Epoch.STAYS if had >= topic else Epoch.FENCED
+
+
+def next_epoch(topic: int, created_ms: int) -> int:
+    """The epoch of a producer that takes a topic that has the epoch `topic` and was made at `created_ms`."""
+    return max(topic, created_ms) + 1
 
 
 class Denied(enum.Enum):

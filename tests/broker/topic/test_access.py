@@ -16,10 +16,13 @@ from magnetar.broker.topic.core.publish import (
     ProducerRegistration,
     ProducerTable,
     epoch,
+    next_epoch,
 )
+from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
+from magnetar.client.common.errors import ProducerFenced as ProducerFencedError
 from magnetar.client.consume.consumer import Consumer
-from magnetar.client.model.settings import ConsumerType
+from magnetar.client.model.settings import ConsumerType, ProducerAccessMode
 from magnetar.proto.errors import ProducerBusy, ProducerFenced
 from magnetar.proto.names import TopicName
 from tests.broker.node.test_failover import until_owned_by, vanish
@@ -34,6 +37,14 @@ def test_the_epoch_grows_with_each_new_holder_and_fences_whoever_had_an_earlier_
     assert epoch(EXCLUSIVE, 0, 7) is Epoch.GROWS
     assert epoch(EXCLUSIVE, 7, 7) is Epoch.STAYS
     assert epoch(EXCLUSIVE, 6, 7) is Epoch.FENCED
+
+
+def test_an_epoch_of_a_deleted_topic_is_lower_than_those_of_one_that_is_made_anew() -> None:
+    old = next_epoch(next_epoch(0, 1000), 1000)
+    assert old == 1002
+    new = next_epoch(0, 5000)
+    assert epoch(EXCLUSIVE_WITH_FENCING, old, new) is Epoch.FENCED
+    assert next_epoch(7, 0) == 8, "when it was made is not known"
 
 
 def test_an_earlier_connection_that_comes_late_does_not_replace_the_later_one() -> None:
@@ -55,7 +66,7 @@ async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanw
         first = await TestProducer(
             running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE
         ).opened()
-        assert first.answer.topic_epoch == 1
+        had = first.answer.topic_epoch
         await first.send(b"0")
         if crash:
             await vanish(running, broker)
@@ -64,30 +75,47 @@ async def test_an_owner_that_returns_is_fenced_when_another_took_the_topic_meanw
         else:
             await broker.owned.unload(NAME)
         again = await TestProducer(
-            running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=1, connection=2
+            running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=had, connection=2
         ).opened()
-        assert again.answer.topic_epoch == 1, "nobody took it meanwhile"
+        assert again.answer.topic_epoch == had, "nobody took it meanwhile"
         await broker.owned.unload(NAME)
         other = await TestProducer(
             running.world, broker, TOPIC, "b", instance="b", access_mode=EXCLUSIVE_WITH_FENCING
         ).opened()
-        assert other.answer.topic_epoch == 2
+        assert other.answer.topic_epoch == had + 1
         with pytest.raises(ProducerFenced):
             await TestProducer(
-                running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=1, connection=3
+                running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=had, connection=3
             ).opened()
         await other.close()
         await broker.owned.unload(NAME)
         with pytest.raises(ProducerFenced):
             await TestProducer(
-                running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=1, connection=4
+                running.world, broker, TOPIC, "a", instance="a", access_mode=EXCLUSIVE, topic_epoch=had, connection=4
             ).opened()
         keeps = await TestProducer(running.world, broker, TOPIC, "c", access_mode=EXCLUSIVE).opened()
-        assert keeps.answer.topic_epoch == 3
+        assert keeps.answer.topic_epoch == had + 2
         with pytest.raises(ProducerFenced):
             await TestProducer(running.world, broker, TOPIC, "d", access_mode=EXCLUSIVE).opened()
         with pytest.raises(ProducerBusy):
             await TestProducer(running.world, broker, TOPIC, "e").opened()
+
+
+async def test_a_producer_of_a_deleted_topic_does_not_fence_who_has_the_one_that_was_made_anew(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path) as running,
+        AdminClient(f"magnetar://{running.brokers[0].endpoint}") as admin,
+        Client(f"magnetar://{running.brokers[0].endpoint}") as client,
+    ):
+        mode = ProducerAccessMode.ExclusiveWithFencing
+        for _ in range(2):  # the old topic has a higher count than the new one will have
+            old = await client.create_producer(TOPIC, access_mode=mode)
+        await old.send(b"old")
+        await admin.delete_topic(TOPIC, force=True)
+        new = await client.create_producer(TOPIC, access_mode=mode)
+        with pytest.raises(ProducerFencedError):
+            await old.send(b"of the old one")
+        await new.send(b"new")
 
 
 async def test_the_initial_subscription_gets_what_was_published_before_anybody_came(tmp_path: Path) -> None:
@@ -103,12 +131,16 @@ async def test_the_initial_subscription_gets_what_was_published_before_anybody_c
         assert [(await consumer.receive(5000)).data() for _ in range(2)] == [b"0", b"1"]
 
 
-async def test_messages_in_chunks_reach_one_of_several_shared_consumers_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("queue", [1000, 3])
+async def test_messages_in_chunks_reach_one_of_several_shared_consumers_whole(tmp_path: Path, queue: int) -> None:
+    """Also where a consumer's queue has no room for all chunks of one."""
     async with (
         cluster(tmp_path, max_message_bytes=20_000) as running,
         Client(f"magnetar://{running.brokers[0].endpoint}", world=running.world) as client,
     ):
-        consumers = [await client.subscribe(TOPIC, "s", ConsumerType.Shared) for _ in range(3)]
+        consumers = [
+            await client.subscribe(TOPIC, "s", ConsumerType.Shared, receiver_queue_size=queue) for _ in range(3)
+        ]
         producer = await client.create_producer(TOPIC, batching_enabled=False, chunking_enabled=True)
         sent = [bytes([number]) * 150_000 for number in range(6)]
         for payload in sent:

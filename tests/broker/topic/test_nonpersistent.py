@@ -13,6 +13,7 @@ from magnetar.broker.topic.nonpersistent import IN_FLIGHT_ENTRIES, NonPersistent
 from magnetar.broker.topic.topic import Topic
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
+from magnetar.client.common.errors import MessageTooBig
 from magnetar.client.model.settings import ConsumerType
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
@@ -65,6 +66,17 @@ async def test_t2_every_subscription_type_is_served_and_nothing_is_redelivered(r
     consumer.frame(redeliver=wire.Redeliver())
     await producer.send(b"2")
     assert await consumer.receive_payloads(1) == [b"2"], "what was handed out does not come again"
+
+
+async def test_t2_a_message_that_needs_chunks_is_refused_as_by_pulsars_clients(running: Cluster) -> None:
+    """Two chunks are more than may be in flight: the first one was dropped, and the message never came."""
+    async with aio.Client(f"magnetar://{running.brokers[0].endpoint}") as client:
+        consumer = await client.subscribe(TOPIC, "s")
+        producer = await client.create_producer(TOPIC, batching_enabled=False, chunking_enabled=True)
+        with pytest.raises(MessageTooBig):
+            await producer.send(bytes(6 << 20))
+        await producer.send(b"small")
+        assert (await consumer.receive(10_000)).data() == b"small"
 
 
 async def test_t2_policies_of_stored_topics_do_not_end_it(tmp_path: Path) -> None:

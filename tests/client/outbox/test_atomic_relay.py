@@ -26,7 +26,7 @@ from magnetar.client.transactions.transaction import Transaction
 from magnetar.proto.errors import InvalidRequest
 from tests.support.processes import Processes
 
-from .test_relay import DEADLINE_S, QUICK, Broker, Shop
+from .test_relay import DEADLINE_S, QUICK, SPOILED, Broker, Shop
 
 pytestmark = pytest.mark.processes
 
@@ -186,6 +186,24 @@ def test_a_unit_with_a_row_that_is_refused_is_parked_whole(broker: Broker, shop:
         shop.admin.revive([each.id for each in parked])
         shop.wait_empty(relay)
     assert broker.stored("refused-a", 4) == ["first", "passes", "with bad", "of its key"]
+
+
+def test_a_row_that_another_program_spoiled_is_parked_and_those_beside_it_pass(broker: Broker, shop: Shop) -> None:
+    """What makes no message is seen after the rows before it, of the same group, are on their way."""
+    rows = shop.outbox.rows
+    for name, columns in SPOILED.items():
+        broker.deduplicate(topic := f"spoiled-{name.replace(' ', '-')}")
+        for value in ("first", name, "last"):
+            unit(shop, (topic, value))
+        with shop.engine.begin() as connection:
+            connection.execute(rows.update().where(rows.c.value == name.encode()).values(**columns))
+    with shop.relay(broker, "spoiled", atomic=True) as relay:
+        shop.wait_for(lambda: relay.lag().parked == len(SPOILED) and not relay.lag().waiting, relay)
+        shop.wait_empty(relay, but=len(SPOILED))
+        assert relay.restarts == 0
+    assert all(each.error for each in shop.admin.rows(state=RowState.PARKED))
+    for name in SPOILED:
+        assert broker.stored(f"spoiled-{name.replace(' ', '-')}", 2) == ["first", "last"]
 
 
 @pytest.mark.parametrize("atomic", [False, True])

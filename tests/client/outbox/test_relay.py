@@ -438,9 +438,14 @@ def test_a_database_from_a_backup_is_refused_and_goes_on_after_renumber(broker: 
     relay = restored.relay(broker, "backup")
     with pytest.raises(OutboxBehind, match="renumber"):
         relay.run()
+    rows = restored.outbox.rows
+    for value, topic in (("no name", ""), ("no topic name", "a/b/c/d"), ("no tenant", "persistent://none/such/t")):
+        restored.send("backup", value)
+        with restored.engine.begin() as connection:
+            connection.execute(update(rows).where(rows.c.value == value.encode()).values(topic=topic))
     assert restored.admin.renumber(broker.client, "outbox-backup-0", 0) == {"persistent://public/default/backup": 3}
     with restored.relay(broker, "backup") as relay:
-        restored.wait_empty(relay)
+        restored.wait_empty(relay, but=3)
     assert broker.stored("backup") == ["1", "2", "3", "4", "5"]
 
 

@@ -204,6 +204,15 @@ def test_topics_of_waiting_rows_are_found_whatever_the_backlog(engine: Engine, o
     assert [each.rpartition("/")[2] for each in Store(engine, outbox).topics()] == ["a", "b", "c"]
 
 
+def test_a_topic_without_a_name_is_found_too(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
+    """Another program wrote the row: the relay says that it waits for the topic, and why."""
+    send(engine, outbox, b"x")
+    with engine.begin() as connection:
+        connection.execute(update(outbox.rows).values(topic=""))
+    send(engine, outbox, b"y")
+    assert Store(engine, outbox).topics() == ["", TOPIC]
+
+
 def test_rows_are_parked_revived_and_dropped_but_not_while_they_are_claimed(
     engine: Engine, outbox: SQLAlchemyOutbox
 ) -> None:
