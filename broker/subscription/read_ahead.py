@@ -179,6 +179,7 @@ class ReadAheadBuffer:
                 return found
             ahead = self._ahead = deque(found)  # more than is handed out at once: it lags
             self._ahead_bytes = sum(entry.size for entry in found)
+            self._count()
         self._read_ahead()
         found, size = [], 0
         for entry in islice(ahead, CHUNK_ENTRIES):
