@@ -269,7 +269,9 @@ class FakeBroker:
             me.say(done=wire.Done(request_id=getattr(frame, kind)))
             if kind == "close":
                 return True
-        if kind != "redeliver" or not frame.redeliver.uncounted:  # another one comes with it
+        if kind == "redeliver" and frame.redeliver.uncounted:  # another one may come with it
+            asyncio.get_running_loop().call_soon(self.dispatch, topic, subscription)
+        else:
             self.dispatch(topic, subscription)
         return False
 
