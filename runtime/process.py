@@ -177,10 +177,11 @@ def _mallopt() -> Callable[[int, int], int] | None:
     return found
 
 
-GC_THRESHOLDS = (20_000, 20, 50)
+GC_THRESHOLDS = (100_000, 20, 50)
 """A server makes few cycles and many short-lived records. With Python's 700 allocations between two collections they
 cost a tenth of the throughput (three bookies, 1 KB: 60,600 to 88,800 msg/s; with these 88,000 to 108,500), and of the
-time of a replay."""
+time of a replay. What is delivered and not acknowledged yet lives through a collection for nothing: with 20,000 a
+fiftieth of the server's time under `key-shared` was collections."""
 
 GC_START = (200_000, 20, 50)
 """Until `settle`: the objects of imported modules stay alive, so collecting them is useless. It took 17 of the 250 ms

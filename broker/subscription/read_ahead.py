@@ -181,12 +181,10 @@ class ReadAheadBuffer:
             self._ahead_bytes = sum(entry.size for entry in found)
             self._count()
         self._read_ahead()
-        found, size = [], 0
-        for entry in islice(ahead, CHUNK_ENTRIES):
-            size += entry.size
-            if found and size > self._most:
-                break
-            found.append(entry)
+        found = list(islice(ahead, CHUNK_ENTRIES))
+        size = sum([entry.size for entry in found])
+        while size > self._most and len(found) > 1:
+            size -= found.pop().size
         return found
 
     def _again(self, positions: Sequence[Position]) -> Sequence[StoredEntry]:

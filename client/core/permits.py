@@ -1,8 +1,9 @@
 """Flow control: how many messages the broker may send. Permits are conserved: none is lost, none is made.
 
 A consumer grants its queue size when it subscribes; what the application took, or the client threw away, is granted
-again in blocks of at least half the queue. They die with the stream: `start` begins anew, and what came over an earlier
-stream gives none back.
+again in blocks of at least a quarter of the queue: with half of it, consumers of Key_Shared that take turns ran out of
+permits, and a tenth of the messages waited at the broker for theirs. Permits die with the stream: `start` begins anew,
+and what came over an earlier stream gives none back.
 
 **The rule of both sides.** A delivery costs what its entry's head declares (proto/entry.py `declared_messages`), less
 the batch indexes that the delivery says are acknowledged. The broker charges that when it sends the entry
@@ -27,7 +28,7 @@ class Permits:
 
     def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)
-        self._block = max(1, self._size // 2)
+        self._block = max(1, self._size // 4)
         self._lock = lock
         self._used = 0
         self._granted = 0  # to be told to the broker
@@ -48,7 +49,7 @@ class Permits:
         with self._lock:
             self._used += max(1, queue_size) - self._size
             self._size = max(1, queue_size)
-            self._block = max(1, self._size // 2)
+            self._block = max(1, self._size // 4)
 
     def came(self, messages: int) -> None:
         """The broker charged so many."""

@@ -46,7 +46,7 @@ tests/broker/subscription/core/test_dispatch_walk.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pyroaring import BitMap
 
@@ -209,16 +209,16 @@ class Dispatcher:
         why = why_none(self.policy.takers)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
-    def assign(self, entries: Iterable[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
+    def assign(self, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> list[Delivery]:
         """Hands out what was read, in order, until no consumer may get the next one. The rest is read again later."""
         deliveries: list[Delivery] = []
         self.parked = []
         if self.read_position <= self.cursor.mark:
             self._leap()
         delays = self.delays if self.delaying else None
-        filters = filters_of(self.cursor, self.policy, self.held, delays)
-        policy, pick, deliver = self.policy, self.policy.pick, self._deliver
-        some_wait, at = policy.waiting.entries > 0, self.read_position
+        policy, pick, deliver, at = self.policy, self.policy.pick, self._deliver, self.read_position
+        filters = filters_of(self.cursor, policy, self.held, delays, entries[0].position, at) if entries else []
+        some_wait = policy.waiting.entries > 0
         for entry in entries:
             position = entry.position
             waited = some_wait and position < at and policy.waits(entry)

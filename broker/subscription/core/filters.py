@@ -18,6 +18,7 @@ import enum
 from collections.abc import Callable
 from functools import partial
 
+from ....proto.names import Position
 from .cursor import Cursor
 from .delays import DelayIndex
 from .policies.policy import Entry, Policy
@@ -39,10 +40,12 @@ Filter = Callable[[Entry, bool], Fate | None]
 """(entry, whether it waited with the policy) → why the policy does not get it; None: it does."""
 
 
-def filters_of(cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None) -> list[Filter]:
-    """`delays`: where the type delays."""
+def filters_of(
+    cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, first: Position, new: Position
+) -> list[Filter]:
+    """For entries from `first` on; those from `new` on never waited. `delays`: where the type delays."""
     filters: list[Filter] = []
-    if cursor.acked or cursor.partial or policy.waiting.entries:
+    if cursor.partial or first < new or first <= cursor.last_hole:
         filters.append(partial(_acknowledged, cursor, policy))
     if cursor.pending is not None:
         filters.append(partial(_pending, cursor, policy))

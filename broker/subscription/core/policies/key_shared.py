@@ -160,7 +160,7 @@ class KeyShared:
         """The consumer that gets an entry of this one slot now."""
         slot = self._in_use.get(number)
         if slot is None or self.out_of_order:
-            member = self._owner(number)
+            member = self._owned.get(number) or self._owner(number)
         elif (slot.failures is not None and slot.fails_before(position)) or (
             slot.waiting is not NOTHING and slot.waiting and not (waited and slot.waiting.first() == position)
         ):
