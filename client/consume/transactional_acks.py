@@ -31,7 +31,7 @@ from ..core.acks import AckTracker
 from ..core.consumer import ConsumerCore
 from ..core.state import State
 from ..core.transaction import InTransaction, Part
-from ..model.message import Message
+from ..model.message import Message, ReceivedEntry
 from .acknowledgements import AckSender, Pending, place_of
 from .frames import acks_of
 from .requests import Requests
@@ -105,12 +105,16 @@ class TransactionalAcks:
             asyncio.get_running_loop().call_soon(run, self._turn, self._broke)
 
     def _delivered_twice(self, txn: InTransaction, every: Sequence[Pending]) -> Message | None:
-        taken = txn.deliveries.setdefault(self._taken_from, {})
+        entries = txn.deliveries.setdefault(self._taken_from, {})
+        entry: ReceivedEntry | None = None
+        taken: dict[int, object] = {}
         for each in every:
             if isinstance(each, Message):
-                if (entry := each.entry).delivery is None:
-                    entry.delivery = object()
-                if taken.setdefault((entry.position, each.batch_index), entry.delivery) is not entry.delivery:
+                if each.entry is not entry:  # most follow another one of the same batch
+                    entry = each.entry
+                    entry.delivery = entry.delivery or object()
+                    taken = entries.setdefault(entry.position, {})
+                if taken.setdefault(each.batch_index, entry.delivery) is not entry.delivery:
                     return each
         return None
 

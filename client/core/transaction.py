@@ -149,7 +149,7 @@ class Share:
 class InTransaction:
     """What producers and consumers know of the transaction that a message is sent or acknowledged in."""
 
-    deliveries: dict[str, dict[tuple[Position, int], object]]
+    deliveries: dict[str, dict[Position, dict[int, object]]]
     """Of each subscription: which delivery of a message it acknowledged (client/consume/transactional_acks.py)."""
 
     @property

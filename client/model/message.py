@@ -132,7 +132,8 @@ class Message:
 
     def data(self) -> bytes:
         """The payload, as it was sent; empty for a message without a value."""
-        return self.payload
+        payload = self._payload
+        return payload if isinstance(payload, bytes) else payload[self.batch_index]
 
     def value(self) -> Any:
         """The payload, decoded by the consumer's schema; None for a message without a value. Of a pair whose key is the

@@ -152,6 +152,10 @@ async def process(
     return await Loop(consumer, producer, in_loop(function), options).run()
 
 
+PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
+"""Types of results that nobody awaits, so that nothing is asked for each message."""
+
+
 def in_loop(function: Callable[[Message], Any]) -> Apply:
     """Calls it in the event loop, message by message."""
 
@@ -160,7 +164,7 @@ def in_loop(function: Callable[[Message], Any]) -> Apply:
         for number, message in enumerate(messages):
             try:
                 found = function(message)
-                if inspect.isawaitable(found):
+                if type(found) not in PLAIN and inspect.isawaitable(found):
                     found = await found
                 elif number % SLICE == SLICE - 1:
                     await asyncio.sleep(0)
@@ -181,7 +185,7 @@ def outputs_of(found: Any) -> Sequence[Any]:
         return ()
     if isinstance(found, list):
         return found
-    if isinstance(found, tuple | GeneratorType):
+    if isinstance(found, (tuple, GeneratorType)):
         return list(found)
     return (found,)
 
