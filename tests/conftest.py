@@ -82,8 +82,7 @@ _finished = itertools.count(1)
 
 
 def pytest_runtest_logfinish() -> None:
-    """What is alive after some hundreds of tests stays alive: a test that collects garbage took eight times as long late
-    in a run."""
+    """Freezes what is alive: it stays so, and a test that collects garbage took eight times as long late in a run."""
     if next(_finished) % FROZEN_AFTER == 0:
         gc.collect()
         gc.freeze()
