@@ -1,4 +1,4 @@
-"""The layout of docs/architecture.md: which package may import which, what stays pure, how large a folder may be.
+"""The layout of docs/design/architecture.md: who may import whom, what stays pure, how large a folder may be.
 
 `MAY_IMPORT` has a row for each top-level package and for each domain of the large ones. A row that is not needed any
 more is to be deleted: `test_no_row_allows_what_is_not_used` finds it.

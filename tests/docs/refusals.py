@@ -1,4 +1,4 @@
-"""The tables of docs/refusals.md: one row for each member of an enum of refusals, and where the code uses it.
+"""The tables of docs/design/refusals.md: one row for each member of an enum of refusals, and where the code uses it.
 
 A place is named as `module` `Class.function`, found in the syntax tree: a module that moves is found where it is.
 """

@@ -179,17 +179,17 @@ TABLES: dict[str, Table] = {
         for name, kind in CONFIGURATIONS.items()
     },
     "shares of memory": Table("docs/settings.md", shares_table),
-    "states of a record": Table("docs/ledgers.md", states.record_diagram),
-    "states of a writer": Table("docs/ledgers.md", states.writer_diagram),
-    "states of a recovery": Table("docs/ledgers.md", states.recovery_diagram),
+    "states of a record": Table("docs/design/ledgers.md", states.record_diagram),
+    "states of a writer": Table("docs/design/ledgers.md", states.writer_diagram),
+    "states of a recovery": Table("docs/design/ledgers.md", states.recovery_diagram),
     **{
-        f"refusals of {operation}": Table("docs/refusals.md", lambda kind=kind: refusals_table(kind))  # type: ignore[misc]
+        f"refusals of {operation}": Table("docs/design/refusals.md", lambda kind=kind: refusals_table(kind))  # type: ignore[misc]
         for operation, kind in OPERATIONS.items()
     },
-    "conditions of deletion": Table("docs/data-deletion.md", deletion.deletion_table),
-    "modules that know a subscription type": Table("docs/extending.md", extending.types_table),
+    "conditions of deletion": Table("docs/design/data-deletion.md", deletion.deletion_table),
+    "modules that know a subscription type": Table("docs/design/extending.md", extending.types_table),
     "complaints": Table("docs/features.md", complaints.complaints_table),
-    "defects": Table("docs/defects.md", defects.defects_table),
+    "defects": Table("docs/design/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),
     "routes": Table("docs/rest.md", routes_table),
     "permissions": Table("docs/security.md", permissions_table),

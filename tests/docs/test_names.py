@@ -71,7 +71,7 @@ def test_messages_in_the_table_of_troubles_are_said_by_the_code() -> None:
 
 
 def test_the_tours_are_short_and_the_words_have_one_meaning_each() -> None:
-    text = _text("docs/architecture.md")
+    text = _text("docs/design/architecture.md")
     assert len(text.splitlines()) <= 120
     glossary = re.findall(r"^\| ([^|]+) \|", text.partition("## Words")[2], re.M)[1:]
     assert len(set(glossary)) == len(glossary)

@@ -111,7 +111,7 @@ def test_each_gauge_is_a_number_that_its_part_has(server: Process) -> None:
 def test_the_metrics_that_the_storage_document_names_are_there(server: Process) -> None:
     shown = {name for name, _ in Scrape(facts(server)["metrics"]).values}
     shown |= {name.removesuffix("_count") for name in shown}
-    told = re.findall(r"`(magnetar_bookie_\w+)`", (ROOT / "docs/storage.md").read_text(encoding="utf-8"))
+    told = re.findall(r"`(magnetar_bookie_\w+)`", (ROOT / "docs/design/storage.md").read_text(encoding="utf-8"))
     assert len(told) > 10
     assert not set(told) - shown
 
