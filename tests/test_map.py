@@ -162,7 +162,7 @@ GUARD = re.compile(r"(?<![\w./])((?:[a-z_]+/)*test_\w+\.py|(?:tests|benchmarks)/
 
 def test_tests_and_modules_that_docstrings_name_exist() -> None:
     """Also where no backticks stand around them (Guards: tests/broker/subscription/test_cursors.py,
-    tests/broker/test_sabotage.py)."""
+    tests/ledger/test_sabotage.py)."""
     known = {*layout.tracked(), *(name.rpartition("/")[2] for name in layout.tracked() if name.startswith("tests/"))}
     wrong = [
         f"{module.path}:{line}: {named}"

@@ -1,8 +1,8 @@
-"""Maintenance of a loaded topic: finds what is due and does it. The driver of core/upkeep.py and core/trimming.py.
+"""Maintenance of a loaded topic: finds what is due and does it. Drives core/upkeep.py and broker/log/core/trimming.py.
 
     life = TopicLife(topic, …)
     await life.look()            all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
-    life.is_holding()            producers' streams are not read: the backlog quota is reached
+    life.is_holding()            producers get no credit: the backlog quota is reached
     life.refuses                 … publishes are refused
 
 Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both release.
