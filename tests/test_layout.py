@@ -137,6 +137,12 @@ def test_the_table_for_contributors_is_the_table_of_this_test() -> None:
     assert shown == {package: allowed for package, allowed in MAY_IMPORT.items() if package}
 
 
+def test_the_table_for_contributors_has_every_domain() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)/` \| (.*?) \|", (layout.ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M))
+    told = {package: set(re.findall(r"\w+", contents)) for package, contents in rows.items()}
+    assert not [domain for domain in DOMAINS if domain.split(".")[1] not in told[domain.split(".")[0]]]
+
+
 def test_every_domain_has_a_row() -> None:
     large = {domain.split(".")[0] for domain in DOMAINS}
     folders = {".".join(m.path.split("/")[:2]) for m in layout.modules(*large) if m.path.count("/") > 1}
