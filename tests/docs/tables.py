@@ -33,6 +33,7 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import REQUIRED, defaults_of, settings
 from magnetar.runtime.memory.settings import ProcessConfig
 from magnetar.runtime.memory.shares import NO_LIMIT, plan
+from magnetar.security.settings import SECTIONS as OF_SECURITY
 from tests.docs import complaints, defects, deletion, extending, states
 from tests.docs.documents import DOCUMENTS, ROOT
 from tests.docs.paths import corrected
@@ -67,6 +68,15 @@ def settings_table(kind: type) -> str:
     return "\n".join(lines)
 
 
+def security_table() -> str:
+    """One row per setting of security.toml, below that of its section."""
+    lines = ["| setting | default | what it is |", "|---|---|---|"]
+    for section, kind in OF_SECURITY.items():
+        lines.append(f"| **`[{section}]`** | | {' '.join((kind.__doc__ or '').split())} |")
+        lines += settings_table(kind).splitlines()[2:]
+    return "\n".join(lines)
+
+
 def _default(name: str, value: object) -> str:
     if isinstance(value, RepairConfig | StoreConfig):
         return "below"
@@ -74,7 +84,7 @@ def _default(name: str, value: object) -> str:
         return "required"
     if isinstance(value, enum.Enum):
         return f"`{value.name}`"
-    if value is None or value in ("", {}):
+    if value is None or value in ("", {}, ()):
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -178,6 +188,7 @@ TABLES: dict[str, Table] = {
         f"settings of the {name}": Table("docs/settings.md", lambda kind=kind: settings_table(kind))  # type: ignore[misc]
         for name, kind in CONFIGURATIONS.items()
     },
+    "settings of security": Table("docs/settings.md", security_table),
     "shares of memory": Table("docs/settings.md", shares_table),
     "states of a record": Table("docs/design/ledgers.md", states.record_diagram),
     "states of a writer": Table("docs/design/ledgers.md", states.writer_diagram),
