@@ -22,6 +22,7 @@ from magnetar.broker.common.memory import SHARES as OF_BROKER
 from magnetar.broker.protocols.rest import routes as rest_routes
 from magnetar.broker.protocols.rest.table import NAMESPACE, ROUTES, TOPIC, Row
 from magnetar.cli.common.exits import code_of
+from magnetar.cli.main import COMMANDS
 from magnetar.cli.metrics.bookkeeper import SECOND
 from magnetar.cli.metrics.transactions import PULSAR
 from magnetar.cli.run.memory import STANDALONE_BYTES
@@ -34,7 +35,7 @@ from magnetar.runtime.config import REQUIRED, defaults_of, settings
 from magnetar.runtime.memory.settings import ProcessConfig
 from magnetar.runtime.memory.shares import NO_LIMIT, plan
 from magnetar.security.settings import SECTIONS as OF_SECURITY
-from tests.docs import complaints, defects, deletion, extending, states
+from tests.docs import complaints, defects, deletion, extending, recipes, states
 from tests.docs.documents import DOCUMENTS, ROOT
 from tests.docs.paths import corrected
 from tests.docs.refusals import OPERATIONS, refusals_table
@@ -183,6 +184,12 @@ def pulsars_table() -> str:
     return "\n".join(lines)
 
 
+def commands_table() -> str:
+    """One row per command, or group of commands, of `magnetar`."""
+    rows = (f"| `magnetar {name}` | {command.help} |" for name, command in COMMANDS.items())
+    return "\n".join(["| command | what for |", "|---|---|", *rows])
+
+
 TABLES: dict[str, Table] = {
     **{
         f"settings of the {name}": Table("docs/settings.md", lambda kind=kind: settings_table(kind))  # type: ignore[misc]
@@ -199,13 +206,24 @@ TABLES: dict[str, Table] = {
     },
     "conditions of deletion": Table("docs/design/data-deletion.md", deletion.deletion_table),
     "modules that know a subscription type": Table("docs/design/extending.md", extending.types_table),
+    **{
+        name: Table("docs/design/recipes.md", make)
+        for name, make in {
+            "modules that know a kind of metadata store": recipes.stores_table,
+            "tasks of a broker": recipes.tasks_table,
+            "statistics that are shown": recipes.numbers_table,
+            "records of the metadata": recipes.records_table,
+            "rpcs and frames": recipes.rpcs_table,
+        }.items()
+    },
     "complaints": Table("docs/features.md", complaints.complaints_table),
     "defects": Table("docs/design/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),
+    "commands": Table("docs/administration.md", commands_table),
     "routes": Table("docs/rest.md", routes_table),
     "permissions": Table("docs/security.md", permissions_table),
-    "BookKeeper's names": Table("docs/operations.md", bookkeeper_table),
-    "Pulsar's names": Table("docs/operations.md", pulsars_table),
+    "BookKeeper's names": Table("docs/metrics.md", bookkeeper_table),
+    "Pulsar's names": Table("docs/metrics.md", pulsars_table),
 }
 
 
