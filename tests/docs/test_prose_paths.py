@@ -1,4 +1,4 @@
-"""A path that a comment or a docstring names is a file of the repository.
+"""A path that a comment or a docstring names is a file of the repository, and a class that it makes exists.
 
 It begins at the root, or at a folder above the module that names it: a page of docs/, a module, a schema. A name
 without a folder is that of some file. Names in backticks are checked by tests/test_map.py as well.
@@ -6,6 +6,8 @@ without a folder is that of some file. Names in backticks are checked by tests/t
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -34,6 +36,30 @@ def test_paths_in_comments_and_docstrings_are_files_of_the_repository() -> None:
     modules = layout.modules(*layout.PACKAGES, "", "tests", "benchmarks", "examples")
     wrong = [each for module in modules for each in missing(module, tracked, names)]
     assert not wrong, "\n".join(wrong)
+
+
+CALLED = re.compile(r"(?<![\w.])([A-Z][a-z]+(?:[A-Z][a-z0-9]+)+)\(")
+"""A class that an example of a docstring makes: `store = SqliteStore(world)`."""
+
+
+def unknown_classes(module: layout.Module, known: frozenset[str]) -> Iterator[str]:
+    imported = {alias.asname or alias.name for node in module.nodes
+                if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names}  # fmt: skip
+    for line, text in module.prose:
+        for name in CALLED.findall(text):
+            if name not in known and name not in imported:
+                yield f"{module.path}:{line}: {name}"
+
+
+def test_classes_that_examples_in_docstrings_make_exist() -> None:
+    known = frozenset(name.rpartition(".")[2] for name in layout.names()) | frozenset(dir(builtins))
+    wrong = [each for module in layout.modules() for each in unknown_classes(module, known)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_class_that_is_gone_is_seen() -> None:
+    module = layout.Module("broker/x.py", '"""feed = TopicFeed(store); x = TopicWatcher(store); Put(x)."""\n')
+    assert list(unknown_classes(module, frozenset({"TopicWatcher"}))) == ["broker/x.py:1: TopicFeed"]
 
 
 def test_a_path_that_is_gone_is_seen() -> None:
