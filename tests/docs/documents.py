@@ -60,6 +60,14 @@ def commands(block: Block) -> Iterator[Command]:
             yield Command(number, words, runs=True)
 
 
+def replaced(text: str, name: str, table: str) -> str:
+    """`text` with what stands between the marks of `name` replaced."""
+    begin, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
+    pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.S)
+    assert len(pattern.findall(text)) == 1, f"the marks of {name!r} are not there, or twice"
+    return pattern.sub(lambda _: begin + table + "\n" + end, text)
+
+
 def spoken(document: str) -> Iterator[Command]:
     """The commands inside sentences and tables."""
     fenced = False

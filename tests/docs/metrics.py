@@ -10,8 +10,7 @@ import re
 import sys
 import urllib.request
 
-from tests.docs.documents import ROOT
-from tests.docs.tables import replaced
+from tests.docs.documents import ROOT, replaced
 
 DOCUMENT = "docs/metrics.md"
 NAME = "metrics"

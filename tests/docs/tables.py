@@ -7,7 +7,6 @@ followed by a symbol becomes that of the module that defines the symbol (tests/d
 from __future__ import annotations
 
 import enum
-import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -36,7 +35,7 @@ from magnetar.runtime.memory.settings import ProcessConfig
 from magnetar.runtime.memory.shares import NO_LIMIT, plan
 from magnetar.security.settings import SECTIONS as OF_SECURITY
 from tests.docs import complaints, defects, deletion, extending, recipes, states
-from tests.docs.documents import DOCUMENTS, ROOT
+from tests.docs.documents import DOCUMENTS, ROOT, replaced
 from tests.docs.paths import corrected
 from tests.docs.refusals import OPERATIONS, refusals_table
 
@@ -225,14 +224,6 @@ TABLES: dict[str, Table] = {
     "BookKeeper's names": Table("docs/metrics.md", bookkeeper_table),
     "Pulsar's names": Table("docs/metrics.md", pulsars_table),
 }
-
-
-def replaced(text: str, name: str, table: str) -> str:
-    """`text` with what stands between the marks of `name` replaced."""
-    begin, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
-    pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.S)
-    assert len(pattern.findall(text)) == 1, f"the marks of {name!r} are not there, or twice"
-    return pattern.sub(lambda _: begin + table + "\n" + end, text)
 
 
 def stale(*, write: bool) -> list[str]:

@@ -20,8 +20,8 @@ from magnetar.security.settings import SECTIONS as OF_SECURITY
 from magnetar.spark_connector import options as spark
 from magnetar.spark_connector.options import SinkOptions, SourceOptions
 from tests import layout
-from tests.docs.documents import blocks
-from tests.docs.tables import CONFIGURATIONS, error_classes, replaced, stale
+from tests.docs.documents import blocks, replaced
+from tests.docs.tables import CONFIGURATIONS, error_classes, stale
 
 HOLDERS = {"config", "_config", "settings", "_settings", "given", "options", "_options"}
 """What a configuration is called where it is read: `config.x`, `self._settings.x`."""
