@@ -3,7 +3,7 @@
 One watch on `/bookies/available` keeps the table; a bookie that leaves it keeps its last endpoint, because ledgers on
 it may still be readable. One peer connection per bookie, endpoint and key: a bookie that registers elsewhere, or with
 another key, gets a new one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it
-(docs/protocol.md §1.5, #4812).
+(docs/design/protocol.md §1.5, #4812).
 
 **Choice**: core/placement.py decides; this module supplies the candidates. A bookie's rack is the one in
 `/bookies/racks`, which the same watch follows, else the one it registered with. The rack of a bookie that left is

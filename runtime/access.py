@@ -218,7 +218,7 @@ class PeerCalling:
     """What the client end of a peer connection shows, and the public key that the server has to have."""
 
     server: str = ""  # empty: it registered none
-    own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/keyed.py)
+    own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/member.py)
 
 
 NO_KEY = "00" * 32

@@ -1,4 +1,4 @@
-"""What an operator asks of a running bookie: the verbs of the peer operation ADMIN (format/peer.py), JSON both ways.
+"""What an operator asks of a running bookie: verbs of the peer operation ADMIN (ledger/format/peer.py), in JSON.
 
     request = {"verb": VERB, …options}
     answer  = the verb's object, or {"error": class of proto/errors.py, "message": what was wrong and what to do}

@@ -10,7 +10,7 @@
 
 | type | entry | payload |
 |---|---|---|
-| 1 ADD | entry id | stored entry (format/peer.py) |
+| 1 ADD | entry id | stored entry (ledger/format/peer.py) |
 | 2 FENCE | -1 | – |
 | 3 KEY | -1 | master key, 20 bytes |
 | 4 LAC | the explicit LAC | – |

@@ -1,6 +1,6 @@
 """Copies entries of a ledger to a bookie: many at a time, at a bounded rate, with RECOVERY (M20).
 
-    copier.held(record, bookie, first, last)    which entries the bookie holds (format/held.py); None: no answer
+    copier.held(record, bookie, first, last)    which entries the bookie holds (ledger/format/held.py); None: no answer
     copier.copy(reader, target, runs, ...)      the entries of `runs` are synced at `target` when this returns
 
 Every entry is read from any bookie that has it, its checksum and ids compared (ledger/reader.py), and added as it is,

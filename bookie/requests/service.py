@@ -1,4 +1,4 @@
-"""The peer service of a bookie: translates requests (format/peer.py) into the store's intents, and answers.
+"""The peer service of a bookie: translates requests (ledger/format/peer.py) into the store's intents, and answers.
 
 No task per add: the requests of one turn of the event loop become `Store.seal`s of about SEAL_BYTES, and the journal's
 completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):

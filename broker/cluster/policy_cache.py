@@ -1,10 +1,10 @@
 """Cache of policies of brokers, namespaces and topics, kept current by one metadata watch over all policies.
 
-    book = PolicyBook(metadata, defaults, changed)
-    await book.open()                         from here on changes are seen
-    await book.applied(topic)                 reads the policies of the namespace and its topics, once
-    await book.change(namespace, topic, …)    written, and known here, when it returns
-    await book.close()
+    cache = PolicyCache(metadata, defaults, changed)
+    await cache.open()                         from here on changes are seen
+    await cache.applied(topic)                 reads the policies of the namespace and its topics, once
+    await cache.change(namespace, topic, …)    written, and known here, when it returns
+    await cache.close()
 
 What all brokers take in the place of their settings is read at the start (`defaults`); a change of it is a change of
 every namespace. A namespace is read when one of its topics is asked for, with the policies of all its topics; from then

@@ -1,6 +1,6 @@
 """The topics of a namespace and each change of them, from the metadata: the content of WatchTopics.
 
-    async for told in TopicFeed(store, catalog).changes(namespace, after_revision): …
+    async for told in TopicWatcher(store, catalog).changes(namespace, after_revision): …
 
 First all of them (`Topics`), unless the caller names the last revision that it got; then what is added and removed, in
 the order in which it happened, and `Topics` again when the history is lost. So nothing is missed, across reconnects and

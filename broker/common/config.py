@@ -34,7 +34,7 @@ bound, and what a role may still read after it lost the right."""
 
 
 class BrokerConfig(Applied, frozen=True):
-    """With the policies that namespaces and topics inherit (core/applied.py)."""
+    """With the policies that namespaces and topics inherit (broker/common/applied.py)."""
 
     # ---- behaviour
     name: str = ""  # in the registry of brokers; empty: a random one

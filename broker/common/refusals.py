@@ -2,9 +2,9 @@
 
 A member has its sentence (`value`), the error that the client gets (`kind`), and what is stored nevertheless (`kept`).
 Code refuses with `raise SubscribeRefusal.RATE.error(text, **facts)`; where no text is given, the sentence is the text.
-docs/refusals.md is generated from these enums and from where their members are used (tests/docs/refusals.py).
+docs/design/refusals.md is generated from these enums and from where their members are used (tests/docs/refusals.py).
 Not here: what is checked first in every request, that this broker serves the topic (NotOwner, TopicNotFound), and
-outcomes of what was accepted (docs/refusals.md lists both).
+outcomes of what was accepted (docs/design/refusals.md lists both).
 """
 
 from __future__ import annotations

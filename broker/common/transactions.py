@@ -81,8 +81,9 @@ class Coordinators(Protocol):
         InvalidRequest: it is another's. None: who may write in each (`writer_of`), and a topic that was loaded with
         entries of the transaction.
 
-        TransactionForgotten: it ended long ago. Unavailable, TimedOut, ConnectionLost: nothing is known; ask again.
-        Joins that are asked in one turn travel together.
+        Never TransactionForgotten: what ended long ago is ABORTED for a topic that does not know its outcome, because a
+        commit is forgotten after every participant has stored it. Each other error says nothing of the outcome: ask
+        again. Joins that are asked in one turn travel together.
         """
 
     def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:

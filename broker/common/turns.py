@@ -7,8 +7,8 @@
             await turns.next()
 
 A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
-entries, what is not is refused before (protocols/grpc/border.py). In a simulation a slice never ends, because no time
-passes within one step of it. Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py.
+entries, what is not is refused before (broker/protocols/grpc/translate.py). In a simulation a slice never ends: no
+time passes within one step of it. Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py.
 """
 
 from __future__ import annotations

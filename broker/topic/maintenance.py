@@ -1,9 +1,9 @@
-"""Maintenance of a loaded topic: finds what is due and does it. The driver of core/upkeep.py and core/trimming.py.
+"""Maintenance of a loaded topic: finds what is due and does it. Drives core/upkeep.py and broker/log/core/trimming.py.
 
-    life = TopicLife(topic, …)
-    await life.look()            all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
-    life.is_holding()            producers' streams are not read: the backlog quota is reached
-    life.refuses                 … publishes are refused
+    maintenance = TopicMaintenance(topic, …)
+    await maintenance.look()     all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
+    maintenance.is_holding()     producers get no credit: the backlog quota is reached
+    maintenance.refusal()        … the error that a publish gets; None: it is taken
 
 Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both release.
 Expiry (A15) is in the index's terms: the first entry that arrived after the limit is found by bisection over the
@@ -36,7 +36,7 @@ from .transactions import TopicTransactions
 _LOG = logging.getLogger("magnetar.broker.topic")
 
 STEPS = ("expire", "heed_quota", "look_at_parts", "roll", "trim", "drop_idle_subscriptions")
-"""The steps of `look`, in this order, as names of methods of TopicLife."""
+"""The steps of `look`, in this order, as names of methods of TopicMaintenance."""
 
 
 class Living(Protocol):

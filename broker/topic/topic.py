@@ -459,8 +459,8 @@ class Topic:
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
 
     async def trim(self, *, retained: bool = True) -> list[int]:
-        """Removes ledgers that no holder needs (core/trimming.py); `retained` False: also those that retention, or the
-        want of a subscription, keeps.
+        """Removes ledgers that no holder needs (broker/log/core/trimming.py); `retained` False: also those that
+        retention, or the want of a subscription, keeps.
         """
         async with self._changing:
             if self._ended:

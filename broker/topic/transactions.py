@@ -41,7 +41,6 @@ from ...proto.errors import (
     TimedOut,
     TransactionAborted,
     TransactionEnded,
-    TransactionForgotten,
     Unavailable,
 )
 from ...proto.names import Position, TopicName
@@ -631,10 +630,6 @@ class TopicTransactions:
         assert self.core is not None, "something is open"
         try:
             joined = await self._coordinators.join(txn, self._topic.name)
-        except TransactionForgotten as error:
-            _LOG.error("%s: the outcome of transaction %s is lost, its entries count: %s", self._topic.name, txn, error)
-            self._settle_soon(Settlement(txn, True))
-            return
         except MagnetarError as error:
             _LOG.info("%s: transaction %s: %s", self._topic.name, txn, error)
             return

@@ -3,7 +3,7 @@
 Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off.
 An attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
 (silence.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False). Until a
-broker was reached it gives up sooner (client/first_contact.py).
+broker was reached it gives up sooner (client/connect/first_contact.py).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ NO_DELAY_MS = 3_600_000
 """No batch is closed by time: the last row of a group closes it."""
 
 _OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedError, Result.InvalidConfiguration}
-"""Refusals of an entry because of what is in it (docs/refusals.md)."""
+"""Refusals of an entry because of what is in it (docs/design/refusals.md)."""
 
 
 class Sender:

@@ -7,7 +7,7 @@ to its horizon): `Topic` collects them. A cursor needs a ledger no more when it
 has *safely* acknowledged all of it: its mark is at or after the end (not the position in memory alone: after a crash
 the cursor falls back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of
 order and that is stored (`Safe.done`). The open ledger is
-never deleted. All conditions up to the bytes on the disk: docs/data-deletion.md.
+never deleted. All conditions up to the bytes on the disk: docs/design/data-deletion.md.
 
 So one message that is not acknowledged, or that is delayed for a month, keeps its own ledger and none of those after
 it: the list has gaps then (core/log_shape.py), which every reader skips. (Pulsar keeps all after the first that stays.)

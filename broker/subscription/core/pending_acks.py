@@ -12,11 +12,12 @@ backlog, and delivered to no consumer, whatever its consumer does meanwhile.
 | another message of such a batch | that message counts | likewise | the messages that are not pending |
 
 Rules
-- `judge` comes before anything is changed: a refused request leaves no trace (TX-21). `pend` takes what it returned.
-- A message is pending in one transaction (TX-17). A client that never repeats a request is told when it is there
+- `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `pend` takes its result.
+- A message is pending in one transaction (invariant 77). A client that never repeats a request is told when it is there
   already (`twice`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused if it covers
   anything that is pending in another one; what is acknowledged already in what it covers stays so.
-- `settle` is one change of the cursor (TX-19): a commit acknowledges exactly what is pending in it, an abort frees it.
+- `settle` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending in it, an
+  abort frees it.
 - Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_bits`, `ack_cumulative`) leaves out what is pending, so that
   expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it, and a commit that
   comes later has nothing to acknowledge.

@@ -21,8 +21,8 @@ Rules (docs/transactions.md)
   all happens in one event loop: two commits make one record.
 - **Settling.** An outcome that is durable is kept until each participant has stored it (`Done`). Results stay for
   `retention_s` after that: `tick` notes the lowest id that is not done, and forgets what is below it when that time has
-  passed. A participant is never told "forgotten": what it does not know the outcome of was not committed, for a commit
-  is done only after it stored it.
+  passed. A participant is never told "forgotten", but ABORTED: what it does not know the outcome of was not committed,
+  for a commit is done only after each participant has stored it (invariant 87).
 - **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
 
 `Coordinator` is built up from what each module decides: ids (core/table.py), one append with all that was decided

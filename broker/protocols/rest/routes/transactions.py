@@ -1,4 +1,6 @@
-"""Transactions: Pulsar's admin REST v3, and what `magnetar transactions` does. The forms: ../transactions.py.
+"""Transactions: Pulsar's admin REST v3, and what `magnetar transactions` does.
+
+The forms: broker/protocols/rest/transactions.py.
 
 A coordinator of another broker is asked there, as is a topic that a transaction has something in. What is asked of one
 topic goes to its owner, by 307.

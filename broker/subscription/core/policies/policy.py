@@ -1,7 +1,7 @@
 """The interface of the dispatcher and its policies: entries, consumers, and the reasons why no consumer gets anything.
 
 A policy is made of `SubscriptionOptions`. It decides which consumer may join and which may get an entry, and keeps what
-waits. The dispatcher (core/dispatch.py) notifies it of each entry's fate, in the order in which it happens:
+waits. The dispatcher (broker/subscription/core/dispatch.py) notifies it of each entry's fate, as it happens:
     pick → outstanding, or it waits        released: done, or held back        returned: it waits (again)
     done, done_set, done_up_to, forget: it waits no more
 `Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
