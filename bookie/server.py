@@ -53,6 +53,8 @@ _LOG = logging.getLogger("magnetar.bookie")
 
 
 class BookieConfig(msgspec.Struct, frozen=True):
+    """Settings of a bookie."""
+
     data: str  # data directory; one process at a time
     host: str = "127.0.0.1"  # where it listens
     port: int = 0  # 0: a free one

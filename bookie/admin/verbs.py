@@ -1,4 +1,4 @@
-"""What an operator asks of a running bookie: the verbs of the peer operation ADMIN (format/peer.py), JSON both ways.
+"""The verbs that an operator sends to a running bookie: the peer operation ADMIN (format/peer.py), JSON both ways.
 
     request = {"verb": VERB, …options}
     answer  = the verb's object, or {"error": class of proto/errors.py, "message": what was wrong and what to do}

@@ -73,7 +73,7 @@ class RecordType(enum.IntEnum):
 
 
 class JournalRecord(NamedTuple):
-    """One record; `entry` is -1 where the type has none, `payload` is the stored entry of an ADD."""
+    """A record of the journal; `entry` is -1 where the type has none, `payload` is the stored entry of an ADD."""
 
     type: RecordType
     ledger: int

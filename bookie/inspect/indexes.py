@@ -26,7 +26,7 @@ assert _HEAD.size == HEAD_BYTES
 
 
 class Group(NamedTuple):
-    """One flush, or what one compaction moved."""
+    """An index group: the extents of one flush, or of what one compaction moved."""
 
     log: int
     offset: int
@@ -106,7 +106,8 @@ class IndexFile:
             yield self.file.pread(min(piece_bytes, end - at), at)
 
     def extents(self, group: Group, pieces: int = 1) -> Iterator[ExtentPlace]:
-        """In the order of the index. `pieces`: how many groups are read at the same time, and share the memory."""
+        """Yields the extents of a group in the order of the index. `pieces`: how many groups are read at the same time,
+        and share the memory."""
         piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
         offset = group.offset + GROUP_HEADER_BYTES + group.header.heads_bytes
         for piece in self._heads(group, piece_bytes):

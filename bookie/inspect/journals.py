@@ -36,6 +36,8 @@ _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
 
 class Block(NamedTuple):
+    """A valid block of a journal: where it begins, its header and its records."""
+
     journal: int
     offset: int
     header: BlockHeader
@@ -156,7 +158,8 @@ def _block(file: Readable, header: FileHeader, offset: int) -> Block | None:
 def _judge(
     snapshot: Snapshot, file: Readable, header: FileHeader, bad: int
 ) -> tuple[Damage | Torn | Gone | None, int | None]:
-    """What the bad block is, and where to go on: at the next block, at `bad` when it is whole now, or nowhere."""
+    """Returns what the bad block is, and where to go on: at the next block, at `bad` if it is whole now, or nowhere
+    (None)."""
     begun = _block_header(file, header, bad)
     durable = _durable_end(snapshot, header.number)
     synced = durable is not None and durable > bad
@@ -187,8 +190,8 @@ def _durable_end(snapshot: Snapshot, number: int) -> int | None:
 
 
 def _next_block(file: Readable, header: FileHeader, start: int, bad: int) -> int | None:
-    """Where the next valid block header of this use of the file is; None also when none was made after the block at
-    `bad` was synced."""
+    """Returns where the next valid block header of this use of the file is; None if there is none, or if none was made
+    after the block at `bad` was synced."""
     first: int | None = None
     for base, data in windows(file, start, file.size()):
         at = data.find(_MAGIC)

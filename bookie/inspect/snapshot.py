@@ -67,6 +67,8 @@ class Gone(NamedTuple):
 
 
 class Snapshot(NamedTuple):
+    """A bookie's directory at one moment: its cookie, its mark, and the damage that was found in them."""
+
     files: Files
     directory: str
     uuid: bytes  # of the cookie, else of the mark; zeros: neither can be read

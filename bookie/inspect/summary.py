@@ -24,12 +24,16 @@ HOLDERS_MAX = 20
 
 
 class Holder(NamedTuple):
+    """A ledger that has data in an entry log, how many bytes, and whether they are live."""
+
     ledger: int
     bytes: int
     live: bool
 
 
 class LogSummary(NamedTuple):
+    """An entry log in short: its state, its size, and how much of it is live."""
+
     log: int
     state: str  # open (checkpoints write to it), cold (compaction does), closed, drained, not committed
     bytes: int  # of the file
@@ -49,6 +53,8 @@ class LogSummary(NamedTuple):
 
 
 class JournalSummary(NamedTuple):
+    """A journal file in short: its size, the end of its whole blocks, and its damage."""
+
     journal: int
     bytes: int
     end: int  # after the last whole block
@@ -56,6 +62,8 @@ class JournalSummary(NamedTuple):
 
 
 class StoreSummary(NamedTuple):
+    """A bookie's store in short: its logs, its journals, and what its ledger index counts."""
+
     directory: str
     logs: list[LogSummary]
     journals: list[JournalSummary]

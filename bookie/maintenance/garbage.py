@@ -73,6 +73,8 @@ class GracePeriod(NamedTuple):
 
 
 class GarbageProgress(NamedTuple):
+    """The progress of a garbage collection, as its status shows it."""
+
     phase: str  # "metadata", "plan", "delete", "compact", "done"
     logs_done: int
     logs: int
@@ -92,6 +94,8 @@ class _Seen(NamedTuple):
 
 
 class Collected(NamedTuple):
+    """The result of a garbage collection."""
+
     suspected: int  # dead for the first time, or not for long enough
     refused: GarbageRefusal | None
     ledgers_deleted: list[int]
@@ -136,14 +140,14 @@ class Collector:
 
     # ------------------------------------------------------------------------------------ intents
     async def plan(self, *, major: bool = True) -> list[LogPlan]:
-        """What compaction would do with each log now, for the ledgers that have tombstones now."""
+        """Returns what compaction would do with each log now, for the ledgers that have tombstones now."""
         return await self._store.compactor.plan(self._policy, major=major)
 
     async def run(
         self, *, force: bool = False, minor: bool = True, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda progress: None,
     ) -> Collected:  # fmt: skip
-        """One pass over the metadata, then deletion, and compaction if asked. Busy when one is running.
+        """Makes one pass over the metadata, then deletes, and compacts if asked. Raises Busy while another pass runs.
 
         `force`: also deletes what conditions 3 and 4 keep. `roll`: closes open logs with few living entries, and moves
         those. Errors of the metadata are raised, and nothing was deleted.
@@ -258,7 +262,7 @@ class Collector:
         return local
 
     def _since(self, ledger: int, now: _Seen) -> _Seen:
-        """When it was first seen dead; now, when the time of day stepped back to before that."""
+        """Returns when the ledger was first seen dead, or `now` if the time of day stepped back to before that."""
         since = self._suspects.get(ledger, now)
         return since if since.wall_ms <= now.wall_ms else now
 
@@ -272,7 +276,8 @@ class Collector:
 
 
 async def _ids(names: list[str]) -> BitMap64:
-    """In parts: a million names would hold up adds."""
+    """Returns the ledgers that node names are of. Done in parts with a pause after each: a million names at once delay
+    adds."""
     found = BitMap64()
     for at in range(0, len(names), _PART):
         found.update(ledgers_in(paths.LEDGERS, names[at : at + _PART]))
@@ -281,7 +286,7 @@ async def _ids(names: list[str]) -> BitMap64:
 
 
 async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
-    """Those of which the metadata has no record."""
+    """Returns the ledgers of which the metadata has no record."""
     gone: list[int] = []
     for at in range(0, len(ledgers), _READS_MAX):
         asked = ledgers[at : at + _READS_MAX]

@@ -116,7 +116,7 @@ class Scrubber:
         await self._worker.close()
 
     async def run_pass(self) -> None:
-        """One pass, from its saved position to the end."""
+        """Scrubs from the saved position to the end of the last log."""
         place = self._place
         if not place.began_ms:
             place.began_ms = self._world.clock.wall_ms()

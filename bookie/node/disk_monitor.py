@@ -38,10 +38,13 @@ FLOOR_BYTES = 256 << 20
 SMALL_SHARE = 0.05
 """A floor that is not set is FLOOR_BYTES, and at most this share of the disk."""
 LEAVES_SHARE = 1.1
-"""Of the floor: so much has to be free again, so that a bookie at its floor does not come and go at each check."""
+"""Free space at which a full bookie takes adds again, as a multiple of the floor: at 1.0 it would change state at each
+check."""
 
 
 class DiskState(enum.Enum):
+    """How full the disk of a bookie is, from WRITABLE to NO_ROOM."""
+
     WRITABLE = "writable"
     TIGHT = "tight"
     FULL = "full"
@@ -53,6 +56,8 @@ class DiskState(enum.Enum):
 
 
 class DiskLimits(NamedTuple):
+    """The limits from which the state of a disk follows: shares of its size, and bytes."""
+
     full_share: float
     low_water_share: float
     warn_share: float
@@ -63,6 +68,8 @@ class DiskLimits(NamedTuple):
 
 
 class Usage(NamedTuple):
+    """The size of a file system and its free space, in bytes."""
+
     total: int
     free: int
 

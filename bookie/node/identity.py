@@ -289,7 +289,7 @@ def _holds_store(files: Files, directory: str) -> bool:
 
 
 async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) -> tuple[str, ...]:
-    """The other bookies whose records name this place. A record that cannot be read stops no other bookie's start."""
+    """Returns the other bookies whose cookie records name one of `places`. A record that cannot be read is skipped."""
     found: list[str] = []
     for bookie in await metadata.children(paths.COOKIES):
         record = None if bookie == own else await readable(metadata, paths.cookie(bookie), CookieRecord)

@@ -41,7 +41,7 @@ ATTEMPTS_MAX = 10
 FREE_DRIFT = 0.05
 """Share of the whole disk: when the free space has changed by so much, the bookie registers again."""
 FREE_AGE_S = 60.0
-"""What operators see of the free space is at most so old: one commit a minute of a bookie that is written to."""
+"""Seconds after which operators see the new free space: one commit a minute of a bookie that is written to."""
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
 

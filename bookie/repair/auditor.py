@@ -55,12 +55,14 @@ _LOG = logging.getLogger("magnetar.bookie.repair")
 READS_AT_ONCE = 32
 """Reads of the metadata during a scan."""
 RECOVERING_S = 30.0
-"""In which a recovery that goes well has ended, many times over."""
+"""Seconds in which a recovery that goes well has ended, many times over."""
 FORGET_PAUSE_S = 30.0
 """Between two scans that are only to see whether a departed bookie may be forgotten."""
 
 
 class Auditor:
+    """The auditor of a cluster, while this node is elected: it marks the ledgers that miss copies."""
+
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
     ) -> None:
@@ -77,7 +79,7 @@ class Auditor:
         self.counters = {"repair_scans": 0, "repair_scanned_ledgers": 0, "repair_checks": 0, "repair_marks": 0}
 
     def _forget_all(self) -> None:
-        """As a new auditor begins: each absent bookie has the whole grace."""
+        """Starts as a new auditor does: with each absent bookie's whole grace period."""
         self._absences = Absences(self._config.lost_bookie_grace_s)
         self._gone: dict[str, RepairReason] | None = None
         self._available: dict[str, BookieRecord] | None = None
@@ -114,7 +116,7 @@ class Auditor:
             await marks.drop(self._metadata, paths.REPAIR_AUDITOR, self._node)
 
     async def _serve(self) -> None:
-        """As long as the election holds."""
+        """Runs the auditor's tasks until one of them ends: while the election holds."""
         self._forget_all()
         self.elected = True
         loop = asyncio.get_running_loop()
@@ -154,7 +156,8 @@ class Auditor:
 
     # ------------------------------------------------------------------------------ looks
     async def _look_again_and_again(self) -> None:
-        """Who was absent before a look that failed is still absent after it: only the look is tried again."""
+        """Checks the bookies while the election holds. After a check that failed, a bookie that was absent before still
+        is."""
         holds = True
         while holds:
             try:
@@ -196,7 +199,7 @@ class Auditor:
         await self._forget_departed(departing, available)
 
     def _is_new(self, bookie: str) -> bool:
-        """It was not there, or took nothing, at the last look."""
+        """Whether the bookie was missing or read-only at the previous check."""
         before = {} if self._available is None else self._available
         return self._available is not None and (bookie not in before or before[bookie].read_only)
 

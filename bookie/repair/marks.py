@@ -37,7 +37,7 @@ _LOG = logging.getLogger("magnetar.bookie.repair")
 R = TypeVar("R", bound=Record)
 
 DROP_S = 2.0
-"""Of giving a node up."""
+"""Seconds that giving a node up may take."""
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -95,7 +95,7 @@ async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntr
 
 
 async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
-    """What a bookie reported damaged; nothing, when the report changes at this moment."""
+    """Deletes what a bookie reported damaged; does nothing if the report changes at this moment."""
     path = paths.damaged(ledger_id, bookie)
     node = await store.get(path)
     if node is not None:
@@ -167,7 +167,7 @@ async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
 
 
 async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """One that cannot be read is another process's."""
+    """Whether the node has this process's record. A record that cannot be read is another process's."""
     found = await readable(store, path, type(record))
     return found is not None and found[0].token == record.token
 

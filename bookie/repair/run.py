@@ -29,7 +29,7 @@ COUNTERS = (
     "repair_scans", "repair_scanned_ledgers", "repair_checks", "repair_marks", "repair_ledgers", "repair_failures",
     "repair_recovered", "repair_entries", "repair_bytes",
 )  # fmt: skip
-"""Of `statistics`: what can fall, and what cannot."""
+"""The numbers of `statistics` that only grow; the others can fall."""
 
 
 def new_token(world: World) -> str:

@@ -72,6 +72,8 @@ class _Unsettled(NamedTuple):
 
 
 class Worker:
+    """A worker: takes marked ledgers, locks each, and makes them whole."""
+
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
     ) -> None:
@@ -147,7 +149,7 @@ class Worker:
             self._add([ledger for ledger in listed if self._later.get(ledger, now) <= now])
 
     def _add(self, ledgers: Sequence[int]) -> None:
-        """In random order, so that workers that learn of the same ledgers do not meet at each."""
+        """Schedules the ledgers in random order, so that workers that learn of the same ledgers do not meet at each."""
         for ledger in self._rng.sample(ledgers, len(ledgers)):
             self._due[ledger] = None
         self._woken.set()
@@ -315,7 +317,7 @@ class Worker:
         return worst
 
     async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> LedgerRecord:
-        """In the order of `FILL` (core/copies.py); the record afterwards."""
+        """Closes a gap in the order `FILL` (core/copies.py); returns the record afterwards."""
         target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing
         if gap.gone and wanted:
@@ -328,7 +330,8 @@ class Worker:
         return await self._replace(record, gap, target) if gap.gone else record
 
     def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> str:
-        """The same bookie, when it is there; else one that fits beside those of the ensemble that stay."""
+        """Returns the bookie that gets the copy: the gap's own if it is not gone, else one that fits the ensemble's
+        remaining ones."""
         if not gap.gone:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)

@@ -45,7 +45,7 @@ REQUESTS_MAX = 32_768
 
 
 class AddBatch:
-    """One request with its entries, verified, from the turn in which it came to its answer.
+    """A request with its entries, verified, from the turn in which it came to its answer.
 
     `statuses` has one for each entry of an ADD_MANY, OK or BAD_REQUEST; None: it is an ADD, whose entry is OK.
     `entries` are those that are OK, `size` bytes together, `lac` the largest of theirs."""
@@ -69,13 +69,14 @@ class AddBatch:
 
 
 Intent = AddBatch | Callable[[bool], None]
-"""What waits for the journal: a request of adds, or what to call when it is durable (True) or found no room."""
+"""An item that waits for the journal: a request of adds, or a call with True once it is durable, False if it found no
+room."""
 SEAL_BYTES = 1 << 20
 """The adds of a turn are sealed in groups of about this size: a group is never split, and larger blocks sync slower."""
 
 
 class Intents:
-    """Those of a turn, in their order, and their bytes. `seal` makes them one group of the journal."""
+    """The intents of a turn, in their order, and their bytes. `seal` makes them one group of the journal."""
 
     __slots__ = ("bytes", "seal", "turn")
 
@@ -310,7 +311,7 @@ class Adds:
         request.reply(AnswerHead(op, status, ledger, entry, -1, 0).encode())
 
     def _answer(self, batch: AddBatch) -> None:
-        """That some entries of an ADD_MANY, or all, are refused."""
+        """Answers that some entries of an ADD_MANY, or all, are refused."""
         statuses = batch.statuses
         if self.closed or statuses is None:
             return

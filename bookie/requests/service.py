@@ -70,17 +70,18 @@ ADMIN_MAX = 4
 """ADMIN requests at a time: an operator and a script or two."""
 
 FENCES_PART, LACS_PART = 2, 8
-"""One part in so many of `held_bytes_max`. Each takes about 1 KiB (waiting.py): 16,000 fences with the default, as when
-brokers take over the topics of another one."""
+"""Divisors of `held_bytes_max`: the parts for fences and for LACs. Each takes about 1 KiB (waiting.py): 16,000 fences
+with the default, as when brokers take over the topics of another one."""
 HELD_PARTS = 4
 """Times `held_bytes_max` that requests hold together: adds of clients, adds of recoverers and first requests of ledgers
 once each, fences, LACs and reads less than once."""
 READS_PART = 8
-"""Of `held_bytes_max`, for reads that wait for room: 8,000 with the default, of which one connection has half."""
+"""Divisor of `held_bytes_max`: the part for reads that wait for room, 8,000 with the default, of which one connection
+has half."""
 READ_WAIT_S = 2.5
 """Below the time-outs of readers and recoverers: work for a sender that gave up delays the others."""
 READ_BYTES_MIN = 64 << 10
-"""Of a read, however little was asked for: its entry may be long."""
+"""Least bytes that a read counts, however little was asked for: its entry may be long."""
 
 class BookieService:
     """`serve` is the PeerService. Owns the requests that wait; none is answered after `close`.
@@ -175,7 +176,7 @@ class BookieService:
                 self._start_admin(request, head)
 
     def _take_again(self, parked: list[Parked]) -> None:
-        """Their ledger was introduced."""
+        """Handles parked requests again, now that their ledger is introduced."""
         if not self._closed:
             for request, head, came in parked:
                 self._take(request, head, came)
@@ -303,7 +304,8 @@ class BookieService:
         return 0 if head.op is Op.HELD else max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
 
     def _wait_for_room(self, request: Request, head: RequestHead, came: float) -> None:
-        """In the order of arrival. BUSY: too much waits, of this connection or in all."""
+        """Queues a read until there is room, in the order of arrival; BUSY if too much waits, of this connection or in
+        all."""
         if self._waiting_reads.add(request.connection, cost_of(request)):
             self._queued.append((request, head, came))
         else:

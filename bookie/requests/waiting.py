@@ -18,6 +18,8 @@ SHARE = 0.5
 
 
 class Waiting:
+    """A bound for requests that wait, in bytes: for all of them, and for each connection."""
+
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._by_connection: dict[Hashable, int] = {}

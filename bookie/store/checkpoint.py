@@ -53,8 +53,8 @@ from .memtable import RELEASE_SLICE, Memtable, release
 
 MARK = "mark"
 SLICES_LAGGING = 8
-"""Of a flush that lags, before a turn of the loop, which takes milliseconds under load: with one slice a turn a
-flush writes 150 to 250 MB/s, whatever the disk can do."""
+"""Slices of a lagging flush that are written before each turn of the loop, which takes milliseconds under load: with
+one slice a turn a flush writes 150 to 250 MB/s, whatever the disk can do."""
 
 STEPS = (
     "capture_mark",
@@ -125,7 +125,7 @@ class Checkpoint:
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
     async def run(self, source: Source) -> None:
-        """One checkpoint; NoSpace when the disk is full (run it again later)."""
+        """Makes one checkpoint. NoSpace if the disk is full (run it again later)."""
         await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -1,4 +1,5 @@
-"""When the memtable becomes part of a log: the checkpoints of a running store (their order is store/checkpoint.py's).
+"""The times of a running store's checkpoints: when the memtable becomes part of a log (the order is
+store/checkpoint.py's).
 
 One is due when the memtable's active half is full, when `journal_bytes` were written to the journal since the last one
 began, or after `interval_s` with something to write. On a full disk it logs an error and tries again at each interval;

@@ -22,13 +22,13 @@ from ...runtime.memory.descriptors import NONE_FREE
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
-"""What a file system answers that does not write direct."""
+"""Errors of a file system that does not write direct."""
 GATHER_MAX = 512
 """More buffers than this are joined before a write: one copy is cheaper than several system calls (IOV_MAX 1024)."""
 
 
 def raise_busy(error: OSError) -> None:
-    """Of a read: raises the error of an open that found no descriptor free. It says nothing of the file."""
+    """Raises the error of an open that found no descriptor free: it says nothing about the file."""
     if error.errno in NONE_FREE:
         raise error
 

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 
 class Intervals:
+    """A set of integers, kept as disjoint intervals in ascending order."""
+
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
@@ -50,7 +52,7 @@ class Intervals:
         self._lasts[low:high] = [b for _, b in kept]
 
     def within(self, first: int, last: int) -> list[tuple[int, int]]:
-        """What of first .. last is in the set."""
+        """Returns the parts of first .. last that are in the set, as intervals."""
         low = bisect_left(self._lasts, first)
         high = bisect_right(self._firsts, last)
         return [(max(self._firsts[i], first), min(self._lasts[i], last)) for i in range(low, high)]

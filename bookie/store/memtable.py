@@ -25,13 +25,15 @@ Stored = tuple[bytes, ...]
 TABLES = 3
 """Times `bytes_max` that both tables have together at most, beside one request."""
 ENTRY_OVERHEAD_BYTES = 200
-"""What an entry costs besides its bytes: slot, key, tuple and bytes objects of CPython."""
+"""Memory of an entry besides its bytes: slot, key, tuple and bytes objects of CPython."""
 LEDGER_OVERHEAD_BYTES = 400
-"""What the first entry of a ledger costs more: a dictionary of its own, and a descriptor that changed."""
+"""Memory that the first entry of a ledger costs in addition: a dictionary of its own, and a descriptor that changed."""
 RELEASE_SLICE = 256
 
 
 class Table:
+    """The entries of one half of the memtable, by ledger."""
+
     __slots__ = ("entries", "ledgers", "refused", "size_bytes")
 
     def __init__(self) -> None:
@@ -58,6 +60,8 @@ class Table:
 
 
 class Memtable:
+    """The memtable: an active table, and the one that is being flushed."""
+
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.active = Table()
@@ -115,7 +119,7 @@ class Memtable:
                     table.refused.setdefault(ledger, Intervals()).add(entry, entry)
 
     def redeem(self, ledger: int, entries: Iterable[int]) -> None:
-        """These adds are synced."""
+        """Notes that these refused adds are durable after all."""
         for table in self._tables:
             refused = table.refused.get(ledger)
             if refused is None:

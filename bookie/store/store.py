@@ -55,7 +55,7 @@ _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class StorePorts(msgspec.Struct, frozen=True):
-    """What a store calls at its owner; nothing before `Store.open` returns."""
+    """The calls that a store makes to its owner; none before `Store.open` returns."""
 
     on_room: Callable[[], None] = lambda: None  # an add may be admitted again
     on_no_space: Callable[[], None] = lambda: None  # a write found a full disk
@@ -149,7 +149,8 @@ class Store:
         self._keeper.start()
 
     async def close(self) -> None:
-        """In order: the journal's queue, a last checkpoint (so that the next start replays nothing), the files.
+        """Ends, in order, the journal's queue, then makes a last checkpoint (so that the next start replays nothing),
+        then closes the files.
 
         Runs to its end also when the caller is cancelled; every further caller waits for the same end.
         """
@@ -262,7 +263,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------ what was lost
     def found_whole(self, ledger: int, first: int, count: int) -> None:
-        """These entries were read and verified: none of them needs its quarantine."""
+        """Ends the quarantine of these entries: they were read and verified."""
         for entry in range(first, first + count):
             if self.descriptors.is_quarantined(ledger, entry):
                 self.descriptors.mend(ledger, entry, entry)
@@ -280,7 +281,7 @@ class Store:
 
     @property
     def losses(self) -> Sequence[str]:
-        """What a start found missing, as long as the store is in limbo for it."""
+        """Returns the losses that a start found, while the store is in limbo for them."""
         return self._losses.reasons
 
     def seal(self, done: Done) -> None:
@@ -342,11 +343,12 @@ class Store:
         return await self._reads.verify(ledger, entry)
 
     async def held(self, ledger: int, first: int, last: int) -> Intervals:
-        """Which of the entries `first … last` are here and durable, as memory and index know (reads/held.py)."""
+        """Returns which of the entries `first … last` are here and durable, as memory and index know (reads/held.py).
+        """
         return await self._held.within(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
-        """Where an extent of a log is, and its table on the disk (None: damaged)."""
+        """Returns the place of an extent of a log, and its table on the disk (None: damaged)."""
         return await self._reads.find_extent(log_number, extent)
 
     def index_end(self, log_number: int) -> int | None:

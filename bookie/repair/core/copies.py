@@ -1,4 +1,4 @@
-"""What a worker does with one ledger: which copies are missing where, and what comes next. Pure.
+"""The next step of a worker with one ledger: which copies are missing where, and what is done about it. Pure.
 
 A fragment is *final* when the ledger is CLOSED or it is not the last one: then its entries never change, and only
 then is it repaired (M21). The copy at slot i of a final fragment consists of the entries whose write set has i. It is
@@ -69,18 +69,26 @@ class Gap(NamedTuple):
 
 
 class Unmark(NamedTuple):
+    """Removes the mark of the ledger."""
+
     why: str
 
 
 class Fill(NamedTuple):
+    """Copies the missing entries of these gaps."""
+
     gaps: tuple[Gap, ...]
 
 
 class Recover(NamedTuple):
+    """Recovers the ledger: fences its writer and gives it its end."""
+
     pass
 
 
 class Wait(NamedTuple):
+    """Leaves the ledger marked, and tries again after `seconds`."""
+
     why: Stuck
     text: str
     seconds: float = 0.0  # 0: as after any failed try
@@ -113,7 +121,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
 
 
 def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[int, int], ...]:
-    """What of the runs is not held."""
+    """Returns the runs of `wanted` that are not in `held`."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
         at = first
@@ -127,7 +135,8 @@ def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[i
 
 
 def to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[Final, str]]:
-    """Whom to ask which entries it holds: everybody who is not gone, of every final fragment."""
+    """Returns the pairs (final fragment, bookie) to ask for the entries that they hold: all but the bookies of `gone`.
+    """
     return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
@@ -151,13 +160,15 @@ def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, 
 
 
 def gone_now(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
-    """Who is gone as far as a worker may say: whom the auditor called gone and who is not back, and who departs."""
+    """Returns the bookies that a worker may treat as gone: those that the auditor called gone and that are not back,
+    and the departing."""
     lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
     return frozenset(lost | set(departing))
 
 
 class Look(msgspec.Struct, frozen=True):
-    """One look at a ledger: what `decide` goes by. `unsettled_s`: for how long its last fragment has looked so."""
+    """The state of a ledger that `decide` goes by. `unsettled_s`: for how long its last fragment has been in this
+    state."""
 
     record: LedgerRecord | None
     marked: frozenset[str]  # whose copies are to be seen to

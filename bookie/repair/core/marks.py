@@ -1,4 +1,4 @@
-"""What the auditor decides: who is lost, and which mark a ledger gets. Pure.
+"""The decisions of the auditor: which bookies are lost, and which mark a ledger gets. Pure.
 
 A ledger is marked when a bookie that one of its fragments names
 
@@ -59,7 +59,8 @@ class Absences:
         self._since: dict[str, float] = {}
 
     def observe(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
-        """Those of `names` that are absent for longer than the grace."""
+        """Notes which of `names` are absent at `now`; returns those that are absent for longer than the grace period.
+        """
         for name in names:
             self._since.setdefault(name, now)
         for name in [name for name in self._since if name in present]:
@@ -121,7 +122,7 @@ def failed(
 
 
 def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
-    """What a ledger waits after so many tries that failed."""
+    """Returns the seconds that a ledger waits after `attempts` failed tries."""
     return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
 
 

@@ -11,6 +11,8 @@ BURST_S = 0.1
 
 
 class Pace:
+    """The rate at which a worker copies: a bucket of bytes that fills with time."""
+
     def __init__(self, bytes_per_s: int) -> None:
         """0: no limit."""
         self.bytes_per_s = bytes_per_s

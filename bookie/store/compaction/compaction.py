@@ -70,6 +70,8 @@ OnProgress = Callable[[str, int, int, int, int], None]
 
 
 class Done(NamedTuple):
+    """The result of a compaction: the logs, and bytes freed and moved."""
+
     deleted: list[int]
     compacted: list[int]
     bytes_freed: int
@@ -92,7 +94,8 @@ class Throttle:
 
 
 class Compactor:
-    """One per store. `settle` makes tombstones durable, `with_room` gives up the reserve, `forget` closes readers."""
+    """The compactor of a store. `settle` makes tombstones durable, `with_room` gives up the reserve, `forget` closes
+    readers."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],

@@ -34,7 +34,7 @@ _PACKED = struct.Struct(">qqqIIQIQ")
 READ_BYTES = 256 << 10
 """Bytes read and verified at a time: about 1 ms of the interpreter for small records, for which adds wait."""
 _PAGE_BYTES = 4096
-"""What a disk reads for less."""
+"""Bytes that a smaller read counts as: a disk reads no less than a page."""
 WRITE_BYTES = 1 << 20
 EXTENT_ENTRIES_MAX = 1 << 14
 """A table is loaded whole for one entry of its extent: 128 KiB."""
@@ -44,6 +44,8 @@ _RECORD_BYTES_MAX = 16 << 20
 
 
 class Mover:
+    """Moves living entries of closed logs to the cold log, a slice at a time."""
+
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
         cold: LogWriter,
@@ -264,7 +266,7 @@ class _Extents:
         self._entries, self._offsets = [], [0]
 
     def end(self) -> tuple[list[Extent], list[bytes]]:
-        """In the order of a group: by ledger, then first entry."""
+        """Returns the extents and their tables in the order of a group: by ledger, then by first entry."""
         if self._entries:
             self._flush()
         ordered = sorted(zip(self._extents, self._tables, strict=True), key=lambda each: each[0][:2])

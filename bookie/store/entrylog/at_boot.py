@@ -38,6 +38,8 @@ INVENTORY = 0
 
 
 class Logs:
+    """The entry logs of a start: its inventory, its repairs, and the groups of all indexes."""
+
     def __init__(
         self, files: Files, directory: str, uuid: bytes, mark: Mark, drained: frozenset[int], losses: DataLossLog
     ) -> None:

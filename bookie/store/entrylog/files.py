@@ -41,7 +41,8 @@ def index_name(number: int) -> str:
 
 
 class _Heads(NamedTuple):
-    """One group of an index file: where it is, and its heads, compared with their checksum when the last was taken."""
+    """A group of an index file: its offset and its heads, which are compared with their checksum when the last was
+    taken."""
 
     offset: int
     extents: int
@@ -88,7 +89,8 @@ def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> I
 
 
 def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[Group]:
-    """What the index keeps of a log, for the start. `end`: where its index ends; None: with the file. Damaged."""
+    """Returns the groups of a log's index, for the start. `end`: the end of its index; None: that of the file. Raises
+    Damaged."""
     groups: list[Group] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
         group = Group.begin(number, offset, extents)
@@ -153,6 +155,8 @@ def _remove(files: Files, path: str) -> None:
 
 
 class EntriesRead(NamedTuple):
+    """The result of a read from one extent."""
+
     table: index.Table | None  # None: damaged
     entries: list[bytes]  # stored entries; none: not in this extent
     damaged: bool  # the table, or the record after these entries

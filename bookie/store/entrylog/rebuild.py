@@ -32,10 +32,13 @@ GROUP_ENTRIES = 1 << 16
 TEMPORARY = ".tmp"
 _WINDOW_BYTES = 4 << 20
 _PLAUSIBLE = re.compile(rb"\x00(?!\x00{3})[\x00-\x7f].{6}\x00.{7}\x00", re.DOTALL)
-"""Where a record may begin: a length below 8 MiB and not 0, then a checksum, a ledger and an entry below 2^56."""
+"""Matches the bytes at which a record may begin: a length below 8 MiB and not 0, a checksum, a ledger and an entry
+below 2^56."""
 
 
 class Found(NamedTuple):
+    """A record found in a log: where it begins and ends, and its ids."""
+
     start: int
     end: int
     ids: entry_log.EntryIds

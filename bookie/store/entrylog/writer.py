@@ -38,11 +38,13 @@ from .files import index_name, log_name
 SLICE_BYTES = 1 << 20
 PIECE_BYTES = 256 << 10
 BATCH = 256
-"""Of a slice, and entries of it, that are encoded at once: about 0.1 ms, in which the event loop waits."""
+"""Entries of a slice that are encoded at once: about 0.1 ms, in which the event loop waits."""
 NONE = OpenLog(0, 0, 0)
 
 
 class Written(NamedTuple):
+    """The committed result of a flush or a move."""
+
     open: OpenLog  # for the mark
     group: Group  # for the index
 
@@ -74,6 +76,8 @@ class _Open:
 
 
 class LogWriter:
+    """Appends to an entry log and its index, and begins the next log when one is full."""
+
     def __init__(
         self, files: Files, directory: str, uuid: bytes, numbers: LogNumbers, *, log_bytes_max: int, allocate_bytes: int
     ) -> None:
@@ -90,13 +94,13 @@ class LogWriter:
 
     @property
     def state(self) -> OpenLog:
-        """What is committed of the open log."""
+        """Returns what is committed of the open log; NONE if no log is open."""
         current = self._open
         return NONE if current is None else OpenLog(current.number, current.log_end, current.index_end)
 
     @property
     def end(self) -> int:
-        """Where the next append goes."""
+        """Returns the offset of the next append."""
         assert self._open is not None
         return self._open.end
 
@@ -249,7 +253,7 @@ class LogWriter:
 
 
 class TableFlush:
-    """One flush of a memtable's table through the hot writer, slice by slice: a part of store/checkpoint.py."""
+    """Writes a memtable's table through the hot writer, slice by slice: a part of store/checkpoint.py."""
 
     def __init__(self, writer: LogWriter, table: Table) -> None:
         self._writer = writer
@@ -286,7 +290,7 @@ class TableFlush:
 
     @property
     def taken(self) -> float:
-        """Which part of the table the slices so far are."""
+        """Returns the share of the table that the slices so far have, 0.0 to 1.0."""
         return self._taken / self._bytes
 
     def write_index(self) -> Written:
@@ -314,7 +318,8 @@ class TableFlush:
     def _encode(
         self, entries: list[Stored], runs: list[tuple[int, list[int]]], position: int
     ) -> Generator[tuple[list[bytes], int], None, int]:
-        """Of the entries of whole runs, one extent each; where they end."""
+        """Yields the encoded records of whole runs, one extent each, as (buffers, bytes); returns the position after
+        them."""
         sizes: list[int] = []
         for at in range(0, len(entries), BATCH):
             some, records = entry_log.encode_records(entries[at : at + BATCH])

@@ -1,4 +1,4 @@
-"""Where entries are: which log holds which ledgers in memory, the extents themselves loaded by need, in bounded memory.
+"""The index: which log holds which ledgers in memory, the extents themselves loaded by need, in bounded memory.
 
     in memory, per log        an exact bitmap of its ledgers; per page of 64 heads of its index file: the first ledger,
                               place and CRC32C of the page, where its tables begin. 29 bytes, half a byte an extent
@@ -41,7 +41,7 @@ from .cache import Lru
 
 _RUN = struct.Struct(">qqIIQIQ")
 _RUN_OVERHEAD_BYTES = 600
-"""What a run costs besides its extents: key, slot, objects."""
+"""Memory of a run besides its extents: key, slot, objects."""
 
 
 class ExtentPlace(NamedTuple):
@@ -53,7 +53,7 @@ class ExtentPlace(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Where heads of a log are in its index file, what they must look like, and where their tables begin."""
+    """A page of heads in the index file of a log: its offset, its checksum, and where its tables begin."""
 
     offset: int
     heads: int
@@ -66,7 +66,7 @@ class Page(NamedTuple):
 
 
 class Pages:
-    """Of one or more groups of a log."""
+    """The pages of one or more groups of a log."""
 
     __slots__ = ("crcs", "heads", "ledgers", "offsets", "tables")
 
@@ -92,7 +92,8 @@ class Pages:
 
 
 class Group:
-    """What the index keeps of a group of `log` that begins at `offset` of the index file; made in a worker.
+    """The part of a group of `log` that stays in memory; it begins at `offset` of the index file and is made in a
+    worker.
 
     Extents ascend by ledger. `Group(log, offset, extents)`, or `Group.begin` and `feed` with the heads' bytes
     in slices of whole pages.
@@ -143,7 +144,7 @@ class Group:
 
     @property
     def end(self) -> int:
-        """Where the group's last table ends."""
+        """Returns where the group's last table ends."""
         return self._tables_offset
 
 
@@ -369,7 +370,8 @@ def find(place: ExtentPlace, table: Table, entry: int) -> int | None:
 
 
 def run_end(table: Table, first: int, count: int, bytes_max: int) -> int:
-    """One past the last record of the run of consecutive entries from record `first`: up to `count`, about `bytes_max`.
+    """Returns the record number after the last one of the run of consecutive entries from record `first`: up to
+    `count`, about `bytes_max`.
 
     By bisection: entries ascend, so that deltas[i] - i grows at each gap and never shrinks.
     """

@@ -25,7 +25,7 @@ class Arenas:
         self._turn = -1
 
     def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
-        """One buffer of `size` bytes: the given ones, then zeros."""
+        """Returns one buffer of `size` bytes: the given ones, then zeros."""
         view = self._next(size)[:size]
         if len(buffers) * COPIED_APART_BYTES > size:
             buffers = [b"".join(buffers)]

@@ -336,7 +336,8 @@ class Journal:
             self._segments.fill_soon()
 
     def _write(self, file: File, block: Sequence[Buffer], offset: int, zeros: Sequence[int]) -> float:
-        """In a worker: zeros at these offsets, then one block, each durable when this returns; the seconds it took."""
+        """Writes, in a worker, zeros at these offsets and then a block, each durable before the next; returns the
+        seconds it took."""
         began = self._clock.monotonic()
         for place in zeros:
             self._write_synced(file, [bytes(ALIGNMENT)], place)

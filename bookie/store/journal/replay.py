@@ -51,6 +51,8 @@ WINDOW_BYTES = 4 << 20
 
 
 class Replayed(NamedTuple):
+    """The records of a replayed block, and the position after it."""
+
     records: Records
     end: JournalPosition  # after the block
 
@@ -233,8 +235,8 @@ class _Blocks:
         return decode_records(header, self._data, at + BLOCK_HEADER_BYTES)
 
     def find(self, offset: int, limit: int | None, bad: int) -> int | None:
-        """Where the first valid block header is, at or after `offset` and before `limit`; None also when none there
-        was made after the block at `bad` was synced."""
+        """Returns the offset of the first valid block header at or after `offset` and before `limit`; None if there is
+        none, or if none there was made after the block at `bad` was synced."""
         limit = self.size if limit is None else min(limit, self.size)
         first: int | None = None
         for place in range(offset, limit, ALIGNMENT):
@@ -254,7 +256,7 @@ class _Blocks:
         return ALIGNMENT if self._data.startswith(self._prefix[4:], at + 4) else 0
 
     def _window(self, offset: int, size: int) -> int:
-        """Where `offset` is in `_data`, which has `size` bytes from there on if the file has them."""
+        """Returns the place of `offset` in `_data`, which has `size` bytes from there on if the file has them."""
         at = offset - self._start
         if at < 0 or at + size > len(self._data):
             self._start, at = offset, 0

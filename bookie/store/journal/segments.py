@@ -43,7 +43,7 @@ FILL_PAUSE_S = 0.002
 """Zeros are written in slices of about 0.5 ms with pauses, so that they delay the blocks' syncs little."""
 
 _REFUSALS = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
-"""What a file system answers that does not write direct."""
+"""Errors of a file system that does not write direct."""
 
 
 class JournalPosition(NamedTuple):

@@ -1,4 +1,4 @@
-"""What the bookie knows of each ledger besides its entries: exactly one descriptor per ledger (BookKeeper #4701).
+"""The descriptors: exactly one per ledger has all that the bookie knows of it besides its entries (BookKeeper #4701).
 
     fenced        no add without RECOVERY is admitted, ever; set before the fence record is enqueued
     fence_synced  that record is durable; only then is a fence request answered
@@ -39,6 +39,8 @@ _CLEAN_MAX = 4096
 
 
 class Descriptor:
+    """The state of one ledger besides its entries: key, fence, LAC, last entry."""
+
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
     def __init__(self, ledger: int, key: bytes) -> None:
@@ -73,7 +75,7 @@ class Settled(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """What a checkpoint takes to its worker. Descriptors may change meanwhile, and only grow."""
+    """The changes that a checkpoint takes to its worker. Descriptors may change meanwhile, and only grow."""
 
     table: LedgerTable
     settling: dict[int, Descriptor]
@@ -98,6 +100,8 @@ class Unwritten(NamedTuple):
 
 
 class Descriptors(StateLog):
+    """All descriptors and facts of a bookie; the module says where a descriptor is."""
+
     def __init__(self) -> None:
         super().__init__()
         self.dirty_ledgers: dict[int, Descriptor] = {}
@@ -201,7 +205,7 @@ class Descriptors(StateLog):
         return old
 
     def check(self) -> None:
-        """Those of the facts; every ledger has a place; synced fences are fences; no deleted ledger is dirty."""
+        """Checks the facts, and: every ledger has a place; synced fences are fences; no deleted ledger is dirty."""
         self.check_facts(self._ids)
         known = {*self.dirty_ledgers, *self._settling, *self._table}
         assert all(ledger in known for ledger in self._ids)

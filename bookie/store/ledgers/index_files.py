@@ -46,6 +46,8 @@ def name(generation: int) -> str:
 
 
 class LedgerIndexFile:
+    """The file of the ledger index: appended per checkpoint, rewritten now and then."""
+
     def __init__(self, files: Files, directory: str, uuid: bytes, generation: int, end: int) -> None:
         self._files = files
         self._directory = directory

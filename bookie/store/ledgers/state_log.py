@@ -25,6 +25,8 @@ Fact = Tombstone | Quarantined | Mended | LimboRow | Drained
 
 
 class StateLog:
+    """The facts that a bookie must never forget, in memory."""
+
     def __init__(self) -> None:
         self.tombstones = Intervals()
         self.limbo_upto = -1
@@ -126,7 +128,7 @@ class StateLog:
         return facts + [Drained(log) for log in sorted(self.drained)]
 
     def copy(self) -> StateLog:
-        """As they are now, for a worker."""
+        """Returns a copy for a worker."""
         new = StateLog()
         new.tombstones = self.tombstones.copy()
         new.limbo_upto, new.fenced_upto, new.drained = self.limbo_upto, self.fenced_upto, set(self.drained)

@@ -47,6 +47,8 @@ def in_order(values: Collection[int]) -> Iterator[int]:
 
 
 class LedgerTable:
+    """The records of ledgers that did not change lately, sorted, in leaves."""
+
     __slots__ = ("_firsts", "leaves")
 
     def __init__(self, leaves: Iterable[bytes] = ()) -> None:

@@ -1,4 +1,5 @@
-"""Which entries of a ledger the store holds durably, without a read of their data: memtable, then the index.
+"""The lookup of the entries that the store holds durably of a ledger, without a read of their data: memtable, then the
+index.
 
 A repair that gets the answer "held" makes no other copy, names this bookie in the ledger's record, and lets the last
 other copy be deleted (bookie/repair). So an entry is held when it is in the index, which a mark covers, or when it is

@@ -34,7 +34,8 @@ from ..memtable import ENTRY_OVERHEAD_BYTES
 SHRINK_MAX = 8
 LANES = 2
 CHUNKS_MAX = 3
-"""One for each lane, and one that is done, so that the lanes go on while the event loop hands out the first."""
+"""Chunks of a stream: one for each lane, and one that is done, so that the lanes go on while the event loop hands out
+the first."""
 LANE_FILES_MAX = 16
 """File descriptors of each lane; one more log costs it an `open`."""
 _ENTRIES_MAX = 1 << 20
@@ -56,7 +57,8 @@ class Chunk(NamedTuple):
 
 
 class SequentialRead:
-    """What is ready ends where the first chunk begins, and each chunk where the next begins, the last at `after`."""
+    """A sequential reader's chunks. Its ready entries end where the first chunk begins, each chunk where the next
+    begins, the last at `after`."""
 
     __slots__ = ("_at", "_ends", "_ready", "after", "chunks", "place", "ready_bytes")
 
@@ -107,6 +109,8 @@ class SequentialRead:
 
 
 class ReadAhead:
+    """Read-ahead for sequential readers, in bounded memory."""
+
     def __init__(self, index: Index, lanes: Sequence[Handler], bytes_max: int, chunk_bytes: int) -> None:
         self._index = index
         self._lanes = deque(lanes)

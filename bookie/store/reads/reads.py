@@ -40,12 +40,16 @@ _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class ReadResult(NamedTuple):
+    """The result of a read of entries, with the ledger's LAC."""
+
     status: Status
     entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
     lac: int
 
 
 class LacResult(NamedTuple):
+    """The LAC of a ledger and its last stored entry."""
+
     status: Status
     lac: int
     last: int
@@ -237,7 +241,8 @@ class Reads:
             return EntriesRead(None, [], True)
 
     async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
-        """Where the extent of that log is, and its table as it is on the disk (None: damaged)."""
+        """Returns the place of the extent of that log, and its table as it is on the disk (None: damaged); None if the
+        index lacks it."""
         search = Search(self._index, self._reader, self._worker, extent.ledger, extent.first)
         while (place := await search.next()) is not None:
             if place.log == number and place.extent == extent:

@@ -24,7 +24,7 @@ PAGES_MAX = 64
 
 
 class Search:
-    """One search for one entry. Call `next` until it is None: then all places were searched."""
+    """A search for one entry. `next` is called until it returns None: then all places were searched."""
 
     def __init__(self, index: Index, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index

@@ -37,7 +37,7 @@ class Reserve:
         self.held = False
 
     def size_bytes(self) -> int:
-        """What it should be."""
+        """Returns the size that the reserve should have."""
         if not self._bytes_min:
             return 0
         total, _ = self._files.disk_usage(self._directory)

@@ -67,15 +67,17 @@ class SegmentBegun(NamedTuple):
 
 
 class SegmentRefused(NamedTuple):
-    """There was no room for the header of the next file."""
+    """Fact: there was no room for the header of the next file."""
 
 
 class BlockSynced(NamedTuple):
+    """Fact: the block is durable."""
+
     sequence: int
 
 
 class BlockRefused(NamedTuple):
-    """There was no room for the block. Any part of it may be on the disk."""
+    """Fact: there was no room for the block. Any part of it may be on the disk."""
 
     sequence: int
 
@@ -118,15 +120,21 @@ class BeginSegment(NamedTuple):
 
 
 class ConfirmBlock(NamedTuple, Generic[G]):
+    """Effect: the waiters of the block are told that it is durable."""
+
     block: WriteBlock[G]
 
 
 class RefuseBlock(NamedTuple, Generic[G]):
+    """Effect: the waiters of the block are told that there was no room."""
+
     block: WriteBlock[G]
 
 
 # ---------------------------------------------------------------------------------------- state
 class Stage(enum.Enum):
+    """The state of group commit."""
+
     NEW = "no segment yet"
     WRITING = "blocks are written"
     STAYING = "no room for a new segment: the next block goes into this one"
@@ -136,7 +144,7 @@ class Stage(enum.Enum):
 
 
 _WRITING, _STAYING, _REFUSING, _FAILED = Stage.WRITING, Stage.STAYING, Stage.REFUSING, Stage.FAILED
-"""Of each block: a look at a member of an enum costs as much as a call."""
+"""The stages under names of the module: a look at a member of an enum costs as much as a call, for each block."""
 
 
 class _Flight(msgspec.Struct, Generic[G]):
@@ -153,6 +161,8 @@ class _Waiting(NamedTuple, Generic[G]):
 
 
 class GroupCommit(Generic[G]):
+    """The core of group commit; the module states its rules."""
+
     def __init__(self, *, block_bytes_max: int) -> None:
         self._block_bytes_max = block_bytes_max
         self._stage = Stage.NEW
@@ -179,7 +189,7 @@ class GroupCommit(Generic[G]):
     # ------------------------------------------------------------------------------------ state
     @property
     def number(self) -> int:
-        """Of the segment."""
+        """Returns the number of the segment."""
         return self._segment.number
 
     @property
@@ -199,7 +209,7 @@ class GroupCommit(Generic[G]):
 
     @property
     def queued_records(self) -> int:
-        """Of groups that wait. For statistics: it walks over them."""
+        """Returns the records of groups that wait. It walks over them: for statistics."""
         return sum(each.records for each in self._waiting)
 
     # ------------------------------------------------------------------------------------ facts
@@ -307,7 +317,7 @@ class GroupCommit(Generic[G]):
         return size > 0 and self._offset > ALIGNMENT and self._stage is Stage.WRITING
 
     def _zeros(self) -> tuple[int, ...]:
-        """Where refused blocks begin, after the one whose place the next block takes."""
+        """Returns where refused blocks begin, after the one whose place the next block takes."""
         return tuple(sorted(offset for offset in self._refused if offset > self._offset))
 
     # ------------------------------------------------------------------------------------ invariants
