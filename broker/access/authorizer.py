@@ -93,7 +93,8 @@ class Authorizer:
         return decide(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
 
     async def shown(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
-        """Which topics of the namespace (full names) the caller is shown: those that it may look up."""
+        """Returns whether a topic of the namespace (full name) is shown to the caller: those are that it may look up.
+        """
         if may_everything(principal):
             return lambda topic: True
         rights = await self._rights(name)

@@ -39,7 +39,7 @@ STALE_S = 30.0
 KNOWN_MAX = 10_000
 """Namespaces whose grants are remembered: a caller may ask for any number of names."""
 ATTEMPTS_MAX = 20
-"""To take the grants of a topic away, while others change those of its namespace."""
+"""Tries to take the grants of a topic away, while others change those of its namespace."""
 WATCH_RETRY_S = 1.0
 
 Changed = Callable[[str, str], None]
@@ -47,6 +47,8 @@ Changed = Callable[[str, str], None]
 
 
 class Grants:
+    """The grants and administrators, read from the metadata and kept current by watches."""
+
     def __init__(self, metadata: MetadataStore, clock: Clock, changed: Changed) -> None:
         self._metadata = metadata
         self._clock = clock
@@ -82,7 +84,7 @@ class Grants:
         return found
 
     async def record(self, name: NamespaceName) -> GrantsRecord:
-        """As it is in the metadata."""
+        """Returns the grants as they are in the metadata."""
         found = await get_record(self._metadata, paths.grants(name.tenant, name.namespace), GrantsRecord)
         return GrantsRecord() if found is None else found[0]
 

@@ -39,7 +39,7 @@ def revoke(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
 
 
 def grant_subscription(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
-    """These roles and no others. InvalidRequest: none is named."""
+    """Sets the roles that may use a subscription: these and no others. InvalidRequest if none is named."""
     if not roles:
         raise InvalidRequest("a subscription's list names at least one role; without a list it takes every consumer")
     named = tuple(dict.fromkeys(check_role(each) for each in roles))

@@ -142,7 +142,8 @@ class Catalog:
         return found[0]
 
     async def known_namespace(self, name: NamespaceName) -> NamespaceRecord:
-        """As it was at most KNOWN_S ago: for its number of bundles, which is fixed while the namespace exists."""
+        """Returns the record as it was at most KNOWN_S ago: for its number of bundles, which is fixed while the
+        namespace exists."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
@@ -218,7 +219,7 @@ class Catalog:
         return [TopicName(name.tenant, name.namespace, paths.name(each), persistent=persistent) for each in stored]
 
     async def partitions(self, topic: TopicName) -> int | None:
-        """Of a partitioned topic; 0: it is not partitioned; None: there is no such topic.
+        """Returns the number of partitions; 0: the topic is not partitioned; None: there is no such topic.
 
         A non-persistent topic without partitions exists while it is used.
         """
@@ -234,16 +235,17 @@ class Catalog:
         return await self._store.get(_topic_path(topic.base)) is not None
 
     async def existing_partitions(self, topic: TopicName) -> int:
-        """As `partitions`; TopicNotFound."""
+        """Returns the number of partitions like `partitions`. Raises TopicNotFound."""
         found = await self.partitions(topic)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
         return found
 
     async def partitions_or_create(self, topic: TopicName, *, by_use: bool = False) -> int:
-        """As `partitions`; one that is missing is made with the namespace's default where that is allowed. `by_use`:
-        with a default of 0 it is not made, but by who uses it then (`ensure_stored`): to Pulsar's clients this is a
-        question. While the metadata does not answer, what it said last counts (broker/common/last_known.py)."""
+        """Returns the number of partitions like `partitions`; a missing topic is made with the namespace's default
+        where that is allowed. `by_use`: with a default of 0 it is not made, but by who uses it then (`ensure_stored`):
+        to Pulsar's clients this is a question. While the metadata does not answer, what it said last counts
+        (broker/common/last_known.py)."""
         return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
     async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:
@@ -295,7 +297,7 @@ class Catalog:
         await self._create_topic(topic, partitions)
 
     async def _create_topic(self, topic: TopicName, partitions: int) -> None:
-        """In a namespace that exists."""
+        """Creates a topic in a namespace that exists."""
         if topic.is_partition:
             raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
         if partitions > PARTITIONS_MAX:
@@ -419,12 +421,13 @@ class Catalog:
         await deletions.with_owner(self._store, ledgers, operations)
 
     async def partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """What a deletion of it ends: for `still_partitioned`."""
+        """Returns the record that a deletion of the topic ends: for `still_partitioned`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
     async def still_partitioned(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
-        """As `still`, of a partitioned topic whose partitions were deleted. Busy: it was given more meanwhile."""
+        """Returns the check like `still`, for a partitioned topic whose partitions were deleted. Busy: it was given
+        more meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None

@@ -54,6 +54,8 @@ class _Namespace:
 
 
 class PolicyCache:
+    """The cache of the policies of brokers, namespaces and topics, kept current by a watch."""
+
     def __init__(
         self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None
     ) -> None:
@@ -178,7 +180,7 @@ class PolicyCache:
             await asyncio.sleep(WATCH_RETRY_S)
 
     async def _read_all(self) -> None:
-        """What is damaged stays as it was."""
+        """Reads all policies again; a damaged record leaves them as they were."""
         await self._unless_damaged(self._read_defaults())
         for name in list(self._known):
             await self._unless_damaged(self._read(name))

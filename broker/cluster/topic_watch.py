@@ -53,6 +53,8 @@ Told = Topics | Added | Removed
 
 
 class TopicWatcher:
+    """Watches the topics of namespaces."""
+
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
         self._store = store
         self._catalog = catalog

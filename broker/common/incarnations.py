@@ -1,4 +1,5 @@
-"""Which of the topics that had a name is meant: each is known by when it was made, ms since the epoch. 0: unknown."""
+"""The incarnation of a topic: which of the topics that had a name is meant. It is when the topic was made, ms since the
+epoch. 0: unknown."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ RESOLUTION_S = 0.016
 
 
 class TokenBucket:
-    """One rate, in tokens a second."""
+    """A token bucket of one rate, in tokens a second."""
 
     __slots__ = ("_at", "_tokens", "rate")
 
@@ -35,7 +35,7 @@ class TokenBucket:
         self._at = now
 
     def change(self, rate: float, now: float) -> None:
-        """What was taken under the old rate counts: a debt is paid back at the new one."""
+        """Changes the rate. Tokens taken under the old rate still count: a debt is paid back at the new one."""
         self._fill(now)
         self.rate = rate
         self._tokens = min(self._tokens, rate)
@@ -102,6 +102,8 @@ def _changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket
 
 
 class Sized(Protocol):
+    """An item that takes tokens: a number of messages, and bytes."""
+
     @property
     def count(self) -> int: ...
     @property

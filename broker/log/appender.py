@@ -32,7 +32,7 @@ AGE_LOOK_MS = 1000
 
 
 class Appender:
-    """Of one log. `writer` None: no ledger is written yet. `timestamp_ms`: of the last publish."""
+    """The appender of one log. `writer` None: no ledger is written yet. `timestamp_ms`: of the last publish."""
 
     __slots__ = (
         "_age_due_ms", "_cache", "_chain", "_clock", "_config", "_on_confirmed", "_on_delayed", "_on_stopped",
@@ -63,7 +63,7 @@ class Appender:
 
     # ------------------------------------------------------------------ sending
     def send(self) -> None:
-        """What the ledger has room for."""
+        """Sends queued publishes for which the ledger has room."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
         if writer is None:
             self._on_stopped()
@@ -124,7 +124,7 @@ class Appender:
             self._on_stopped()
 
     def confirm(self, confirmed: Sequence[Publish]) -> None:
-        """In their order, all of the ledger that is written, or was last."""
+        """Confirms publishes in their order, all of the ledger that is written, or was last."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
         for publish in confirmed:
@@ -155,7 +155,7 @@ class Appender:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> Replication | None:
-        """Of the ledger that is written, or was last."""
+        """Returns the replication of the ledger that is written, or was last."""
         if self.writer is None:
             return None
         record = self.writer.record

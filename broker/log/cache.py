@@ -22,8 +22,8 @@ from ...runtime.files import Buffer
 from .unfolding import is_long
 
 ENTRY_BYTES = 512
-"""Of an entry beside its bytes: the object, position, numbers, frames, its place in the cache. Measured: 490 for one
-that was published, 470 for one that was read."""
+"""Memory of an entry besides its bytes: the object, position, numbers, frames, its place in the cache. Measured: 490
+for one that was published, 470 for one that was read."""
 
 
 class StoredEntry:
@@ -101,7 +101,7 @@ class StoredEntry:
 
     @property
     def payload(self) -> bytes:
-        """Its bytes in one piece: a copy."""
+        """Returns the bytes of the entry in one piece: a copy."""
         return b"".join(self.frames)
 
     @property
@@ -139,7 +139,7 @@ class _Slots(dict[bytes, tuple[int, ...]]):
 
 
 KNOWN_KEYS_MAX, KNOWN_KEY_BYTES_MAX = 16_384, 64
-"""Their slots take 4 MB at most."""
+"""Most keys that are known, and the longest: their slots take 4 MB at most."""
 _SLOTS = _Slots()
 
 

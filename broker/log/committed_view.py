@@ -103,4 +103,4 @@ class CommittedView:
         return self._log.state
 
     def leave_out(self, cursor: Acknowledged) -> None:
-        """Its shape leaves out what is aborted; nothing is acknowledged for it."""
+        """Does nothing to the cursor: the shape leaves out aborted entries, and nothing is acknowledged for them."""

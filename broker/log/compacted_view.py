@@ -120,7 +120,7 @@ class CompactedView:
         self.reader.compacted = compacted
 
     def leave_out(self, cursor: Acknowledged) -> None:
-        """What was removed counts as acknowledged."""
+        """Acknowledges for the cursor what compaction removed."""
         compacted = self.compacted
         if compacted is None:
             return

@@ -67,7 +67,8 @@ STEPS = ("survey", "create", "name", "copy", "close", "publish", "delete")
 BREATH_MESSAGES = 1000
 """Between two turns of the event loop: one to three milliseconds of work."""
 READ_TRIES, READ_RETRY_S = 10, 1.0
-"""Of one read, when bookies do not answer; then the compaction has failed, and the next one starts over."""
+"""Tries of one read while bookies do not answer, and seconds between them; then the compaction has failed, and the next
+one starts over."""
 
 
 class CompactionRunState(enum.Enum):
@@ -80,7 +81,7 @@ class CompactionRunState(enum.Enum):
 
 
 class CompactionProgress:
-    """Of the last compaction."""
+    """The progress of the last compaction."""
 
     def __init__(self) -> None:
         self.state = CompactionRunState.NOT_RUN
@@ -126,7 +127,7 @@ class Compaction:
 
     @property
     def progress(self) -> CompactionProgress:
-        """Of the last one."""
+        """Returns the progress of the last compaction."""
         if self._progress is None:
             self._progress = CompactionProgress()
         return self._progress
@@ -156,7 +157,8 @@ class Compaction:
         view.show_committed(log)
 
     def held(self, applied: Applied) -> Safe | None:
-        """As a durable cursor with its mark there, it keeps ledgers from being trimmed; None: none."""
+        """Returns the mark up to which ledgers may be trimmed, as for a durable cursor; None if compaction keeps
+        nothing."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.running or applied.compaction_threshold_bytes:
@@ -249,7 +251,7 @@ class Compaction:
 
 
 class CompactionRun:
-    """One compaction."""
+    """A run of the compaction."""
 
     def __init__(self, of: Compaction) -> None:
         self._of = of
@@ -366,7 +368,7 @@ class CompactionRun:
         return self._end_index - first + (self._old.record.messages if self._old is not None else 0)
 
     async def _read(self) -> AsyncIterator[list[StoredEntry]]:
-        """What the last compaction left, then the log up to the horizon."""
+        """Yields what the last compaction left, then the log up to the horizon."""
         old, bytes_max = self._old, self._of.config.read_bytes
         number = 0
         while old is not None and number < old.entries:

@@ -50,7 +50,7 @@ class SegmentReader(Protocol):
         """The first entry that arrived at or after the time; the end when there is none."""
 
     def index_now(self, mark: Position) -> int | None:
-        """As `index_after`; None: an entry has to be read for it."""
+        """Returns the index like `index_after`; None if an entry has to be read for it."""
 
     async def index_after(self, mark: Position) -> int:
         """The index of the first message after the entry `mark`."""
@@ -60,7 +60,7 @@ class SegmentReader(Protocol):
 
 
 class Acknowledged(Protocol):
-    """What a subscription has acknowledged."""
+    """The acknowledgements of a subscription."""
 
     @property
     def mark(self) -> Position: ...
@@ -68,7 +68,7 @@ class Acknowledged(Protocol):
 
 
 class ReadableLog(Protocol):
-    """What a subscription reads."""
+    """A log as a subscription reads it."""
 
     @property
     def topic(self) -> TopicName: ...
@@ -85,11 +85,11 @@ class ReadableLog(Protocol):
         """Whether what a compaction removed is left out, as far as the topic is compacted."""
 
     def leave_out(self, cursor: Acknowledged) -> None:
-        """What a compaction removed counts as acknowledged."""
+        """Acknowledges for the cursor what a compaction removed."""
 
 
 class Log(ReadableLog, Protocol):
-    """What a topic publishes to; the outcome goes to the publisher of each entry (broker/log/publish.py)."""
+    """A log as a topic publishes to it; the outcome goes to the publisher of each entry (broker/log/publish.py)."""
 
     @property
     def record(self) -> TopicRecord:
@@ -103,7 +103,7 @@ class Log(ReadableLog, Protocol):
     def pending_entries(self) -> int: ...
     @property
     def published_ms(self) -> int:
-        """When the last message came, since the log was opened; 0: none did."""
+        """Returns when the last message came since the log was opened; 0: none did."""
 
     @property
     def age_s(self) -> float:

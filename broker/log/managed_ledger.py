@@ -60,7 +60,7 @@ written ends the topic. The ledger that is written grows meanwhile, and trimming
 
 _HOW = ". Restore what has it; or give up what is lost, with `magnetar topics skip-lost`, and the topic opens again"
 NOT_ASKED = Replication(1, 1, 1)
-"""What the policy wants, before the first ledger is made."""
+"""The replication that the policy wants, before the first ledger is made."""
 
 
 Claims = Callable[[TopicName, TopicRecord, str], Sequence[Change]]
@@ -73,7 +73,8 @@ def no_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[Cha
 
 
 class ManagedLedger:
-    """In the order `read`, `recover`, `claim`, and for each ledger that is written `draft`, `add`, `install`.
+    """The ledgers of a topic. Called in the order `read`, `recover`, `claim`, and for each ledger that is written
+    `draft`, `add`, `install`.
 
     Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
 
@@ -96,7 +97,7 @@ class ManagedLedger:
         self._shrink = shrink
         self._claims = claims
         self.listed = ManagedLedgerRecord(metadata, topic)
-        """Its `record` is as it was read or committed last."""
+        """The list of ledgers; its `record` is as it was read or committed last."""
         self._end: Change | None = None  # of the last ledger, to be committed with the claim
 
     @property

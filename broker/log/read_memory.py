@@ -19,16 +19,20 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 CHUNK_BYTES_MIN = 64 << 10
-"""Of a read, however many subscriptions there are: a shorter one costs a bookie as much."""
+"""Least bytes of a read, however many subscriptions there are: a shorter one costs a bookie as much."""
 
 
 class Holder(Protocol):
+    """A holder of read entries that can drop them."""
+
     def give_back(self) -> None:
         """Drops all that can be read again, and says so (`holds`)."""
         ...
 
 
 class ReadMemory:
+    """The memory for entries that subscriptions have read and not delivered."""
+
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0  # by subscriptions
@@ -77,7 +81,7 @@ class ReadMemory:
         self._next_turn()
 
     def _next_turn(self) -> None:
-        """One goes on: it looks whether it fits, and the end of its read lets the next one look."""
+        """Lets one waiting read go on: it looks whether it fits, and the end of its read lets the next one look."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

@@ -230,7 +230,7 @@ class TopicLogReader:
             return None
 
     async def _stored(self, position: Position) -> StoredEntry:
-        """As `entry`; where it is lost, those after it are not looked at."""
+        """Returns the entry like `entry`; if it is lost, those after it are not searched."""
         cached = self.get(position)
         return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
 

@@ -44,7 +44,7 @@ ROLL = ("create", "append", "name", "delete")
 
 
 class Piece(Protocol):
-    """One entry of a snapshot ledger."""
+    """An entry of a snapshot ledger."""
 
     @property
     def sequence(self) -> int:
@@ -52,7 +52,7 @@ class Piece(Protocol):
 
     @property
     def piece(self) -> int:
-        """Its number among the pieces, from 0."""
+        """Returns its number among the pieces, from 0."""
 
     @property
     def ends(self) -> bool:
@@ -130,9 +130,9 @@ class SnapshotLedger(Generic[P]):
         alarm: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
         self.ledger_id = -1
-        """That the record names; -1: none."""
+        """The ledger that the record names; -1: none."""
         self.sequence = 0
-        """Of the last write; the owner counts it up before each."""
+        """Sequence number of the last write; the owner counts it up before each."""
         self._ledgers = ledgers
         self._decode = decode
         self._damage = damage
@@ -143,7 +143,7 @@ class SnapshotLedger(Generic[P]):
     async def recover(
         self, ledger_id: int, whole: Callable[[LedgerReader, list[P]], Awaitable[S]]
     ) -> S | None:
-        """What `whole` makes of the last whole snapshot; None when there is none. Unavailable."""
+        """Returns what `whole` makes of the last whole snapshot; None if there is none. Raises Unavailable."""
         self.ledger_id = ledger_id
         try:
             reader = await self._ledgers.recover(ledger_id)

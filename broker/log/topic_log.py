@@ -71,6 +71,8 @@ TAKE_OVER = ("read_list", "recover_ledgers", "claim_list", "serve")
 
 
 class TopicLogState(enum.Enum):
+    """The state of a topic's log."""
+
     OPENING = "opening"
     SERVING = "serving"
     SWITCHING = "switching to the next ledger"
@@ -357,7 +359,7 @@ class TopicLog:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> Replication | None:
-        """Of the ledger that is written, or was last."""
+        """Returns the replication of the ledger that is written, or was last."""
         return self._appender.replication
 
     @property
@@ -385,7 +387,7 @@ class TopicLog:
 
     @property
     def age_s(self) -> float:
-        """Of the ledger that is written, or was last."""
+        """Returns the age of the ledger that is written, or was last."""
         ledgers = self.record.ledgers
         return (self.world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 

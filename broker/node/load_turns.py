@@ -26,6 +26,8 @@ USUAL_PART = 8
 
 
 class LoadTurns:
+    """The turns in which topics are loaded: a few at a time, some first."""
+
     def __init__(self, at_once: int, clock: Clock) -> None:
         self._clock = clock
         self._left = at_once
@@ -51,14 +53,14 @@ class LoadTurns:
             self._hurried.add(name)
 
     def forget(self, name: str) -> None:
-        """It is loaded, or is not loaded after all."""
+        """Ends the hurry for a topic: it is loaded, or is not loaded after all."""
         self._hurried.discard(name)
 
     def turn(self, name: str) -> _Turn:
         return _Turn(self, name)
 
     async def begin(self, name: str) -> float:
-        """When its turn began."""
+        """Waits for the turn of a topic; returns when it began."""
         if self._left and not self._first and not self._others:
             self._hurried.discard(name)
             self._left -= 1
@@ -102,7 +104,7 @@ class LoadTurns:
 
 
 class _Turn:
-    """One turn, from when it comes. A class: a generator costs each load more than all else here."""
+    """A turn, from when it comes. A class, because a generator costs each load more than all else here."""
 
     __slots__ = ("_began", "_held", "_name", "_timer", "_turns")
 

@@ -18,7 +18,8 @@ from ..log.ledger_list import path_of
 from ..transaction.peers import Peers
 
 SETTLE_S = 5.0
-"""Of one settlement at a topic here: a slow topic does not hold up the answers of others for longer."""
+"""Seconds that one settlement at a topic here may take: a slow topic does not hold up the answers of others for longer.
+"""
 OWNERS_MAX = 10_000
 """Owners of topics that are remembered."""
 
@@ -69,7 +70,7 @@ class Participants:
         return await self._metadata.get(path_of(topic)) is None
 
     async def settle_here(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Of a topic that this broker owns; each has its own answer."""
+        """Settles transactions at a topic that this broker owns; each settlement has its own answer."""
         loaded = await self._load(topic)
         if not isinstance(loaded, Settles):
             raise NotAllowed(f"topic {topic} takes no transactions")

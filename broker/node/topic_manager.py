@@ -86,12 +86,13 @@ AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
 
 SKIP_TRIES = 5
-"""Of a call that passes over lost entries: a load that had begun before it changes the list, or another broker does."""
+"""Tries of a call that passes over lost entries: a load that had begun before it changes the list, or another broker
+does."""
 _UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
 
 
 class _OwnershipSession:
-    """What lasts as long as this broker owns."""
+    """The objects that last as long as this broker owns topics."""
 
     __slots__ = (
         "catalog", "grants", "is_settled", "ledgers", "metadata", "ownership", "participants", "policies", "schemas",
@@ -149,6 +150,8 @@ class _OwnershipSession:
 
 
 class TopicManager:
+    """The topics of a broker: owned, loaded on request, unloaded."""
+
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
         self.config = config
@@ -213,7 +216,7 @@ class TopicManager:
 
     @property
     def append_bytes(self) -> int:
-        """Of entries that a bookie has not answered."""
+        """Returns the bytes of entries that a bookie has not answered."""
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
@@ -276,7 +279,7 @@ class TopicManager:
         await session.close()
 
     async def close(self) -> None:
-        """In order: topics unloaded, bundles given back."""
+        """Unloads all topics, then gives the bundles back."""
         if self._session is None:
             return
         session = self._leave(keep_bundles=True)
@@ -350,7 +353,7 @@ class TopicManager:
 
     @property
     def me(self) -> BrokerRecord | None:
-        """Where clients reach this broker; None: it is not registered now."""
+        """Returns where clients reach this broker; None if it is not registered now."""
         return self._session.ownership.me if self._session is not None else None
 
     async def brokers(self) -> list[BrokerRecord]:
@@ -361,7 +364,7 @@ class TopicManager:
 
     @property
     def coordinators(self) -> Sequence[RunningCoordinator]:
-        """Those of transactions that this broker has now."""
+        """Returns the transaction coordinators that this broker has now."""
         return self._session.transactions.loaded if self._session is not None else ()
 
     def connections(self) -> dict[str, dict[str, int]]:

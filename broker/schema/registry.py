@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from .core.definition import Definition
 
 VERSIONS_MAX = 1000
-"""Of a topic: their list is one record of the metadata."""
+"""Most versions of a topic: their list is one record of the metadata."""
 ATTEMPTS_MAX = 50
-"""To change the list, while others change it too."""
+"""Tries to change the list, while others change it too."""
 READ_AT_ONCE = 20
 LONG_BYTES = 16 << 10
 """Definitions of more bytes together are compared in a thread."""
 TOGETHER_BYTES_MAX = 4 << 20
-"""Of the versions that are listed, or that a new schema is compared with in a transitive mode."""
+"""Most bytes of the versions that are listed, or that a new schema is compared with in a transitive mode."""
 CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
 """Definitions that are kept, and of how many bytes at most: those that clients ask for again and again."""
 
@@ -76,6 +76,8 @@ class SchemaRules(NamedTuple):
 
 
 class SchemaRegistry:
+    """The registry of the schemas of topics, in the metadata."""
+
     def __init__(self, world: World, store: MetadataStore) -> None:
         self._world = world
         self._store = store
@@ -93,7 +95,8 @@ class SchemaRegistry:
         return (await self._versions(topic, entries[-1:]))[0]
 
     async def all(self, topic: TopicName) -> list[SchemaVersion]:
-        """Those that are not deleted, in their order. SchemaNotFound: there is none. NotAllowed: it is too much."""
+        """Returns the versions that are not deleted, in their order. SchemaNotFound: there is none. NotAllowed: they
+        are too large."""
         record, _ = await self._list(topic)
         if not (live := _live(record)):
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
@@ -154,8 +157,8 @@ class SchemaRegistry:
     async def register(
         self, topic: TopicName, info: SchemaInfo, rules: SchemaRules, *, user: str, by_hand: bool = False
     ) -> int:
-        """Its number. `by_hand`: an operator does it, also where producers may not. IncompatibleSchema,
-        InvalidSchema, NotAllowed: there are too many. OutcomeUnknown."""
+        """Registers a schema, unless an equal one is; returns its number. `by_hand`: an operator does it, also where
+        producers may not. IncompatibleSchema, InvalidSchema, NotAllowed: there are too many. OutcomeUnknown."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(ATTEMPTS_MAX):
@@ -340,7 +343,7 @@ class SchemaRegistry:
         return await self._run(lambda: Definition.of(info), len(info.data))
 
     async def _run(self, work: Callable[[], T], size: int) -> T:
-        """In a thread when that is long. One that is cancelled waits for its end."""
+        """Runs `work`, in a worker thread if the schema is large; a cancelled caller waits until it has ended."""
         if size <= LONG_BYTES:
             return work()
         worker = self._world.workers.start("schema")

@@ -1,4 +1,4 @@
-"""What operators ask for of namespaces, policies and topics, in plain values: the decisions of any administration.
+"""The operations on namespaces, policies and topics, in plain values: the decisions of any administration.
 
 Tenants, namespaces and lists of topics come from the metadata, and any broker answers. What concerns a loaded topic is
 its owner's (NotOwner elsewhere, with the owner's address in the field `owner`). Deleting a partitioned topic, or a
@@ -33,12 +33,15 @@ _LOG = logging.getLogger("magnetar.broker")
 
 
 class Unloaded(msgspec.Struct, frozen=True):
+    """The numbers of topics and bundles that were unloaded."""
+
     topics: int
     bundles: int
 
 
 class Skipped(msgspec.Struct, frozen=True):
-    """What was passed over, and how many messages of it each durable subscription had not acknowledged."""
+    """The lost ranges that were passed over, and how many of their messages each durable subscription had not
+    acknowledged."""
 
     ranges: list[LostRange]
     subscriptions: dict[str, int]  # -1: it is not known how many
@@ -60,7 +63,7 @@ def lost_of(cursor: Cursor, ranges: Sequence[LostRange]) -> int:
 
 
 class OtherBrokers(Protocol):
-    """The same questions, to another broker. Raises what it answers; TimedOut."""
+    """Asks another broker the same questions. Raises what it answers; TimedOut."""
 
     async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool, incarnation: int) -> None: ...
     async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> int: ...
@@ -69,6 +72,8 @@ class OtherBrokers(Protocol):
 
 
 class Administration:
+    """The operations of administration on namespaces, policies and topics."""
+
     def __init__(self, broker: TopicManager, others: OtherBrokers) -> None:
         self._broker = broker
         self._others = others
@@ -103,7 +108,7 @@ class Administration:
 
     # ------------------------------------------------------------------ permissions
     async def permissions(self, namespace: str, topic: str) -> GrantsRecord:
-        """Of a namespace; of a topic its own roles alone."""
+        """Returns the grants of a namespace; of a topic its own roles alone."""
         name, of_topic = await self._place(namespace, topic)
         record = await self._broker.grants.record(name)
         return GrantsRecord(roles=record.topics.get(of_topic.full, {})) if of_topic is not None else record
@@ -129,8 +134,8 @@ class Administration:
         return NamespaceName.parse(namespace), None
 
     async def policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
-        """What is set there; `applied`: every field, with what is inherited. Of neither: of all brokers, and what is in
-        force at this one."""
+        """Returns the policies that are set there; `applied`: every field, with what is inherited. Without namespace
+        and topic: those of all brokers, and what is in force at this one."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             return as_policies(defaults) if applied else await self._broker.policies.own(None, None)
@@ -169,7 +174,8 @@ class Administration:
     async def change_properties(
         self, namespace: str, topic: str, given: Mapping[str, str], removed: Sequence[str], *, clear: bool
     ) -> None:  # fmt: skip
-        """Of a namespace or a topic: what is removed goes first. InvalidRequest: they are too many, or too long."""
+        """Changes the properties of a namespace or a topic: removes first, then sets. InvalidRequest: they are too
+        many, or too long."""
         place, name = await self._place(namespace, topic)
 
         def changed(before: dict[str, str]) -> dict[str, str]:
@@ -181,7 +187,7 @@ class Administration:
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Those that are stored, and the non-persistent ones that brokers have in memory; sorted, by full name."""
+        """Returns the stored topics, and the non-persistent ones that brokers have in memory; sorted, by full name."""
         stored = await self._broker.catalog.topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
@@ -218,7 +224,7 @@ class Administration:
         return found
 
     async def _non_persistent(self, name: NamespaceName, *, partitions: bool) -> set[str]:
-        """Those of a broker that does not answer in time are left out."""
+        """Returns the non-persistent topics, without those of a broker that does not answer in time."""
         stored = set(await self._broker.catalog.volatile_topics(name, partitions=partitions))
         found, others = await self.topics_in_memory(name), await self._other_brokers()
         answers = await asyncio.gather(
@@ -282,7 +288,7 @@ class Administration:
         return await self._others.check_delete(owner, topic, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
-        """It need not be loaded."""
+        """Unloads the topic; it need not be loaded."""
         await self._check_here(name)
         await self._broker.unload(name)
 
@@ -308,7 +314,7 @@ class Administration:
         return Skipped(ranges, {each: lost_of(cursor, ranges) for each, cursor in sorted(cursors.items())})
 
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
-        """Of the durable subscriptions; none: the topic does not open."""
+        """Returns the cursors of the durable subscriptions; none if the topic does not open."""
         try:
             topic = await self._broker.topic(name, create=False)
         except NotOwner:

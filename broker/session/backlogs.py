@@ -1,4 +1,4 @@
-"""What operators ask for of one topic's subscriptions and messages, in plain values. The topic's owner answers.
+"""The operations on one topic's subscriptions and messages, in plain values. The topic's owner answers.
 
 Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/protocols/grpc/test_examine.py.
 """
@@ -30,13 +30,13 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Backlogs:
-    """Of one loaded topic."""
+    """The backlogs of one loaded topic."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
 
     def _named(self, name: str) -> list[Subscription]:
-        """That durable subscription, or all of them."""
+        """Returns that durable subscription, or all of them if `name` is empty."""
         every = self._topic.subscriptions
         names = [name] if name else [name for name, each in every.items() if each.durable]
         return [self._topic.subscription(each) for each in names]
@@ -52,7 +52,7 @@ class Backlogs:
         return store.properties if store is not None else {}
 
     async def set_properties(self, name: str, properties: dict[str, str]) -> None:
-        """These and no others."""
+        """Sets the properties of a subscription: these and no others."""
         topic = self._topic
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
@@ -61,7 +61,8 @@ class Backlogs:
     async def reset(
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
-        """To a message, or to the first one that arrived then or later; durable when this returns."""
+        """Resets a subscription to a message, or to the first one that arrived at that time or later; durable when this
+        returns."""
         log, subscription = self._topic.shown, self._topic.subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")
@@ -75,7 +76,7 @@ class Backlogs:
             await subscription.seek(mark, acked)
 
     async def skip(self, name: str, messages: int) -> None:
-        """Of that subscription or of all; -1: all messages."""
+        """Skips messages of that subscription or of all; -1: all messages."""
         if messages < -1:
             raise InvalidRequest(f"{messages} messages cannot be skipped; -1 are all of them")
         for subscription in self._named(name):

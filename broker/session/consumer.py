@@ -68,7 +68,7 @@ PERMITS_MAX = (1 << 31) - 1
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True):
-    """What a consumer asks for. `topic` is its full name."""
+    """The options of a consumer. `topic` is its full name."""
 
     topic: str
     subscription: str
@@ -114,7 +114,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
 
 class ConsumerPort(Outlet, Protocol):
-    """Where a session's deliveries go. Nothing here may raise, and nothing is called after `closed`."""
+    """The port for a session's deliveries. No method may raise, and none is called after `closed`."""
 
 
 class ConsumerSession:
@@ -184,7 +184,7 @@ class ConsumerSession:
 
     @property
     def member(self) -> Member:
-        """Its state in the dispatcher: to be read."""
+        """Returns its state in the dispatcher: to be read only."""
         return self._consumer.member
 
     def messages_of(self, position: Position) -> int:
@@ -223,7 +223,7 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ at once
     def renewed(self, principal: Principal) -> None:
-        """Its caller has new credentials, of the same role."""
+        """Sets the new credentials of its caller, of the same role."""
         self._consumer.principal = principal
 
     def flow(self, permits: int) -> None:
@@ -283,10 +283,11 @@ class ConsumerSession:
         self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """They are pending in the transaction, and that is durable, when this returns: acknowledged if it commits.
-        `cumulative`: everything up to and with the one entry that is named. A whole entry means all of its messages;
-        `rest`: those that the consumer has not acknowledged yet, as clients mean it that count them themselves; such
-        clients repeat no request, so a message that the transaction has already was delivered twice: a conflict.
+        """Acknowledges in a transaction: when this returns, that is pending in it, durably, and counts if the
+        transaction commits. `cumulative`: everything up to and with the one entry that is named. A whole entry means
+        all of its messages; `rest`: those that the consumer has not acknowledged yet, as clients mean it that count
+        them themselves; such clients repeat no request, so a message that the transaction has already was delivered
+        twice: a conflict.
 
         A transaction that has them, and has ended elsewhere, is waited for: its end is on its way here. (But not by a
         cumulative one after an abort: what is given back has to be delivered again before it can be covered.)
@@ -323,9 +324,8 @@ class ConsumerSession:
         await subscription.stored()
 
     def pend_now(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
-        """As `ack_in` of a few entries, without a wait: they are pending, and not durable yet (`when_durable`). False:
-        nothing was done; `ack_in` them, which waits for what has to be waited for, or says why not.
-        """
+        """Makes a few entries pending like `ack_in`, without a wait and not durable yet (`when_durable`). False:
+        nothing was done; `ack_in` them, which waits for what has to be waited for, or says why not."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_transactional()
@@ -348,7 +348,8 @@ class ConsumerSession:
         return False
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """As `durable`: calls it with None then, at once perhaps, or with why that is not known."""
+        """Calls `tell` with None once all is durable, like `durable`, at once perhaps; or with why that is not known.
+        """
         self.subscription.when_durable(tell)
 
     async def durable(self) -> None:
@@ -405,7 +406,8 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """In order: what it holds goes to the others, and what it acknowledged is durable when this returns."""
+        """Closes the session, in order: what it holds goes to the others, and what it acknowledged is durable when this
+        returns."""
         self._over = True
         self.subscription.leave(self._consumer)
         await followed_by(self.durable(), self.leave)

@@ -46,8 +46,8 @@ from ..topic.topic import Topic
 from ..topic.transactions import Awaited
 
 METADATA_BYTES = (10 << 10) - 512
-"""Of an entry, beside its payload: Pulsar's clients compare the payload alone with the largest size that they are told,
-and take frames of 10 KiB more."""
+"""Bytes of an entry besides its payload: Pulsar's clients compare the payload alone with the largest size that they are
+told, and take frames of 10 KiB more."""
 
 CREDIT_SHARE = 4
 """Credit is given back when this share of the grant is owed: one frame for thousands of small entries."""
@@ -59,7 +59,7 @@ def room_of(config: BrokerConfig) -> int:
 
 
 class ProducerOptions(msgspec.Struct, frozen=True):
-    """What a producer asks for. `topic` is its full name."""
+    """The options of a producer. `topic` is its full name."""
 
     topic: str
     name: str = ""  # empty: the broker names it
@@ -80,7 +80,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
 
 
 class ProducerPort(Outcomes, Protocol):
-    """Where a session's answers go. Nothing is called after `closed`."""
+    """The port for a session's answers. Nothing is called after `closed`."""
 
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
         """The entry is stored there; `index` is that of its last message."""
@@ -184,7 +184,7 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, entry: Buffer) -> None:
-        """One entry's client-part (proto/entry.py), which is copied before this returns."""
+        """Publishes one entry's client-part (proto/entry.py), which is copied before this returns."""
         if self.producer.over is not None:
             return
         if self._freed <= 0:
@@ -224,7 +224,8 @@ class ProducerSession:
             self._not_published(entry, published)
 
     def _not_published(self, entry: Buffer, published: bool | Awaited) -> None:
-        """It has its answer; or it waits for a transaction, at the front, and later ones after it."""
+        """Keeps the entry at the front if it waits for a transaction, and later ones after it; else it has its answer
+        already."""
         if isinstance(published, Awaited):
             self._awaiting = True
             if self._waiting is None:
@@ -235,7 +236,7 @@ class ProducerSession:
             self.freed(len(entry))
 
     def _go_on(self, error: MagnetarError | None) -> None:
-        """What the first waiting entry needs is there, or it is refused."""
+        """Goes on with the first waiting entry: what it needs is there, or it is refused with `error`."""
         self._awaiting = False
         if error is not None and self._waiting:
             entry = self._waiting.popleft()
@@ -298,7 +299,8 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """In order: what waits for the gate is refused, what is in the log gets its answer, the topic forgets it."""
+        """Closes the session, in order: what waits for the gate is refused, what is in the log gets its answer, the
+        topic forgets the producer."""
         waiting = self._forget_waiting()
         for entry in waiting:
             self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))

@@ -26,7 +26,7 @@ READ_BYTES_MAX = 16 << 20
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Of message indexes of a topic: `first` inclusive, `end` exclusive."""
+    """A range of message indexes of a topic: `first` inclusive, `end` exclusive."""
 
     topic: str
     first: int

@@ -14,11 +14,15 @@ from ..schema.registry import SchemaRules
 
 
 class Tested(NamedTuple):
+    """Whether a schema could be registered, and the rule that decided."""
+
     refused: str  # why it could not be registered; empty: it could
     compatibility: Compatibility  # the rule
 
 
 class Schemas:
+    """The operations on the schemas of topics."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
@@ -32,12 +36,12 @@ class Schemas:
         return found
 
     async def all(self, topic: TopicName) -> list[SchemaVersion]:
-        """Those that are not deleted, in their order. SchemaNotFound: there is none."""
+        """Returns the versions that are not deleted, in their order. SchemaNotFound: there is none."""
         return await self._broker.schemas.all(topic)
 
     async def put(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
-        """Its version. The topic need not exist, its namespace does. `by_hand`: not by a producer, so also where
-        `schema_auto_update` is off. IncompatibleSchema, InvalidRequest, NotAllowed."""
+        """Registers a schema; returns its version. The topic need not exist, its namespace does. `by_hand`: not by a
+        producer, so also where `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest, NotAllowed."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register(topic, info, rules, user=user, by_hand=by_hand)
 

@@ -1,4 +1,4 @@
-"""Where a cursor begins that starts at, or is moved to, a message."""
+"""The place of a cursor that starts at, or is moved to, a message."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Positi
 
 
 async def place_of(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """The same, with no more messages than the entry has: it is read when some of them are done."""
+    """Returns the mark of a cursor that starts there, and how many messages of the next entry are done: never more than
+    it has, for it is read when some of them are done."""
     shape = log.shape
     mark, done = mark_of(shape, start, inclusive)
     if not done or shape.hole(start.position) is not None:

@@ -32,6 +32,8 @@ OLDEST_S = 1.0
 
 
 class ProducerStats(msgspec.Struct, frozen=True):
+    """The statistics of a producer."""
+
     name: str
     address: str
     messages: int
@@ -40,13 +42,15 @@ class ProducerStats(msgspec.Struct, frozen=True):
 
 
 class SlotRange(msgspec.Struct, frozen=True):
-    """Of the slots of keys; both ends belong to it."""
+    """A range of the slots of keys; both ends belong to it."""
 
     first: int
     last: int
 
 
 class ConsumerStats(msgspec.Struct, frozen=True):
+    """The statistics of a consumer."""
+
     name: str
     address: str
     permits: int
@@ -68,6 +72,8 @@ class DrainingSlot(msgspec.Struct, frozen=True):
 
 
 class SubscriptionStats(msgspec.Struct, frozen=True):
+    """The statistics of a subscription."""
+
     name: str
     type: str  # EXCLUSIVE, …; empty: no consumer has connected yet
     durable: bool
@@ -96,12 +102,14 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
 
 
 class TransactionId(msgspec.Struct, frozen=True):
+    """The id of a transaction, in two halves."""
+
     most: int
     least: int
 
 
 class TopicTransactions(msgspec.Struct, frozen=True):
-    """Of a topic that has seen transactions."""
+    """The transactions of a topic that has seen some."""
 
     last_stable: Position  # nothing after it is shown: it is undecided, or follows what is
     stable_index: int  # one past its last message
@@ -115,7 +123,7 @@ class TopicTransactions(msgspec.Struct, frozen=True):
 
 
 class PendingOfTransaction(msgspec.Struct, frozen=True):
-    """What a transaction has acknowledged in a subscription."""
+    """The acknowledgements of a transaction in a subscription."""
 
     name: str
     entries: int  # a cumulative acknowledgement counts as one
@@ -123,7 +131,7 @@ class PendingOfTransaction(msgspec.Struct, frozen=True):
 
 
 class TransactionHere(msgspec.Struct, frozen=True):
-    """What a topic has of a transaction, and what waits there for its end."""
+    """The part of a transaction that a topic has, and what waits there for its end."""
 
     known: bool  # it has not ended here
     first: Position | None  # its first entry
@@ -135,6 +143,8 @@ class TransactionHere(msgspec.Struct, frozen=True):
 
 
 class TopicStats(msgspec.Struct, frozen=True):
+    """The statistics of a topic."""
+
     name: str
     owner: str  # HOST:PORT of its broker
     messages_in: int
@@ -163,6 +173,8 @@ class TopicStats(msgspec.Struct, frozen=True):
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
+    """The statistics of a ledger, and why it is not deleted."""
+
     ledger_id: int
     state: str  # open, closed
     entries: int
@@ -173,6 +185,8 @@ class LedgerStats(msgspec.Struct, frozen=True):
 
 
 class TopicInternalStats(msgspec.Struct, frozen=True):
+    """The statistics of a topic's log."""
+
     state: str
     ledgers: list[LedgerStats]
     last_confirmed: Position
@@ -184,7 +198,7 @@ class TopicInternalStats(msgspec.Struct, frozen=True):
 
 
 class CompactionStatus(msgspec.Struct, frozen=True):
-    """Of the last compaction; from `ledger_id` on of the compacted ledger that is read now (-1: there is none)."""
+    """The last compaction; from `ledger_id` on the compacted ledger that is read now (-1: there is none)."""
 
     state: str
     step: str
@@ -300,7 +314,7 @@ def _consumer(consumer: Consumer, slots: list[SlotRange]) -> ConsumerStats:
 
 
 def internals(topic: Topic, cache_bytes: int) -> TopicInternalStats:
-    """Of its log. `cache_bytes`: of the broker."""
+    """Returns the internal statistics of a topic's log. `cache_bytes`: of the broker."""
     log = topic.log
     return TopicInternalStats(
         state=log.state.value,

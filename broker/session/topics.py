@@ -37,6 +37,8 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Partitions(msgspec.Struct, frozen=True):
+    """The number of partitions of a topic."""
+
     count: int  # 0: the topic is not partitioned
     owner: Owner | None = None  # of a topic without partitions, where it is known
 
@@ -65,6 +67,8 @@ def reached_by(broker: BrokerRecord, listener: str) -> str:
 
 
 class Topics:
+    """The queries about topics besides producing and consuming."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 

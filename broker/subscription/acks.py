@@ -136,7 +136,7 @@ class Acks:
             self._refuse(refused)
 
     def _in_part(self, member: Member | None, ledger_id: int, wanted: BitMap) -> list[Position]:
-        """Those of a set that may not mean all of their messages."""
+        """Returns the entries of a set that may not mean all of their messages."""
         pending, unshown = self._cursor.pending, member.unshown if member is not None else None
         found = pending.parts_in(ledger_id, wanted) if pending is not None else []
         if unshown:
@@ -187,7 +187,7 @@ class Acks:
             self._dispatcher.acked(None, position)
 
     def held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Those of the sets that the consumer holds, in slices. InvalidRequest: a set does not parse."""
+        """Yields, in slices, the entries of the sets that the consumer holds. InvalidRequest: a set does not parse."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
             if not number % MARK_ENTRIES:

@@ -41,7 +41,7 @@ STEP_ENTRIES = 100
 
 
 class AcksInTxn(Acks):
-    """Of one subscription. See the module."""
+    """The acknowledgements in transactions of one subscription. See the module."""
 
     __slots__ = ()
 
@@ -149,7 +149,8 @@ class AcksInTxn(Acks):
 
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> Settled | None:
-        """What was pending in it is acknowledged, or free: the caller gives that back. None: nothing was."""
+        """Settles the transaction: what was pending in it is acknowledged, or free and returned, for the caller to give
+        back. None: nothing was pending."""
         cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)
         if settled is None:
             return None

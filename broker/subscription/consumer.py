@@ -14,7 +14,7 @@ from .core.policies.policy import Member
 
 
 class Outlet(Protocol):
-    """Where a consumer's deliveries go: its stream. Only `drained` waits."""
+    """The port for a consumer's deliveries: its stream. Only `drained` waits."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
         """All of them are this consumer's; their entries are StoredEntries. True: its queue is over its bound now, and

@@ -85,7 +85,7 @@ def _claimed(path: str, claim: str, node: Versioned | None) -> bytes | None:
 
 
 class DurableCursor:
-    """One subscription's cursor and its storage. `on_fenced` is called once when the claim is lost.
+    """The cursor of one subscription, and its storage. `on_fenced` is called once when the claim is lost.
 
     `claim`: of the owner of the topic, when the subscription exists (`claims`); a new one has a claim of its own, by
     which what is left of a deleted one of its name is told from it."""
@@ -126,7 +126,7 @@ class DurableCursor:
 
     @property
     def _ledger(self) -> SnapshotLedger[stored.Piece]:
-        """Of the acknowledgements; made with its first use: most subscriptions have written none."""
+        """Returns the ledger of the acknowledgements; made with its first use: most subscriptions have written none."""
         if self._ledger_used is None:
             self._ledger_used = SnapshotLedger(
                 self._state_ledgers(), stored.decode_piece, stored.DamagedState, self._alarm
@@ -299,9 +299,8 @@ class DurableCursor:
         return future
 
     def when_durable(self, tell: Told) -> None:
-        """As `durable`, without a future: those of very many acknowledgements would cost more than the write. It may be
-        called at once, and must not raise.
-        """
+        """Calls `tell` like `durable`, without a future: those of very many acknowledgements would cost more than the
+        write. It may be called at once, and must not raise."""
         if not self.cursor.dirty:
             tell(None)
         elif self._closed:

@@ -88,7 +88,7 @@ class Places(Protocol):
 
 
 class _Used:
-    """What buckets need."""
+    """The parts that buckets need."""
 
     __slots__ = ("drops", "readers", "tasks", "to_drop")
 

@@ -85,7 +85,7 @@ class Pump(ABC):
 
     @property
     def _at_hand(self) -> ReadAheadBuffer:
-        """What it has in memory; made with its first use, as `_returns` and `_tasks`."""
+        """Returns the entries in memory; made with its first use, like `_returns` and `_tasks`."""
         if self._buffer is None:
             self._buffer = ReadAheadBuffer(
                 self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self.hand_out,
@@ -109,7 +109,7 @@ class Pump(ABC):
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None: ...
 
     def _data_lost(self, error: MagnetarError) -> None:
-        """What is next cannot be read, ever: each consumer learns it, instead of waiting."""
+        """Disconnects each consumer with the error, so that none waits: the next entry cannot be read, ever."""
         for consumer in list(self.consumers.values()):
             self.disconnect(consumer, error)
 

@@ -301,7 +301,8 @@ class ReadAheadBuffer:
         return True
 
     def _lost_range(self, position: Position, error: DataLost) -> DataLost:
-        """What consumers are told: from where on, and up to where as far as it is known."""
+        """Returns the error that consumers are told: from where on entries are lost, and up to where as far as it is
+        known."""
         run = int(error.fields.get("first", position[1])), int(error.fields.get("last", position[1]))
         if self._throttle.news(error):
             _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)

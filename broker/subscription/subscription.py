@@ -55,7 +55,7 @@ SEEK = ("disconnect", "move", "store", "answer")
 
 
 class Subscription(Pump):
-    """One subscription of a topic on its owner: its consumers, its cursor, and what they ask for."""
+    """A subscription of a topic on its owner: its consumers, its cursor, and what they ask for."""
 
     __slots__ = (
         "__dict__", "_acks", "aborts", "activity", "commits", "dropped", "isolation", "store", "type",
@@ -387,7 +387,7 @@ class Subscription(Pump):
         self.wake()
 
     def held(self, consumer: Consumer, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Those of the sets that the consumer holds, in slices. InvalidRequest: a set does not parse."""
+        """Yields, in slices, the entries of the sets that the consumer holds. InvalidRequest: a set does not parse."""
         return self._acks.held(consumer.member, sets)
 
     def marks_up_to(self, consumer: Consumer, mark: Position) -> Iterator[Position]:
@@ -395,7 +395,8 @@ class Subscription(Pump):
         return self._acks.marks_up_to(consumer.member, mark)
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """As `durable_now`: calls it with None then, at once perhaps, or with why that is not known."""
+        """Calls `tell` with None once all is durable, like `durable_now`, at once perhaps; or with why that is not
+        known."""
         if self.store is not None:
             self.store.when_durable(tell)
         else:

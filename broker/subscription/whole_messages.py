@@ -98,7 +98,8 @@ async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
 
 
 async def rest_of(log: ReadableLog, mark: Position) -> list[Position]:
-    """What is after the mark of messages that it divides: who skips or expires a part of a message means all of it."""
+    """Returns the chunks after the mark of messages that it divides: a skip or an expiry of a part of a message means
+    all of it."""
     return [place for run in await divided_by(log, mark) for place in run.places if place > mark]
 
 
@@ -128,7 +129,7 @@ class _Search:
         return Chunk(entry.position, metadata.chunk_id, metadata.num_chunks_from_msg)
 
     async def before(self, mark: Position) -> list[Chunk]:
-        """Those before the entry, in log order."""
+        """Returns the chunks before the entry, in log order."""
         shape, found, left = self._log.shape, list[Chunk](), self._budget.left
         end = self._entry.position
         while left > 0 and (last := shape.before(end)) > mark and last < end and last.entry_id >= 0:

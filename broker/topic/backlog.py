@@ -1,7 +1,5 @@
-"""What a subscription has not acknowledged: its size, a peek at its beginning, and skipping it. For operators; nothing
-here is in the path of a message. `examine.py` counts exactly, and reads for it; `size` reads nothing but the place of
-the mark.
-"""
+"""The backlog of a subscription: its size, a peek at its beginning, and skipping it. For operators; nothing here is in
+the path of a message. `examine.py` counts exactly, and reads for it; `size` reads nothing but the place of the mark."""
 
 from __future__ import annotations
 

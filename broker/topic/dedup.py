@@ -96,7 +96,7 @@ class Deduplication:
 
     @property
     def _ledger(self) -> SnapshotLedger[stored.Piece]:
-        """Of the snapshots; made with its first use: most topics have none."""
+        """Returns the ledger of the snapshots; made with its first use: most topics have none."""
         if self._ledger_used is None:
             ledgers = StateLedgers(
                 self._ledger_client, self._config, self._replication, self._log.topic, dedup="snapshots"
@@ -165,7 +165,7 @@ class Deduplication:
         return self.core.enabled
 
     def held(self, applied: Applied) -> Safe | None:
-        """What is after the last stored snapshot must be kept; None: nothing has to."""
+        """Returns the mark of the last stored snapshot: what is after it must be kept; None: nothing has to."""
         held = self._stored if self.core.enabled or self._working is not None else None
         return Safe(held, why=Stays.NOT_IN_SNAPSHOT) if held is not None else None
 

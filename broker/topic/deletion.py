@@ -44,7 +44,7 @@ Ask = Callable[[TxnId], Awaitable[TransactionFacts]]
 
 
 class Deletion:
-    """Of one topic; `coordinators` are asked."""
+    """The deletion of one topic; `coordinators` are asked."""
 
     __slots__ = ("_clock", "_coordinators", "_name")
 
@@ -72,7 +72,7 @@ class Deletion:
         )  # fmt: skip
 
     async def _answers(self, txns: Sequence[TxnId], ask: Ask) -> list[TransactionFacts]:
-        """Of those that have no outcome."""
+        """Returns the answers about those transactions that have no outcome."""
         until = self._clock.monotonic() + ANSWER_S
         found: list[TransactionFacts | None] = []
         for first in range(0, len(txns), AT_ONCE):

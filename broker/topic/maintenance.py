@@ -40,7 +40,7 @@ STEPS = ("expire", "heed_quota", "look_at_parts", "roll", "trim", "drop_idle_sub
 
 
 class Living(Protocol):
-    """What the maintenance needs of its topic."""
+    """A topic, as its maintenance uses it."""
 
     name: TopicName
     applied: Applied
@@ -62,6 +62,8 @@ class Living(Protocol):
 
 
 class TopicMaintenance:
+    """The maintenance of one loaded topic."""
+
     __slots__ = (
         "_ages", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted", "expired",
         "quota", "roll_idle_s",
@@ -137,7 +139,7 @@ class TopicMaintenance:
         return await self.give_up_whole(subscription, log.shape.before(place.position))
 
     async def give_up_whole(self, subscription: Subscription, mark: Position) -> int:
-        """As `give_up`, and all of a message of which the mark covers some chunks."""
+        """Gives up messages like `give_up`, and all of a message of which the mark covers some chunks."""
         entries = self.give_up(subscription, mark)
         if entries:
             log = self._topic.readable(uncommitted=subscription.uncommitted)
@@ -161,7 +163,8 @@ class TopicMaintenance:
         return entries
 
     async def oldest_ms(self, subscription: Subscription) -> int | None:
-        """When (ms since the epoch) the subscription's oldest unacknowledged message arrived; None: there is none."""
+        """Returns when (ms since the epoch) the subscription's oldest unacknowledged message arrived; None: there is
+        none."""
         log = self._topic.readable(uncommitted=subscription.uncommitted)
         position = log.shape.there(log.shape.after(subscription.cursor.mark))
         if not log.shape.readable(position):

@@ -46,7 +46,7 @@ STALE_ENTRIES = 10_000
 
 
 class OutcomesLedger:
-    """Of one loaded topic that has seen a transaction. `core` is set before the first `touched`."""
+    """The outcomes ledger of a loaded topic that has seen a transaction. `core` is set before the first `touched`."""
 
     __slots__ = (
         "_bytes", "_closed", "_config", "_entries", "_ledger", "_log", "_loop", "_outcomes", "_rows", "_tasks",
@@ -78,7 +78,7 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ opening
     async def recover(self, place: OutcomesPlace) -> TxnSnapshot:
-        """What is stored, after the log was taken over. Unavailable."""
+        """Returns what is stored, after the log was taken over. Raises Unavailable."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:
@@ -108,7 +108,7 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ writing
     def touched(self) -> None:
-        """There is an outcome that is not stored."""
+        """Schedules a write: there is an outcome that is not stored."""
         self._outcomes += 1
         if self._outcomes >= OUTCOMES_MAX:
             self._start()

@@ -54,7 +54,7 @@ class Outcomes(Protocol):
         ...
 
     def waits(self, error: MagnetarError) -> None:
-        """What is on its way has no outcome yet, for that reason: it is neither stored nor refused."""
+        """Tells the publisher why what is on its way has no outcome yet: it is neither stored nor refused."""
         ...
 
 
@@ -72,7 +72,7 @@ class ProducerOutlet(Outcomes, Protocol):
 
 
 class Published(Protocol):
-    """What a producer needs of its topic."""
+    """A topic, as its producers use it."""
 
     name: TopicName
     log: Log
@@ -90,9 +90,8 @@ class Published(Protocol):
 
 
 class Producer:
-    """One connected producer; see the module. `id` is unique in the process; `epoch` is the topic's, while this
-    producer is exclusive.
-    """
+    """A connected producer; see the module. `id` is unique in the process; `epoch` is the topic's, while this producer
+    is exclusive."""
 
     __slots__ = (
         "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "client",

@@ -25,7 +25,7 @@ from .transactions import TopicTransactions
 
 
 class Joined(Protocol):
-    """What the registry needs of its topic."""
+    """A topic, as the registry of its producers uses it."""
 
     name: TopicName
     applied: Applied

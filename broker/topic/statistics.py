@@ -32,7 +32,8 @@ NO_TRAFFIC = (Rates(0.0, 0.0, 0.0, 0.0), (0, 0, 0, 0))
 
 
 class TopicStatistics:
-    """Of one topic, since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each time."""
+    """The traffic of a topic since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each
+    time."""
 
     __slots__ = ("_clock", "_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out")
 

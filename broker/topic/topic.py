@@ -50,13 +50,14 @@ _LOG = logging.getLogger("magnetar.broker.topic")
 
 NOWHERE = Position(-1, -1)
 NAMES_BYTES_MAX = 64 << 10
-"""Of the subscriptions that a topic's record names, a sixteenth of what a record holds; with more it names none."""
+"""Most bytes of the names of subscriptions in a topic's record, a sixteenth of what a record holds; with more it names
+none."""
 RECORD_LOST = "magnetar.record-lost-ms"
 """The property of a subscription that was made anew because its record was lost: when."""
 
 
 class Topic:
-    """One loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
+    """A loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
 
     __slots__ = (
         "_broker_rates",
@@ -131,7 +132,8 @@ class Topic:
 
     @property
     def incarnation(self) -> int:
-        """When it was made, by which it is told from another one of its name: ms since the epoch. 0: not known."""
+        """Returns when the topic was made, by which it is told from another one of its name: ms since the epoch. 0: not
+        known."""
         return self.log.record.created_ms
 
     @property
@@ -227,7 +229,7 @@ class Topic:
         self._unnamed = False
 
     def _names(self, new: set[str]) -> tuple[str, ...] | None:
-        """Of the durable subscriptions and the new one; None: they are too long for the record."""
+        """Returns the names of the durable subscriptions and the new one; None: they are too long for the record."""
         names = () if self._going else tuple(sorted(new.union(each.name for each in self._durable())))
         return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
 
@@ -315,7 +317,7 @@ class Topic:
         return self.readable(compacted=compacted).shape
 
     def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:
-        """What a consumer reads: compacted, uncommitted (all that is stored), or as any other."""
+        """Returns the log as a consumer reads it: compacted, uncommitted (all that is stored), or as any other."""
         if compacted:
             return self.compaction.view
         return self.log if uncommitted else self.shown
@@ -352,7 +354,8 @@ class Topic:
         return self._storage.passing(self, name, mark, self.shape(compacted=compacted), tracks=tracks)
 
     def shared_passing(self, name: str) -> Subscription | None:
-        """That of the name which does not last and which other consumers may join. NotAllowed: it is durable."""
+        """Returns the subscription of that name which does not last and which other consumers may join; None: there is
+        none. NotAllowed: it is durable."""
         found = self.subscriptions.get(name)
         if found is not None and found.durable:
             raise SubscribeRefusal.LASTS.error(
@@ -451,8 +454,8 @@ class Topic:
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     def unread(self) -> Retention:
-        """What it keeps while it has no durable subscription; nothing: it has one, or is compacted, which is how its
-        messages are kept then."""
+        """Returns the retention of a topic without durable subscriptions; nothing if it has one, or is compacted, which
+        is how its messages are kept then."""
         durable = any(each.durable for each in self.subscriptions.values())
         if durable or self.compaction.held(self.applied) is not None:
             return NOTHING
@@ -480,7 +483,7 @@ class Topic:
         return gone
 
     def holders(self) -> list[Safe]:
-        """What durable subscriptions and parts need no more of the log."""
+        """Returns the marks of durable subscriptions and parts: what each of them no longer needs of the log."""
         cursors = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
         parts = [part.held(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]

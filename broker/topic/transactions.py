@@ -80,14 +80,14 @@ class PendingAcks(Protocol):
     def pending_transactions(self) -> Collection[TxnId]: ...
     def has_pending(self, txn: TxnId) -> bool: ...
     def settle(self, txn: TxnId, committed: bool) -> None:
-        """Its pending acknowledgements of it count, or are given back. Idempotent."""
+        """Counts the transaction's pending acknowledgements, or gives them back. Idempotent."""
 
     async def stored(self) -> None:
         """Returns when the state with everything up to now is durable."""
 
 
 class Transacting(Protocol):
-    """What the transactions need of their topic."""
+    """A topic, as its transactions use it."""
 
     name: TopicName
 
@@ -105,8 +105,8 @@ class Transacting(Protocol):
 
 
 class _Writes(NamedTuple):
-    """What has to be stored before the end of a transaction is: pending acknowledgements of subscriptions, an outcome,
-    and what of the transaction `landing` is on its way."""
+    """The writes that must be stored before the end of a transaction is: pending acknowledgements of subscriptions, an
+    outcome, and what of the transaction `landing` is on its way."""
 
     acks: tuple[PendingAcks, ...]
     outcome: bool
@@ -114,8 +114,8 @@ class _Writes(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """What an entry waits for before it can be judged: that the topic joins its transaction, or that another one ends.
-    """
+    """The event that an entry waits for before it can be judged: that the topic joins its transaction, or that another
+    one ends."""
 
     txn: TxnId
     end: bool = False
@@ -126,7 +126,7 @@ Key = TypeVar("Key")
 
 
 class TransactionStats(NamedTuple):
-    """Of a topic that has seen a transaction."""
+    """The transactions of a topic that has seen some."""
 
     last_stable: Position
     stable_index: int
@@ -147,7 +147,7 @@ def txn_of(metadata: MessageMetadata) -> TxnId | None:
 
 
 class _Here:
-    """What of transactions is under way in a topic."""
+    """The work on transactions that is under way in a topic."""
 
     __slots__ = (
         "asked", "committed_at", "ends", "joins", "landing", "seeing", "settles", "since", "suspects", "tasks",
@@ -217,7 +217,7 @@ class TopicTransactions:
 
     @property
     def replays_after(self) -> Position | None:
-        """Where the replay begins; None: nothing has to be replayed."""
+        """Returns where the replay begins; None: nothing has to be replayed."""
         return self.core.position if self.core is not None else None
 
     def replay(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
@@ -326,7 +326,7 @@ class TopicTransactions:
         self._joining(awaited.txn, awaited.owner).add_done_callback(lambda done: then(_error_of(done)))
 
     def _joining(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
-        """One run for all of the role who ask for it while it runs."""
+        """Begins a join, or returns the run that others of the role asked for."""
         key = txn, owner
         return self._here.joins.get(key) or self._shared(self._here.joins, [key], lambda: self._join(txn, owner))
 
@@ -414,7 +414,7 @@ class TopicTransactions:
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
 
     def _join_refused(self, core: Transactions, txn: TxnId) -> None:
-        """What one role is refused does not end what is asked for another."""
+        """Notes a refused join, unless the transaction is asked about for another role as well."""
         if self._here.asked[txn] == 1:
             core.refused(txn)
 
@@ -462,7 +462,8 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """As core/dedup.py. The caller has just seen that it `is_open`."""
+        """Returns the verdict on an entry of the transaction, like core/dedup.py. The caller has just seen that it
+        `is_open`."""
         assert self.core is not None, "it is open"
         return self.core.judge(txn, name, numbers)
 
@@ -538,7 +539,8 @@ class TopicTransactions:
         return [self._here.settles[each.txn] for each in settlements]
 
     def _apply(self, settlement: Settlement) -> _Writes:
-        """To its entries, and to the pending acknowledgements of each subscription; what has to be written then."""
+        """Applies a settlement to its entries, and to the pending acknowledgements of each subscription; returns what
+        has to be written then."""
         txn, core = settlement.txn, self.core
         touched = [each for each in self._topic.pending_acks() if each.has_pending(txn)]
         end = core.settle(settlement) if core is not None else NOT_KNOWN
@@ -619,7 +621,8 @@ class TopicTransactions:
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
     def _suspect(self, number: int) -> None:
-        """That coordinator aborted a transaction and did not say so here: the others may be lost with it."""
+        """Asks a coordinator about its other transactions: it aborted one and did not say so here, so they may be lost
+        too."""
         others = [txn for txn in self.still_open if txn.coordinator == number and not self._here.asked.get(txn)]
         here = self._here
         if others and number not in here.suspects:
@@ -683,7 +686,7 @@ class TopicTransactions:
 
     @property
     def still_open(self) -> list[TxnId]:
-        """Those that have not ended here, the one with the earliest entry first."""
+        """Returns the transactions that have not ended here, the one with the earliest entry first."""
         return self.core.open if self.core is not None else []
 
     # ------------------------------------------------------------------ deletion (deletion.py)

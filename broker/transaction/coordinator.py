@@ -69,7 +69,7 @@ _LOG = logging.getLogger("magnetar.broker.transactions")
 TICK_S = 0.5
 """Between two looks at deadlines; also how long "done" may wait for another append to go with."""
 ANSWER_S = 25.0
-"""Of a question: below the time after which a client asks again."""
+"""Seconds that a question may take: below the time after which a client asks again."""
 
 GAP_MAX = 1 << 16
 """Ids that are left out before a block, by chance: one that was given does not tell the next one. An epoch has 40 bits
@@ -81,6 +81,8 @@ Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
 
 
 class RunningCoordinator:
+    """A coordinator that this broker has."""
+
     def __init__(
         self, world: World, log: CoordinatorLog, core: Coordinator, topics: Topics, publish: Publish, close_s: float,
         on_over: Callable[[RunningCoordinator], None],
@@ -151,7 +153,7 @@ class RunningCoordinator:
         self, to: Question, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
-        """As `end`, with others that came together; answered by a TxnState, or an error."""
+        """Ends a transaction like `end`, with others that came together; answered by a TxnState, or an error."""
         intent = End(to, txn.least, verb, owner, participants, prepared_s, visible)
         self._do(self._core.receive(intent, self._clock.monotonic()))
 
@@ -181,7 +183,8 @@ class RunningCoordinator:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
     async def abort_open(self, txn: TxnId, *, only_tell: bool) -> Row:
-        """What it is after that; `only_tell`: as it is. InvalidRequest: it was never used."""
+        """Aborts the transaction if it is open; returns its row after that. `only_tell`: returns the row as it is.
+        InvalidRequest: it was never used."""
         if only_tell:
             rows = self.rows(txn, 1)
             if not rows:
@@ -212,7 +215,7 @@ class RunningCoordinator:
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:
-        """What a member of the group is asked, until it is closed. NotOwner: the coordinator moves."""
+        """Yields the questions to a member of the group, until it is closed. NotOwner: the coordinator moves."""
         with self._halves.member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))
@@ -326,7 +329,8 @@ class RunningCoordinator:
 
     # ------------------------------------------------------------------ writing
     def _write(self) -> None:
-        """In the turn after the first decision, or when the last append is durable: all that was decided, as one."""
+        """Appends all that was decided, as one: in the turn after the first decision, or when the last append is
+        durable."""
         if self._is_stopped:
             return
         append = self._core.take()
@@ -356,7 +360,7 @@ class RunningCoordinator:
             self._fail(error)
 
     async def _append(self, append: Append, failed: MagnetarError | None) -> None:
-        """Where a ledger has to be made first, or the last one failed."""
+        """Appends where a ledger has to be made first, or the last one failed."""
         try:
             await self._log.append(append.records, self._core.state, failed)
         except MagnetarError as error:
@@ -403,7 +407,8 @@ class RunningCoordinator:
         self._ending = asyncio.get_running_loop().create_task(work, name=f"end of coordinator {self.number}")
 
     async def close(self) -> None:
-        """In order: the next owner goes on with what is open. If that fails, it is as after a crash."""
+        """Closes the coordinator: it hands over what is open, and the next owner goes on with it. If that fails, it is
+        as after a crash."""
         self._end(self._close())
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)

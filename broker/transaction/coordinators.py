@@ -87,7 +87,7 @@ def limits_of(config: BrokerConfig) -> Limits:
 
 
 class TransactionCoordinators:
-    """Of one ownership session of this broker. `is_settled`: what it owns is known."""
+    """The coordinators as one ownership session of this broker sees them. `is_settled`: what it owns is known."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
@@ -123,7 +123,7 @@ class TransactionCoordinators:
         return self._count
 
     async def count_now(self) -> int:
-        """As `count`; changes nothing."""
+        """Returns the number of coordinators like `count`; changes nothing."""
         fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
@@ -157,7 +157,7 @@ class TransactionCoordinators:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
 
     def here_now(self, number: int) -> RunningCoordinator | None:
-        """As `here`, where it runs."""
+        """Returns the coordinator like `here`, if it runs here; else None."""
         return self._loaded.get(number)
 
     async def here(self, number: int) -> RunningCoordinator:
@@ -281,7 +281,7 @@ class TransactionCoordinators:
         return found is not None and not found[0].idle
 
     async def validate(self) -> None:
-        """In a new metadata session: those that another broker took over meanwhile are lost."""
+        """Loses, in a new metadata session, the coordinators that another broker took over meanwhile."""
         for running in list(self._loaded.values()):
             if not self._ownership.owns_path(owner_path(running.number)) or not await running.is_ours():
                 await running.lose(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
@@ -292,7 +292,7 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """In order; the ownership is given back by the caller."""
+        """Closes all coordinators; the ownership is given back by the caller."""
         self._closed = True
         await self._loading.drain()
         await asyncio.gather(*[running.close() for running in self.loaded])

@@ -1,4 +1,4 @@
-"""What half messages need beside their coordinator's core: members that are asked, and tasks that publish.
+"""The work for half messages outside their coordinator's core: members that are asked, and tasks that publish.
 
     work = HalfWork(publish, published, not_published)
     with work.member() as member: …            what `ask` has for it: `await member.next()`
@@ -66,6 +66,8 @@ class Member:
 
 
 class HalfWork:
+    """The members and tasks of one coordinator's halves."""
+
     def __init__(
         self, publish: PublishesHalves, published: Callable[[PublishHalf, list[Participant]], None],
         not_published: Callable[[PublishHalf, MagnetarError], None],

@@ -72,7 +72,7 @@ class CoordinatorFenced(NotOwner):
 
 
 class CoordinatorLog:
-    """Of one owner. `give_up_s`: how long a failing ledger is replaced before the epoch ends."""
+    """The log of one owner. `give_up_s`: how long a failing ledger is replaced before the epoch ends."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: StateLedgers, number: int, give_up_s: float
@@ -200,8 +200,8 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ writing
     def append_now(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
-        """As `append`, without a task, where the ledger takes them as one entry. After an error: `append` with it.
-        None: nothing was done."""
+        """Appends like `append`, without a task, where the ledger takes them as one entry. After an error: `append`
+        with it. None: nothing was done."""
         if self._writer is None or not self._writer.writable or self._is_full:
             return None
         found = stored.encode(records, self._next_entry)
@@ -249,7 +249,7 @@ class CoordinatorLog:
         self._bytes += sum(map(len, found))
 
     async def _roll(self, state: State) -> None:
-        """In the order of `ROLL`."""
+        """Rolls the ledger, in the order of `ROLL`."""
         await self._abandon()
         writer, unnamed = await self._ledgers.create(), True
         try:

@@ -24,18 +24,20 @@ from ..common.transactions import Joined, Settlement, TransactionFacts
 
 TIMEOUT_S = 15.0
 ITEMS_MAX = 1_000
-"""Of one request: about 150 KB."""
+"""Most items of one request: about 150 KB."""
 WAITING_MAX = 100_000
 """Items that wait for one broker; above, a join is refused (BackPressure) and a settlement is repeated later."""
 
 
 class _Queue(NamedTuple):
-    """Of one broker and one rpc."""
+    """The queue for one broker and one rpc."""
 
     items: list[tuple[Message, asyncio.Future[Any]]]
 
 
 class Peers:
+    """The other brokers, as coordinators and topics ask them."""
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._channels: dict[str, Channel] = {}

@@ -44,7 +44,7 @@ class Topics(Protocol):
 
 
 class _Waiting(NamedTuple):
-    """Of a topic: what is not being sent."""
+    """The settlements of a topic that are not being sent."""
 
     new: list[Settlement]
     failed: list[Settlement]
@@ -99,7 +99,7 @@ class Settler:
         del self._waiting[topic]
 
     async def _send(self, topic: TopicName, batch: list[Settlement]) -> list[Settlement]:
-        """Those that failed."""
+        """Sends settlements to a topic; returns those that failed."""
         try:
             async with self._sending:
                 errors = await self._topics.settle(topic, batch)

@@ -19,7 +19,7 @@ from .core.intents import Result
 
 
 class Question:
-    """One of them."""
+    """A question, and its answer when there is one."""
 
     __slots__ = ("_together", "is_answered", "result")
 
@@ -35,7 +35,7 @@ class Question:
 
 
 class Together:
-    """Of one request."""
+    """The questions of one request."""
 
     def __init__(self) -> None:
         self._questions: list[Question] = []

@@ -25,7 +25,7 @@ from .runs import run_end, run_start
 
 
 class Decided(Protocol):
-    """What is known of the transactions of a topic."""
+    """The decided transactions of a topic."""
 
     @property
     def aborted(self) -> Mapping[int, BitMap]:
@@ -37,7 +37,7 @@ class Decided(Protocol):
 
     @property
     def stable_index(self) -> int:
-        """One past the index of its last message."""
+        """Returns the index after the last message of the stable part."""
 
     def aborted_messages(self, first: int, end: int) -> int:
         """How many of the messages `first` … `end - 1` are aborted."""
@@ -73,7 +73,7 @@ class CommittedShape(LogShape):
         return position
 
     def _following(self, position: Position) -> Position:
-        """As `after`, of the log itself."""
+        """Returns the position after the given one, like `after`, but of the log itself."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):

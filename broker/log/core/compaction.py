@@ -49,7 +49,8 @@ from ....proto.entry_pb2 import SingleMessageMetadata
 from ....proto.errors import CorruptEntry
 
 KEY_BYTES = 200
-"""What a key costs in the table: its hash (16 bytes, 49 as an object), an index, and their place in a dictionary."""
+"""Memory that a key takes in the table: its hash (16 bytes, 49 as an object), an index, and their place in a
+dictionary."""
 _SPACE = 1 << 32
 """Hashes are shared out between rounds by their first four bytes."""
 _TAKEN_OUT = item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=0))
@@ -72,7 +73,7 @@ def opened(entry: Buffer) -> Opened | None:
 
 
 class KeySurvey:
-    """Which messages survive: the first pass."""
+    """The first pass: finds which messages survive."""
 
     def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:
         assert keys_max >= 1
@@ -162,7 +163,7 @@ class KeySurvey:
 
 
 def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
-    """What is kept of a stored entry: all of it, itself without some of its messages, or None."""
+    """Returns the part of a stored entry that is kept: all of it, the entry without some of its messages, or None."""
     kept = survivors.range_cardinality(first_index, first_index + count)
     if kept == 0:
         return None

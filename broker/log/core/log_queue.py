@@ -76,7 +76,7 @@ class LogQueue(Generic[Q]):
         self.ledger_id, self.next_entry = ledger_id, 0
 
     def confirmed(self, last_entry: int) -> list[Q]:
-        """Those up to `last_entry`, which are in the ledger."""
+        """Removes and returns the publishes up to `last_entry`, which are in the ledger."""
         sent, found = self._sent, list[Q]()
         while sent and sent[0].entry <= last_entry:
             found.append(sent.popleft())

@@ -19,7 +19,7 @@ from ....proto.names import Position
 
 
 class Span(msgspec.Struct):
-    """One ledger of the list. `last_entry` is -1 while it is empty."""
+    """The part of the log that one ledger of the list has. `last_entry` is -1 while it is empty."""
 
     ledger_id: int
     first_index: int
@@ -73,7 +73,8 @@ class LogShape:
             follower.remove(ledger_id)
 
     def pass_over(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """These of its entries are lost: no consumer waits for them, and no index before that is given again."""
+        """Passes over lost entries: no consumer waits for these holes, and no index before `least_index` is given
+        again."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.pass_over(holes, least_index)
@@ -89,7 +90,7 @@ class LogShape:
         return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
 
     def there(self, position: Position) -> Position:
-        """As `at_or_after`, past what was lost and passed over."""
+        """Returns the position like `at_or_after`, past lost entries that are passed over."""
         position = self.at_or_after(position)
         while (last := self.hole(position)) is not None:
             position = self.after(last)
@@ -97,14 +98,14 @@ class LogShape:
 
     @property
     def last_there(self) -> Position:
-        """As `last`, before what was lost and passed over."""
+        """Returns the last position like `last`, before lost entries that are passed over."""
         position = self.last
         while (run := self.hole_of(position)) is not None:
             position = self.before(Position(position[0], run[0]))
         return position
 
     def follow(self, follower: LogShape) -> None:
-        """It has every span of this one from now on."""
+        """Gives the follower every span of this shape, now and from now on."""
         self._followers.append(follower)
         follower.pass_over(self._holes, self._least_index)
         for span in self.spans:

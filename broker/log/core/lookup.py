@@ -28,6 +28,8 @@ EntryOf = Callable[[int], Awaitable[StoredEntry]]
 
 
 class Found(NamedTuple):
+    """The result of a search: the entry, and the lost run before it."""
+
     entry: StoredEntry | None
     lost: Run | None = None  # directly before it, or at the end of the ledger
 
@@ -85,8 +87,7 @@ def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | No
 
 
 def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
-    """What a reader is told of entries that every replica lost. `about`: of which subscription or topic, with a colon.
-    """
+    """Returns the error for entries that every replica lost. `about`: the subscription or topic, with a colon."""
     first, last = run
     return DataLost(
         f"{about}entries {first} to {last} of ledger {ledger_id} are lost: every replica is certain to lack them. "

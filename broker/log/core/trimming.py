@@ -1,4 +1,4 @@
-"""Which ledgers of a topic may be deleted, and why each of the others stays.
+"""The rules of trimming: which ledgers of a topic may be deleted, and why each of the others stays.
 
 Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger is deleted when it is closed, is not the last of the
 list, every holder needs it no more, and retention releases it. Holders are the durable cursors, deduplication (up to
@@ -48,7 +48,7 @@ class Stays(enum.Enum):
 
 
 class Safe(NamedTuple):
-    """What a holder of data needs no more, neither now nor after a crash."""
+    """The data that a holder does not need, neither now nor after a crash."""
 
     mark: Position
     done: frozenset[int] = frozenset()  # ledgers after the mark
@@ -59,11 +59,13 @@ class Safe(NamedTuple):
 
 
 class Retention(msgspec.Struct, frozen=True):
+    """The retention of a topic's ledgers: a time and a size."""
+
     minutes: int = 0
     mib: int = 0
 
     def told(self) -> str:
-        """In words; empty: nothing is kept."""
+        """Returns the retention in words; empty: nothing is kept."""
         if not self.minutes:
             return ""
         time = "for ever" if self.minutes < 0 else f"for {self.minutes} minutes"

@@ -43,7 +43,7 @@ class DamagedCompaction(ValueError):
 
 
 class Row(msgspec.Struct):
-    """What is left of a ledger."""
+    """The survivors of a ledger."""
 
     ledger_id: int
     entries: int

@@ -109,5 +109,5 @@ def _subject(request: Any) -> str:
 
 
 def _fields(request: Message) -> list[str]:
-    """Which fields the caller gave; never their values."""
+    """Returns the names of the fields that the caller gave; never their values."""
     return [field.name for field, _ in request.ListFields()]

@@ -100,7 +100,7 @@ class Connection:
 
     # ------------------------------------------------------------------ frames in
     def take(self, frame: wire.ClientFrame) -> None:
-        """One that is for no handler."""
+        """Takes a frame that is for no handler."""
         if frame.WhichOneof("kind") in ("open_producer", "subscribe"):
             self._open(frame)
         else:
@@ -120,7 +120,7 @@ class Connection:
         handler.open(frame)
 
     def _stray(self, frame: wire.ClientFrame) -> None:
-        """It has no handler: its id was never opened, or is over."""
+        """Answers a frame that has no handler: its id was never opened, or is over."""
         number = frame.id
         if number == self._answered and frame.WhichOneof("kind") != "close":
             return

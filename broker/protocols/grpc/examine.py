@@ -12,6 +12,8 @@ from ...topic.topic import Topic
 
 
 class ExamineService:
+    """The rpcs of Admin that look into a topic and clear it."""
+
     _broker: TopicManager
     _administration: Administration
 

@@ -1,4 +1,4 @@
-"""One producer or consumer of a Connect stream: its frames in, its session's answers out.
+"""A producer or consumer of a Connect stream: its frames in, its session's answers out.
 
     Handler.take(frame, turns)     at once, or after earlier work of the same handler
     Handler.leave()                the stream is gone
@@ -38,16 +38,17 @@ from .delivery import delivery_items
 _LOG = logging.getLogger("magnetar.broker.connect")
 
 WAITING_FRAMES = 100
-"""Of a handler that is being opened: a client has nothing to send then but permits and a close."""
+"""Most frames that wait for a handler that is being opened: a client has nothing to send then but permits and a close.
+"""
 REQUESTS_MAX = 1000
-"""Of a handler, under way."""
+"""Most requests of a handler that are under way."""
 
 Work = Callable[[], Awaitable[wire.ServerFrame | None]]
 """A request; its answer, or None for `done`."""
 
 
 class Connection(Protocol):
-    """What a handler needs of its stream."""
+    """The stream of a handler, as the handler uses it."""
 
     broker: TopicManager
     caller: CallContext
@@ -99,7 +100,7 @@ class Handler:
         raise NotImplementedError
 
     async def _close(self) -> None:
-        """In order."""
+        """Ends the session of the handler, in order."""
         raise NotImplementedError
 
     async def _leave(self) -> None:
@@ -409,7 +410,8 @@ class ConsumerHandler(Handler):
         return then
 
     def _given_back(self, request_id: int) -> Callable[[MagnetarError | None], None]:
-        """In the turn in which it was given back: nothing of it is delivered again before the answer."""
+        """Returns a callback that answers in the turn in which messages were given back: none of them is delivered
+        again before the answer."""
         def then(error: MagnetarError | None) -> None:
             if error is not None:
                 self.give_up(error)

@@ -33,6 +33,8 @@ LIST_DEFAULT = 1_000
 
 
 class TransactionService(HalfService):
+    """The Transactions service; each method is an rpc."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
@@ -77,7 +79,7 @@ class TransactionService(HalfService):
         return reply
 
     async def _running(self, numbers: Iterable[int]) -> dict[int, RunningCoordinator | MagnetarError]:
-        """Those of the numbers that are here; or why one is not."""
+        """Returns the coordinators of these numbers that are here; or why one is not."""
         here = self._broker.transactions.here_now
         found: dict[int, RunningCoordinator | MagnetarError] = {}
         missing = []

@@ -56,9 +56,9 @@ OUT_BYTES = 64 << 20
 REQUESTS_MAX = 1000
 FIRST_FRAME_BYTES = 64 << 10
 CROWDED_BYTES = 64 << 10
-"""Of deliveries that have not left, while the memory of the process is tight."""
+"""Most bytes of deliveries that have not left, while the memory of the process is tight."""
 PATH = "/pulsar/Connect"
-"""As the audit log names it."""
+"""The name of the connection in the audit log."""
 PROTOCOL_VERSION = 21
 
 _LOG = logging.getLogger("magnetar.broker.pulsar")
@@ -67,6 +67,8 @@ T = TypeVar("T")
 
 
 class Connection:
+    """A connection of a Pulsar client."""
+
     def __init__(
         self, broker: TopicManager, stream: ByteStream, names: ProducerNames, callers: Callers, spare: Spare
     ) -> None:
@@ -158,7 +160,7 @@ class Connection:
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def place(self) -> None:
-        """There is room for the long frame."""
+        """Lets the connection read its long frame: there is room for it."""
         if self._place is not None and not self._place.done():
             self._place.set_result(None)
 
@@ -166,7 +168,7 @@ class Connection:
         self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
 
     def _took_frames(self) -> None:
-        """What was complete is taken: also the frame that had a place, if one had."""
+        """Ends the place of the long frame, if one had a place: what was complete is taken."""
         if self._has_place:
             self._has_place = False
             self._memory.arrivals.end(self)
@@ -200,7 +202,7 @@ class Connection:
         return None
 
     async def _unless_ended(self, wait: Callable[[], Awaitable[T]]) -> T:
-        """What `wait` gives. The end of the connection ends the wait, and is raised."""
+        """Returns what `wait` returns. The end of the connection ends the wait, and is raised."""
         if self._alarm is None:
             self._look()
         if self._ended is not None:
@@ -275,7 +277,7 @@ class Connection:
         self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def _count(self) -> None:
-        """What this connection holds of the memory for all callers."""
+        """Counts the bytes that this connection holds of the memory for all callers."""
         into, out = self._held_bytes, self._stream.queued_bytes + self._out_bytes
         self._memory.requests.held += into - self._counted_in
         self._memory.answers.held += out - self._counted_out
@@ -395,8 +397,9 @@ class Connection:
     # ------------------------------------------------------------------ tasks
     @property
     def _busy(self) -> bool:
-        """It has as many requests under way as it may. Each producer and consumer has one of its own, its opening: one
-        that waits for exclusive access may wait until the client closes another, which then has to be read."""
+        """Whether the connection has as many requests under way as it may. Each producer and consumer has one of its
+        own, its opening: one that waits for exclusive access may wait until the client closes another, which then has
+        to be read."""
         return len(self._tasks) >= REQUESTS_MAX + len(self._producers) + len(self._consumers)
 
     async def _has_turn(self) -> None:

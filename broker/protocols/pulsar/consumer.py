@@ -106,7 +106,8 @@ class ConsumerHandler:
             self.session.renewed(principal)
 
     async def followed(self, options: SubscribeOptions) -> SubscribeOptions:
-        """Of a reader that has sought: ends its session; what follows it begins where that was."""
+        """Ends the session of a reader that has sought; returns the options of its successor, which begins where that
+        was."""
         session = self.session
         assert session is not None, "it has sought"
         mark, log = session.subscription.cursor.mark, session.subscription.log

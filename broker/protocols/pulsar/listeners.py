@@ -1,4 +1,4 @@
-"""Where clients of Pulsar's protocol reach a broker: what its look-ups answer.
+"""The addresses at which clients of Pulsar's protocol reach a broker, for the answers of its look-ups.
 
 `pulsar_listeners` has Pulsar's form, `NAME:URL,NAME:URL`; a name may come several times, with a `pulsar://` and a
 `pulsar+ssl://` URL, and a `magnetar://` URL for Magnetar's SDK (`listener_name`). A client of Pulsar that names no

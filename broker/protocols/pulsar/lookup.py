@@ -112,7 +112,8 @@ def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> bytes:
-    """Of a namespace that does not exist there are none: Pulsar's clients ask again and again after an error."""
+    """Answers with the topics of a namespace, none if it does not exist: Pulsar's clients ask again and again after an
+    error."""
     try:
         found = await _topics_of(connection, asked)
     except NotFound:
@@ -139,7 +140,7 @@ async def _topics_of(connection: Connection, asked: pulsar.CommandGetTopicsOfNam
 
 
 def hash_of(names: list[str]) -> str:
-    """As Pulsar's clients compute it, of sorted names."""
+    """Returns the hash of sorted names as Pulsar's clients compute it."""
     return struct.pack("<I", crc32c(",".join(names).encode())).hex()
 
 

@@ -50,10 +50,10 @@ connection at other numbers in a SEND_ERROR."""
 FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated, *TRANSACTIONAL)
 """Errors that end a message: it would fail again."""
 ENDED_BY_CHECKSUM = ("Pulsar-CPP", "Pulsar-Python", "pulsar-client-node")
-"""What the C++ client and those on top of it call themselves. ChecksumError alone ends a message of
-theirs: at any other number of a SEND_ERROR they open the connection anew and send the message again, for ever."""
+"""Names of the C++ client and those on top of it. ChecksumError alone ends a message of theirs: at any other number of
+a SEND_ERROR they open the connection anew and send the message again, for ever."""
 NOTHING = b""
-"""In the place of an entry that is refused for its frame: no entry at all is refused in its turn."""
+"""Sent in the place of an entry that is refused for its frame: no entry at all is refused in its turn."""
 
 
 class ProducerHandler:
@@ -262,5 +262,5 @@ def _names_txn(entry: Buffer) -> bool:
 
 
 def payload_bytes_max(config: BrokerConfig) -> int:
-    """What clients are told: `max_message_bytes`, less what has no room beside it."""
+    """Returns the largest payload that clients are told: `max_message_bytes`, without what has no room beside it."""
     return max(1, config.max_message_bytes - METADATA_BYTES + room_of(config))

@@ -136,7 +136,7 @@ class _Watcher:
             self._answer()
 
     async def _names_of(self, topics: Iterable[str]) -> set[str]:
-        """Those that match; of a partitioned topic its partitions."""
+        """Returns the full names of the topics that match; for a partitioned topic those of its partitions."""
         found, catalog = set[str](), self._connection.broker.catalog
         turns = Turns(self._connection.broker.world.clock)
         for each in topics:

@@ -58,6 +58,8 @@ register_url_convertor("domain", _Domain())
 
 
 class Application:
+    """The application of a broker's HTTP listener."""
+
     def __init__(
         self, broker: TopicManager, services: Any, guard: Guard | None, measure: Callable[[], Measure]
     ) -> None:
@@ -80,7 +82,8 @@ class Application:
         await self._app(scope, receive, send)
 
     def _routes(self) -> Iterable[Mount | Route]:
-        """One Route for each path, in the order of the table; those with the same first segments under one Mount."""
+        """Yields one Route for each path, in the order of the table; those with the same first segments under one
+        Mount."""
         by_path: dict[str, dict[str, Row]] = {}
         for row in ROUTES:
             by_path.setdefault(row.path, {})[row.method] = row
@@ -203,7 +206,7 @@ def _check_site(request: Request) -> None:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    """Of what has no route, or not with this method."""
+    """Answers a request that has no route, or not with this method."""
     assert isinstance(error, HTTPException)
     texts = {404: "there is no such resource; GET /openapi.json lists them", 405: "not with this method"}
     return reply(error.status_code, texts.get(error.status_code, error.detail), dict(error.headers or {}))

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 
 class Call:
+    """A request as its handler sees it."""
+
     __slots__ = (
         "body", "broker", "content_type", "context", "headers", "measure", "meters", "names", "query", "services",
     )  # fmt: skip
@@ -109,7 +111,8 @@ class Call:
         await authorize(method, request, self.context, self.broker.access)
 
     async def partitions(self) -> list[TopicName]:
-        """Of the topic; none: it has no partitions, or is one. TopicNotFound. Ask for rights first."""
+        """Returns the partitions of the topic; none if it has none, or is one. Raises TopicNotFound. Ask for rights
+        first."""
         if self.topic.is_partition:
             return []
         count = await self.broker.catalog.existing_partitions(self.topic)

@@ -61,13 +61,13 @@ def removed(name: str) -> tuple[str, ...]:
 
 
 def shown(policies: Policies) -> dict[str, str]:
-    """What is set, by name."""
+    """Returns the settings that are set, by name."""
     values = ((name, getattr(policies, name)) for name in DYNAMIC)
     return {PULSAR.get(name, name): written(value) for name, value in values if value is not None}
 
 
 def written(value: object) -> str:
-    """As Java writes it."""
+    """Returns a value as Java writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

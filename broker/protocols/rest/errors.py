@@ -44,7 +44,7 @@ _REASONS: tuple[tuple[type[errors.MagnetarError], str], ...] = (
     (errors.TenantNotFound, "Tenant does not exist"),
     (errors.NamespaceNotFound, "Namespace does not exist"),
 )
-"""What programs compare with: the path says which."""
+"""Reasons that programs compare with: the path says which."""
 
 NEGOTIATE = "Bearer, Basic"
 

@@ -21,11 +21,15 @@ _DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caug
 
 
 class Retention(msgspec.Struct):
+    """The body of Pulsar's retention policy."""
+
     retentionTimeInMinutes: int = 0
     retentionSizeInMB: int = 0
 
 
 class BacklogQuota(msgspec.Struct):
+    """The body of Pulsar's backlog quota."""
+
     limitSize: int | None = None
     limitTime: int | None = None
     policy: QuotaPolicy | None = None
@@ -33,6 +37,8 @@ class BacklogQuota(msgspec.Struct):
 
 
 class Persistence(msgspec.Struct):
+    """The body of Pulsar's persistence policy."""
+
     bookkeeperEnsemble: int
     bookkeeperWriteQuorum: int
     bookkeeperAckQuorum: int
@@ -40,6 +46,8 @@ class Persistence(msgspec.Struct):
 
 
 class DispatchRate(msgspec.Struct):
+    """The body of Pulsar's dispatch rates."""
+
     dispatchThrottlingRateInMsg: int = -1
     dispatchThrottlingRateInByte: int = -1
     ratePeriodInSecond: int = 1
@@ -47,39 +55,51 @@ class DispatchRate(msgspec.Struct):
 
 
 class PublishRate(msgspec.Struct):
+    """The body of Pulsar's publish rate."""
+
     publishThrottlingRateInMsg: int = -1
     publishThrottlingRateInByte: int = -1
 
 
 class SubscribeRate(msgspec.Struct):
+    """The body of Pulsar's subscribe rate."""
+
     subscribeThrottlingRatePerConsumer: int = -1
     ratePeriodInSecond: int = 30
 
 
 class AutoSubscription(msgspec.Struct):
+    """The body of Pulsar's automatic creation of subscriptions."""
+
     allowAutoSubscriptionCreation: bool
 
 
 class AutoTopic(msgspec.Struct):
+    """The body of Pulsar's automatic creation of topics."""
+
     allowAutoTopicCreation: bool
     topicType: Literal["partitioned", "non-partitioned", ""] | None = None
     defaultNumPartitions: int | None = None
 
 
 class DelayedDelivery(msgspec.Struct):
+    """The body of Pulsar's delayed delivery policy."""
+
     active: bool = True
     tickTime: int = 1000
     maxDeliveryDelayInMillis: int = 0
 
 
 class InactiveTopics(msgspec.Struct):
+    """The body of Pulsar's policy for inactive topics."""
+
     inactiveTopicDeleteMode: str = _DELETE_MODES[0]
     maxInactiveDurationSeconds: int = 0
     deleteWhileInactive: bool = False
 
 
 Fields = dict[str, Any]
-"""Of ours: name → value."""
+"""Fields of our policies: name → value."""
 
 
 class Row(NamedTuple):
@@ -105,7 +125,7 @@ _REASONS = {
     "subscription_expiration_s": "Invalid value for subscription expiration time",
     "dedup_snapshot_s": "interval must be greater than or equal to 0",
 }
-"""What programs compare with; others have one text."""
+"""Reasons that programs compare with; others have one text."""
 
 
 # ------------------------------------------------------------------ numbers and booleans
@@ -303,7 +323,7 @@ def _show_compatibility(policies: Policies) -> object:
 
 
 def _boolean(namespace: str, topic: str, key: str, field: str, default: bool) -> Row:
-    """One that is shown with its default where it is not set."""
+    """Returns the row of a policy that is shown with its default where it is not set."""
 
     def show(policies: Policies) -> object:
         value = getattr(policies, field)

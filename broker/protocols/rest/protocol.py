@@ -36,7 +36,7 @@ class RestProtocol:
         self.measure: Measure = no_metrics
 
     async def serve(self, stream: ByteStream) -> None:
-        """One connection, until either side ends it. ConnectionLost: why it ended."""
+        """Serves one connection until either side ends it. ConnectionLost says why it ended."""
         async with self._loading:
             if self._connections is None:
                 await self._broker.world.workers.load(f"{__package__}.application", f"{__package__}.connection")

@@ -47,7 +47,7 @@ class Meters:
         return self._clock.wall_ms()
 
     def rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
-        """Of each counter, a second."""
+        """Returns the rate of each counter, a second."""
         now, known = self._clock.monotonic(), self._known.get(number)
         if known is None:
             passed_s = max(RATE_S, (self._clock.wall_ms() - since_ms) / 1000)
@@ -216,7 +216,7 @@ def _consumer(found: Any, live: Consumer | None, meters: Meters) -> dict[str, An
 
 # ------------------------------------------------------------------ internals
 def internal_stats(found: Any, stats: Any) -> dict[str, Any]:
-    """Of a topic's log (`found`) and its subscriptions (`stats`)."""
+    """Returns the internal statistics of a topic's log (`found`) and its subscriptions (`stats`)."""
     newest = found.ledgers[-1] if found.ledgers else None
     ledgers = [_ledger(each) for each in found.ledgers]
     return {

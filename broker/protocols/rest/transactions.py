@@ -71,7 +71,7 @@ def in_pending_acks(pending: wire.PendingOfTransaction | None) -> dict[str, Any]
 
 
 def row(found: wire.TransactionInfo) -> dict[str, Any]:
-    """As `magnetar transactions list` has it."""
+    """Returns the JSON of a transaction, as `magnetar transactions list` has it."""
     return {
         "txn": id_of(found), "state": state_of(found), "owner": found.owner, "address": found.address,
         "name": found.name, "sink": found.sink.sink_id, "ageMs": found.age_ms, "remainingMs": found.remaining_ms,
@@ -80,7 +80,7 @@ def row(found: wire.TransactionInfo) -> dict[str, Any]:
 
 
 def here_of(found: wire.TopicTransactionReply) -> dict[str, Any]:
-    """What a topic has of a transaction, and what waits for it."""
+    """Returns the JSON of what a topic has of a transaction, and what waits for it."""
     pending = {each.name: {"entries": each.entries, "upTo": optional_place(each, "up_to")}
                for each in found.subscriptions}  # fmt: skip
     return {
@@ -90,7 +90,7 @@ def here_of(found: wire.TopicTransactionReply) -> dict[str, Any]:
 
 
 def half_row(found: wire.HalfInfo) -> dict[str, Any]:
-    """As `magnetar transactions halves show` has it."""
+    """Returns the JSON of a half, as `magnetar transactions halves show` has it."""
     return {
         "half": str(TxnId(found.half.most, found.half.least)), "state": wire.HalfInfo.State.Name(found.state),
         "owner": found.owner, "group": found.group, "checkKey": found.check_key, "ageMs": found.age_ms,
@@ -110,7 +110,7 @@ def coordinator_stats(found: wire.ListTransactionsReply) -> dict[str, Any]:
 
 
 def coordinator_row(number: int, found: wire.ListTransactionsReply) -> dict[str, Any]:
-    """As `magnetar transactions status` has it."""
+    """Returns the JSON of a coordinator, as `magnetar transactions status` has it."""
     return {
         "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
         "unsettled": found.unsettled, "committed": found.committed, "aborted": found.aborted,

@@ -22,7 +22,7 @@ _PROMOTED = {
     "long": {"int"}, "float": {"int", "long"}, "double": {"int", "long", "float"},
     "string": {"bytes"}, "bytes": {"string"},
 }  # fmt: skip
-"""What a reader's type takes beside itself."""
+"""Types that a reader's type takes besides itself."""
 
 
 def unreadable(reader: Node, writer: Node) -> str | None:

@@ -1,4 +1,4 @@
-"""What a schema has to be, by its type, and whether a new one goes with those of a topic (pure).
+"""The rules for a schema, by its type, and whether a new one goes with those of a topic (pure).
 
 `Definition.of(info)` refuses what is no schema (InvalidSchema): everything that is registered went through it. Equal
 definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the parsed form counts (avro.py), of others the bytes,
@@ -41,6 +41,8 @@ class _NativeJson(msgspec.Struct):
 
 
 class Definition(NamedTuple):
+    """A schema that was checked: its parsed form, and the fingerprint that equal ones share."""
+
     info: SchemaInfo
     fingerprint: bytes  # SHA-256
     node: avro.Node | None = None  # of AVRO, JSON, PROTOBUF; None: Jackson's form of JSON
@@ -103,7 +105,7 @@ def _hash(info: SchemaInfo, told: bytes) -> bytes:
 
 
 def _root_of(data: bytes) -> str:
-    """Of a set of descriptors that has it, and all that its files import."""
+    """Returns the name of the root message, checked: the set of descriptors has it, and all that its files import."""
     try:
         text = msgspec.json.decode(data, type=_NativeJson)
         files = FileDescriptorSet.FromString(base64.b64decode(text.fileDescriptorSet, validate=True)).file

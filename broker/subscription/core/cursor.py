@@ -55,7 +55,7 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 
 
 class Measures:
-    """What is known of a cursor's bitmaps beside them. Most cursors have none, so it is made with the first."""
+    """The known sizes of a cursor's bitmaps. Most cursors have none, so it is made with the first."""
 
     __slots__ = ("full", "sizes", "unsized")
 
@@ -213,7 +213,8 @@ class Cursor:
         return True
 
     def _ack_around(self, position: Position) -> bool:
-        """What is pending, and a batch of unknown size of which some is, stays as it is."""
+        """Acknowledges up to `position` around pending entries: those, and a pending batch of unknown size, stay as
+        they are. Returns whether anything changed."""
         version = self.version
         for span in self._shape.spans:
             last = min(span.last_entry, position[1]) if span.ledger_id == position[0] else span.last_entry
@@ -315,7 +316,7 @@ class Cursor:
         self._shape = shape
 
     def advance(self) -> bool:
-        """What follows the mark may never be shown now: the mark moves over holes after it. Whether it did."""
+        """Moves the mark over holes after it, when what follows it may never be shown now; returns whether it moved."""
         before = self.mark
         if self.acked:
             self._advance()
@@ -463,7 +464,7 @@ class Cursor:
             at = self.next_free(self._shape.after(at))
 
     def free_before(self, position: Position) -> Iterator[Position]:
-        """The same, beginning with the last one."""
+        """Yields the readable positions that are not done, from `position` back to the mark."""
         end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
         while position > end:
             if self._shape.readable(position) and not self.is_done(position):
@@ -501,7 +502,7 @@ class Cursor:
         return sum(ranges(holes) for holes in self.acked.values())
 
     def chunks(self) -> Iterator[ChunkKey]:
-        """Of what the state consists, without the mark."""
+        """Yields the keys of the chunks of the state, without the mark."""
         for ledger_id, holes in sorted(self.acked.items()):
             yield from keys_of_holes(ledger_id, holes)
         for kind, positions in ((ChunkKind.PARTIALS, self.partial), (ChunkKind.COUNTS, self.counts)):

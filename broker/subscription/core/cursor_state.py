@@ -83,7 +83,7 @@ NOWHERE = Position(-1, -1)
 
 
 class TxnAcks(msgspec.Struct):
-    """What one transaction acknowledges (core/pending_acks.py)."""
+    """The acknowledgements of one transaction (core/pending_acks.py)."""
 
     entries: dict[int, BitMap] = {}  # ledger → whole entries
     parts: dict[Position, Partial] = {}  # some messages of batches

@@ -38,7 +38,7 @@ _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "t
 
 
 class Source(NamedTuple):
-    """Where a dead letter comes from: topic, subscription, entry, and its redeliveries."""
+    """The origin of a dead letter: topic, subscription, entry, and its redeliveries."""
 
     topic: TopicName
     subscription: str

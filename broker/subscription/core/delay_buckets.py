@@ -251,7 +251,7 @@ class Buckets(msgspec.Struct):
         return frozenset(self._merging)
 
     def ended(self, ledgers: frozenset[int]) -> None:
-        """Their keys are sealed in another bucket."""
+        """Ends the buckets of these ledgers: their keys are sealed in another bucket."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
             self.end(bucket)
 

@@ -1,4 +1,4 @@
-"""Which entries of a subscription wait for their time, and which are due: decisions, without a clock or storage.
+"""The entries of a subscription that wait for their time, and which are due: decisions, without a clock or storage.
 
 An entry whose delivery time is in the future is *held*: neither outstanding nor acknowledged, and the dispatcher skips
 it without reading it. When its time has come `due` returns it, once, and it passes through the dispatcher's replay
@@ -53,11 +53,12 @@ FRESH_BYTES = 56
 """Bytes of a key as a number in a heap."""
 NEAR_MS = 10_000
 GROWTH = 128
-"""To sort and pack one of 80,000 entries takes 50 ms, in which nothing else is done."""
+"""Share of the held entries, as a divisor, at which sealing begins. To sort and pack a bucket of 80,000 entries takes
+50 ms, in which nothing else is done."""
 
 
 class _Memory:
-    """What is held of entries, and of buckets."""
+    """The memory of held entries, and of buckets."""
 
     __slots__ = ("buckets", "fresh", "held", "lost")
 
@@ -69,6 +70,8 @@ class _Memory:
 
 
 class DelayIndex:
+    """The delayed entries of one subscription."""
+
     __slots__ = (
         "_draft", "_seal_at", "_used", "count", "cursor", "memory_bytes_max", "seal_entries", "shape",
     )  # fmt: skip
@@ -208,7 +211,7 @@ class DelayIndex:
 
     @property
     def next_look_ms(self) -> int | None:
-        """When the next work is due: an entry's time, or a segment to load. None: nothing."""
+        """Returns when the next work is due: an entry's time, or a segment to load. None: nothing."""
         if self._memory.lost:
             return 0
         looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_look_ms]
@@ -233,7 +236,8 @@ class DelayIndex:
         return max(self.seal_entries, self.count // GROWTH)
 
     def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
-        """What is far in the future, as a bucket; None: too little of it. One at a time; then `sealed`, or `kept`."""
+        """Returns what is far in the future, as a bucket to be stored; None: too little of it. One at a time; then
+        `sealed`, or `kept`."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged
         fresh.sort()

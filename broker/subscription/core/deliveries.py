@@ -1,4 +1,4 @@
-"""What a dispatcher wants to read, and what it hands out."""
+"""The values that a dispatcher returns: what it wants to read, and what it hands out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .policies.policy import Entry, Member
 
 
 class DispatchLimits(NamedTuple):
-    """Of unacknowledged messages; 0: none."""
+    """The limits of unacknowledged messages; 0: none."""
 
     unacked_consumer: int
     unacked_subscription: int

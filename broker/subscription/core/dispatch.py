@@ -148,7 +148,7 @@ class Dispatcher:
         member.granted += permits
 
     def limit(self, limits: DispatchLimits) -> None:
-        """They hold from now on."""
+        """Sets the limits that hold from now on."""
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._over(member.unacked, limits.unacked_consumer)
@@ -424,13 +424,13 @@ class Dispatcher:
                 self.policy.returned(position)
 
     def due(self, positions: Iterable[Position]) -> None:
-        """Their delivery time has come: those before the read position wait now, the others are read."""
+        """Takes entries whose delivery time has come: those before the read position wait now, the others are read."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
     def release(self, positions: Iterable[Position]) -> None:
-        """They are held back no longer: those before the read position wait now, the others are read."""
+        """Takes entries that are held back no longer: those before the read position wait now, the others are read."""
         for position in positions:
             if self.delays is None or not self.delays.is_delayed(position):
                 self._comes_again(position)
@@ -440,7 +440,7 @@ class Dispatcher:
             self.policy.returned(position)
 
     def freed(self, positions: Iterable[Position]) -> None:
-        """Their transaction was aborted: those before the read position wait now, the others are read."""
+        """Takes entries whose transaction was aborted: those before the read position wait now, the others are read."""
         for position in positions:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.release((position,))
@@ -460,7 +460,7 @@ class Dispatcher:
         self.read_position = min(self.read_position, first)
 
     def lost(self, positions: Iterable[Position]) -> None:
-        """They are no longer in the log (trimmed): nothing to replay."""
+        """Drops entries that are no longer in the log (trimmed): nothing to replay."""
         if self.failed or self.chunks:
             self._recovered(positions := list(positions))
         for position in positions:
@@ -497,7 +497,7 @@ class Dispatcher:
         return self.read_position, self.policy.waiting.entries, self.policy.unread_entries
 
     def check(self) -> None:
-        """One holder per entry; no entry is both held and waiting; all of them are before the read position."""
+        """Checks: one holder per entry; no entry is both held and waiting; all of them are before the read position."""
         seen: set[Position] = set()
         for member in self.members.values():
             held = set(member.outstanding)

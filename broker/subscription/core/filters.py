@@ -1,4 +1,4 @@
-"""What keeps an entry that was read from the policy, in this order. A new reason is a new filter.
+"""The filters that keep an entry that was read from the policy, in this order. A new reason is a new filter.
 
 | filter | catches |
 |---|---|

@@ -180,7 +180,7 @@ class PositionSet:
 
 
 def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
-    """Those of the positions that are in the set."""
+    """Returns those of the positions that are in the set."""
     if len(positions) <= len(entries):
         return [each for each in positions if each[0] == ledger_id and each[1] in entries]
     return [each for each in (Position(ledger_id, entry_id) for entry_id in entries) if each in positions]

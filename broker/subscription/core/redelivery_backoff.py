@@ -34,7 +34,7 @@ SUFFIX = "-DLQ"
 
 
 class DeadLetterPolicy(msgspec.Struct, frozen=True):
-    """When an entry that was given back is delivered again, and when it becomes a dead letter."""
+    """The rules for an entry that was given back: when it is delivered again, and when it becomes a dead letter."""
 
     max_redeliver_count: int  # 0: none
     topic: str
@@ -85,6 +85,8 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 
 
 class BackoffQueue:
+    """The entries of a subscription that wait for a time, or for the dead letters."""
+
     __slots__ = ("_due", "until")
 
     def __init__(self) -> None:
@@ -143,7 +145,7 @@ class BackoffQueue:
         return found
 
     def drop_timed(self) -> None:
-        """What waits for a time is held no longer."""
+        """Drops the entries that wait for a time: they are held no longer."""
         for _, position in self._due:
             del self.until[position]
         self._due.clear()

@@ -46,11 +46,12 @@ from ....proto.names import Position
 from ...log.core.sequence_range import ID_END, SequenceRange
 
 GAP_BYTES_MAX = 4096
-"""Of the gaps of one producer, as a bitmap: about a thousand aborted stretches between others, or one of any length."""
+"""Most bytes of the gaps of one producer, as a bitmap: about a thousand aborted stretches between others, or one of any
+length."""
 
 
 class DedupVerdict(enum.Enum):
-    """What is known of an entry."""
+    """Whether an entry is in the log."""
 
     NEW = "it is not in the log and not on its way"
     DUPLICATE = "it is in the log"
@@ -88,7 +89,7 @@ NOTHING = SequenceProgress()
 
 
 class _Pushed:
-    """Of a producer that is connected, or has entries on their way."""
+    """The state of a producer that is connected, or has entries on their way."""
 
     __slots__ = ("again", "entries", "progress")
 
@@ -102,7 +103,7 @@ _NONE_SENT: Mapping[str, BitMap64] = {}
 
 
 def verdict(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
-    """What those two numbers of a producer say of an entry; `pushed` None: nothing is on its way."""
+    """Returns the verdict on an entry from those two numbers of its producer; `pushed` None: nothing is on its way."""
     if persisted.covers(numbers):
         return DedupVerdict.DUPLICATE
     if numbers.first <= persisted.number:
@@ -323,7 +324,7 @@ class Dedup:
         return self._persisted
 
     def check(self) -> None:
-        """What is pushed is at or above what is persisted; connected producers are not away; all others are."""
+        """Checks: what is pushed is at or above what is persisted; connected producers are not away; all others are."""
         for name, pushed in self._pushed.items():
             assert pushed.entries > 0 or name in self._connected, "what is pushed has entries on their way"
             if self.enabled and pushed.entries:

@@ -1,4 +1,4 @@
-"""Which entries and which producers may publish: decisions, with their reasons.
+"""The decisions on publishing: which entries and which producers may publish, with their reasons.
 
 `refusal` decides for one entry, in the order of `PublishRefusal`; `ProducerTable` for the producers (Pulsar PR1):
 
@@ -55,7 +55,7 @@ class ProducerRegistration(NamedTuple):
     instance: str
     connection: int = 0
     owner: str | None = None
-    """Its role; None: one that may write for each (broker/common/transactions.py `writer_of`)."""
+    """The role of the producer; None: one that may write for each (broker/common/transactions.py `writer_of`)."""
 
     def may_replace(self, other: ProducerRegistration) -> bool:
         """Whether it may be another connection of that producer. A caller that names no instance is told by its role
@@ -66,7 +66,7 @@ class ProducerRegistration(NamedTuple):
 
 
 class Epoch(enum.Enum):
-    """What becomes of the topic's epoch when a producer comes."""
+    """The change of the topic's epoch when a producer comes."""
 
     STAYS = "the producer shares the topic, or is the one that had it"
     GROWS = "the producer takes the topic for itself"

@@ -50,7 +50,7 @@ OPEN_MAX = 100_000
 
 
 class TxnPhase(enum.Enum):
-    """What the topic knows of a transaction."""
+    """The state of a transaction as the topic knows it."""
 
     ASKED = "its coordinator is asked"
     OPEN = "the topic is a participant, and it has not ended"
@@ -62,7 +62,8 @@ _NONE = BitMap64()
 
 
 class TxnNumbers:
-    """What one producer sent in a transaction. `flying`: entries on their way. `sent`: the ids of all of them."""
+    """The entries that one producer sent in a transaction. `flying`: entries on their way. `sent`: the ids of all of
+    them."""
 
     __slots__ = ("flying", "last", "progress", "pushed", "sent")
 
@@ -84,7 +85,8 @@ class _Sender:
 
 
 class TopicTxn:
-    """One transaction. `entries` are those in the log; bit k of `starts` is the index of an entry's first message."""
+    """A transaction of the topic. `entries` are those in the log; bit k of `starts` is the index of an entry's first
+    message."""
 
     __slots__ = ("entries", "first", "flying", "indexes", "numbers", "phase", "size", "starts")
 
@@ -114,9 +116,9 @@ class TopicTxn:
         return len(self.starts)
 
     def after(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
-        """What is after that position, and not among the first `entries`: entries, the indexes of their messages, and
-        the last entry that is not one of them. (A receipt that calls an entry a duplicate has no position.)
-        """
+        """Returns what is after that position, and not among the first `entries`: entries, the indexes of their
+        messages, and the last entry that is not one of them. (A receipt that calls an entry a duplicate has no
+        position.)"""
         kept = min(entries, self.count)
         kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
                              if id_ < last[0] or (id_ == last[0] and last[1] >= 0)))  # fmt: skip
@@ -147,7 +149,7 @@ class OpenTxn(NamedTuple):
 
 
 class AbortedPart(NamedTuple):
-    """What is aborted in one ledger of the log."""
+    """The aborted entries in one ledger of the log."""
 
     entries: BitMap
     indexes: BitMap64
@@ -155,24 +157,24 @@ class AbortedPart(NamedTuple):
 
 
 class TxnSnapshot(NamedTuple):
-    """What is known of the entries up to `position`, and nothing of those after it."""
+    """The transactions of the entries up to `position`; nothing is known of those after it."""
 
     position: Position
     open: tuple[OpenTxn, ...] = ()
     aborted: Mapping[int, AbortedPart] = {}
     ended: tuple[TxnId, ...] = ()
-    """Those that had ended, and had entries on their way: what of them is after `position` is aborted."""
+    """Transactions that had ended, and had entries on their way: what of them is after `position` is aborted."""
 
 
 class TxnEnd(NamedTuple):
-    """What follows from an end: numbers that count from now on, and whether what is shown has changed."""
+    """The effect of an end: numbers that count from now on, and whether what is shown has changed."""
 
     numbers: dict[str, SequenceProgress]
     shown: bool
     sent: Mapping[str, BitMap64] = {}
-    """Of each producer, what is in the log for good."""
+    """Sequence ids of each producer that are in the log for good."""
     back: Mapping[str, BitMap64] = {}
-    """Of each producer, what is not."""
+    """Sequence ids of each producer that are not in the log."""
     missing: int = 0
     """Entries that had a receipt, as the coordinator says, and are not in the log: acknowledged data is lost."""
 
@@ -181,7 +183,7 @@ NOT_KNOWN = TxnEnd({}, shown=False)
 
 
 def _above(own: TxnNumbers) -> BitMap64:
-    """What it sent and the log has not confirmed."""
+    """Returns the ids that the producer sent and that the log has not confirmed."""
     above = own.sent.copy()
     above.remove_range(0, own.progress.number + 1)
     return above
@@ -235,7 +237,8 @@ class Transactions:
 
     # ------------------------------------------------------------------ joining
     def ask(self, txn: TxnId) -> TxnPhase:
-        """Its coordinator is about to be asked, if nothing is known of it."""
+        """Notes that the coordinator is about to be asked, if nothing is known of the transaction; returns its phase.
+        """
         found = self.known.get(txn)
         if found is None:
             found = self.known[txn] = TopicTxn()
@@ -259,7 +262,8 @@ class Transactions:
         return True
 
     def refused(self, txn: TxnId) -> None:
-        """There was no answer, or another one. What has entries stays: it is asked for again."""
+        """Notes that there was no answer, or another one. A transaction with entries stays: its coordinator is asked
+        again."""
         found = self.known.get(txn)
         if found is not None and found.phase is TxnPhase.ASKED and not found.count:
             del self.known[txn]
@@ -384,7 +388,7 @@ class Transactions:
 
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEnd:
-        """It ended so. Idempotent."""
+        """Settles the transaction as its coordinator ended it. Idempotent."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return NOT_KNOWN
@@ -460,7 +464,7 @@ class Transactions:
 
     @property
     def stable_index(self) -> int:
-        """One past the index of its last message."""
+        """Returns the index after the last message of the stable part."""
         for found in self._hidden.values():
             return int(found.starts[0])
         return self._shape.end_index
@@ -490,7 +494,7 @@ class Transactions:
 
     @property
     def open(self) -> list[TxnId]:
-        """Those that have not ended, the one with the earliest entry first."""
+        """Returns the transactions that have not ended, the one with the earliest entry first."""
         rest = [txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and txn not in self._hidden]
         return [*self._hidden, *rest]
 
@@ -528,7 +532,7 @@ class Transactions:
 
     # ------------------------------------------------------------------ snapshots
     def part(self, ledger_id: int) -> AbortedPart:
-        """What is aborted in the ledger."""
+        """Returns the aborted entries in the ledger."""
         span = self._shape.span(ledger_id)
         indexes = BitMap64()
         if span is not None:
@@ -550,7 +554,7 @@ class Transactions:
         )  # fmt: skip
 
     def ending(self) -> tuple[TxnId, ...]:
-        """Those that have ended, with entries on their way."""
+        """Returns the transactions that have ended, with entries on their way."""
         return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
 
     def snapshot(self) -> TxnSnapshot:
@@ -559,7 +563,7 @@ class Transactions:
         return TxnSnapshot(self._shape.confirmed, self.opened(), parts, self.ending())
 
     def check(self) -> None:
-        """What is hidden is in order and not aborted; what is stable is confirmed; counts agree."""
+        """Checks: what is hidden is in order and not aborted; what is stable is confirmed; counts agree."""
         firsts = [each.first for each in self._hidden.values()]
         assert all(first is not None for first in firsts), "a transaction without entries hides something"
         assert firsts == sorted(each for each in firsts if each is not None), "first entries are not in order"

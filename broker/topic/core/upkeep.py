@@ -1,4 +1,4 @@
-"""What is due in a topic: decisions from facts, without a clock of their own.
+"""The upkeep of a topic: which work is due, decided from facts, without a clock of its own.
 
 - **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the last one of the
   list is never freed. So the one that is written ends, although it is not full, when nothing was published for
@@ -31,7 +31,7 @@ from ...log.core.trimming import NOTHING, Retention, Safe, would_go
 
 
 class Quota(enum.Enum):
-    """What a topic past its backlog quota does."""
+    """The reaction of a topic past its backlog quota."""
 
     HOLD = "producers wait: the backlog quota is reached"
     REFUSE = "publishes are refused: the backlog quota is reached"

@@ -52,7 +52,7 @@ class DamagedOutcomes(ValueError):
 
 
 class PartRow(NamedTuple):
-    """Where a part is in the outcomes ledger."""
+    """The place of a part in the outcomes ledger."""
 
     sequence: int
     first_entry: int
@@ -60,7 +60,7 @@ class PartRow(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One entry of an outcomes ledger."""
+    """An entry of an outcomes ledger."""
 
     kind: int
     sequence: int
@@ -75,6 +75,8 @@ class Piece(NamedTuple):
 
 
 class Marker(NamedTuple):
+    """The last entry of a snapshot: it names the parts that are valid."""
+
     position: Position
     open: tuple[OpenTxn, ...]
     parts: Mapping[int, PartRow]

@@ -31,6 +31,8 @@ NOTES = 24
 
 
 class Begins(Batches):
+    """The part of a coordinator that decides begins."""
+
     def __init__(
         self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
@@ -143,7 +145,8 @@ class Begins(Batches):
                 self._decide(note, None)
 
     def _idle_notes(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
-        """Of those whose record is wrong by a NOTES-th of the time or more."""
+        """Yields new records of the names and sinks whose idle time in the record is wrong by a NOTES-th of the limit
+        or more."""
         limits = self.limits
         for (owner, name), each in self.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

@@ -85,7 +85,7 @@ MEMBERS_MAX = 10_000
 ROLE_SHARE = 4
 """A role has at most this part of the bytes, and of the members."""
 PUBLISH_S = 30.0
-"""Of a transaction that publishes a half: readers of its topics wait for no longer."""
+"""Seconds that a transaction which publishes a half may take: readers of its topics wait for no longer."""
 TRIES_S = 60.0
 """A commit whose messages cannot be published is tried again for so long, and then answered."""
 TRY_PAUSE_S_MAX = 5.0
@@ -96,6 +96,8 @@ NOTES = 24
 
 
 class Phase(enum.Enum):
+    """The phase of a half without an outcome."""
+
     STORING = "storing"
     WAITING = "waiting"
     ASKED = "asked"
@@ -120,7 +122,7 @@ class Waits(Exception):
 
 
 class Desk(Protocol):
-    """What halves ask of their coordinator (core/coordinator.py)."""
+    """The coordinator of halves, as they use it (core/coordinator.py)."""
 
     def decide(self, record: HalfRecord, *, lazily: bool = False) -> None:
         """`lazily`: with the next append, in any order."""
@@ -129,7 +131,8 @@ class Desk(Protocol):
     def do(self, effect: Effect) -> None: ...
     def again(self, intents: Iterable[Intent], now: float) -> None: ...
     def take_half_id(self, half: int, now: float) -> bool:
-        """It is used up. False: it was, or is void. NotOwner, InvalidRequest. `check_owner` came before."""
+        """Uses up the id of a half. False: it was used, or is void. NotOwner, InvalidRequest. `check_owner` came
+        before."""
         ...
 
     def check_owner(self, half: int, owner: str | None) -> None:
@@ -153,7 +156,7 @@ class Desk(Protocol):
 
 
 class Half(msgspec.Struct):
-    """One that has no outcome."""
+    """A half that has no outcome."""
 
     record: HalfStored
     born: float  # its age is counted from here
@@ -175,11 +178,13 @@ class Half(msgspec.Struct):
 
 
 class Member(msgspec.Struct):
+    """A member of a group, and the halves that it is asked about."""
+
     asked: set[int] = msgspec.field(default_factory=set)
 
 
 class Group(msgspec.Struct):
-    """Of a role and a name; there while it has halves or members."""
+    """The group of a role and a name; kept while it has halves or members."""
 
     halves: int = 0
     members: OrderedDict[object, Member] = msgspec.field(default_factory=OrderedDict)  # the next one to ask comes first
@@ -187,6 +192,8 @@ class Group(msgspec.Struct):
 
 
 class Halves:
+    """The half messages of one coordinator."""
+
     def __init__(self, state: StoredHalves, limits: HalfLimits, desk: Desk, epoch: int, now: float) -> None:
         self.counters = dict.fromkeys(("prepared", "committed", "rolled_back", "parked", "asked"), 0)
         self._state = state
@@ -231,12 +238,13 @@ class Halves:
         self._desk.do(Answer(intent.request, result))
 
     def is_of_another(self, half: int, owner: str) -> bool:
-        """It is a half, and another role prepared it."""
+        """Whether it is a half that another role prepared."""
         found = self._halves.get(half)
         return found.record.owner != owner if found is not None else self._state.is_of_another(half, owner)
 
     def state_of(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
-        """Of a half; None: it is none. InvalidRequest: another role has it. Waits."""
+        """Returns the state of a half; None: it is none. InvalidRequest: another role has it. Raises Waits while that
+        is being decided."""
         self._desk.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
@@ -312,7 +320,7 @@ class Halves:
         self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
 
     def _ended_as(self, intent: EndHalf, now: float) -> TxnState:
-        """Of one that is not open."""
+        """Returns the answer to an end of a half that is not open."""
         self._desk.check_id(intent.half)
         outcome = self._state.outcome(intent.half)
         if outcome is None:
@@ -445,7 +453,7 @@ class Halves:
         self._ask(key, now)
 
     def left(self, member: object, now: float) -> None:
-        """It is not connected any more."""
+        """Removes a member that is not connected any more; its questions go to others."""
         key = self._group_of.pop(member, None)
         if key is None:
             return
@@ -466,7 +474,7 @@ class Halves:
         self._forget_group(key)
 
     def _ask(self, key: tuple[str, str], now: float) -> None:
-        """One member for each half that is ready, as far as there is room."""
+        """Asks one member about each half that is ready, as far as there is room."""
         group = self._groups.get(key)
         while group is not None and group.ready:
             half = self._halves[next(iter(group.ready))]
@@ -505,7 +513,7 @@ class Halves:
         self._ask(half.key, now)
 
     def _leave(self, half: Half) -> None:
-        """It is not asked about any more, nor about to be."""
+        """Takes a half out of the questions: it is not asked about any more, nor about to be."""
         group = self._groups[half.key]
         group.ready.pop(half.record.half, None)
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
@@ -653,7 +661,7 @@ class Halves:
         return waiting
 
     def hand_over(self, now: float) -> list[HalfNoted]:
-        """Their ages."""
+        """Returns notes with the ages of the halves."""
         return self._notes(now)
 
     @property

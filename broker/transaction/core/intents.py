@@ -1,4 +1,4 @@
-"""What a coordinator is asked, what it learns, and what it answers and orders (broker/transaction/core/coordinator.py).
+"""The intents, answers and effects of a coordinator (broker/transaction/core/coordinator.py).
 
 `request` is any value of the caller; the answer names it again.
 """
@@ -21,7 +21,7 @@ NAME_MAX = 512
 
 
 class Verb(enum.IntEnum):
-    """As EndItem.Verb of proto/wire.proto."""
+    """The verb of an end, as EndItem.Verb of proto/wire.proto."""
 
     COMMIT = 0
     ABORT = 1
@@ -44,6 +44,8 @@ class Reason(enum.Enum):
 
 # ---------------------------------------------------------------------------------- intents
 class Begin(msgspec.Struct, frozen=True):
+    """Begins transactions."""
+
     request: object
     owner: str
     count: int = 1
@@ -65,6 +67,8 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
+    """Ends a transaction: commit, abort or prepare."""
+
     request: object
     txn: int
     verb: Verb
@@ -95,6 +99,8 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class AbortByAdmin(msgspec.Struct, frozen=True):
+    """Aborts a transaction for an administrator."""
+
     request: object
     txn: int
 
@@ -108,13 +114,15 @@ class AbortOpen(msgspec.Struct, frozen=True):
 
 
 class Detach(msgspec.Struct, frozen=True):
+    """Gives up a participant that cannot settle a transaction."""
+
     request: object
     txn: int
     topic: str
 
 
 class HalfVerb(enum.IntEnum):
-    """As EndHalfRequest.Verb of proto/wire.proto."""
+    """The verb of a half's end, as EndHalfRequest.Verb of proto/wire.proto."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -123,7 +131,7 @@ class HalfVerb(enum.IntEnum):
 
 
 class HalfChange(enum.IntEnum):
-    """As ChangeHalfRequest.Verb of proto/wire.proto."""
+    """The verb of an operator's change of a half, as ChangeHalfRequest.Verb of proto/wire.proto."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -132,6 +140,8 @@ class HalfChange(enum.IntEnum):
 
 
 class PrepareHalf(msgspec.Struct, frozen=True):
+    """Stores a half message."""
+
     request: object
     half: int
     owner: str
@@ -142,6 +152,8 @@ class PrepareHalf(msgspec.Struct, frozen=True):
 
 
 class EndHalf(msgspec.Struct, frozen=True):
+    """Ends a half message, or answers a question about it."""
+
     request: object
     half: int
     verb: HalfVerb
@@ -203,6 +215,8 @@ Result = Begun | TxnState | Row | bool | MagnetarError | None
 
 
 class Answer(NamedTuple):
+    """The answer to a request."""
+
     request: object
     result: Result
 
@@ -243,7 +257,7 @@ class PublishHalf(NamedTuple):
 
 
 class HalfIsParked(NamedTuple):
-    """It waits for an operator now: an alarm."""
+    """The half waits for an operator now: an alarm."""
 
     half: int
     group: str
@@ -261,7 +275,7 @@ class Append(NamedTuple):
 
 
 class HalfLimits(msgspec.Struct, frozen=True):
-    """Of half messages (docs/transactions.md)."""
+    """The limits of half messages (docs/transactions.md)."""
 
     group_max: int = 10_000  # open ones of a group
     bytes_max: int = 64 << 20  # of the messages of all that are open; a role has ROLE_SHARE of it
@@ -275,6 +289,8 @@ class HalfLimits(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
+    """The limits of a coordinator."""
+
     open_max: int = 100_000
     open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role
     participants_max: int = 10_000
@@ -314,7 +330,7 @@ class Counters(msgspec.Struct):
 
 
 class HalfPhase(enum.IntEnum):
-    """Of a half, as an administrator sees it: HalfInfo.State of proto/wire.proto."""
+    """The phase of a half, as an administrator sees it: HalfInfo.State of proto/wire.proto."""
 
     WAITING = 0
     ASKED = 1
@@ -324,6 +340,8 @@ class HalfPhase(enum.IntEnum):
 
 
 class HalfRow(NamedTuple):
+    """The state of a half message, for administrators."""
+
     half: int
     phase: HalfPhase
     owner: str

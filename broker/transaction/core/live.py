@@ -19,6 +19,8 @@ COUNTER_MAX, EPOCH_MAX = (1 << COUNTER_BITS) - 1, (1 << EPOCH_BITS) - 1
 
 
 class Phase(enum.Enum):
+    """The phase of a transaction that has no outcome, or whose outcome is being told."""
+
     OPEN = "open"
     PREPARING = "preparing"
     PREPARED = "prepared"

@@ -1,4 +1,4 @@
-"""What belongs to a role: names and sinks by their owner, and whose the ids that were committed are.
+"""The values that belong to a role: names and sinks by their owner, and whose the ids that were committed are.
 
     table.find(owner, name)      what the role has under the name; else what no role has
     kept.add(txn, owner)         it is committed
@@ -42,7 +42,7 @@ class OwnedTable(Generic[Value]):
         return found if found is not None or not owner else self._values.get(("", name))
 
     def key(self, owner: str, name: str) -> Key:
-        """Of what `find` finds."""
+        """Returns the key of what `find` finds."""
         return (owner, name) if (owner, name) in self._values else ("", name)
 
     def put(self, owner: str, name: str, value: Value) -> None:

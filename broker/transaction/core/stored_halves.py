@@ -22,6 +22,8 @@ from .records import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesFo
 
 
 class StoredHalves:
+    """The half messages of a coordinator's ledger."""
+
     __slots__ = ("_committed", "_of", "_rolled_back", "open", "size_bytes")
 
     def __init__(self) -> None:
@@ -74,7 +76,7 @@ class StoredHalves:
         return TxnState.ABORTED if half in self._rolled_back else None
 
     def is_of_another(self, half: int, owner: str) -> bool:
-        """It has ended, and another role prepared it. (An earlier version did not write who did.)"""
+        """Whether it has ended, and another role prepared it. (An earlier version did not write who did.)"""
         if self.outcome(half) is None or half in self._of.get(owner, ()):
             return False
         return any(half in ids for ids in self._of.values())

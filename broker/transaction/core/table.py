@@ -28,7 +28,7 @@ GONE_MAX = 100_000
 
 
 class Gone(NamedTuple):
-    """Of one that was aborted in this epoch."""
+    """A transaction that was aborted in this epoch."""
 
     reason: Reason
     owner: str
@@ -103,7 +103,7 @@ class Table:
         return self.state.kept.is_of_another(txn, owner)
 
     def _owner_of(self, txn: int) -> str | None:
-        """Of an id that is in a table; None: it is in none, or was begun by no role and has ended."""
+        """Returns the owner of an id that is in a table; None: it is in none, or was begun by no role and has ended."""
         found = self._unused.get(txn) or self._live.get(txn) or self._ending.get(txn)
         if found is not None and found.owned is not None:
             return found.owned.owner
@@ -164,7 +164,7 @@ class Table:
         return now - min(began, default=now)
 
     def sink(self, sink_id: str, owner: str = "") -> SinkBatch | None:
-        """Of that role."""
+        """Returns the last batch of a sink of that role."""
         return self.state.sinks.find(owner, sink_id)
 
     def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:

@@ -48,6 +48,8 @@ class DamagedCoordinator(ValueError):
 
 
 class Entry(NamedTuple):
+    """A decoded entry of a coordinator's ledger."""
+
     kind: int
     records: list[AnyRecord]
 

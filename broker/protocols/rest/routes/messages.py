@@ -30,13 +30,13 @@ from ..errors import BadRequest
 from ..table import SUBSCRIPTION, TOPIC, route
 
 PIECE_BYTES = 64 << 10
-"""Of an answer that leaves in pieces."""
+"""Bytes of a piece of an answer."""
 HEADERS_BYTES_MAX = 16 << 10
-"""What the key, the properties and the rest of a message may have in headers: Java's clients take 64 KiB of a head."""
+"""Most bytes of the key, the properties and the rest of a message in headers: Java's clients take 64 KiB of a head."""
 
 
 def message_id(found: Any) -> dict[str, int]:
-    """Of wire.MessageId."""
+    """Returns the JSON of a wire.MessageId."""
     shown = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
     return shown if found.batch_index < 0 else {**shown, "batchIndex": found.batch_index}
 
@@ -147,8 +147,8 @@ async def _entry(call: Call, found: Any) -> Response:
 
 
 def _encoded(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
-    """Those that have a value, and HEADERS_BYTES_MAX at most; the names of others, and of those that are None, are in
-    X-Magnetar-Left-Out."""
+    """Encodes the headers that have a value, HEADERS_BYTES_MAX at most; X-Magnetar-Left-Out has the names of the
+    others, and of those that are None."""
     found, left_out, room = [], [], HEADERS_BYTES_MAX
     for name, value in headers.items():
         encoded = quote(value, safe=_SAFE).encode() if value and len(value) <= room else b""
@@ -197,7 +197,7 @@ class _Payload(Response):
 
 
 _SAFE = " !\"#$%&'()*+,/:;<=>?@[]^`{|}~\\"
-"""What a header may have as it is."""
+"""Characters that a header may have unquoted."""
 
 
 def _headers(metadata: MessageMetadata) -> dict[str, str | None]:

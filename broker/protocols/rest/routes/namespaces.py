@@ -103,7 +103,7 @@ async def create_namespace(call: Call) -> None:
 
 
 def _count(given: Mapping[str, Any]) -> int:
-    """Of bundles. 0: the default."""
+    """Returns the number of bundles that is asked for; 0: the default."""
     bundles = given.get("bundles") or given
     count = converted(bundles, dict[str, object], "bundles").get("numBundles") or 0
     count = int(converted(count, int, "numBundles"))
@@ -280,7 +280,7 @@ async def unsubscribe(call: Call) -> None:
 
 
 async def _each_topic(call: Call, asked: Callable[[str], tuple[str, Message]]) -> None:
-    """Of persistent topics, each by its owner; one without the subscription is passed over."""
+    """Asks the owner of each persistent topic of a namespace; a topic without the subscription is passed over."""
     name = str(call.namespace)
     await call.authorize("Admin.GetNamespace", wire.Name(name=name))
     listed = await call.admin("ListTopics", wire.ListTopicsRequest(namespace=name, partitions=True))

@@ -156,7 +156,7 @@ UNLIMITED = DispatchRate(0, 0)
 
 
 class Fixed(NamedTuple):
-    """What Pulsar has and Magnetar has not: it shows its one value, takes no other, and removes nothing."""
+    """A policy that Pulsar has and Magnetar has not: it shows its one value, takes no other, and removes nothing."""
 
     name: str  # last part of the path
     verb: str  # that sets it

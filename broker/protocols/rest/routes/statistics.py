@@ -17,7 +17,7 @@ from ..stats import internal_stats, merged, topic_stats
 from ..table import TOPIC, route
 
 Found = tuple[Any, Topic | None]
-"""What statistics.of_topic gives, and the topic where it is here."""
+"""The statistics of a topic, as statistics.of_topic returns them, and the topic where it is here."""
 
 
 async def _loaded(call: Call, name: TopicName) -> Topic:

@@ -16,6 +16,8 @@ TENANT = "/admin/v2/tenants/{tenant}"
 
 
 class TenantInfo(msgspec.Struct):
+    """The body of a tenant."""
+
     adminRoles: tuple[str, ...] | None = None
     allowedClusters: tuple[str, ...] | None = None
 

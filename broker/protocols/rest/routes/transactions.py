@@ -74,7 +74,7 @@ async def _found(call: Call, txn: TxnId) -> wire.TransactionInfo:
 
 
 async def _at(call: Call, found: wire.TransactionInfo) -> dict[str, wire.TopicTransactionReply | MagnetarError]:
-    """What each of its topics has of it, or why it does not say."""
+    """Returns what each of the transaction's topics has of it, or the error with which it does not say."""
 
     async def ask(topic: str) -> wire.TopicTransactionReply | MagnetarError:
         asked = wire.TopicTransactionRequest(topic=topic, txn=found.txn)

@@ -27,7 +27,7 @@ class SubscriptionType(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """As users write it: "Key_Shared"."""
+        """Returns the type as users write it: "Key_Shared"."""
         return subscription_types.title(self.name)
 
 

@@ -14,7 +14,7 @@ from ..positions import PositionSet
 from .policy import ActiveChanged, Blocked, Entry, Member, Statistics, SubscriptionOptions
 
 NOTHING = PositionSet()
-"""Of a subscription in which nothing has failed; never add to it."""
+"""The waiting entries of a subscription in which nothing has failed; never add to it."""
 
 
 class InLogOrder:

@@ -100,7 +100,7 @@ class Slots:
                     self.changed[number] = None
 
     def vacate(self, positions: Sequence[Position]) -> None:
-        """They are outstanding no more."""
+        """Takes entries out of their slots: they are outstanding no more."""
         held, slots = self._held, self.of
         for position in positions:
             for number in held.pop(position, ()):
@@ -116,7 +116,7 @@ class Slots:
                         self._forget_slot(number, slot)
 
     def returned(self, position: Position) -> None:
-        """It is outstanding no more, and waits in the same slots."""
+        """Lets an entry wait in its slots: it is outstanding no more."""
         numbers = self._held.get(position, ())
         self.vacate((position,))
         self.wait(position, numbers)
@@ -134,7 +134,7 @@ class Slots:
         return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
 
     def recovered(self, position: Position) -> None:
-        """It is done."""
+        """Ends a failure: the entry is done."""
         for number in self._failed.pop(position, ()):
             slot = self.of[number]
             del slot.failures[position]  # type: ignore[union-attr]
@@ -286,7 +286,8 @@ class Slots:
             numbers[number] = None
 
     def _add_share(self, positions: list[Position], found: list[Position]) -> None:
-        """Those that go out one after the other: an entry of several slots is checked when it is the first."""
+        """Adds to `found` the positions that go out one after the other: an entry of several slots is checked when it
+        is the first."""
         if not self.mixed:
             found += positions
             return

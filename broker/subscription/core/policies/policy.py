@@ -45,7 +45,7 @@ AT_THE_END = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
 
 
 class Entry(Protocol):
-    """What the dispatcher has to know of an entry."""
+    """An entry, as the dispatcher sees it."""
 
     @property
     def position(self) -> Position: ...
@@ -78,14 +78,16 @@ class Entry(Protocol):
 
 
 class Waiting(Protocol):
-    """What was returned and is to be handed out again. `entries`: how many; asked for each entry that is handed out."""
+    """The entries that were returned and are to be handed out again. `entries`: how many; asked for each entry that is
+    handed out."""
 
     @property
     def entries(self) -> int: ...
 
 
 class PolicyOptions:
-    """What a consumer asks of the policy, beside the type. A policy that has options reads a class of its own."""
+    """The options of a consumer for the policy, besides the type. A policy that has options reads a class of its own.
+    """
 
     __slots__ = ()
 
@@ -105,7 +107,7 @@ DEFAULT_CONFIG = BrokerConfig()
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True):
-    """What a policy is made of: the topic, what the first consumer asks for, and the broker's settings."""
+    """The values that a policy is made of: the topic, what the first consumer asks for, and the broker's settings."""
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none
@@ -150,7 +152,8 @@ class Member(msgspec.Struct, eq=False):
         return self.permits > 0 and not self.paused and not self.blocked
 
     def note_unshown(self, position: Position, bits: int, size: int, mark: Position) -> None:
-        """It is shown the batch without those messages: its acknowledgement of the whole entry does not mean them."""
+        """Notes messages of a batch that the consumer is not shown: its acknowledgement of the whole entry does not
+        mean them."""
         if len(self.unshown) >= UNSHOWN_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = Unshown(bits, size)
@@ -184,7 +187,7 @@ class Keys(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What a policy adds to the statistics of its subscription."""
+    """The part of a subscription's statistics that its policy adds."""
 
     active: Member | None = None
     keys: Keys | None = None
@@ -198,8 +201,8 @@ class ActiveChanged(NamedTuple):
 
 
 class Policy(Protocol):
-    """Which consumer may join and which may get an entry. One per subscription; registered by type
-    (policies/__init__.py).
+    """The policy of a subscription type: which consumer may join and which may get an entry. One per subscription;
+    registered by type (policies/__init__.py).
 
     It keeps what waits: entries that were given back, and those that it let wait itself.
     """
@@ -236,21 +239,20 @@ class Policy(Protocol):
         ...
 
     def released(self, positions: Sequence[Position]) -> None:
-        """They are outstanding no more, and do not wait: they are done, or held back."""
+        """Takes entries that are outstanding no more, and do not wait: they are done, or held back."""
         ...
 
     def returned(self, position: Position) -> None:
-        """It is outstanding no more (or never was), and waits."""
+        """Takes an entry that is outstanding no more (or never was), and waits."""
         ...
 
     def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """It is outstanding, and is about to be given back: until `recovered`, nothing that follows it, in the order
-        that the policy keeps, goes out. Returns those outstanding that follow it.
-        """
+        """Notes that an outstanding entry failed, and is about to be given back: until `recovered`, nothing that
+        follows it, in the order that the policy keeps, goes out. Returns those outstanding that follow it."""
         ...
 
     def recovered(self, position: Position) -> None:
-        """It is done."""
+        """Notes that a failed entry is done."""
         ...
 
     def holds_back(self, position: Position) -> bool:
@@ -263,7 +265,7 @@ class Policy(Protocol):
         ...
 
     def done(self, position: Position) -> None:
-        """It waits no more, if it did: it is acknowledged, or no longer in the log."""
+        """Notes that an entry waits no more, if it did: it is acknowledged, or no longer in the log."""
         ...
 
     def done_set(self, ledger_id: int, entries: BitMap) -> None: ...
@@ -279,7 +281,7 @@ class Policy(Protocol):
 
     @property
     def takers(self) -> Collection[Member]:
-        """Those of whom one may get the next entry."""
+        """Returns the members of whom one may get the next entry."""
         ...
 
     @property
@@ -295,7 +297,7 @@ class Policy(Protocol):
         ...
 
     def events(self) -> Sequence[ActiveChanged]:
-        """What consumers are to be notified of, since the last call."""
+        """Returns the events that consumers are to be notified of, since the last call."""
         ...
 
     def statistics(self) -> Statistics: ...

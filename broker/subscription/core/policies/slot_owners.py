@@ -28,7 +28,7 @@ RANGES_MAX = 1000
 
 
 class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
-    """What a consumer of a Key_Shared subscription asks for. All of them ask for the same, but for the ranges."""
+    """The options of a consumer of a Key_Shared subscription. All consumers ask for the same, except for the ranges."""
 
     sticky: bool = False  # the consumers request their ranges
     out_of_order: bool = False  # allow_out_of_order_delivery
