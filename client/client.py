@@ -161,7 +161,7 @@ class Client(ClosedAfterAsyncWith):
         return self._connections
 
     def get_service_info(self) -> ServiceInfo:
-        """Where the client connects now."""
+        """Returns where the client connects now."""
         return self._service.info
 
     @property
@@ -233,8 +233,8 @@ class Client(ClosedAfterAsyncWith):
     async def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """As `Producer.prepare`, of up to 100 messages to any topics, which count together: each an `Output` with its
-        producer, of this client."""
+        """Prepares a half, like `Producer.prepare`, of up to 100 messages to any topics, which count together: each an
+        `Output` with its producer, of this client."""
         check_one("outputs", Check("a list of Output", (list, tuple)), outputs)
         messages = []
         for each in outputs:
@@ -270,11 +270,11 @@ class Client(ClosedAfterAsyncWith):
         return register
 
     async def commit_half(self, half_id: TxnId | str) -> None:
-        """As `Half.commit`, of a half that any program of this role prepared."""
+        """Commits, like `Half.commit`, a half that any program of this role prepared."""
         await Halves.of(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
-        """As `Half.rollback`, of a half that any program of this role prepared."""
+        """Rolls back, like `Half.rollback`, a half that any program of this role prepared."""
         await Halves.of(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:

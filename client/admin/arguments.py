@@ -81,7 +81,7 @@ def _checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 def taken(name: str, hint: Any, value: object) -> Any:
-    """What the method gets for `value`."""
+    """Returns the value that the method gets for `value`. Raises TypeError or ValueError, as errors of the SDK."""
     try:
         return _fitted(hint, value)
     except _Unfit as unfit:

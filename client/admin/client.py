@@ -89,7 +89,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
     async def tenant(self, name: str) -> values.TenantInfo:
-        """Its settings. TenantNotFound."""
+        """Returns the settings of a tenant. Raises TenantNotFound."""
         return await self._call(op.GET_TENANT, tenant=check_tenant_name(name))
 
     async def update_tenant(
@@ -104,7 +104,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ namespaces
     async def namespaces(self, tenant: str) -> list[str]:
-        """As tenant/namespace, sorted."""
+        """Returns the namespaces of a tenant as tenant/namespace, sorted."""
         return await self._all(op.LIST_NAMESPACES, tenant=check_tenant_name(tenant))
 
     async def create_namespace(
@@ -117,7 +117,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         )  # fmt: skip
 
     async def namespace(self, name: str) -> values.NamespaceInfo:
-        """Its settings. NamespaceNotFound."""
+        """Returns the settings of a namespace. Raises NamespaceNotFound."""
         return await self._call(op.GET_NAMESPACE, namespace=full_namespace(name))
 
     async def update_namespace(
@@ -191,23 +191,24 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), set=encode(policies))
 
     async def remove_namespace_policies(self, name: str, *fields: str) -> None:
-        """These fields are inherited again."""
+        """Removes these fields from the policies of a namespace: they are inherited again."""
         await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), remove=fields)
 
     async def topic_policies(self, topic: str, *, applied: bool = False) -> Policies:
-        """As namespace_policies; a topic inherits from its namespace, then from the broker."""
+        """Returns the policies of a topic, like namespace_policies; a topic inherits from its namespace, then from the
+        broker."""
         return decode(await self._call(op.GET_POLICIES, topic=full_topic(topic), applied=applied))
 
     async def set_topic_policies(self, topic: str, policies: Policies) -> None:
-        """As set_namespace_policies."""
+        """Sets policies of a topic, like set_namespace_policies."""
         await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), set=encode(policies))
 
     async def remove_topic_policies(self, topic: str, *fields: str) -> None:
-        """As remove_namespace_policies."""
+        """Removes fields from the policies of a topic, like remove_namespace_policies."""
         await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), remove=fields)
 
     async def namespace_properties(self, name: str) -> dict[str, str]:
-        """What its users noted of it; nothing is inherited."""
+        """Returns the properties that its users noted of a namespace; nothing is inherited."""
         return await self._call(op.GET_PROPERTIES, namespace=full_namespace(name))
 
     async def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
@@ -219,15 +220,15 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), remove=keys, clear=not keys)
 
     async def topic_properties(self, topic: str) -> dict[str, str]:
-        """As namespace_properties; partitions have those of their topic."""
+        """Returns the properties of a topic, like namespace_properties; partitions have those of their topic."""
         return await self._call(op.GET_PROPERTIES, topic=full_topic(topic))
 
     async def set_topic_properties(self, topic: str, properties: Mapping[str, str]) -> None:
-        """As set_namespace_properties."""
+        """Sets properties of a topic, like set_namespace_properties."""
         await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), set=properties)
 
     async def remove_topic_properties(self, topic: str, *keys: str) -> None:
-        """As remove_namespace_properties."""
+        """Removes properties of a topic, like remove_namespace_properties."""
         await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), remove=keys, clear=not keys)
 
     # ------------------------------------------------------------------------------ topics
@@ -271,21 +272,23 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         self, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> values.TopicOffsets:  # fmt: skip
-        """Of one partition. `subscription` is created at the earliest message when it does not exist. `aborted_in`: a
-        range of indexes (first, end), of which `aborted` is counted. `incarnation`: that an earlier answer named;
-        TopicNotFound: the topic was deleted and made anew since, so that its indexes mean other messages."""
+        """Returns the indexes and size of one partition. `subscription` is created at the earliest message when it does
+        not exist. `aborted_in`: a range of indexes (first, end), of which `aborted` is counted. `incarnation`: that an
+        earlier answer named; TopicNotFound: the topic was deleted and made anew since, so that its indexes mean other
+        messages."""
         return await self._call(
             op.OFFSETS, topic=full_topic(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription,
             aborted_first=aborted_in[0], aborted_end=aborted_in[1], incarnation=incarnation,
         )  # fmt: skip
 
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
-        """Of one partition. `precise`: backlogs count batches message by message."""
+        """Returns the statistics of one partition. `precise`: backlogs count batches message by message."""
         return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
 
     async def namespace_stats(self, namespace: str) -> list[values.TopicStats]:
-        """Of each partition, and each topic without partitions, sorted by name; without `oldest_ms`. One request to
-        each broker, or more where many topics are, and one for each topic that no broker serves now."""
+        """Returns the statistics of each partition, and each topic without partitions, sorted by name; without
+        `oldest_ms`. One request to each broker, or more where many topics are, and one for each topic that no broker
+        serves now."""
         name, found = full_namespace(namespace), dict[str, values.TopicStats]()
         page = await self._call(op.NAMESPACE_STATS, namespace=name, after="")
         others = [each for each in page.brokers if each != page.here]
@@ -322,7 +325,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._call(op.TOPIC_INTERNAL_STATS, topic=full_topic(topic))
 
     async def unload_topic(self, topic: str) -> None:
-        """Its owner closes it; the next use opens it again."""
+        """Unloads a topic: its owner closes it, and the next use opens it again."""
         await self._call(op.UNLOAD_TOPIC, topic=full_topic(topic))
 
     async def trim_topic(self, topic: str) -> None:
@@ -402,7 +405,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **_subscription(topic, name), properties=dict(properties))
 
     async def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
-        """To a message id, or to a publish time in ms since the epoch. `exclusive`: the message itself is left out."""
+        """Resets a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: the message
+        itself is left out."""
         place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
         await self._call(op.RESET_SUBSCRIPTION, **_subscription(topic, name), **place)
 

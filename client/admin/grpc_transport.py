@@ -45,7 +45,7 @@ _BROKER_SERVICE = {"Lookup", "Partitions", "Offsets", "AdvanceSubscription", "Ge
 """Operations that clients have too; the others are of the Admin service."""
 _ANSWER_FIELD = {"Lookup": "owner", "Partitions": "partitions", "GetSubscriptionProperties": "properties",
                  "AbortTransaction": "state"}  # fmt: skip
-"""Of replies with more fields than the answer."""
+"""Name of the field that is the answer, for replies with more fields."""
 
 
 class GrpcTransport:
@@ -172,7 +172,7 @@ def _is_message(kind: Any) -> bool:
 
 
 def _value(kind: Any, found: Any) -> Any:
-    """What `found` (a message, a field of one) is as a `kind`."""
+    """Returns `found` (a message, or a field of one) as a `kind`."""
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]
     if kind is NoneType:
@@ -221,9 +221,9 @@ def hints_of(kind: type) -> tuple[tuple[str, Any], ...]:
 
 
 def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Of entries as a broker sends them; without what is acknowledged. An encrypted one is one message, of its
-    ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole. CorruptEntry: one is
-    torn."""
+    """Decodes entries as a broker sends them into messages, without those that are acknowledged. An encrypted one is
+    one message, of its ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole.
+    CorruptEntry: one is torn."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:

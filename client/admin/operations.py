@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class AskedOf(Enum):
-    """Who can answer."""
+    """Which broker can answer an operation."""
 
     ANY = "any broker"
     OWNER = "the owner of the argument `topic`: a partition, or a topic without partitions"
@@ -28,7 +28,7 @@ class AskedOf(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """What a Transport carries: a name, the type of the answer, and who can answer."""
+    """An operation that a Transport carries: a name, the type of the answer, and which broker can answer."""
 
     name: str
     answer: type[T]

@@ -17,15 +17,18 @@ T = TypeVar("T")
 
 
 class PermissionAdmin:
+    """The methods of AdminClient about permissions."""
+
     async def _call(self, operation: Operation[T], **arguments: object) -> T:
         raise NotImplementedError
 
     async def namespace_permissions(self, name: str) -> values.Permissions:
-        """What roles may do in the namespace, and the lists of its subscriptions. Without what its topics grant."""
+        """Returns the permissions of roles in the namespace, and the lists of its subscriptions; not those granted for
+        its topics."""
         return await self._call(op.GET_PERMISSIONS, namespace=full_namespace(name))
 
     async def topic_permissions(self, topic: str) -> values.Permissions:
-        """What is granted for the topic alone, for all of its partitions."""
+        """Returns the permissions granted for the topic alone, for all of its partitions."""
         return await self._call(op.GET_PERMISSIONS, topic=full_topic(topic))
 
     async def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
@@ -37,7 +40,7 @@ class PermissionAdmin:
         await self._change_permissions(full_namespace(name), "", revoke=role)
 
     async def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
-        """As grant_namespace_permission, for one topic and its partitions."""
+        """Grants a role its actions, like grant_namespace_permission, for one topic and its partitions."""
         await self._change_permissions("", full_topic(topic), grant={"role": role, "actions": actions})
 
     async def revoke_topic_permission(self, topic: str, role: str) -> None:

@@ -16,15 +16,18 @@ T = TypeVar("T")
 
 
 class TransactionAdmin:
+    """The methods of AdminClient about transactions and half messages."""
+
     async def _call(self, operation: Operation[T], **arguments: object) -> T:
         raise NotImplementedError
 
     async def transactions(self, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
-        """Those of one coordinator that are not done, the oldest first. NotFound: there is no such coordinator."""
+        """Returns the transactions of one coordinator that are not done, the oldest first. NotFound: there is no such
+        coordinator."""
         return await self._call(op.LIST_TRANSACTIONS, coordinator=coordinator, limit=limit)
 
     async def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
-        """Of every coordinator, by its number; `limit` for each."""
+        """Returns the transactions of every coordinator, by its number; `limit` for each."""
         found: list[values.CoordinatorTransactions] = []
         with contextlib.suppress(NotFound):
             while len(found) < COORDINATORS_MAX:
@@ -39,7 +42,8 @@ class TransactionAdmin:
         return found.items[0]
 
     async def transaction_at(self, txn: TxnId | str, topic: str) -> values.TransactionHere:
-        """What a topic (without partitions, or a partition) has of it, and what waits there for its end."""
+        """Returns what a topic (without partitions, or a partition) has of the transaction, and what waits there for
+        its end."""
         return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
 
     async def abort_transaction(self, txn: TxnId | str) -> TxnState:
@@ -57,7 +61,7 @@ class TransactionAdmin:
         return await self._call(op.LIST_HALVES, coordinator=coordinator, group=group, limit=limit)
 
     async def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-        """Of every coordinator, by its number; `limit` for each."""
+        """Returns the half messages of every coordinator, by its number; `limit` for each."""
         found: list[values.CoordinatorHalves] = []
         with contextlib.suppress(NotFound):
             while len(found) < COORDINATORS_MAX:
@@ -81,11 +85,13 @@ class TransactionAdmin:
         await self._change_half(half, values.HalfDecision.ROLLBACK)
 
     async def park_half(self, half: TxnId | str) -> None:
-        """Its group is not asked about it any more; an operator decides. NotFound, TransactionEnded."""
+        """Parks a half message: its group is not asked about it any more; an operator decides. NotFound,
+        TransactionEnded."""
         await self._change_half(half, values.HalfDecision.PARK)
 
     async def revive_half(self, half: TxnId | str) -> None:
-        """Its group is asked about it again, at once; what was counted is forgotten. NotFound, TransactionEnded."""
+        """Revives a half message: its group is asked about it again, at once; what was counted is forgotten. NotFound,
+        TransactionEnded."""
         await self._change_half(half, values.HalfDecision.REVIVE)
 
     async def _change_half(self, half: TxnId | str, verb: values.HalfDecision) -> None:

@@ -291,8 +291,8 @@ class Client(ClosedAfterWith):
     def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """As `Producer.prepare`, of up to 100 messages to any topics, which count together: each an `Output` with its
-        producer, of this client."""
+        """Prepares a half, like `Producer.prepare`, of up to 100 messages to any topics, which count together: each an
+        `Output` with its producer, of this client."""
         inner = [inner_output(each) for each in outputs]
         work = self.inner().half(inner, group=group, check_key=check_key, check_after=check_after)
         return Half(loop_thread(), loop_thread().run(work))
@@ -322,11 +322,11 @@ class Client(ClosedAfterWith):
         return register
 
     def commit_half(self, half_id: TxnId | str) -> None:
-        """As `Half.commit`, of a half that any program of this role prepared."""
+        """Commits, like `Half.commit`, a half that any program of this role prepared."""
         finish(loop_thread(), self.inner().commit_half(half_id))
 
     def rollback_half(self, half_id: TxnId | str) -> None:
-        """As `Half.rollback`, of a half that any program of this role prepared."""
+        """Rolls back, like `Half.rollback`, a half that any program of this role prepared."""
         finish(loop_thread(), self.inner().rollback_half(half_id))
 
     def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
@@ -335,7 +335,7 @@ class Client(ClosedAfterWith):
         return loop_thread().run(self.inner().transaction_status(txn_id))
 
     def get_service_info(self) -> ServiceInfo:
-        """Where the client connects now."""
+        """Returns where the client connects now."""
         return self.inner().get_service_info()
 
     def get_topic_partitions(self, topic: str) -> list[str]:

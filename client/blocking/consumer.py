@@ -38,7 +38,7 @@ Receiving = TypeVar("Receiving", AsyncConsumer, AsyncReader)
 
 
 class _Receiving(Handle[Receiving]):
-    """What a consumer and a reader share: an inbox, and a thread for the listener."""
+    """The common part of a consumer and a reader: an inbox, and a thread for the listener."""
 
     def __init__(
         self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
@@ -171,7 +171,8 @@ class Consumer(_Receiving[AsyncConsumer]):
         return take_blocking(self._current().inbox, timeout_s)
 
     def batch_receive(self) -> list[Message]:
-        """As many messages as the batch_receive_policy allows; empty when its time is over and no message arrived."""
+        """Returns as many messages as the batch_receive_policy allows; none when its time is over and no message
+        arrived."""
         self._check_no_listener()
         inner = self._current()
         batch = ReceivedBatch(inner.inbox, monotonic)
@@ -314,7 +315,7 @@ class Reader(_Receiving[AsyncReader]):
         return len(inner.inbox) > 0 or self._thread.run(aio.translated(inner.has_message_available()))
 
     def seek(self, messageid: MessageId | int) -> None:
-        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
 
         The id of a message moves its own partition; the others keep their positions.
         """

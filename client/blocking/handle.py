@@ -1,4 +1,4 @@
-"""What the blocking producer, consumer and reader share: an asyncio object, made again after a fork."""
+"""The base of the blocking producer, consumer and reader: an asyncio object, made again after a fork."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class Closable(Protocol):
+    """An object with an asynchronous `close`."""
+
     async def close(self) -> None: ...
 
 

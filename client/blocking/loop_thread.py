@@ -31,6 +31,8 @@ END_S = 5.0
 
 
 class LoopThread:
+    """The thread of the event loop that all blocking clients of a process share."""
+
     def __init__(self) -> None:
         self.loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="magnetar-client", daemon=True)

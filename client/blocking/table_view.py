@@ -43,7 +43,8 @@ class TableView(Handle[AsyncTableView]):
             callback(key, value)
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
-        """As `for_each`, and then for each change, in a thread; an empty value: the key was deleted."""
+        """Calls `callback` like `for_each`, and then for each change, in a thread; an empty value: the key was deleted.
+        """
         listener = _LateListener(callback, self._listening())
         view = self._current()
 
@@ -100,7 +101,7 @@ class _LateListener:
         self._lock = threading.Lock()
 
     def told(self, key: str, value: Any) -> None:
-        """In the loop thread."""
+        """Passes a change on, in the loop thread."""
         if self.present is not None:
             self.present.append((key, value))
             return

@@ -79,7 +79,7 @@ class Transaction:
 
     @property
     def id(self) -> TxnId:
-        """Its id; its text is `(most,least)`, as Pulsar prints it."""
+        """Returns the transaction's id; its text is `(most,least)`, as Pulsar prints it."""
         return self._inner.id
 
     @property

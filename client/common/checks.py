@@ -1,4 +1,4 @@
-"""What the SDK's parameters may be: one table, looked at before anything is sent or made.
+"""The checks of the SDK's parameters: one table, applied before anything is sent or made.
 
 Each row is a `Check`: the types (another one raises a TypeError), what fits (else a ValueError), and the words for it.
 Both are the SDK's exceptions as well: InvalidConfiguration for what makes or asks something, InvalidMessage for what is
@@ -31,9 +31,10 @@ UINT64_MAX = 2**64 - 1
 DURATION_MS_MAX = 1 << 40
 """35 years; what timers take, and more than anybody waits."""
 ENTRY_ID_MAX = 2**32 - 1
-"""Of what is acknowledged: sets of entries have 32 bits (no ledger has as many)."""
+"""Largest entry id that can be acknowledged: sets of entries have 32 bits (no ledger has as many)."""
 BATCH_INDEX_MAX = 1 << 24
-"""Of what is acknowledged: more messages than an entry can hold (UNCOMPRESSED_BYTES_MAX, at 6 bytes each)."""
+"""Largest batch index that can be acknowledged: more messages than an entry can hold (UNCOMPRESSED_BYTES_MAX, at 6
+bytes each)."""
 
 
 class WrongType(InvalidConfiguration, TypeError):
@@ -45,11 +46,11 @@ class WrongValue(InvalidConfiguration, ValueError):
 
 
 class WrongMessageType(InvalidMessage, TypeError):
-    """What is said of a message is of another type."""
+    """A parameter of a message has another type than it must have."""
 
 
 class WrongMessageValue(InvalidMessage, ValueError):
-    """What is said of a message is out of its range."""
+    """A parameter of a message is out of its range."""
 
 
 class WrongIdText(WrongMessageValue, InvalidName):
@@ -65,6 +66,8 @@ class WrongTopic(InvalidTopicName, ValueError):
 
 
 class Check(NamedTuple):
+    """A check of one parameter: its types, the values that fit, and the words for them."""
+
     says: str
     types: tuple[type, ...]
     fits: Callable[[Any], bool] = lambda _: True
@@ -94,7 +97,7 @@ def check_one(name: str, row: Check, value: object) -> None:
 
 
 def shown(value: object) -> str:
-    """Of what was given, as much as a message has room for."""
+    """Returns the text of a given value, as much as a message has room for."""
     try:
         text = repr(value)
     except Exception:
@@ -214,7 +217,7 @@ def is_plain_key(key: object) -> bool:
 
 
 def are_plain(properties: object) -> bool:
-    """The same of properties."""
+    """Whether all properties are plain ASCII text."""
     if type(properties) is not dict:
         return False
     for key, value in properties.items():
@@ -268,7 +271,7 @@ MESSAGE_ID: Table = {
     "entry_id": whole(-1, INT64_MAX),
     "batch_index": whole(-1),
 }
-"""What names a place."""
+"""Checks of the numbers of a message id."""
 SOUGHT: Table = {"ledger_id": whole(-1, INT64_MAX - 1), "entry_id": whole(-1, INT64_MAX - 1)}
 """… to begin there, or at the next one."""
 ACKNOWLEDGED: Table = {
@@ -276,4 +279,4 @@ ACKNOWLEDGED: Table = {
     "entry_id": whole(0, ENTRY_ID_MAX),
     "batch_index": whole(-1, BATCH_INDEX_MAX),
 }
-"""What names a message: neither earliest nor latest does."""
+"""Checks of an id that is acknowledged: a message, neither earliest nor latest."""

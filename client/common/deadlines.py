@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Deadlines:
-    """In one event loop. `now`: a monotonic clock, in seconds."""
+    """The deadlines of waits in one event loop. `now`: a monotonic clock, in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._at: dict[asyncio.Future[object], float] = {}

@@ -1,4 +1,4 @@
-"""What a fork does to a client, and what is done about it.
+"""The effects of a fork on a client, and what is done about them.
 
 A child has none of its parent's threads, and gRPC, once it was used, does not come up again in a child: its poller
 thread is gone and its locks are as they were (measured: with its fork support on, calls hang; with it off, the process

@@ -1,4 +1,4 @@
-"""Where a client's messages go: to Python's logging, under `magnetar.client`; and to what `Client(logger=…)` names.
+"""The log of a client: Python's logging, under `magnetar.client`, and the logger that `Client(logger=…)` names.
 
 A logger is of the process, not of a client: it gets what all clients log, until the one that named it is closed, or
 collected.
@@ -27,7 +27,7 @@ class LoggerLevel(ClientEnum):
 
     @property
     def number(self) -> int:
-        """Of Python's logging."""
+        """Returns the level of Python's logging."""
         return (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)[self]
 
 

@@ -1,4 +1,4 @@
-"""What waits in all receiver queues of one client: a joint bound in bytes, shared by its consumers.
+"""The memory of the messages in all receiver queues of one client: a joint bound in bytes, shared by its consumers.
 
 The broker counts messages, not bytes: it sends as many as it has permits for, and a permit that was granted cannot be
 taken back. So each partition's consumer has a *window*, the messages that may be on their way or wait here, and its
@@ -32,14 +32,16 @@ FIRST_MESSAGES = 64
 """More than the chunks of most messages in chunks: a Shared subscription sends all of them to one consumer, if it can
 take them. Less than a queue: what comes first may be large."""
 FIRST_BYTES = 16 << 10
-"""Of a message whose size is not known."""
+"""Bytes that a message counts whose size is not known."""
 LARGE_BYTES = 1 << 20
 """Unfolded: a client's batch has an eighth by default."""
 NEW_WEIGHT = 1 / 4
-"""Of what came last, in the average size."""
+"""Weight of the newest messages in the average size."""
 
 
 class ReceiveMemory:
+    """The memory that the receiver queues of one client share."""
+
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # 0: none
         self.producers: SendMemory | None = None  # they share the limit
@@ -58,7 +60,7 @@ class ReceiveMemory:
 
 
 class Claim:
-    """Of one partition's consumer."""
+    """The claim of one partition's consumer on the memory."""
 
     def __init__(self, memory: ReceiveMemory, queue_size: int) -> None:
         self._memory = memory

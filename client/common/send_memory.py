@@ -1,4 +1,5 @@
-"""What producers of one client have sent and has no outcome yet: a joint bound in bytes of payload.
+"""The memory of the messages that producers of one client have sent and that have no outcome yet: a joint bound in
+bytes of payload.
 
 It exists when the program gave `memory_limit_bytes`; without, messages alone are bounded, as in Pulsar's Python client.
 Producers and receiver queues (receive_memory.py) share the limit: either uses what the other does not, and half at
@@ -17,6 +18,8 @@ from threading import Lock
 
 
 class SendMemory:
+    """The memory that the producers of one client share."""
+
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held = 0

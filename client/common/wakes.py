@@ -14,6 +14,8 @@ from .guard import Broke, failed, ignored, run
 
 
 class Wakes:
+    """Calls from any thread into one event loop."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._calls: deque[tuple[Callable[[], object], Broke]] = deque()

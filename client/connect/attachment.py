@@ -1,4 +1,4 @@
-"""One producer's or consumer's id on the stream to the broker that owns its topic: how it gets one, and loses it.
+"""The id of one producer or consumer on the stream to the broker that owns its topic: how it gets one, and loses it.
 
     attachment.open()               the first time: `on_open` reports that it is open, is refused, or the operation's
                                     deadline is over. An owner that waits for its turn has no deadline once it waits
@@ -32,12 +32,14 @@ from .broker_stream import CLOSE, BrokerStream
 from .connections import Connections
 
 PUBLISH_TAG = b"\x1a"
-"""Of ClientFrame.publish, field 3, length-delimited."""
+"""Tag of ClientFrame.publish, field 3, length-delimited."""
 WAITED_S = 1.0
 """The broker took the opening and lets it wait: it did not just fail."""
 
 
 class AttachedOwner(Protocol):
+    """A producer or consumer, as its attachment calls it."""
+
     topic: TopicName
     waits: bool  # the answer to its first frame may take as long as others please
 
@@ -51,13 +53,15 @@ class AttachedOwner(Protocol):
         ...
 
     def on_lost(self, error: MagnetarError) -> None:
-        """It has no id (any more); or an attempt to get one failed."""
+        """Called when the owner has no id (any more), or an attempt to get one failed."""
         ...
 
     def broke(self, error: Exception) -> None: ...
 
 
 class Attachment:
+    """The attachment of one producer or consumer to its broker."""
+
     __slots__ = (
         "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_publish_head", "_stream", "_tasks", "broke",
         "on_frames", "topic",

@@ -70,10 +70,12 @@ class Owner(Protocol):
 
 
 class BrokerStream:
+    """A Connect stream to one broker."""
+
     def __init__(
         self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: Silence
     ) -> None:
-        """In the event loop. `now`: a monotonic clock, in seconds. `on_end` is called, once, when nothing can be
+        """Opened in the event loop. `now`: a monotonic clock, in seconds. `on_end` is called, once, when nothing can be
         attached any more."""
         self.is_over = False
         self._channel = channel

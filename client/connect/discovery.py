@@ -1,4 +1,4 @@
-"""Where the brokers of a service URL serve gRPC, when the URL names the port of another protocol of theirs.
+"""The gRPC addresses of the brokers of a service URL that names the port of another protocol of theirs.
 
     pulsar://host[:6650]    the answer to CONNECT has the address (CommandConnected.magnetar_address)
     http://host[:8080]      GET /lookup/v2/service-url answers {"serviceUrl": "magnetar://HOST:PORT"}
@@ -35,7 +35,7 @@ _U32 = struct.Struct(">I")
 
 
 class NotSpoken(Exception):
-    """What answers does not speak this protocol."""
+    """The server at an address does not speak this protocol."""
 
 
 class Discovery:
@@ -75,7 +75,7 @@ class Discovery:
         raise failure
 
     def forget(self) -> None:
-        """What was told does not answer any more."""
+        """Forgets the answer: the addresses that it has do not answer any more."""
         if self._url.ask:
             self._found = ()
 

@@ -24,7 +24,7 @@ from .service_url import PULSAR_PORTS
 REFUSED_S = 1.0
 """A server that is being started listens within half a second."""
 SERVED_PORT = 7650
-"""Where `magnetar standalone` listens without being told."""
+"""Port at which `magnetar standalone` listens without being told."""
 
 
 class FirstContact:
@@ -55,7 +55,7 @@ def how_unreached(error: MagnetarError) -> str | None:
 
 
 def no_server(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
-    """What to raise for `error`, the last one: with what to do, and with the cause that it had."""
+    """Returns the error to raise for `error`, the last one: with what to do, and with the cause that it had."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
     told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
     told.__cause__ = error.__cause__

@@ -1,4 +1,4 @@
-"""What a producer or a consumer is opened with: the options of its core, and the first frame, which says who it is."""
+"""The opening of a producer or a consumer: the options of its core, and the first frame, with its identity."""
 
 from __future__ import annotations
 

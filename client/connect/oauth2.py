@@ -26,7 +26,7 @@ from ..common.errors import NO_TOKEN
 
 DISCOVERY = "/.well-known/openid-configuration"
 LIFETIME_S = 60.0
-"""Of a token whose issuer does not say."""
+"""Seconds that a token lives whose issuer does not say."""
 MARGIN_S = 10.0
 """Before its end a token is not used any more; of a short one a tenth of its life."""
 RENEW_AT = 0.75
@@ -80,7 +80,7 @@ class TokenSource:
         raise Unavailable(f"the issuer {self._issuer} is asked for a token{self._last}", **{NO_TOKEN: self._issuer})
 
     def _fetch(self) -> None:
-        """In a thread of its own."""
+        """Fetches a token, in a thread of its own; notes it, or why there is none."""
         began, failure, token, lifetime_s = self._clock.monotonic(), None, "", 0.0
         try:
             token, lifetime_s = self._asked()

@@ -36,7 +36,7 @@ class PartitionsWatcher:
             self._tasks.spawn(self._run(), "partitions")
 
     def follow(self, topic: TopicName, partitions: int) -> None:
-        """Of this topic too."""
+        """Watches the partitions of this topic too."""
         if partitions:
             self._counts[topic] = partitions
             self._start()

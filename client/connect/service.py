@@ -1,4 +1,4 @@
-"""What a client connects to: a cluster, and where it goes when that changes.
+"""The cluster that a client connects to, and where the client goes when that changes.
 
 A program's provider may name another cluster at any time, from any thread. The clusters of an AutoClusterFailover are
 tried in rounds, which begin when the client is first used, each `check_interval_ms` after the end of the one before: a
@@ -53,7 +53,7 @@ class Service:
         return caller_access(info.url, info.authentication, {**self._options, **trusted})
 
     def connect(self, world: World, settings: ClientSettings) -> Connections:
-        """In the event loop that uses them."""
+        """Makes the connections, in the event loop that uses them."""
         self._loop = asyncio.get_running_loop()  # before the look at `info`: what is told later calls into it
         self._used = self.info
         self._connections = Connections(world, self._used.url, settings, self._access_of(self._used))
@@ -94,7 +94,7 @@ class Service:
             self._move()
 
     async def close(self) -> None:
-        """In the event loop. Idempotent."""
+        """Closes the service, in the event loop. Idempotent."""
         self._connections = None
         provider, self._provider = self._provider, None
         try:

@@ -45,6 +45,8 @@ SCHEMES = {
 
 
 class ServiceUrl(NamedTuple):
+    """A service URL, parsed."""
+
     endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
     encrypted: bool = False  # TLS
     protocol: Asked = Asked.NOT

@@ -1,4 +1,4 @@
-"""Which topics of a namespace match a pattern, now and from now on: told by a broker, not asked for.
+"""The topics of a namespace that match a pattern, now and from now on: sent by a broker, not asked for.
 
     watch = TopicWatch(connections, pattern)
     topics = await watch.open()             the matching ones
@@ -64,6 +64,8 @@ class TopicPattern:
 
 
 class TopicWatch:
+    """A watch over the topics that match one pattern."""
+
     def __init__(self, connections: Connections, pattern: TopicPattern, discovery_s: float = 60.0) -> None:
         self._connections = connections
         self._discovery_s = max(DISCOVERY_S_MIN, discovery_s)
@@ -196,7 +198,7 @@ class TopicWatch:
             self._waiting = dict.fromkeys(await self._changed(offered, removed))
 
     def left(self, topic: TopicName) -> None:
-        """Its consumer found that it is gone: when it is told again, it is a new one."""
+        """Forgets a topic whose consumer found that it is gone: when it is told again, it is a new one."""
         self._known.pop(topic, None)
 
     def _disconnect(self) -> None:

@@ -27,6 +27,8 @@ MISSING_MAX = 1000
 
 
 class WriterSchemas:
+    """The schemas of one topic, by their version."""
+
     def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
         """`incarnation`: of `topic`, which may be a partition; 0: whichever is there."""
         self._connections = connections
@@ -61,7 +63,7 @@ class WriterSchemas:
         )
 
     def has(self, version: bytes) -> SchemaInfo | None:
-        """Of what was fetched. None: the topic has no such schema."""
+        """Returns a schema that was fetched. None: the topic has no such schema."""
         return self._known.get(version)
 
     def of(self, version: bytes) -> SchemaInfo:

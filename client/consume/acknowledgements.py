@@ -1,4 +1,5 @@
-"""What the application acknowledges and gives back, gathered from any thread, and how that is said to the broker.
+"""The acknowledgements of the application, and what it gives back: gathered from any thread, and how that is told to
+the broker.
 
 `acknowledge`, `negative_acknowledge` and `taken` append, from any thread; `gather` gives all of it to the consumer's
 core (client/core/consumer.py), in the event loop. Guards: tests/client/consume/test_partition_consumer.py.
@@ -90,7 +91,7 @@ class AckSender:
         return now
 
     def longer_s(self, redelivery_count: int) -> float:
-        """What the application's back-off adds to the ack time-out of an entry."""
+        """Returns the seconds that the application's back-off adds to the ack time-out of an entry."""
         return self._longer_ms(redelivery_count) / 1000
 
     def _gather_acks(self) -> None:
@@ -115,7 +116,7 @@ class AckSender:
             core.acknowledge_bits(entry.position, bits, messages, entry.size)
 
     def take_over(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
-        """What acknowledges these, to be sent by a request of its own."""
+        """Returns what acknowledges these, to be sent by a request of its own."""
         tracker = AckTracker()
         self.track(tracker, which, cumulative=cumulative)
         return tracker.take()

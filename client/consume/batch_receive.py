@@ -65,7 +65,7 @@ class ConsumerBatchReceivePolicy:
 
 
 class BatchReceivePolicy(ConsumerBatchReceivePolicy):
-    """The same, by its name in Pulsar's C++ client."""
+    """Another name of ConsumerBatchReceivePolicy, from Pulsar's C++ client."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class BatchReceivePolicy(ConsumerBatchReceivePolicy):
 async def receive_batch(
     inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy, now: Callable[[], float]
 ) -> list[Message]:
-    """In the event loop. `now`: a monotonic clock, in seconds."""
+    """Receives a batch, in the event loop. `now`: a monotonic clock, in seconds."""
     deadline = now() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
     most, bytes_max = policy.max_num_message, policy.bytes_max
     messages: list[Message] = []
@@ -129,7 +129,7 @@ class ReceivedBatch:
         return self._messages
 
     def give_back(self) -> None:
-        """In the event loop; what it holds, now or later, is received by others."""
+        """Gives back, in the event loop, what it holds, now or later: others receive it."""
         self._unwanted = True
         messages, self._messages = self._messages, []
         if messages:

@@ -158,7 +158,7 @@ class Consumer(ClosedAfterAsyncWith):
             self._partitions.follow(each, partitions)
 
     def _gone(self, consumer: PartitionConsumer) -> None:
-        """Its topic was deleted."""
+        """Removes a partition whose topic was deleted."""
         if self._partitions.remove(consumer):
             consumer.was_of = self
             if self._watch is not None:
@@ -213,7 +213,7 @@ class Consumer(ClosedAfterAsyncWith):
         return message
 
     async def batch_receive(self) -> list[Message]:
-        """As many messages as the policy allows; empty when its time is over and no message arrived."""
+        """Returns as many messages as the policy allows; none when its time is over and no message arrived."""
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await decodable(self.inbox, *batch)
@@ -267,15 +267,15 @@ class Consumer(ClosedAfterAsyncWith):
                 self.acknowledge_soon(each)
 
     def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
-        """As `negative_acknowledge`, from any thread."""
+        """Acknowledges negatively like `negative_acknowledge`, from any thread."""
         self.consumer_of(which).acks.negative_acknowledge(which)
 
     def acknowledge_in(
         self, txn: InTransaction, which: Message | MessageId | Iterable[Message | MessageId], *,
         cumulative: bool = False, waiters: list[asyncio.Future[None]] | None = None,
     ) -> None:  # fmt: skip
-        """They are acknowledged when the transaction commits, which waits until this is durable: nothing waits here.
-        `waiters` gets a future for each partition. In the event loop."""
+        """Acknowledges messages in a transaction: they count when it commits, which waits until this is durable;
+        nothing waits here. `waiters` gets a future for each partition. In the event loop."""
         check_txn(txn)
         if cumulative:
             self._check_cumulative()
@@ -350,7 +350,7 @@ class Consumer(ClosedAfterAsyncWith):
             )
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
-        """As `acknowledge_cumulative`, sent within 100 ms."""
+        """Acknowledges like `acknowledge_cumulative`, sent within 100 ms."""
         self._check_cumulative()
         consumer = self.consumer_of(message)
         consumer.requests.raise_if_closed()
@@ -388,7 +388,7 @@ class Consumer(ClosedAfterAsyncWith):
             consumer.redeliver_unacknowledged()
 
     def start_again(self) -> None:
-        """The same, in order: of what was delivered before nothing is given to the application from now on."""
+        """Redelivers in order: of what was delivered before nothing is given to the application from now on."""
         for consumer in self.partitions:
             consumer.start_again()
 

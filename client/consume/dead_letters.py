@@ -75,7 +75,8 @@ RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
 def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
-    """What applies. InvalidConfiguration where the subscription's type has no counts."""
+    """Returns the dead-letter policy that applies, None if none does. InvalidConfiguration where the subscription's
+    type has no counts."""
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
@@ -99,7 +100,7 @@ def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str |
 
 
 def is_dead_letter(message: Message) -> bool:
-    """It was moved by a consumer, or by a broker's policy, of whatever subscription: it stays where it is."""
+    """Whether it was moved by a consumer, or by a broker's policy, of any subscription: it stays where it is."""
     return _MOVED_BY.search(message.producer_name()) is not None and ORIGIN_MESSAGE_ID in message.properties()
 
 
@@ -120,7 +121,7 @@ def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolic
 
 
 class DeadLetterProducer:
-    """Of one consumer: its dead-letter and retry-letter producers, opened when they are needed."""
+    """The dead-letter and retry-letter producers of one consumer, opened when they are needed."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy,
@@ -145,7 +146,8 @@ class DeadLetterProducer:
 
     # ------------------------------------------------------------------ dead letters
     def move_soon(self, messages: list[Message]) -> None:
-        """They are acknowledged when they are stored in the dead-letter topic; until then they are tried again."""
+        """Moves messages in a task. They are acknowledged when they are stored in the dead-letter topic; until then
+        they are tried again."""
         self._tasks.spawn(self._move_all(messages), f"dead letters of {self._base}")
 
     async def _move_all(self, messages: list[Message]) -> None:
@@ -248,7 +250,7 @@ class DeadLetterProducer:
                 continue
 
     async def close(self) -> None:
-        """What is under way comes to its end; what does not is delivered again."""
+        """Waits for moves under way, and closes the producers; what does not end in time is delivered again."""
         self._closed = True
         try:
             with suppress(TimeoutError):
@@ -280,7 +282,7 @@ def _origin(message: Message, subscription: str) -> dict[str, str]:
 
 
 class DeadLetterProducers:
-    """Of one consumer: a DeadLetterProducer per topic, which the topic's retry-letter topic has too."""
+    """The dead-letter producers of one consumer: one per topic, which the topic's retry-letter topic has too."""
 
     def __init__(
         self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]
@@ -295,8 +297,8 @@ class DeadLetterProducers:
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
     def add(self, topic: TopicName) -> list[TopicName]:
-        """What is to be subscribed to: the topic, and that of its retries. A topic that a policy made has no retries
-        when a pattern found it."""
+        """Returns the topics to subscribe to: the topic, and that of its retries. A topic that a policy made has no
+        retries when a pattern found it."""
         policy, subscription = self.policy, self._subscription
         if policy is None or keeps_dead_letters(topic, subscription, policy):
             return [topic]

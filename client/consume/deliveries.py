@@ -61,7 +61,7 @@ SAY_EVERY_S = 10.0
 
 
 class StaysFolded(Exception):
-    """There is no room for the entry unfolded."""
+    """Raised when there is no room for the entry unfolded."""
 
 
 class Undecryptable(Exception):
@@ -74,7 +74,7 @@ class Undecryptable(Exception):
 
 
 class Deliveries:
-    """Of one partition; `gather` takes deliveries apart, and `take` gives what came of them."""
+    """The deliveries of one partition; `gather` takes deliveries apart, and `take` returns what came of them."""
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
@@ -102,10 +102,10 @@ class Deliveries:
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
         in_order = settings.redelivery_order == "key"
         self._moved: OrderedDict[Position, int] | None = OrderedDict() if in_order else None
-        """Of batches, as bits, the messages that were moved to the dead-letter topic, one after the other."""
+        """Entry → the messages of a batch, as bits, that were moved to the dead-letter topic, one after the other."""
         by_keys = in_order and settings.consumer_type is ConsumerType.KeyShared
         self.slots: OrderedDict[Position, frozenset[int]] | None = OrderedDict() if by_keys else None
-        """Of the latest entries, where what failed holds back what follows it of its keys."""
+        """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 
     def gather(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
         """Takes deliveries apart up to a frame that is none, which it returns; None: all were."""
@@ -127,8 +127,8 @@ class Deliveries:
         return None
 
     def take(self) -> tuple[list[Message], int, int, int]:
-        """What came since the last call: messages for the application, permits of all entries and of those of which the
-        application sees nothing, bytes."""
+        """Returns what came since the last call: messages for the application, permits of all entries and of those of
+        which the application sees nothing, bytes."""
         came = self._came, self._charged, self._hidden, self._bytes
         self._came = []
         self._charged = self._hidden = self._bytes = 0
@@ -197,7 +197,7 @@ class Deliveries:
     def open(
         self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
     ) -> Sequence[Message]:
-        """Those of its messages that the application is to see."""
+        """Opens an entry; returns those of its messages that the application is to see."""
         core = self._core
         if self._folded:
             self._folded.append((entry, position, redelivered, acked))
@@ -281,7 +281,8 @@ class Deliveries:
     def _note_slots(
         self, slots: OrderedDict[Position, frozenset[int]], received: ReceivedEntry, messages: list[Message]
     ) -> None:
-        """As the broker finds them: of each message of a batch that it can read, else of the entry."""
+        """Notes the slots of an entry as the broker finds them: of each message of a batch that it can read, else of
+        the entry."""
         metadata = received.header.metadata
         if received.header.batched and not metadata.encryption_keys:
             keys = {key_of(message.fields) for message in messages}
@@ -322,7 +323,7 @@ class Deliveries:
         return damaged
 
     def _undecryptable(self, received: ReceivedEntry, error: CryptoError, entry: bytes) -> Sequence[Message]:
-        """What the settings want of it; a chunk is an entry like any other."""
+        """Returns what the settings say of an entry that cannot be decrypted; a chunk is an entry like any other."""
         action, core, header = self._settings.crypto_failure_action, self._core, received.header
         now = self._clock()
         if now - self._crypto_said >= SAY_EVERY_S:
@@ -374,7 +375,7 @@ class Deliveries:
         return [Message(received, metadata, payload, -1)]
 
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
-        """What compaction took out of a batch is not shown, and counts as acknowledged."""
+        """Returns the messages that compaction did not take out of a batch; the others count as acknowledged."""
         removed = removed_of(received, messages)
         if not removed:
             return messages
@@ -427,7 +428,7 @@ def messages_of(
 
 
 def unfolded_bytes(header: EntryHeader) -> int:
-    """What it declares to unfold to; of chunks the last one does, for all."""
+    """Returns the bytes that an entry declares to unfold to; of chunks the last one does, for all."""
     metadata = header.metadata
     if header.unfolded and metadata.num_chunks_from_msg > 1 and metadata.chunk_id < metadata.num_chunks_from_msg - 1:
         return 0

@@ -1,4 +1,4 @@
-"""What the effects of a consumer's core are on the wire: the kinds of ClientFrames, in order."""
+"""The wire form of the effects of a consumer's core: the kinds of ClientFrames, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..model.message_id import MessageId
 from ..model.start import at_message
 
 ACK_BYTES = 128 << 10
-"""Of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
+"""Most bytes of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
 
 
 def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
@@ -70,7 +70,7 @@ def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
 
 
 def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iterator[wire.Ack]:
-    """As many as it takes: a broker refuses requests above REQUEST_BYTES_MAX."""
+    """Yields as many acks as it takes: a broker refuses requests above REQUEST_BYTES_MAX."""
     ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
     every: list[wire.AckedEntry | wire.EntrySet] = [*parts, *sets]
     for each in every:

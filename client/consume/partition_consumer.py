@@ -1,4 +1,4 @@
-"""One partition's consumer: the driver of client/core/consumer.py, which decides.
+"""The consumer of one partition: the driver of client/core/consumer.py, which decides.
 
 Each fact is given to the core, and each of its effects is done at once, in order. Entries are taken apart when they
 come (client/consume/deliveries.py) and their messages are put into the `inbox`, which several partitions may share.
@@ -50,6 +50,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class PartitionConsumer:
+    """The consumer of one partition."""
+
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
         inbox: ReceiverQueue,
@@ -118,7 +120,7 @@ class PartitionConsumer:
         self._wake()
 
     def turn_now(self) -> None:
-        """In the event loop: what was acknowledged or given back up to now is attended to, before anything is taken."""
+        """Handles, in the event loop, what was acknowledged or given back up to now, before anything is taken."""
         self._turn()
 
     def acknowledge(self, which: Pending) -> None:
@@ -215,7 +217,8 @@ class PartitionConsumer:
                 self._attachment.out_of_turn(kind)
 
     def _is_of(self, incarnation: int) -> None:
-        """What was kept of a topic says nothing of another one of its name: its place, and what its schemas mean."""
+        """Notes the incarnation of the topic; if it is a new one, forgets what was kept of the last: its place, and
+        what its schemas mean."""
         before, self.incarnation = self.incarnation, incarnation or self.incarnation
         if before == self.incarnation:
             return
@@ -278,15 +281,15 @@ class PartitionConsumer:
         self._turn()
 
     def send_now(self) -> None:
-        """Of a transaction's acknowledgements: they go at the end of their turn."""
+        """Does nothing: the acknowledgements of a transaction go at the end of their turn."""
 
     def redeliver_unacknowledged(self) -> None:
-        """What was delivered and not acknowledged comes again; what waits here is thrown away."""
+        """Asks for all that was delivered and not acknowledged; what waits here is thrown away."""
         self.acks.gather()
         self._do(self.core.redeliver_all(self._untouched()))
 
     def start_again(self) -> None:
-        """The same, in order: of what was delivered before nothing is given to the application from now on."""
+        """Redelivers in order: of what was delivered before nothing is given to the application from now on."""
         self.acks.gather()
         self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 
@@ -304,12 +307,12 @@ class PartitionConsumer:
         return found
 
     def resize(self, queue_size: int) -> None:
-        """Its share of the room that all partitions have together."""
+        """Sets its share of the room that all partitions have together."""
         self._claim.want(queue_size)
         self._do(self.core.resize(self._claim.window))
 
     def retire(self) -> None:
-        """What it delivered and the application did not take is thrown away; its end is not told to the others."""
+        """Throws away what it delivered and the application did not take; the others are not told its end."""
         self._inbox.drop(lambda message: message.entry.consumer is self)
         self._inbox = ReceiverQueue()
 

@@ -32,6 +32,8 @@ from .receiver_queue import ReceiverQueue
 
 
 class PartitionConsumers:
+    """The partitions of one consumer or reader, and their inbox."""
+
     def __init__(self, settings: ConsumerSettings) -> None:
         self.all: list[PartitionConsumer] = []
         self.inbox = ReceiverQueue()
@@ -50,7 +52,7 @@ class PartitionConsumers:
         await _open(new)
 
     async def grow(self, new: Sequence[PartitionConsumer]) -> None:
-        """What they got before they were found is received too.
+        """Adds partitions; what they got before they were found is received too.
 
         Until all are open each has an inbox of its own: no caller takes a message of a partition that is not one of
         ours yet, and one that cannot be opened ends only its own.
@@ -171,7 +173,7 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
 
 
 def check_timeout(timeout_millis: int | None) -> float | None:
-    """In seconds."""
+    """Returns the time-out in seconds."""
     if timeout_millis is None:
         return None
     check_one("timeout_millis", TIMEOUT_MS, timeout_millis)

@@ -147,7 +147,7 @@ class Reader(ClosedAfterAsyncWith):
         return last >= first if start.inclusive else last > first
 
     async def seek(self, messageid: MessageId | int) -> None:
-        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
 
         The id of a message moves its own partition; the others keep their positions.
         """

@@ -1,4 +1,4 @@
-"""Where received messages wait for the application: filled by the event loop, emptied from any one world.
+"""The queue of received messages that wait for the application: filled by the event loop, emptied from any one world.
 
 A deque does the work: `put` and `take_nowait` need no lock. A waiter leaves a wake-up call; `put` makes as
 many calls as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
@@ -21,6 +21,8 @@ from ..model.message import Message
 
 
 class ReceiverQueue:
+    """A queue of received messages."""
+
     def __init__(self) -> None:
         self._fill(deque())
         self._waiting: deque[Callable[[], object]] = deque()
@@ -67,7 +69,7 @@ class ReceiverQueue:
         return message
 
     def first(self) -> Message | None:
-        """What `take_nowait` would give, if no other receiver is faster."""
+        """Returns the message that `take_nowait` would return, if no other receiver is faster."""
         try:
             return self.messages[0]
         except IndexError:
@@ -112,7 +114,7 @@ class ReceiverQueue:
             raise type(self._error)(self._error.message) from self._error
 
     async def take(self, timeout_s: float | None) -> Message:
-        """In the event loop. Raises Timeout when nothing came in time."""
+        """Takes a message, in the event loop. Raises Timeout when nothing came in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -126,7 +128,7 @@ class ReceiverQueue:
             raise Timeout(f"no message within {timeout_s:g} s") from None
 
     async def wait_filled(self, timeout_s: float | None) -> None:
-        """In the event loop: returns when there is something to take. Raises Timeout when nothing came in time."""
+        """Returns, in the event loop, when there is something to take. Raises Timeout when nothing came in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.messages:

@@ -1,4 +1,4 @@
-"""What a consumer asks its broker and waits for: each request has a number, and the answer names it.
+"""The requests of a consumer that its broker answers: each has a number, and the answer names it.
 
 When the connection breaks before the answer comes, the request is sent again over the next one, until the deadline of
 the operation. Guards: tests/client/consume/test_partition_consumer.py.
@@ -24,6 +24,8 @@ from .frames import acks_of
 
 
 class Requests:
+    """The requests of one consumer."""
+
     def __init__(
         self, connections: Connections, core: ConsumerCore, acks: AckSender, send: Callable[..., None],
         do: Callable[[list[ConsumerEffect]], None],
@@ -45,7 +47,7 @@ class Requests:
         return reply
 
     async def seek(self, to: MessageId | int) -> None:
-        """What was delivered before is forgotten; what is delivered next is from there."""
+        """Moves the subscription: what was delivered before is forgotten; what is delivered next is from there."""
         self.forget_acknowledged()
         await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
 

@@ -82,7 +82,7 @@ class TableView(ClosedAfterAsyncWith):
 
     @property
     def partitions(self) -> list[PartitionConsumer]:
-        """What reads each partition."""
+        """Returns the consumers that read the partitions."""
         return self._reader.partitions
 
     @property
@@ -134,9 +134,8 @@ class TableView(ClosedAfterAsyncWith):
         return self._each(self.items(), callback)
 
     def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:
-        """As `for_each`, and then for each change. A deleted key has an empty value, as in Pulsar: what its schema
-        decodes from no bytes, b"" or ""; None where it cannot decode them.
-        """
+        """Calls `callback` like `for_each`, and then for each change. A deleted key has an empty value, as in Pulsar:
+        what its schema decodes from no bytes, b"" or ""; None where it cannot decode them."""
         now = self.items()
         check_one("callback", FUNCTION, callback)
         self._listeners.append(callback)  # in the same step: no change is missed
@@ -189,7 +188,8 @@ class TableView(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ compaction meanwhile
     def _connected(self, consumer: PartitionConsumer) -> None:
-        """It restarts. If the horizon moved past messages that it has not seen, it may have missed tombstones."""
+        """Handles a reconnect. If the horizon moved past messages that it has not seen, it may have missed tombstones,
+        and reads again."""
         before = self._horizons.get(consumer)
         self._horizons[consumer] = consumer.compacted_end_index
         lags = self._last.get(consumer, -1) + 1 < consumer.compacted_end_index
@@ -197,7 +197,7 @@ class TableView(ClosedAfterAsyncWith):
             self._tasks.spawn(self._read_again(consumer), f"table {self.topic()} anew")
 
     def _made_anew(self, consumer: PartitionConsumer) -> None:
-        """Its topic is another one: what is in the table of it is deleted, but for what the new one said meanwhile."""
+        """Deletes what the table has of a topic that was made anew, except what the new one said meanwhile."""
         self._last.pop(consumer, None)
         self._horizons.pop(consumer, None)
         self._anew[consumer] = {key for key, of in self._of.items() if of is consumer}
@@ -273,7 +273,7 @@ class TableView(ClosedAfterAsyncWith):
         self._reader.abort()
 
     async def close(self) -> None:
-        """It is not kept up to date any more; its values stay readable."""
+        """Closes the view: it is not kept up to date any more; its values stay readable."""
         self._callbacks.cancel()
         self._tasks.cancel()
         await self._reader.close()  # after it no partition reconnects, which begins a task

@@ -41,7 +41,7 @@ PAUSE_S = 0.1
 
 
 class _Group:
-    """What one transaction acknowledged in one turn."""
+    """The acknowledgements of one transaction in one turn."""
 
     __slots__ = ("error", "left", "operations", "tracker", "txn", "waiters")
 
@@ -55,6 +55,8 @@ class _Group:
 
 
 class TransactionalAcks:
+    """The acknowledgements of one consumer in transactions."""
+
     def __init__(
         self, where: Part, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
         requests: Requests, send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
@@ -77,7 +79,8 @@ class TransactionalAcks:
         self, txn: InTransaction, which: Iterable[Pending], *, cumulative: bool,
         waiter: asyncio.Future[None] | None = None,
     ) -> None:  # fmt: skip
-        """What `InTransaction.enter` raises, and OperationNotSupported, before anything is sent."""
+        """Acknowledges in a transaction. Raises what `InTransaction.enter` raises, and OperationNotSupported, before
+        anything is sent."""
         self._requests.raise_if_closed()
         every = [each for one in which for each in self._acks.with_chunks(one)]
         for each in every if cumulative else ():

@@ -25,6 +25,8 @@ WHOLE = -1
 
 
 class AckGroup(NamedTuple):
+    """Acknowledgements that are sent together."""
+
     whole: dict[int, BitMap]  # ledger → entries
     parts: dict[Position, int]  # entry → batch indexes, as bits
     cumulative: tuple[Position, int] | None  # the last batch index, or WHOLE
@@ -34,6 +36,8 @@ class AckGroup(NamedTuple):
 
 
 class AckTracker:
+    """Groups the acknowledgements of one consumer."""
+
     def __init__(self) -> None:
         self.pending = 0
         self._whole: defaultdict[int, set[int]] = defaultdict(set)  # ledger → entries
@@ -77,7 +81,7 @@ class AckTracker:
         self._parts = {each: bits for each, bits in self._parts.items() if each >= before}
 
     def take(self) -> AckGroup:
-        """What to send now; nothing when nothing waits."""
+        """Returns what to send now; an empty group when nothing waits."""
         whole = self._whole
         parts = {each: bits for each, bits in self._parts.items() if each[1] not in whole.get(each[0], ())}
         sets = {ledger_id: BitMap(entries) for ledger_id, entries in sorted(whole.items())}

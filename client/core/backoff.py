@@ -20,6 +20,8 @@ class Chance(Protocol):
 
 
 class Backoff:
+    """The pauses between attempts: each is longer than the one before."""
+
     def __init__(self, rng: Chance, first_s: float = 0.1, last_s: float = 60.0) -> None:
         assert 0 < first_s <= last_s, "a back-off grows"
         self._rng = rng

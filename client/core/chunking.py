@@ -47,14 +47,15 @@ from ...proto.errors import CorruptEntry, MessageTooLarge
 from ...proto.names import Position
 
 CHUNKED_BYTES_MAX = 256 << 20
-"""Of a chunked message on the wire; uncompressed it has the limit of every payload (proto/compression.py)."""
+"""Most bytes of a chunked message on the wire; uncompressed it has the limit of every payload (proto/compression.py).
+"""
 PENDING_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
 """Declared by all messages of a partition that are begun and not complete."""
 METADATA_BYTES = 10 << 10
 """A chunk's payload is so much smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a broker
 tells them that limit (broker/protocols/pulsar/connection.py). Not where an entry has less than ten times that."""
 EXPIRE_S = 60.0
-"""What gets no chunk for so long makes room (Pulsar's figure)."""
+"""Seconds without a chunk after which an incomplete message makes room (Pulsar's figure)."""
 GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0
 """A chunk comes again after a time between these …"""
 GIVEN_BACK_FIRST_S_MAX = 1.0
@@ -116,11 +117,13 @@ class Begun:
 
     @property
     def payload(self) -> bytes:
-        """As it was sent: compressed, if it was."""
+        """Returns the payload as it was sent: compressed, if it was."""
         return b"".join([self.bodies[number] for number in range(len(self.bodies))])
 
 
 class ChunkOutcome(NamedTuple):
+    """The effect of a chunk that came: a complete message, and entries that are dropped, given back or wanted."""
+
     complete: Begun | None
     dropped: list[Position]
     given_back: list[Position]
@@ -128,6 +131,8 @@ class ChunkOutcome(NamedTuple):
 
 
 class Chunks:
+    """The chunked messages of one partition that are not complete."""
+
     __slots__ = (
         "_given_back", "_made_room", "_waiting", "_whole", "auto_ack", "begun", "expire_s", "log_order", "ordered",
         "pending_max",
@@ -301,7 +306,8 @@ class Chunks:
             del self._waiting[next(iter(self._waiting))]
 
     def _next_waiting(self) -> list[Position]:
-        """There is room: the entries of the first message that waits with its beginning, and made room least often."""
+        """Returns, as there is room, the entries of the first message that waits with its beginning, and made room
+        least often."""
         times = self._made_room.get
         begins = [uuid for uuid, places in self._waiting.items() if 0 in places.values()]
         return [*self._waiting.pop(min(begins, key=lambda each: times(each, 0)))] if begins else []

@@ -68,6 +68,8 @@ CHUNK_TICK_S = EXPIRE_S / 4
 
 
 class ConsumerCore:
+    """The core of one partition's consumer."""
+
     def __init__(
         self, options: ConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff
     ) -> None:
@@ -108,7 +110,7 @@ class ConsumerCore:
         return Place(self.last_taken, self._begun)
 
     def begin_again(self) -> None:
-        """Of a reader: its topic is another one, none of whose messages was taken."""
+        """Forgets, in a reader, its place: its topic is another one, none of whose messages was taken."""
         self.last_taken = self._begun = None
 
     def opened(self) -> list[ConsumerEffect]:
@@ -293,12 +295,12 @@ class ConsumerCore:
         return self._withheld.floor(self.chunks.floor(place))
 
     def taken_over(self, place: Position) -> None:
-        """It is acknowledged by a request."""
+        """Forgets an entry that a request acknowledges."""
         self._unacked.forget(place)
 
     def give_back(self, place: Position, redeliveries: int, now: float) -> None:
-        """It is asked for again after the delay of a negative ack; where what failed holds back what follows it, the
-        broker has the delay, and it is asked in the next `turn` (`_fail`)."""
+        """Gives an entry back: it is asked for again after the delay of a negative ack; where what failed holds back
+        what follows it, the broker has the delay, and it is asked in the next `turn` (`_fail`)."""
         if self._pieces.watched:
             self._pieces.forget(place)
         if self._options.holds_order:
@@ -308,10 +310,9 @@ class ConsumerCore:
         self._unacked.forget(place)
 
     def _fail(self, effects: list[ConsumerEffect]) -> None:
-        """Where what failed holds back what follows it: the broker is asked at once, and takes back all of that. What
-        waits of it is thrown away, and what still comes until the broker's answer (`failing`). After a dead letter of
-        its batch it waits for the acknowledgement of that, or it would count as given back once more in its place.
-        """
+        """Asks the broker, where what failed holds back what follows it, to take back all of that at once. What waits
+        of it is thrown away, and what still comes until the broker's answer (`failing`). After a dead letter of its
+        batch it waits for the acknowledgement of that, or it would count as given back once more in its place."""
         if self.state is not State.CONNECTED:
             self.failed.clear()
             return
@@ -336,7 +337,7 @@ class ConsumerCore:
             self.moving.pop(place, None)
 
     def failing(self) -> list[Position]:
-        """What failed, and the broker may not have taken back yet."""
+        """Returns the entries that failed, and that the broker may not have taken back yet."""
         return [*self.failed, *(place for places in self._failing.values() for place in places)]
 
     @property
@@ -344,7 +345,7 @@ class ConsumerCore:
         return bool(self.failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
-        """What was delivered and not acknowledged comes again; entries that the application has not seen are
+        """Asks for all that was delivered and not acknowledged; entries that the application has not seen are
         `untouched`, and do not count as delivered again. `in_order`: what is on its way here, and will come again, is
         thrown away too (`starts_again`)."""
         effects: list[ConsumerEffect] = []
@@ -377,7 +378,7 @@ class ConsumerCore:
 
     @property
     def due(self) -> float | None:
-        """When `time_passed` is to be called; None: no time matters."""
+        """Returns when `time_passed` is to be called; None: no time matters."""
         due = inf
         for each in (self.ack_due, self._tick_due, self._chunk_due):
             if each is not None and each < due:

@@ -22,6 +22,8 @@ from .transaction import InTransaction
 
 
 class PendingEntries:
+    """The entries of one producer that have no outcome yet."""
+
     __slots__ = ("credit", "sent", "unsent")
 
     def __init__(self) -> None:
@@ -98,8 +100,8 @@ def entries_of(
     batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
-    """Its entries of at most `bytes_max`; several, its chunks, when `chunks_of` names the message. An error:
-    MessageTooLarge, CryptoError, or InvalidContent."""
+    """Encodes the entries of a batch, at most `bytes_max` each; several, its chunks, when `chunks_of` names the
+    message. An error: MessageTooLarge, CryptoError, or InvalidContent."""
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:
@@ -129,7 +131,7 @@ def invalid(cause: Exception) -> InvalidContent:
 
 
 def uncertain(error: MagnetarError) -> MagnetarError:
-    """The same of an entry that was published before: it may be stored."""
+    """Returns the error for an entry that was published before: it may be stored, so the error is not definite."""
     if not error.definite:
         return error
     changed = type(error)(error.message)

@@ -58,8 +58,8 @@ class Permits:
             self.held += messages
 
     def used(self, messages: int, stream: int) -> bool:
-        """What they were charged for left the queue; what came over an earlier stream gives none back. True: call
-        `grant` soon."""
+        """Counts permits of messages that left the queue; those that came over an earlier stream give none back. True:
+        call `grant` soon."""
         with self._lock:
             if stream == self.stream:
                 self.held -= messages

@@ -48,6 +48,8 @@ from .transaction import Share
 
 
 class ProducerCore:
+    """The core of one partition's producer."""
+
     def __init__(
         self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
         backoff: Backoff, uuid: str = "", memory: SendMemory | None = None,
@@ -164,7 +166,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ what is to be sent
     def wait_for_messages(self) -> None:
-        """It is opened with its first message: the first `turn` after that has Connect."""
+        """Waits to be opened with the first message: the first `turn` after that has Connect."""
         self._early = deque()
 
     @property
@@ -184,7 +186,7 @@ class ProducerCore:
         return effects
 
     def time_passed(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """To be called when `due` is reached, or later."""
+        """Closes batches and expires messages whose time has come. To be called when `due` is reached, or later."""
         effects: list[ProducerEffect] = []
         if self.delay_due is not None and now >= self.delay_due:
             self._close_batches()
@@ -196,7 +198,7 @@ class ProducerCore:
 
     @property
     def due(self) -> float | None:
-        """When `time_passed` is to be called; None: no time matters."""
+        """Returns when `time_passed` is to be called; None: no time matters."""
         oldest = self._entries.oldest if self._options.send_timeout_s else None
         if oldest is None:
             return self.delay_due
@@ -215,7 +217,7 @@ class ProducerCore:
         return effects
 
     def send_now(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """What is open goes out, whatever is under way."""
+        """Sends what is open, whatever is under way."""
         self._close_batches()
         return self.turn(now, wall_ms)
 
@@ -299,7 +301,7 @@ class ProducerCore:
         return effects + self.turn(now, wall_ms)
 
     def _admit(self, effects: list[ProducerEffect]) -> None:
-        """What came before the producer was open gets its ids."""
+        """Gives ids to the messages that came before the producer was open."""
         if self._early is None:
             return
         with self.lock:  # at once: nothing that comes now may get in front of it

@@ -35,7 +35,8 @@ SAY_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
-    """Of one producer. `last`: why messages are not acknowledged; empty: not known. An acknowledgement clears it."""
+    """Limits the log lines of one producer. `last`: why messages are not acknowledged; empty: not known. An
+    acknowledgement clears it."""
 
     def __init__(self) -> None:
         self.last = ""

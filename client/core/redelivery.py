@@ -1,4 +1,4 @@
-"""Which entries are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs.
+"""The entries that are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs.
 
 Both are the same question: an entry is *watched* until a time; acknowledging it forgets it; when the time comes it is
 given out once, never early. An entry that is watched again keeps its first time. What differs is how often one forgets:
@@ -30,6 +30,8 @@ BUCKETS_MAX = 256
 
 
 class RedeliveryTracker:
+    """Watches entries for the acknowledgement time-out."""
+
     def __init__(self, delay_s: float, tick_s: float) -> None:
         assert delay_s >= 0 < tick_s, "delays are not negative"
         self._delay_s = delay_s
@@ -143,7 +145,7 @@ class NackTracker:
             self._buckets.clear()
 
     def next_ms(self) -> int | None:
-        """When the next entry is due; None: nothing is watched."""
+        """Returns when the next entry is due; None: nothing is watched."""
         return min(self._buckets, default=None)
 
     def take(self, now_ms: int) -> EntrySets:

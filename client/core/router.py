@@ -1,4 +1,4 @@
-"""Which partition a message goes to.
+"""The partition to which a message goes.
 
 A key decides by Murmur3, whatever the mode. Without a key: RoundRobin stays on one partition for a batching window and
 then goes to the next (so that batches fill), or changes with each message when batching is off; UseSinglePartition
@@ -13,7 +13,7 @@ from .backoff import Chance
 
 
 class PartitionsRoutingMode(ClientEnum):
-    """Which partition a message without a key goes to: always one, each in turn, or what `message_router` says."""
+    """The partition to which a message without a key goes: always one, each in turn, or what `message_router` says."""
     UseSinglePartition = 0
     RoundRobinDistribution = 1
     CustomPartition = 2

@@ -1,4 +1,4 @@
-"""One transaction, as the client sees it: what was sent and acknowledged in it, and how it ends.
+"""A transaction, as the client sees it: what was sent and acknowledged in it, and how it ends.
 
 Intents and facts in, effects out, in order; the driver (client/transactions/transaction.py) does each effect at once.
 
@@ -51,15 +51,15 @@ from ..common.errors import (
 )
 
 MESSAGES_MAX = 1_000_000
-"""Of one transaction: readers wait for all of them, and an abort hides all of them one by one."""
+"""Most messages of one transaction: readers wait for all of them, and an abort hides all of them one by one."""
 SHARE_MESSAGES = 10_000
-"""That a producer may send before it asks the transaction again."""
+"""Messages that a producer may send before it asks the transaction again."""
 NOWHERE = Position(-1, -1)
 
 
 class TransactionState(Enum):
-    """Of a transaction. PREPARED: it survives its client and its coordinator; ERROR: its commit, or its `prepare`, got
-    no answer, and `commit` asks again."""
+    """The state of a transaction. PREPARED: it survives its client and its coordinator; ERROR: its commit, or its
+    `prepare`, got no answer, and `commit` asks again."""
 
     OPEN = "OPEN"
     PREPARING = "PREPARING"
@@ -76,13 +76,15 @@ WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
 
 
 class Verb(Enum):
+    """The way in which a transaction ends."""
+
     COMMIT = 0
     ABORT = 1
     PREPARE = 2
 
 
 class Receipts(NamedTuple):
-    """Of one topic; `entries` 0: it was only acknowledged there; -1: all of them count."""
+    """The receipts of one topic; `entries` 0: it was only acknowledged there; -1: all of them count."""
 
     topic: str
     entries: int
@@ -117,7 +119,7 @@ class Part(Protocol):
     @property
     def topic(self) -> TopicName: ...
     def send_now(self) -> None:
-        """What waits for more to come goes out."""
+        """Sends what waits for more messages."""
         ...
 
 
@@ -147,10 +149,10 @@ class Share:
 
 
 class InTransaction:
-    """What producers and consumers know of the transaction that a message is sent or acknowledged in."""
+    """A transaction, as the producers and consumers see it in which a message is sent or acknowledged."""
 
     deliveries: dict[str, dict[Position, dict[int, object]]]
-    """Of each subscription: which delivery of a message it acknowledged (client/consume/transactional_acks.py)."""
+    """Subscription → which delivery of a message it acknowledged (client/consume/transactional_acks.py)."""
 
     @property
     def id(self) -> TxnId:
@@ -158,7 +160,7 @@ class InTransaction:
 
     @property
     def is_under_way(self) -> bool:
-        """Its operations still matter: it is open, or its commit waits for them."""
+        """Whether its operations still matter: it is open, or its commit waits for them."""
         raise NotImplementedError
 
     def enter(self, where: Part, connections: object) -> None:
@@ -172,7 +174,7 @@ class InTransaction:
         raise NotImplementedError
 
     def leave(self, *, message: bool) -> None:
-        """It was not sent after all."""
+        """Takes back an `enter`: nothing was sent after all."""
         raise NotImplementedError
 
     def gives_back(self, again: Callable[[], None]) -> None:
@@ -194,6 +196,8 @@ class InTransaction:
 
 
 class TransactionCore:
+    """The core of one transaction."""
+
     def __init__(self, txn: TxnId, lock: AbstractContextManager[Any], *, named: bool = False) -> None:
         """`named`: its end is asked for even when nothing was done in it: that tells of a later holder."""
         self.txn = txn
@@ -257,7 +261,7 @@ class TransactionCore:
             self._entries[topic], self._last[topic] = 0, NOWHERE
 
     def _close_shares(self) -> None:
-        """It is not open any more: no producer adds to it from here on."""
+        """Closes the shares: the transaction is not open any more, and no producer adds to it from here on."""
         for share in self._shares:
             self._allowed -= share.allowed
             sent = share.close()
@@ -272,11 +276,11 @@ class TransactionCore:
 
     @property
     def messages(self) -> int:
-        """That were sent in it."""
+        """Returns the number of messages that were sent in it."""
         return self._allowed - sum(each.left for each in self._shares)
 
     def enter_again(self, *, message: bool) -> bool:
-        """The same at a topic where something was before. False: `enter` says why not."""
+        """Enters like `enter` at a topic where something was before. False: `enter` says why not."""
         with self._lock:
             if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
                 return False
@@ -285,7 +289,7 @@ class TransactionCore:
             return True
 
     def left(self, *, message: bool) -> list[TransactionEffect]:
-        """It was not begun after all: refused before anything was sent."""
+        """Takes back an operation that was not begun after all: refused before anything was sent."""
         with self._lock:
             self._allowed -= message
             self._begun -= 1
@@ -335,7 +339,7 @@ class TransactionCore:
         return self._wait(TransactionState.COMMITTING, may_be)
 
     def prepare(self) -> list[TransactionEffect]:
-        """As `commit`."""
+        """Waits for all operations like `commit`, then prepares."""
         return self._wait(TransactionState.PREPARING, (TransactionState.OPEN,))
 
     def _wait(self, state: TransactionState, may_be: tuple[TransactionState, ...]) -> list[TransactionEffect]:
@@ -405,7 +409,7 @@ class TransactionCore:
         return self.unanswered()
 
     def unanswered(self) -> list[TransactionEffect]:
-        """In no time that was allowed."""
+        """Ends the transaction without an answer: none came in the time that was allowed."""
         if self.state is TransactionState.ABORTING and not self._was_prepared:
             return self._end(TransactionState.ABORTED, self.error)
         unknown = OutcomeUnknown(
@@ -445,7 +449,7 @@ class TransactionCore:
 
     @property
     def has_operations(self) -> bool:
-        """It may have left something at a topic."""
+        """Whether it may have left something at a topic."""
         return bool(self._entries)
 
     @property

@@ -14,6 +14,8 @@ from ...proto.names import Position
 
 
 class WithheldEntries:
+    """The entries of one consumer that are kept from the application."""
+
     __slots__ = ("permits",)
 
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ class WithheldEntries:
         return freed
 
     def release(self, place: Position) -> int:
-        """It is decrypted, or acknowledged. Permits that are free now."""
+        """Releases an entry that is decrypted, or acknowledged; returns the permits that are free now."""
         return self.permits.pop(place, 0)
 
     def clear(self) -> int:

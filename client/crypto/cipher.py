@@ -28,6 +28,8 @@ RSA_BITS_MAX = 16384
 
 
 class DataKey(Protocol):
+    """A data key: encrypts and decrypts payloads."""
+
     def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes | None) -> bytes: ...
     def decrypt(self, nonce: bytes, data: bytes, associated_data: bytes | None) -> bytes: ...
 

@@ -6,14 +6,14 @@ from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
 
 
 class EncryptionKey:
-    """One reader that a message is encrypted for."""
+    """A reader that a message is encrypted for."""
 
     def __init__(self, key: EncryptionKeys) -> None:
         self._key = key
 
     @property
     def key(self) -> str:
-        """Its name."""
+        """Returns the name of the key."""
         return self._key.key
 
     @property
@@ -23,7 +23,7 @@ class EncryptionKey:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the producer's key reader said about the key; in clear, and not authenticated."""
+        """Returns what the producer's key reader said about the key; in clear, and not authenticated."""
         return {pair.key: pair.value for pair in self._key.metadata}
 
 

@@ -1,4 +1,4 @@
-"""Where the keys of readers come from: the program's `KeyReader`, or the default that reads two files.
+"""The keys of readers: from the program's `KeyReader`, or from the default that reads two files.
 
 Keys are PEM: a public key is SubjectPublicKeyInfo, a private key PKCS#8 or PKCS#1, without a password. A reader is
 called in the client's event loop and must not wait for long; what it returns is kept for KEPT_S
@@ -30,7 +30,8 @@ class EncryptionKeyInfo(NamedTuple):
 
 
 class KeyReader(Protocol):
-    """What `crypto_key_reader` is. An exception says that there is no such key, or that it cannot be read now."""
+    """The interface of `crypto_key_reader`. An exception says that there is no such key, or that it cannot be read now.
+    """
 
     def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
         """The public key of that name, for a producer."""

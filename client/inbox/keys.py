@@ -1,4 +1,4 @@
-"""What names a message for its consumers, and how long that is kept."""
+"""The names of messages for their consumers, and how long they are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a payload of Avro may claim: so deep, and so many items without bytes, that decoding it ends or fills a process.
+"""The bounds of a payload of Avro: its depth and its number of items without bytes, beyond which decoding it ends or
+fills a process.
 
 fastavro descends without a bound, and a few thousand levels of a recursive record end the process; an array of nulls
 has any number of items in five bytes. `Parsed` finds once whether a payload of a schema can

@@ -19,7 +19,7 @@ _U32 = struct.Struct(">I")
 
 
 class KeyValueEncodingType(Enum):
-    """Where the key of a pair is: in the payload, or in the key of the message."""
+    """The place of a pair's key: in the payload, or in the key of the message."""
 
     INLINE = "INLINE"
     SEPARATED = "SEPARATED"
@@ -184,7 +184,7 @@ class AutoConsumeSchema(Schema):
         return payload if single is None else single.decode(payload)
 
     def _pair(self, payload: bytes, writer: SchemaInfo) -> Any:
-        """Of SEPARATED the value alone; its key is the key of the message."""
+        """Decodes a pair; of SEPARATED the value alone, as its key is the key of the message."""
         halves = pair_of(writer)
         if writer.properties.get("kv.encoding.type") == KeyValueEncodingType.SEPARATED.value:
             return self.decode_written(payload, halves.value)

@@ -39,11 +39,12 @@ class Origin(Protocol):
     def schema(self) -> Schema: ...
     @property
     def writers(self) -> Writers | None:
-        """Of the incarnation of the topic that it reads now."""
+        """Returns the schemas of the incarnation of the topic that it reads now."""
         ...
     @property
     def holds_order(self) -> bool:
-        """What fails holds back what follows it, so the count of a batch is that of its first message that is left."""
+        """Whether what fails holds back what follows it, so that the count of a batch is that of its first message that
+        is left."""
         ...
 
     def taken(self, message: Message) -> None:
@@ -62,6 +63,8 @@ class Origin(Protocol):
 
 
 class ReceivedEntry:
+    """An entry that was received, and what its messages share."""
+
     __slots__ = (
         "charged",
         "chunks",
@@ -200,7 +203,7 @@ class Message:
         return self.fields.event_time
 
     def publish_timestamp(self) -> int:
-        """When its producer sent it: ms since the epoch, of the clock of that machine."""
+        """Returns when its producer sent it: ms since the epoch, of the clock of that machine."""
         return self.entry.header.publish_time
 
     def producer_name(self) -> str:
@@ -243,7 +246,7 @@ class Message:
         return own or self.entry.header.sequence_id + max(0, self.batch_index)
 
     def message_id(self) -> MessageId:
-        """Where it is stored: for `acknowledge`, `seek`, and a reader's start."""
+        """Returns where it is stored: for `acknowledge`, `seek`, and a reader's start."""
         entry = self.entry
         topic = entry.consumer.topic
         return KnownId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,

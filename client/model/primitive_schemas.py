@@ -22,7 +22,7 @@ _DAY = timedelta(days=1)
 
 
 class PrimitiveSchema(Schema):
-    """Of one Python type, by its form in `struct` and two functions."""
+    """The schema of one Python type, by its form in `struct` and two functions."""
 
     def __init__(
         self, type_: SchemaType, of: type[Any], form: str, to: Callable[[Any], tuple[Any, ...]],

@@ -145,7 +145,7 @@ class Schema:
         return self.decode_written(msg.data(), msg.writer()) if self.by_writer else self.decode(msg.data())
 
     def schema_info(self) -> SchemaDescription:
-        """What a topic is told of it, in the words of Pulsar's client."""
+        """Returns what a topic is told of the schema, in the words of Pulsar's client."""
         return SchemaDescription.of(self.info())
 
     def attach_client(self, client: Any) -> None:
@@ -153,7 +153,7 @@ class Schema:
         self._client = client
 
     def info(self) -> SchemaInfo | None:
-        """What a topic is told of it."""
+        """Returns what a topic is told of the schema."""
         return self._told
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
@@ -165,7 +165,8 @@ class Schema:
         return self
 
     def encode_apart(self, value: Any) -> tuple[bytes | None, bytes | None]:
-        """Of a pair that is `separated`: the key, which becomes the key of the message, and the payload. None: none."""
+        """Encodes a pair that is `separated`; returns the key, which becomes the key of the message, and the payload.
+        None: none."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def encode_key(self, value: Any) -> bytes | None:

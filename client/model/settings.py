@@ -37,6 +37,8 @@ class CompressionType(ClientEnum):
 if TYPE_CHECKING:
 
     class ConsumerType(ClientEnum):  # for type checkers alone
+        """The consumers that get the messages of a subscription."""
+
         Exclusive = 0
         Shared = 1
         Failover = 2
@@ -54,19 +56,19 @@ LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
 
 
 class InitialPosition(ClientEnum):
-    """Where a new subscription begins: after the last message, or at the first one that is kept."""
+    """The place at which a new subscription begins: after the last message, or at the first one that is kept."""
     Latest = 0
     Earliest = 1
 
 
 class BatchingType(ClientEnum):
-    """Which messages share an entry: those that follow each other, or those of one key (for KeyShared)."""
+    """The messages that share an entry: those that follow each other, or those of one key (for KeyShared)."""
     Default = 0
     KeyBased = 1
 
 
 class ProducerAccessMode(ClientEnum):
-    """Who else may publish to the topic.
+    """The other producers that may publish to the topic.
 
     Shared: all. Exclusive: no other; ProducerFenced when there is one. WaitForExclusive: waits until there is no other,
     without a limit.
@@ -79,14 +81,14 @@ class ProducerAccessMode(ClientEnum):
 
 
 class RegexSubscriptionMode(ClientEnum):
-    """Which topics a pattern finds. Non-persistent ones are found while brokers have them in memory."""
+    """The topics that a pattern finds. Non-persistent ones are found while brokers have them in memory."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
 
 
 class ConsumerCryptoFailureAction(ClientEnum):
-    """What becomes of a message that a consumer cannot decrypt.
+    """The reaction to a message that a consumer cannot decrypt.
 
     FAIL: it is not received and not acknowledged, and comes again after the ack time-out. DISCARD: it is acknowledged.
     CONSUME: its ciphertext is received, a batch as one message, with `Message.encryption_context`.
@@ -97,7 +99,7 @@ class ConsumerCryptoFailureAction(ClientEnum):
 
 
 class KeySharedMode(ClientEnum):
-    """Who divides the keys of a KeyShared subscription: the broker, or `sticky_ranges` of each consumer."""
+    """The division of the keys of a KeyShared subscription: by the broker, or by `sticky_ranges` of each consumer."""
     AutoSplit = 0
     Sticky = 1
 
@@ -109,6 +111,8 @@ def _require(condition: bool, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
+    """Settings of a client."""
+
     operation_timeout_s: float = 30.0  # what an operation may take with all its attempts
     connection_timeout_s: float = 10.0  # one request to one broker; and how long a first contact may take
     backoff_first_s: float = 0.1  # before the second attempt; each is a quarter longer from there
@@ -127,6 +131,8 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
+    """Settings of a producer."""
+
     producer_name: str | None = None  # None: the broker gives one; needed to go on after a restart
     schema: Schema = field(default_factory=BytesSchema)  # turns objects into bytes
     initial_sequence_id: int | None = None  # the first message gets the next one
@@ -194,7 +200,7 @@ class ConsumerKeySharedPolicy:
 
     @property
     def key_shared_mode(self) -> KeySharedMode:
-        """Who divides the keys."""
+        """Returns how the keys are divided."""
         return self._mode
 
     @property
@@ -226,7 +232,7 @@ class ConsumerKeySharedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDeadLetterPolicy:
-    """What becomes of messages that are given back too often (client/consume/dead_letters.py).
+    """The policy for messages that are given back too often (client/consume/dead_letters.py).
 
     Topics: None and "" are `<topic>-<subscription>-DLQ` and `-RETRY`. `initial_subscription_name` is made with the
     dead-letter topic, so that nothing in it is lost. What is not given reads as "", as in Pulsar's client.
@@ -262,6 +268,8 @@ class ConsumerDeadLetterPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
+    """Settings of a consumer."""
+
     consumer_type: ConsumerType = ConsumerType.Exclusive  # who shares the subscription, and how
     schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects
     receiver_queue_size: int = 1000  # messages; 0 works like 1

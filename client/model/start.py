@@ -1,4 +1,4 @@
-"""Where delivery begins: at a message or after it, inside an entry too.
+"""The place where delivery begins: at a message or after it, inside an entry too.
 
 A reader keeps its `Start` itself and leaves out what is before it. The cursor of a subscription that lasts belongs to
 the broker, and others may move it: a seek names the first message that is wanted (`at_message`), and what the broker
@@ -15,7 +15,7 @@ BATCH_INDEX_MAX = 2**31 - 1
 
 
 class Start:
-    """Of a reader; it survives reconnects."""
+    """The start of a reader; it survives reconnects."""
 
     __slots__ = ("begun", "id", "inclusive")
 

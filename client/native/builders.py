@@ -20,7 +20,7 @@ class DeadLetterPolicyBuilder:
         return self
 
     def deadLetterTopic(self, topic: str) -> DeadLetterPolicyBuilder:
-        """Where it goes then."""
+        """Sets the topic of the dead letters."""
         self._topic = topic
         return self
 
@@ -43,12 +43,12 @@ class KeySharedPolicy:
         self._ranges: list[tuple[int, int]] = []
 
     def set_key_shared_mode(self, mode: KeySharedMode) -> KeySharedPolicy:
-        """Who divides the keys."""
+        """Sets how the keys are divided."""
         self._mode = mode
         return self
 
     def get_key_shared_mode(self) -> KeySharedMode:
-        """Who divides the keys."""
+        """Returns how the keys are divided."""
         return self._mode
 
     def set_allow_out_of_order_delivery(self, allowed: bool) -> KeySharedPolicy:

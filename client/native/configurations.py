@@ -39,8 +39,8 @@ _BYTES = SchemaDescription(SchemaTypeOfClient.BYTES, "BYTES", "")
 
 
 class Option(NamedTuple):
-    """One option. `parameter`: its name as a parameter of the client, "": it is none; `chains`: its setter returns the
-    configuration, as in Pulsar's, else None; `reads`: it has a getter."""
+    """An option of a configuration. `parameter`: its name as a parameter of the client, "": it is none; `chains`: its
+    setter returns the configuration, as in Pulsar's, else None; `reads`: it has a getter."""
 
     check: Check | None
     default: Any = None
@@ -59,7 +59,7 @@ def _method(name: str, option: Option) -> Callable[..., Any]:
 
 
 class Configuration:
-    """What its kinds share; each names its options."""
+    """The base of the configurations; each names its options."""
 
     _options: ClassVar[dict[str, Option]] = {}
 
@@ -84,7 +84,7 @@ class Configuration:
         return self if option.chains else None
 
     def parameters(self) -> dict[str, Any]:
-        """What was set, as parameters of `magnetar.Client` or of its method that opens what is configured."""
+        """Returns what was set, as parameters of `magnetar.Client` or of its method that opens what is configured."""
         found = {
             option.parameter: self._values[name]
             for name, option in self._options.items() if name in self._values and option.parameter
@@ -96,7 +96,7 @@ class Configuration:
 
 class _WithProperties(Configuration):
     def property(self: Self, name: str, value: str) -> Self:
-        """One property more."""
+        """Adds one property."""
         check_one("name", TEXT, name)
         check_one("value", TEXT, value)
         self._values.setdefault("properties", {})[name] = value
@@ -116,7 +116,7 @@ def _of(default: Any, parameter: str, *, chains: bool = True, reads: bool = True
 
 
 class ProducerConfiguration(_WithProperties):
-    """Of `Client.create_producer`."""
+    """The configuration of `Client.create_producer`."""
 
     _options = _rows(
         options.PRODUCER,
@@ -144,7 +144,7 @@ class ProducerConfiguration(_WithProperties):
 
 
 class ConsumerConfiguration(_WithProperties):
-    """Of `Client.subscribe`."""
+    """The configuration of `Client.subscribe`."""
 
     _options = _rows(
         options.CONSUMER,
@@ -180,7 +180,7 @@ class ConsumerConfiguration(_WithProperties):
 
 
 class ReaderConfiguration(Configuration):
-    """Of `Client.create_reader`."""
+    """The configuration of `Client.create_reader`."""
 
     _options = _rows(
         options.READER,
@@ -197,7 +197,7 @@ class ReaderConfiguration(Configuration):
 
 
 class ClientConfiguration(Configuration):
-    """Of `Client`."""
+    """The configuration of `Client`."""
 
     _options: ClassVar[dict[str, Option]] = {
         "authentication": Option(instance_of(Authentication, optional=False), None, "authentication", reads=False),

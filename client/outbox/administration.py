@@ -1,4 +1,4 @@
-"""What a person does with an outbox: looks at rows, parks, revives and drops them; for `magnetar outbox`.
+"""The work of an operator with an outbox: shows rows, parks, revives and drops them; for `magnetar outbox`.
 
 All of it may be done while relays run: rows that are claimed are left to their relay.
 """
@@ -44,7 +44,7 @@ class OutboxRow(NamedTuple):
 
 
 class ShardRecord(NamedTuple):
-    """Who has a shard. `seen_s`: how long ago its holder was there."""
+    """The holder of a shard. `seen_s`: how long ago it was seen."""
 
     shard: int
     shards: int
@@ -55,6 +55,8 @@ class ShardRecord(NamedTuple):
 
 
 class OutboxAdmin:
+    """The operations on an outbox."""
+
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox) -> None:
         self._engine, self._outbox = engine, outbox
         self._rows = outbox.rows
@@ -72,7 +74,7 @@ class OutboxAdmin:
         self._store.check()
 
     def rows(self, *, state: RowState | None = None, topic: str | None = None, limit: int = 100) -> list[OutboxRow]:
-        """In the order of their ids."""
+        """Returns rows in the order of their ids."""
         c = self._rows.c
         query = select(
             c.id, c.state, c.topic, c.key, c.size, c.created, c.attempts, c.seq, c.shard, c.error, c.unit

@@ -20,7 +20,8 @@ _READ_ONLY = ("readonly database", "read-only", "read only", "permission denied"
 _SQLSTATES: dict[str, type[OutboxError]] = {
     "42P01": OutboxTableMissing, "42703": OutboxColumnsMissing, "25006": OutboxReadOnly, "42501": OutboxReadOnly,
 }  # fmt: skip
-"""Of PostgreSQL: undefined_table, undefined_column, read_only_sql_transaction, insufficient_privilege."""
+"""SQLSTATE of PostgreSQL → error: undefined_table, undefined_column, read_only_sql_transaction, insufficient_privilege.
+"""
 
 WHAT_TO_DO = {
     OutboxTableMissing: "a migration makes it, or metadata.create_all(engine), or 'magnetar outbox create'",

@@ -249,7 +249,7 @@ class Relay:
         self._trouble = error.message
 
     def _wait_turn(self) -> bool:
-        """In standby: until the shard's holder was not seen for STANDBY_S. False: stopped before."""
+        """Waits, in standby, until the shard's holder was not seen for STANDBY_S. False: stopped before."""
         if not self._standby:
             return True
         self._phase = "standby"

@@ -61,6 +61,8 @@ _OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedErr
 
 
 class Sender:
+    """Sends the rows of one relay."""
+
     def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
         """`name`: of all its producers."""
         self._client = client
@@ -163,7 +165,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------ rows
     def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
-        """One entry; its outcome is told when all its rows have theirs."""
+        """Sends rows as one entry; its outcome is told when all its rows have theirs."""
         self._send(destination, rows, lambda outcome, text: self._settled(destination, outcome, text))
 
     def _send(
@@ -263,7 +265,7 @@ class Sender:
         return txn
 
     async def _groups(self, destination: str, groups: Sequence[Sequence[ClaimedRow]], txn: Transaction) -> _Landed:
-        """One after the other, until one is not stored."""
+        """Sends groups one after the other, until one is not stored."""
         for rows in groups:
             answered: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
             self._send(destination, rows, partial(_answer, answered), txn)

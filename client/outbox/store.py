@@ -41,7 +41,7 @@ from .units import UnitClaim, Where, chunks
 
 
 class Lag(NamedTuple):
-    """What waits: rows by state, and the age of the oldest one that waits or is claimed."""
+    """The rows that wait: by state, and the age of the oldest one that waits or is claimed."""
 
     waiting: int
     claimed: int
@@ -51,6 +51,8 @@ class Lag(NamedTuple):
 
 
 class Store:
+    """The transactions of one relay in the database."""
+
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
         self._engine = engine
         self._outbox = outbox
@@ -142,7 +144,8 @@ class Store:
 
     # ------------------------------------------------------------------------------ a turn
     def turn(self, turn: Turn) -> tuple[list[ClaimedRow], int]:
-        """One transaction; the rows that were claimed and the next sequence id. RelayFenced: nothing was changed."""
+        """Runs one transaction; returns the rows that were claimed and the next sequence id. RelayFenced: nothing was
+        changed."""
         shards = self._shards
         with translated(), self._engine.begin() as connection:
             ours = connection.execute(
@@ -222,7 +225,8 @@ class Store:
         return sorted(claimed, key=lambda row: row.seq)
 
     def _candidates(self, connection: Connection, claim: Claim) -> Sequence[Any]:
-        """What may be claimed, in the order of the ids: refused rows whose time has come, then waiting ones."""
+        """Returns the rows that may be claimed, in the order of the ids: refused rows whose time has come, then waiting
+        ones."""
         rows = self._rows
         found: list[Any] = []
         for phase in self._phases(connection, claim):
@@ -299,7 +303,7 @@ class Store:
         return sorted(found)
 
     def lag(self) -> Lag:
-        """Of the whole outbox; it counts rows, so ask now and then."""
+        """Returns the lag of the whole outbox; it counts rows, so ask now and then."""
         rows = self._rows
         with translated(), self._engine.connect() as connection:
             counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()

@@ -116,7 +116,7 @@ class SQLAlchemyOutbox:
         session.execute(self._insert, row)
 
     def _unit_of(self, session: Session | Connection) -> int:
-        """Of the transaction that the row is going to be in, whatever savepoints are in it."""
+        """Returns the unit of the transaction that the row is going to be in, whatever savepoints are in it."""
         if isinstance(session, Session):
             connection = session.connection(bind_arguments={"clause": self._insert})
         else:

@@ -1,4 +1,5 @@
-"""Which whole units an atomic relay claims: the rows that one transaction of the application wrote, or none of them.
+"""The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of
+them.
 
     rows = UnitClaim(connection, table, claim, phases).run()      in the order of their ids, unit by unit
 
@@ -93,7 +94,7 @@ class UnitClaim:
         return found
 
     def _free(self, ids: Sequence[int]) -> set[int]:
-        """Those that may be claimed; they are locked."""
+        """Locks and returns the rows that may be claimed."""
         rows = self._rows
         may_be = or_(*(and_(*phase) for phase in self._phases))
         free: set[int] = set()

@@ -25,7 +25,7 @@ from ..connect.connections import Connections
 
 
 class Stored(NamedTuple):
-    """What an entry is to its writer."""
+    """An entry as its writer sees it."""
 
     sequence_id: int
     position: Position  # where it comes from

@@ -18,7 +18,7 @@ class EndsHalves(Protocol):
 
 
 class PreparesHalves(Protocol):
-    """The same, for producers."""
+    """Prepares halves, for producers."""
 
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float

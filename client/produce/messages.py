@@ -1,4 +1,5 @@
-"""What a program sends becomes an OutgoingMessage: checked, and encoded by the producer's schema.
+"""The messages of a program: what it sends is checked, encoded by the producer's schema, and becomes an
+OutgoingMessage.
 
 A wrong value is the caller's error and is raised before anything is sent.
 Guard: tests/client/model/test_wrong_arguments.py.
@@ -27,14 +28,15 @@ from ..model.schema import Schema
 
 
 class MessageDraft:
-    """What a `message_router` is shown: the message before it is sent."""
+    """The message as a `message_router` is shown it, before it is sent."""
 
     def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
         self._message = message
         self._schema = schema
 
     def value(self) -> Any:
-        """As a consumer with the producer's schema would get it; None for a message without a value."""
+        """Returns the value as a consumer with the producer's schema would get it; None for a message without a value.
+        """
         message = self._message
         if self._schema.separated and (message.null_key or message.key_is_base64):
             key = None if message.null_key else b64decode(message.partition_key or "")
@@ -58,12 +60,12 @@ class MessageDraft:
         return dict(self._message.properties)
 
     def event_timestamp(self) -> int:
-        """In ms since the epoch; 0: there is none."""
+        """Returns the event time in ms since the epoch; 0: there is none."""
         return self._message.event_time
 
 
 class Extras(NamedTuple):
-    """What `send` may say of a message beyond its content, in the order of its parameters."""
+    """The fields that `send` takes for a message beyond its content, in the order of its parameters."""
 
     properties: dict[str, str] | None = None
     partition_key: str | None = None
@@ -81,7 +83,7 @@ class Extras(NamedTuple):
 
 NO_EXTRAS = Extras()
 LOCAL = "__local__"
-"""In place of clusters: to none. As Pulsar's clients write it."""
+"""Name in place of clusters: the message goes to none. As Pulsar's clients write it."""
 
 
 def is_only_in(extras: Extras) -> bool:

@@ -29,6 +29,8 @@ UNBOUNDED = 1 << 40
 
 
 class PartitionProducers:
+    """The partitions of one producer."""
+
     def __init__(self, connections: Connections, topic: TopicName, settings: ProducerSettings, count: int) -> None:
         """`count` 0: the topic is not partitioned. CryptoError: the messages cannot be encrypted."""
         self.all: list[PartitionProducer] = []

@@ -89,7 +89,7 @@ class Producer(ClosedAfterAsyncWith):
 
     @property
     def connections(self) -> Connections:
-        """Of its client."""
+        """Returns the connections of its client."""
         return self._partitions.connections
 
     # ------------------------------------------------------------------------------ facts
@@ -248,7 +248,7 @@ class Producer(ClosedAfterAsyncWith):
         return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
-        """As `send`, of a copy of a message, as it was received: nothing of it is checked. Waits for room."""
+        """Sends, like `send`, a copy of a message, as it was received: nothing of it is checked. Waits for room."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
         while True:
             try:

@@ -32,7 +32,7 @@ NUMBER_MAX = (1 << 63) - 1
 
 
 class Batch(NamedTuple):
-    """One try at one batch of one query.
+    """A try at one batch of one query.
 
     `adopt`: another query takes the sink over, and its numbers begin anew; else SinkFenced.
     """
@@ -57,14 +57,14 @@ BATCH = instance(Batch, optional=False)
 
 
 class BatchOutcome(Enum):
-    """Of `commit_batch`: the rows count now, or those of an earlier try count already."""
+    """The outcome of `commit_batch`: the rows count now, or those of an earlier try count already."""
 
     COMMITTED = "COMMITTED"
     ALREADY = "ALREADY"
 
 
 class SinkStatus(NamedTuple):
-    """Of a sink: the last batch that was committed, and whose it is."""
+    """The status of a sink: the last batch that was committed, and whose it is."""
 
     query_id: str
     batch: int  # the last one that was committed

@@ -35,18 +35,22 @@ from .leased_ids import LeasedIds
 
 END_ITEMS_MAX = 1000
 END_BYTES_MAX = 128 << 10
-"""Of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
+"""Most bytes of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
 ENDS_UNDER_WAY = 4
 LANES_MAX = 64
 """Time-outs for which ids are leased ahead; one that comes after them is asked for by itself."""
 
 
 class Answer(NamedTuple):
+    """The answer to an end."""
+
     state: TxnState
     error: MagnetarError | None
 
 
 class Coordinators:
+    """The coordinators, as one client asks them."""
+
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._now = connections.world.clock.monotonic
@@ -94,7 +98,8 @@ class Coordinators:
         return running
 
     async def _lease(self, timeout_ms: int, ids: LeasedIds) -> MagnetarError | None:
-        """Its error is told to those that wait; of a lease ahead it does not matter: the next one asks again."""
+        """Leases ids; returns the error for those that wait. For a lease ahead it does not matter: the next one asks
+        again."""
         asked_at = self._now()
         try:
             first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
@@ -104,7 +109,7 @@ class Coordinators:
         return None
 
     async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:
-        """Of the next coordinator; of the one after it, if that is away or has no room."""
+        """Begins transactions at the next coordinator; at the one after it, if that is away or has no room."""
         count = await self.count()
         longest = self._connections.settings.connection_timeout_s
 
@@ -206,7 +211,7 @@ class Coordinators:
         return found
 
     async def channel(self, coordinator: int) -> Channel:
-        """To the broker that has it, as far as is known."""
+        """Returns a channel to the broker that has the coordinator, as far as is known."""
         return self._owners.get(coordinator) or await self._find(coordinator)
 
     async def ask(self, coordinator: int, method: str, request: Message) -> Any:
@@ -223,7 +228,8 @@ class Coordinators:
             raise
 
     def forget(self, coordinator: int) -> None:
-        """It is not where it was, or it lost transactions: it is looked for again, and no id that it leased is used."""
+        """Forgets a coordinator that is not where it was, or lost transactions: it is looked for again, and no id that
+        it leased is used."""
         self._owners.pop(coordinator, None)
         for each in self._leases.values():
             each.forget(coordinator)

@@ -58,7 +58,7 @@ class Watch(Protocol):
 
 
 class Halves:
-    """Of one client."""
+    """The half messages of one client."""
 
     def __init__(self, home: Transactions) -> None:
         self._home = home
@@ -159,7 +159,7 @@ class Halves:
         return found
 
     def _undo(self, request: wire.HalfRequest) -> None:
-        """Its program was not told of it."""
+        """Rolls a half back of which its program was not told."""
         id_ = TxnId(request.half.most, request.half.least)
         with suppress(AlreadyClosed):  # its group is asked
             self._spawn(self._roll_back_quietly(id_), f"rollback of half {id_}")
@@ -194,7 +194,8 @@ class Halves:
         return TransactionState[TxnState(reply.state).name]
 
     async def _outlived(self, work: Coroutine[Any, Any, TransactionState]) -> TransactionState:
-        """Its result, whatever becomes of the caller. OutcomeUnknown: the client is closed."""
+        """Returns the result of `work`, which goes on if the caller is cancelled. OutcomeUnknown: the client is closed.
+        """
         task = self._spawn(work, "end of a half")
         try:
             return _result(await unbroken(task))

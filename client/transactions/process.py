@@ -73,7 +73,8 @@ SLICE = 64
 
 @dataclass(slots=True)
 class ProcessStatistics:
-    """What `process` did; it counts on while that runs. Messages of aborted transactions are received again."""
+    """The statistics of `process`; it counts on while that runs. Messages of aborted transactions are received again.
+    """
 
     received: int = 0
     sent: int = 0  # of committed transactions
@@ -84,7 +85,7 @@ class ProcessStatistics:
 
 
 class Applied(NamedTuple):
-    """What the function made of one message."""
+    """The result of the function for one message."""
 
     message: Message
     outputs: Sequence[Any]  # values, and `Output`s
@@ -99,6 +100,8 @@ Apply = Callable[[list[Message]], Awaitable[list[Applied]]]
 
 
 class Options(NamedTuple):
+    """The options of `process`."""
+
     messages_max: int
     linger_ms: int
     transactions_max: int
@@ -180,7 +183,7 @@ def in_loop(function: Callable[[Message], Any]) -> Apply:
 
 
 def outputs_of(found: Any) -> Sequence[Any]:
-    """What a function returned."""
+    """Returns the outputs that a function returned, as a sequence."""
     if found is None:
         return ()
     if isinstance(found, list):
@@ -207,7 +210,7 @@ class Batch:
 
 
 class Loop:
-    """One call of `process`."""
+    """A call of `process`."""
 
     def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: Options) -> None:
         options.check()
@@ -372,7 +375,7 @@ class Loop:
         return False
 
     def _loses(self, error: PulsarException) -> bool:
-        """It is no use to do the batch again."""
+        """Whether it is no use to do the batch again."""
         if isinstance(error, OutcomeUnknown | TransactionFenced | AlreadyClosed | ValueError | TypeError):
             return True
         return isinstance(error.__cause__, AlreadyClosed)
@@ -397,7 +400,8 @@ class Loop:
         return True
 
     async def _again(self) -> None:
-        """One aborted: what is under way is ended, and everything without an outcome is delivered again."""
+        """Starts again after an abort: what is under way is ended, and everything without an outcome is delivered
+        again."""
         failed: PulsarException | None = None
         while self._under_way:
             batch = self._under_way[0]
@@ -422,7 +426,7 @@ class Loop:
         return True
 
     async def _stop(self) -> None:
-        """It was cancelled, or failed: what is being committed is committed, the rest is given back."""
+        """Stops a call that was cancelled, or failed: what is being committed is committed, the rest is given back."""
         try:
             while self._under_way:
                 if await self._under_way[0].end() is True:

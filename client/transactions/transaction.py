@@ -171,7 +171,7 @@ class Transaction(InTransaction):
 
     @property
     def id(self) -> TxnId:
-        """Its id; its text is `(most,least)`, as Pulsar prints it."""
+        """Returns the transaction's id; its text is `(most,least)`, as Pulsar prints it."""
         return self._known.txn
 
     @property
@@ -343,7 +343,7 @@ class Transaction(InTransaction):
         await self._ask(await self._settled(self._known.prepare), visible=False, prepared_ms=round(until_s * 1000))
 
     async def _settled(self, ending: Callable[[], list[TransactionEffect]]) -> list[TransactionEffect]:
-        """What is to be done when every operation has its outcome."""
+        """Waits until every operation has its outcome; returns what is to be done then."""
         core = self._known
         self._idle = asyncio.get_running_loop().create_future()
         self._do(ending())

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Transactions:
-    """In the event loop of the client."""
+    """The transactions of one client, in its event loop."""
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
@@ -41,7 +41,7 @@ class Transactions:
 
     @classmethod
     def of(cls, connections: Connections) -> Transactions:
-        """Those of a client, made when first used."""
+        """Returns the transactions of a client, made when first used."""
         found = connections.transactions
         if found is None:
             found = connections.transactions = cls(connections)
@@ -74,7 +74,7 @@ class Transactions:
         return found
 
     def begun(self, found: TxnId, timeout_s: float) -> Transaction:
-        """One that has its id."""
+        """Returns an open transaction with this id."""
         transaction = Transaction(self, timeout_s, None, found)
         self._open[transaction] = None
         return transaction

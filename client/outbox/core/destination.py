@@ -1,4 +1,4 @@
-"""One destination of a relay: its claimed rows in the order of their sequence ids, and the one group in flight.
+"""A destination of a relay: its claimed rows in the order of their sequence ids, and the one group in flight.
 
 **One group at a time.** Rows leave in groups that are one entry each, and the next group leaves when the outcome of the
 one before is known; when it was refused, only after that is recorded in the database. So the highest sequence id that
@@ -27,10 +27,12 @@ from enum import Enum
 from .values import NONE, ClaimedRow, RelaySettings
 
 ANY = sys.maxsize
-"""Of `last_open`: what the topic has is not known."""
+"""Value of `last_open` when it is not known what the topic has."""
 
 
 class State(Enum):
+    """The state of a destination."""
+
     CLOSED = "no producer"
     OPENING = "a producer is being opened"
     READY = "nothing is in flight"
@@ -40,6 +42,8 @@ class State(Enum):
 
 
 class Destination:
+    """A destination of a relay: one topic without partitions, or one partition."""
+
     def __init__(self, name: str, settings: RelaySettings, stored: int = NONE) -> None:
         self.name = name
         self.state = State.CLOSED
@@ -74,7 +78,7 @@ class Destination:
         self.queue.append(row)
 
     def next_group(self) -> tuple[ClaimedRow, ...]:
-        """What is to be sent now; empty: nothing."""
+        """Returns the rows to send now; empty: nothing."""
         if self.state is not State.READY or not self.queue:
             return ()
         group = [self.queue.popleft()]
@@ -88,7 +92,7 @@ class Destination:
         return self.flight
 
     def takes_off(self, rows: tuple[ClaimedRow, ...]) -> None:
-        """Its part of a flight (together.py)."""
+        """Takes its part of a flight (together.py)."""
         assert self.state is State.READY, "a flight waits until its destinations are ready"
         self.flight, self.state = rows, State.SENDING
 
@@ -139,12 +143,13 @@ class Destination:
         return row, followers
 
     def recorded(self) -> None:
-        """What was refused is in the database."""
+        """Notes that what was refused is in the database."""
         if self.state is State.RECORDS:
             self.state = State.READY
 
     def put_off(self, error: str, now: float) -> None:
-        """Its producer is over, or was never opened. What was in flight waits in its place."""
+        """Puts the destination off: its producer is over, or was never opened. What was in flight waits in its place.
+        """
         assert self.state in (State.OPENING, State.SENDING), "it was being opened, or a group was in flight"
         self.queue.extendleft(reversed(self.flight))
         self.flight = ()
@@ -159,7 +164,7 @@ class Destination:
         self.put_off(error, now)
 
     def open_wanted(self, now: float) -> bool:
-        """It is to be opened now."""
+        """Whether it is to be opened now; it then counts as being opened."""
         if self.state is State.WAITS and now >= self.due:
             self.state = State.CLOSED
         if self.state is State.CLOSED:

@@ -1,5 +1,5 @@
-"""What a relay decides for its shard: what it claims, sends, records, and when it must stop. Pure; times are seconds of
-one clock that does not go back.
+"""The decisions of a relay for its shard: what it claims, sends, records, and when it must stop. Pure; times are
+seconds of one clock that does not go back.
 
 Facts in (`taken`, `found`, `resolved`, `opened`, `settled`, `turned`, …), effects out (core/values.py).
 
@@ -83,6 +83,8 @@ class _Topic:
 
 
 class RelayCore:
+    """The core of the relay of one shard."""
+
     def __init__(
         self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox", atomic: bool = False
     ) -> None:
@@ -164,8 +166,9 @@ class RelayCore:
         return self.time_passed(now)
 
     def resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
-        """It is asked again later; with what is known of it the relay continues. DeduplicationOff ends it at the start,
-        and later no row of that topic is claimed until the policy is on again."""
+        """Notes that a topic could not be resolved: it is asked again later; with what is known of it the relay
+        continues. DeduplicationOff ends it at the start, and later no row of that topic is claimed until the policy is
+        on again."""
         known = self.topics[topic]
         known.asked, known.error = False, error.message
         if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
@@ -249,7 +252,8 @@ class RelayCore:
         return self.time_passed(now)
 
     def _unit_refused(self, unit: Sequence[ClaimedRow], error: str) -> None:
-        """It waits or is parked as a whole. What was to follow gives its ids back: some of it may have its keys."""
+        """Notes that a unit was refused: it waits or is parked as a whole. What was to follow gives its ids back: some
+        of it may have its keys."""
         for row in unit:
             self.destinations[row.destination].lands(State.RECORDS)
         attempts = max(row.attempts for row in unit)
@@ -259,8 +263,8 @@ class RelayCore:
         self._release += self.together.release()
 
     def _put_off(self, at: Destination, error: str, now: float) -> None:
-        """It is opened again when the database has said, after this moment, that the shard is still ours: an older
-        relay that opened it would fence the newer one."""
+        """Puts a destination off. It is opened again when the database has said, after this moment, that the shard is
+        still ours: an older relay that opened it would fence the newer one."""
         at.put_off(error, now)
         self._ours_wanted[at.name] = self._begun
 
@@ -339,7 +343,7 @@ class RelayCore:
 
     @property
     def epoch(self) -> int:
-        """Of the shard, as this relay took it."""
+        """Returns the epoch of the shard, as this relay took it."""
         return self._epoch
 
     @property
@@ -350,7 +354,7 @@ class RelayCore:
 
     # ------------------------------------------------------------------------------ effects
     def time_passed(self, now: float) -> list[Effect]:
-        """What is to be done now; call it again at `due`."""
+        """Returns what is to be done now; to be called again at `due`."""
         if self.stopped is not None:
             return []
         effects: list[Effect] = []
@@ -405,7 +409,7 @@ class RelayCore:
         return turn
 
     def _ours_due(self) -> float:
-        """When a destination is to be opened that waits for the database's word."""
+        """Returns when a destination is to be opened that waits for the database's word."""
         waiting = (each for each in self.destinations.values() if each.state is State.WAITS)
         return inf if self.stopping else min((each.due for each in waiting if not self._may_open(each)), default=inf)
 
@@ -446,7 +450,7 @@ class RelayCore:
 
     @property
     def due(self) -> float:
-        """When `time_passed` is to be called, if no fact comes before."""
+        """Returns when `time_passed` is to be called, if no fact comes before."""
         times = [self._turn_due] if self._turning is not None else [self._seen_due, self._ours_due()]
         if self._turning is None and not self.stopping and self._claim() is not None:
             times.append(self._claim_due)

@@ -28,10 +28,12 @@ from .values import NONE, ClaimedRow, RelaySettings
 
 Unit = tuple[ClaimedRow, ...]
 Parts = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
-"""Of each destination its entries."""
+"""Destination → its entries of a flight, each a group of rows."""
 
 
 class Together:
+    """The units of an atomic relay, and their one transaction."""
+
     def __init__(self, settings: RelaySettings, destinations: Mapping[str, Destination]) -> None:
         self.queue: deque[Unit] = deque()
         self.flight: tuple[Unit, ...] = ()
@@ -41,15 +43,15 @@ class Together:
 
     @property
     def rows(self) -> int:
-        """That wait; those of the flight are counted by their destinations."""
+        """Returns the number of rows that wait; those of the flight are counted by their destinations."""
         return sum(map(len, self.queue))
 
     def rows_of(self, destination: str) -> int:
-        """That wait for it."""
+        """Returns the number of rows that wait for a destination."""
         return sum(row.destination == destination for unit in self.queue for row in unit)
 
     def add(self, rows: Sequence[ClaimedRow]) -> None:
-        """In the order of their ids; a unit's rows follow each other."""
+        """Adds rows in the order of their ids; a unit's rows follow each other."""
         last: list[ClaimedRow] = []
         for row in rows:
             if last and (row.unit is None or row.unit != last[-1].unit):
@@ -114,7 +116,7 @@ class Together:
         return [row for unit in flight for row in unit]
 
     def back(self) -> None:
-        """It is done again, under the same ids."""
+        """Puts the flight back: it is done again, under the same ids."""
         self.queue.extendleft(reversed(self.flight))
         self.flight = ()
 
