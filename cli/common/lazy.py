@@ -19,7 +19,7 @@ _CLI = __package__.rpartition(".")[0]
 
 
 class Lazy(NamedTuple):
-    """Where a command is, and its line of help."""
+    """A command that is loaded late: where it is, and its line of help."""
 
     module: str  # relative to cli: ".admin.topics"
     attribute: str

@@ -1,4 +1,4 @@
-"""What commands print: tables for people (rich, imported only for them), JSON for programs, progress on stderr.
+"""The output of commands: tables for people (rich, imported only for them), JSON for programs, progress on stderr.
 
 A table has the same records as the JSON list, so that a script can use what a person sees. In a pipe a table
 keeps its columns and has no colours.
@@ -55,7 +55,7 @@ class Output:
             print("\n".join(names) if names else f"({empty})")
 
     def record(self, record: Row) -> None:
-        """One record: a line per field, or a JSON object."""
+        """Prints one record: a line per field, or a JSON object."""
         if self.json:
             self.document(record)
             return

@@ -41,7 +41,7 @@ def dies_with_parent(command: Sequence[str]) -> list[str]:
 
 
 class Process:
-    """One `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL.
+    """A process `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL.
 
     A port 0 among the arguments becomes the port that was found, from the second start on. `module` is what runs.
     """

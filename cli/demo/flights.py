@@ -43,7 +43,7 @@ class Flight(msgspec.Struct, frozen=True):
 
 
 class Route(NamedTuple):
-    """What the sums are grouped by."""
+    """The carrier and origin by which the sums are grouped."""
 
     carrier: str
     origin: str
@@ -114,7 +114,7 @@ def computed_by_pandas(frame: Frame) -> dict[Route, Delays]:
 
 
 def computed_from_messages(payloads: Iterable[bytes]) -> dict[Route, Delays]:
-    """The same from the JSON of the messages, in Python: in the place of Spark."""
+    """Returns the sums, computed from the JSON of the messages, in Python: in the place of Spark."""
     decode = msgspec.json.Decoder(Flight).decode
     found: dict[Route, Delays] = {}
     for payload in payloads:

@@ -135,7 +135,7 @@ def _without_end(line: bytes) -> bytes:
 
 
 def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
-    """One payload every 1/rate seconds, on a fixed schedule: a delay is made up for."""
+    """Yields one payload every 1/rate seconds, on a fixed schedule: a delay is made up for."""
     clock = SystemClock()
     start = clock.monotonic()
     for at, payload in enumerate(payloads):

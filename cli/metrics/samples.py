@@ -1,4 +1,4 @@
-"""What `--metrics` shows of a process: every metric has its name and its kind here.
+"""The metrics of a process: every metric has its name and its kind here.
 
     magnetar_bookie_…          each bookie's statistics and histograms (label `bookie`, its uuid)
     magnetar_metadata_…        the metadata tree's

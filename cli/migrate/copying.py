@@ -51,6 +51,8 @@ FROM = "magnetar-migrate.from"
 
 @dataclass(frozen=True)
 class Wanted:
+    """The options of a copy."""
+
     follow: bool = False
     append: bool = False  # after messages that are not of this copy
     same_source: bool = False  # another URL is the same cluster
@@ -59,14 +61,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Place:
-    """Of one partition at the destination."""
+    """The state of one partition at the destination."""
 
     messages: int
     newest: Origin | None  # None: there is no copied entry, or a foreign one is the newest
 
 
 class SchemaVersions:
-    """Of one topic: the destination's version of each version of the source."""
+    """The schemas of one topic: the destination's version of each version of the source."""
 
     def __init__(self, source: Source, admin: AdminClient, topic: TopicName) -> None:
         self._source = source
@@ -102,6 +104,8 @@ class SchemaVersions:
 
 
 class Copying:
+    """The copy of topics to a destination."""
+
     def __init__(self, source: Source, client: Client, admin: AdminClient, wanted: Wanted, world: World) -> None:
         self.tallies: list[Tally] = []
         self.topics: list[CopiedTopic] = []

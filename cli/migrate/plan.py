@@ -1,4 +1,4 @@
-"""Which topics are copied: those that are named, and those of a pattern, as they are at the source.
+"""The topics that are copied: those that are named, and those of a pattern, as they are at the source.
 
 `orders`, `tenant/namespace/orders` and `persistent://…` name one; `*`, `?` and `[…]` in its last part make a pattern of
 the topics of its namespace. A partitioned topic is one topic. Topics of Pulsar's own (`__…`) match no pattern.
@@ -18,6 +18,8 @@ _MAGIC = frozenset("*?[")
 
 
 class CopiedTopic(NamedTuple):
+    """A topic that is copied."""
+
     name: TopicName
     partitions: int  # 0: it is not partitioned
 

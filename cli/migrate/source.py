@@ -67,7 +67,7 @@ class Entry(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What the source counts after what was acknowledged: entries with Pulsar, messages with Magnetar."""
+    """The number that the source counts after what was acknowledged: entries with Pulsar, messages with Magnetar."""
 
     left: int
 
@@ -141,7 +141,7 @@ class Source:
         raise failure
 
     async def _ask(self, answer: str, of: str, **command: Any) -> Any:
-        """One question at a time, by a connection that is kept."""
+        """Asks one question at a time, by a connection that is kept."""
         async with self._turn:
             if self._asking is None or self._asking.over:
                 self._asking = await self._any()
@@ -181,7 +181,7 @@ class Source:
         return None if info is None else (info, bytes(found.schema_version))
 
     async def _owner(self, topic: TopicName) -> tuple[Endpoint, str]:
-        """Where to connect for it, and the broker that a proxy there shall connect to."""
+        """Returns where to connect for a topic, and the broker that a proxy there shall connect to."""
         asking, authoritative = await self._any(), False
         service = asking.endpoint
         try:
@@ -312,6 +312,8 @@ class Connection:
 
 
 class PartitionReader:
+    """Reads one partition of the source."""
+
     def __init__(self, connection: Connection, topic: TopicName, timeout_s: float) -> None:
         self._connection = connection
         self._topic = topic
@@ -339,7 +341,7 @@ class PartitionReader:
         return Position(_signed(ledger_id), _signed(entry_id))
 
     async def backlog(self) -> int:
-        """What the source counts as not acknowledged. Before any entry is read."""
+        """Returns what the source counts as not acknowledged. To be called before any entry is read."""
         asked = pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         told = await self._ask("consumer_stats_response", consumer_stats=asked)
         return int(told.msgBacklog)

@@ -42,6 +42,8 @@ class _SameOrigin(urllib.request.HTTPRedirectHandler):
 
 
 class SourceSubscription(NamedTuple):
+    """A durable subscription at the source."""
+
     name: str
     mark: Position  # all up to there is acknowledged
     properties: dict[str, str]
@@ -96,7 +98,7 @@ def _position(text: str) -> Position:
 async def copy_subscriptions(
     source: SourceAdmin, client: Client, admin: AdminClient, topic: TopicName
 ) -> list[dict[str, object]]:
-    """Of one partition, that is copied as far as it was acknowledged; a record of each."""
+    """Copies the subscriptions of one partition, as far as each was acknowledged; returns a record of each."""
     found: list[dict[str, object]] = []
     for each in await source.subscriptions(topic):
         offsets = await admin.offsets(topic.full)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Given(NamedTuple):
-    """What a process with a broker in it was given."""
+    """The options of a process with a broker in it."""
 
     settings: BrokerConfig
     tree: Address
@@ -66,7 +66,7 @@ class Given(NamedTuple):
 
 LISTENING = ("listen", "pulsar_listen", "http_listen")
 LOADED = ("broker.server", "metadata.connect", "metadata.remote", "runtime.config", "cli.metrics.samples")
-"""What the processes of several brokers import: once, in the parent."""
+"""Modules that the processes of several brokers import: once, in the parent."""
 
 
 async def run(given: Given, world: World, voice: Voice) -> None:
@@ -137,7 +137,8 @@ def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
 
 
 def of_cluster(settings: BrokerConfig) -> BrokerConfig:
-    """Of a broker beside which others may run: they share, unless they are told to be of several groups."""
+    """Returns the settings of a broker beside which others may run: they share, unless they are told to be of several
+    groups."""
     import msgspec
 
     return settings if settings.share_group else msgspec.structs.replace(settings, share_group=settings.cluster)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar")
 
 STANDALONE_BYTES = 256 << 20
-"""Of the broker and of each bookie of a standalone server, at most, when nothing is set: others are on its machine."""
+"""Memory of the broker and of each bookie of a standalone server, at most, when nothing is set: others are on its
+machine."""
 DERIVED = frozenset({"broker.client_memory_bytes", "broker.state_memory_bytes"})
 """0 asks for the share."""
 

@@ -51,7 +51,7 @@ def check_fork() -> None:
 
 
 class Ports:
-    """Those that the server holds until it ends."""
+    """The ports that the server holds until it ends."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
@@ -75,9 +75,9 @@ class Ports:
 
 
 def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
-    """Where process `number`, from 0, listens. On loopback, and with port 0, at a free port; elsewhere, and where an
-    advertised address is `forwarded` to it, so that its port has to be known before, at the ports after the first
-    one's. InvalidConfiguration."""
+    """Returns where process `number`, from 0, listens. On loopback, and with port 0, at a free port; elsewhere, and
+    where an advertised address is `forwarded` to it, so that its port has to be known before, at the ports after the
+    first one's. InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
 
     if not number or not where.port:
@@ -98,7 +98,8 @@ def lock(folder: str) -> File:
 
 
 def _after_the_last_one(take: Callable[[], T]) -> T:
-    """What `take` returns, once the processes of a server whose parent was killed have ended with it. Busy."""
+    """Returns what `take` returns, once the processes of a server whose parent was killed have ended with it. Raises
+    Busy."""
     from ...proto.errors import Busy
     from ...runtime.clock import SystemClock
 

@@ -37,7 +37,7 @@ _LOG = logging.getLogger("magnetar")
 WAIT_S = 60.0
 """How long a bookie or broker that was started before the metadata service waits for it."""
 FILES_ENOUGH = 4096
-"""Of RLIMIT_NOFILE: with fewer the start warns. A server has about 200 files open, and a client of it one."""
+"""Value of RLIMIT_NOFILE below which the start warns. A server has about 200 files open, and a client of it one."""
 NOTICE_S = 1.0
 """The wait after which it logs that it waits."""
 
@@ -188,7 +188,7 @@ def asks_and_encrypts(settings: str | None) -> bool:
 
 
 def scheme(settings: str | None) -> str:
-    """Of the URL that clients use."""
+    """Returns the scheme of the URL that clients use."""
     return "magnetar+ssl" if asks_and_encrypts(settings) else "magnetar"
 
 
@@ -269,7 +269,7 @@ async def begin(
 
 
 def door_facts(broker: Broker) -> dict[str, object]:
-    """Of the ready line: where clients and tools of Pulsar connect."""
+    """Returns facts for the ready line: where clients and tools of Pulsar connect."""
     urls = broker.pulsar_urls.get("", ())
     found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
     return found | ({"http": broker.http_url} if broker.http_url else {})

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 STORAGE = "storage"
 SESSION_S = 10.0
-"""Of a broker: so long after the death of one that does not come back, others take its topics."""
+"""Seconds of a broker's session: so long after the death of one that does not come back, others take its topics."""
 WAIT_S = 60.0
 """For the storage, which may have a journal to replay."""
 
 LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
-"""What the storage imports beside that: in the parent."""
+"""Modules that the storage imports besides those of a broker: in the parent."""
 
 
 def several(given: Given, count: int, log_level: str, log_format: Any) -> int:
@@ -84,7 +84,7 @@ def bookies_by_process(bookies: int, processes: int) -> list[list[int]]:
 
 
 class Memory(NamedTuple):
-    """Of all processes together: at most so much where nothing is set, in equal parts."""
+    """The memory of all processes together: at most so much where nothing is set, in equal parts."""
 
     most: int
     processes: int
@@ -127,7 +127,7 @@ async def _storage(
 async def _bookies(
     given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
 ) -> None:
-    """These bookies, whose metadata is in another process."""
+    """Runs these bookies, whose metadata is in another process."""
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, second_names
 

@@ -36,6 +36,8 @@ def print_ready(url: str, **facts: object) -> None:
 
 
 class Voice(Protocol):
+    """Reports that a server serves, and has its page of metrics."""
+
     def ready(self, url: str, **facts: object) -> None: ...
 
     def measure(self, own: Measure) -> Measure:

@@ -1,4 +1,4 @@
-"""What a process shows to ZooKeeper: [zookeeper] of `--security FILE`, as metadata/address.py takes it."""
+"""The access to ZooKeeper: [zookeeper] of `--security FILE`, as metadata/address.py takes it."""
 
 from __future__ import annotations
 

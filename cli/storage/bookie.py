@@ -103,7 +103,7 @@ def bookie(
 
 
 class Given(NamedTuple):
-    """What a process with a bookie in it was given."""
+    """The options of a process with a bookie in it."""
 
     folder: Path
     listen: Endpoint
@@ -158,7 +158,7 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 
 
 def count_processes(folder: Path, wanted: int | None) -> int:
-    """As many as have data in the folder, or more. InvalidConfiguration."""
+    """Returns the number of processes: as many as have data in the folder, or more. Raises InvalidConfiguration."""
     from ...bookie.node.identity import COOKIE
     from ...proto.errors import InvalidConfiguration
 

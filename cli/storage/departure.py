@@ -77,7 +77,7 @@ def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: flo
 
 
 def full_id(session: Session, beginning: str) -> str:
-    """The one bookie whose id begins with `beginning`, registered or not. NotFound."""
+    """Returns the one bookie whose id begins with `beginning`, registered or not. Raises NotFound."""
     from ...proto.errors import NotFound
 
     known = [each["id"] for each in ask_any(session, "bookies")["bookies"]]

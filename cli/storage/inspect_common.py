@@ -1,4 +1,5 @@
-"""What the commands of `magnetar bookie inspect` share: a directory to read, an output, and the count of damage.
+"""The common part of the commands of `magnetar bookie inspect`: a directory to read, an output, and the count of
+damage.
 
 A damaged place is a row like the others with its reason under `damage`; the exit code is then 1, and stderr names the
 first one. Files that a running bookie removed meanwhile are named on stderr.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Look:
-    """One command's reading of a directory: its output, and the damage found."""
+    """A command's reading of a directory: its output, and the damage found."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
         from ...bookie.inspect.snapshot import take

@@ -187,6 +187,8 @@ async def asking(world: World, endpoint: Endpoint, copy: str, scratch: str) -> A
 
 
 class Where(NamedTuple):
+    """The files and addresses of a restore."""
+
     security: str | None
     metadata: str
     listen: str
@@ -195,7 +197,7 @@ class Where(NamedTuple):
 
 
 async def _ask_as_member(found: Contents, where: Where, wait_s: float) -> dict[str, int | str]:
-    """As `_ask`, of bookies that take members alone (metadata/server.py `MembersOnly`)."""
+    """Asks, like `_ask`, bookies that take members alone (metadata/server.py `MembersOnly`)."""
     from ...runtime.process import real_world
     from ..run.members import as_member
     from ..run.servers import endpoint, metadata_address

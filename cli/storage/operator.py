@@ -1,4 +1,5 @@
-"""Who an operator's command is in a secured cluster: a member with the role `operator`, for as long as it runs.
+"""The identity of an operator's command in a secured cluster: a member with the role `operator`, for as long as it
+runs.
 
 Bookies take administrators' requests from brokers and operators alone. The command shows its certificate to the
 metadata service, writes a key of its own there, and reads the bookie's; both end with it.
