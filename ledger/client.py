@@ -193,8 +193,8 @@ class LedgerClient:
         return (await self._recover(ledger_id, joined=False))[0]
 
     async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, Change | None]:
-        """As `recover`, and the caller closes the ledger: by a commit of that change (None: it is closed). The reader
-        counts after it. What the change raises: ledger/recovery.py `Recovered`."""
+        """Recovers like `recover`, but the caller closes the ledger, by a commit of the returned change (None: it is
+        closed). The reader counts after it. What the change raises: ledger/recovery.py `Recovered`."""
         return await self._recover(ledger_id, joined=True)
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, Change | None]:

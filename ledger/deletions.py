@@ -38,7 +38,8 @@ DELETED_AT_ONCE = 512
 
 
 async def among(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
-    """Those of them that were deleted. Raises DamagedRecord, and the errors of the metadata."""
+    """Returns the ledgers among the given ones that were deleted. Raises DamagedRecord, and the errors of the metadata.
+    """
     deleted = BitMap64()
     asked = BitMap64(ledgers)
     for page, ids in _paged(asked):
@@ -48,7 +49,8 @@ async def among(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
 
 
 async def note(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Their owner deletes them, for ever. Idempotent; after an error of the metadata the outcome is unknown."""
+    """Records that the owner of these ledgers deletes them, for ever. Idempotent; after an error of the metadata the
+    outcome is unknown."""
     for page, ids in _paged(ledgers):
 
         def noted(record: DeletedLedgersRecord | None, page: int = page, ids: list[int] = ids) -> DeletedLedgersRecord:

@@ -83,7 +83,8 @@ ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
 """The largest message (5 MiB) and the headers of client and broker; a bookie accepts a little more."""
 
 _OPEN = WriterState.OPEN
-"""Of each answer: a look at a member of an enum costs as much as a call."""
+"""`WriterState.OPEN` as a name of the module: a look at a member of an enum costs as much as a call, for each answer.
+"""
 _WATCH_TICKS = 4
 """Checks of the watchdog per quorum time-out: an append waits at most a quarter longer than that time."""
 
@@ -199,8 +200,8 @@ class LedgerWriter:
         return future
 
     def push(self, payload: Payload) -> None:
-        """As `append`; the `listener` is told the outcome. Raises what `append` refuses an entry with, and BackPressure
-        past the bound of all ledgers as well."""
+        """Appends like `append`; the `listener` is told the outcome. Raises the errors with which `append` refuses an
+        entry, and BackPressure past the bound of all ledgers."""
         assert self.listener is not None or isinstance(payload, Append), "the listener is told the outcome"
         memory, adds, size = self._bookies.memory, self.adds, payload.size
         if memory.held >= memory.limit and not isinstance(payload, Append):
@@ -335,7 +336,7 @@ class LedgerWriter:
                 self.listener.append_failed(self)
 
     def _done(self, add: Payload) -> asyncio.Future[int] | None:
-        """Where its outcome goes; None: to the listener."""
+        """Returns the future that gets the outcome of the add; None: the listener gets it."""
         self._bytes -= add.size
         if not isinstance(add, Append):
             return None
@@ -428,7 +429,8 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ time
     def _watch(self) -> None:
-        """One timer for all pending entries: none may stay the first of them for longer than the time-out."""
+        """Ends the ledger when an entry was the first of the pending ones for longer than the time-out: one timer
+        serves them all."""
         self._watchdog = None
         if not len(self.adds):
             self._watched = (-1, 0)

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LOOK_BYTES = 64 << 10
-"""What a ledger that waited is expected to take: as many are told at once as there is room for."""
+"""Bytes that a ledger that waited is expected to take: as many are told at once as there is room for."""
 
 
 class AppendMemory:
-    """One for a `LedgerClient`. The entries of one turn of the loop may exceed the limit."""
+    """The memory for appends of a `LedgerClient`. The entries of one turn of the loop may exceed the limit."""
 
     __slots__ = ("held", "limit", "waiting")
 

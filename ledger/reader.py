@@ -47,7 +47,7 @@ _LOG = logging.getLogger("magnetar.ledger")
 
 
 class LedgerEntry(NamedTuple):
-    """One entry as it was appended: its id in the ledger, and its frames joined."""
+    """An entry as it was appended: its id in the ledger, and its frames joined."""
 
     entry_id: int
     payload: Buffer

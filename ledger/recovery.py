@@ -87,7 +87,7 @@ async def recover(
 
 
 class _Attempt:
-    """One core and the tasks that carry out its effects; each task returns the next fact."""
+    """An attempt: a core and the tasks that carry out its effects; each task returns the next fact."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool
@@ -195,7 +195,8 @@ class _Attempt:
         return AddFailed(stored.entry, effect.slot, effect.bookie)
 
     def _last(self, record: LedgerRecord) -> StoredCopy | None:
-        """Its last entry, if it was read: another recoverer may have closed it with another end."""
+        """Returns the last entry of the record if it was read: another recoverer may have closed it with another end.
+        """
         last = self._core.last_copy
         return last if last is not None and last.entry == record.last_entry else None
 

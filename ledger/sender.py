@@ -59,7 +59,7 @@ _Place = tuple[int, str]
 
 
 class SentAdds(InsideRequest):
-    """One request to one bookie, from the turn in which it leaves to its answer (`runtime.network.Asker`).
+    """A request to a bookie, from the turn in which it leaves to its answer (`runtime.network.Asker`).
 
     The copies of a request count once in memory, at the `first` of them: it has their `bytes`, and how many of the
     `copies` are not answered. `tries`: how often `retry_s` has passed since the first time."""
@@ -79,7 +79,7 @@ class SentAdds(InsideRequest):
         self.tries = tries
 
     def over(self) -> None:
-        """It has an answer, or none will come."""
+        """Releases the memory of the request: it has an answer, or none will come."""
         sender, first = self.sender, self.first or self
         sender.unanswered_bytes -= self.bytes
         first.copies -= 1
@@ -221,7 +221,8 @@ class AddSender:
 
     # ------------------------------------------------------------------------------ answers
     def tell(self, sent: SentAdds, statuses: list[Status]) -> None:
-        """In this order: entries that were stored, refusals that end the ledger, entries to send again."""
+        """Passes the answer on: first the entries that were stored, then refusals that end the ledger, then entries to
+        send again."""
         place, adds = sent.place, sent.adds
         by_status: dict[Status, list[Payload]] = {}
         for add, status in zip(adds, statuses, strict=True):

@@ -216,7 +216,7 @@ class _Trouble(msgspec.Struct):
 
 
 class Quarantine:
-    """Which bookies failed lately, and how often. `now` is in seconds of any clock that does not go back."""
+    """The bookies that failed lately, and how often. `now` is in seconds of any clock that does not go back."""
 
     def __init__(self, base_s: float, max_s: float) -> None:
         self._base_s = base_s
@@ -253,7 +253,7 @@ class Quarantine:
 
 # ------------------------------------------------------------------------------------------ shape
 class Shrink(enum.Enum):
-    """What a new ledger may have less of while bookies are missing."""
+    """The part of its configuration that a new ledger may give up while bookies are missing."""
 
     NOTHING = "nothing: it waits"
     BOOKIES = "bookies: E down to Qw, every entry has all its copies"

@@ -170,7 +170,8 @@ Effect = SendFence | SendRead | SendAdd[AddOf[StoredCopy]] | CloseRecovered | Gi
 
 
 class Recovery:
-    """One attempt. `choose` finds replacements; at most `batch` entries are read or written back at once."""
+    """One attempt of a recovery. `choose` finds replacements; at most `batch` entries are read or written back at once.
+    """
 
     def __init__(self, record: LedgerRecord, choose: Choose, *, batch: int = 32) -> None:
         assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"

@@ -14,7 +14,7 @@ from .stored import StoredCopy
 
 
 class EntryVerdict(enum.Enum):
-    """What the votes on an entry prove; UNKNOWN: every slot has voted, and they prove nothing."""
+    """The result of the votes on an entry. UNKNOWN: every slot has voted, and the votes prove nothing."""
 
     WAITING = enum.auto()
     POSITIVE = enum.auto()

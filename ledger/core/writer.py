@@ -270,7 +270,7 @@ class Writer(Generic[A]):
         return self._thaw()
 
     def _thaw(self) -> Sequence[Effect[A]]:
-        """The one step of §1.4: drops acks, returns what to send, and only then confirms."""
+        """Takes the one step of §1.4: drops acks, returns what to send, and only then confirms."""
         effects: list[Effect[A]] = []
         if self._committed is not None:
             effects += self.adds.replace(self._committed)

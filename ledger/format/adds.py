@@ -133,7 +133,8 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
 
 
 def open_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
-    """The one entry of an ADD and its LAC: the joined frames are the stored entry. None when anything is invalid."""
+    """Returns the one entry of an ADD and its LAC: the joined frames are the stored entry. None if anything is invalid.
+    """
     size = 0
     for frame in frames:
         size += len(frame)

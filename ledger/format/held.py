@@ -1,4 +1,4 @@
-"""Which entries of a ledger a bookie holds: the body of the answer to HELD (head: format/peer.py).
+"""The body of the answer to HELD: which entries of a ledger a bookie holds (head: format/peer.py).
 
 All integers are big-endian. The request asks about the entries `entry … entry + count - 1` of its head, at most
 ENTRIES_MAX of them. The answer has status OK and one frame:

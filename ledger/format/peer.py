@@ -48,7 +48,7 @@ ENTRY_HEADER = struct.Struct(">qqqqI")
 ENTRY_LAC = struct.Struct(">16xq")
 """The LAC alone, of an entry's header."""
 CHECKED_BYTES = ENTRY_HEADER.size - 4
-"""Of the header, that its checksum covers."""
+"""Bytes of the header that its checksum covers."""
 _REQUEST = struct.Struct(">BBHqqII20s")
 _ANSWER = struct.Struct(">BBHqqqI")
 ANSWER_BYTES = _ANSWER.size
