@@ -30,7 +30,7 @@ from .update import put_of
 
 
 class Contents(NamedTuple):
-    """What bookies can be asked about a copy."""
+    """The content of a copy that bookies can be asked about."""
 
     revision: int
     highest: int  # ledger id that was allocated, 0: none
@@ -39,7 +39,8 @@ class Contents(NamedTuple):
 
 
 def look(path: str) -> Contents:
-    """What a copy contains. The file is neither changed nor locked. NotFound, DataLost, InvalidConfiguration, Busy."""
+    """Returns what a copy contains. The file is neither changed nor locked. Raises NotFound, DataLost,
+    InvalidConfiguration, Busy."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"

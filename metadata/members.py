@@ -1,4 +1,4 @@
-"""Which processes are members of a secured cluster: the keys of `/members`, kept by a watch.
+"""The members of a secured cluster: the keys of `/members`, kept by a watch.
 
     members = await Members.start(world, open_session, "bookie", "host-1")    shows our key, and knows those of others
     world = members.world(world)                                             its network has our keys, and asks theirs

@@ -193,7 +193,7 @@ def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
 
 
 def schemas_of(tenant_: str, namespace_: str) -> str:
-    """Of a namespace."""
+    """Returns the path of the schemas of a namespace."""
     return f"{SCHEMAS}/{segment(tenant_)}/{segment(namespace_)}"
 
 
@@ -207,5 +207,5 @@ def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:
 
 
 def coordinator(number: int) -> str:
-    """Of transactions."""
+    """Returns the path of a transaction coordinator."""
     return f"{COORDINATORS}/{number}"

@@ -114,7 +114,7 @@ class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
 
 
 class CookieRecord(Record, frozen=True, kw_only=True):
-    """What the cluster knows of a bookie's directory; a directory older than the record was rolled back
+    """The record of a bookie's directory in the cluster; a directory older than the record was rolled back
     (bookie/node/identity.py)."""
 
     kind = 4
@@ -187,8 +187,8 @@ class NamespaceRecord(Record, frozen=True, kw_only=True):
 
 
 class PoliciesRecord(Record, frozen=True, kw_only=True):
-    """What a namespace or a topic does not inherit (proto/policies.py), and what its users noted of it; or what all
-    brokers take in the place of their settings."""
+    """The policies that a namespace or a topic does not inherit (proto/policies.py), and the notes of its users; or the
+    policies that all brokers take in the place of their settings."""
 
     kind = 60
     policies: Policies = Policies()
@@ -196,7 +196,7 @@ class PoliciesRecord(Record, frozen=True, kw_only=True):
 
 
 class GrantsRecord(Record, frozen=True, kw_only=True):
-    """What roles may do in a namespace (broker/access/core/rights.py)."""
+    """The permissions of roles in a namespace (broker/access/core/rights.py)."""
 
     kind = 61
     roles: dict[str, tuple[str, ...]] = {}  # role → actions
@@ -224,7 +224,7 @@ class SchemaListRecord(Record, frozen=True, kw_only=True):
 
 
 class SchemaRecord(Record, frozen=True, kw_only=True):
-    """One version's definition, which never changes."""
+    """The definition of one version of a schema, which never changes."""
 
     kind = 65
     type: int  # proto/schema.py `SchemaType`
@@ -242,7 +242,7 @@ class PartitionedRecord(Record, frozen=True, kw_only=True):
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """One ledger of a topic's log, in the order of the log."""
+    """A ledger of a topic's log, in the order of the log."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -381,7 +381,7 @@ class RepairLockRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairWorkerRecord(Record, frozen=True, kw_only=True):
-    """What a worker has done since its start, as of `updated_ms`."""
+    """The work of a repair worker since its start, as of `updated_ms`."""
 
     kind = 24
     name: str

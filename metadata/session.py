@@ -35,8 +35,8 @@ from .store import MetadataStore
 
 CALL_TIMEOUT_S = 10.0
 MARGIN_SHARE = 0.05
-"""Of the timeout: the holder gives its session up so much earlier than the service. Clocks that differ by 2 % and a
-late timer of the loop do not change the order."""
+"""The share of the timeout by which the holder gives its session up earlier than the service. Clocks that differ by 2 %
+and a late timer of the loop do not change the order."""
 CLOSE_TIMEOUT_S = 2.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
 """Between two attempts, growing."""
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class SessionState(enum.Enum):
-    """Of the session, as its holder sees it."""
+    """The state of the session, as its holder sees it."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -115,7 +115,8 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its beginning
     async def started(self) -> Self:
-        """This store, with an open session. When it does not start it is closed, and the error is raised."""
+        """Starts the store and returns it, with an open session. If the start fails, the store is closed and the error
+        raised."""
         try:
             await self.start()
         except BaseException:

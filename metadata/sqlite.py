@@ -56,7 +56,7 @@ R = TypeVar("R")
 
 
 class _Watch:
-    """One that waits: nothing of its prefix has changed up to revision `seen`."""
+    """A watch that waits: nothing of its prefix has changed up to revision `seen`."""
 
     __slots__ = ("news", "prefix", "seen")
 
@@ -275,8 +275,8 @@ class SqliteStore:
             self._commits += 1
 
     def _note(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
-        """What is known stays known: a caller that changes a node usually reads it before the next change. What is made
-        is known: a topic is opened then, and a bookie asks for a new ledger's record."""
+        """Keeps known nodes known: a caller that changes a node usually reads it before the next change. A node that is
+        made becomes known: a topic is opened then, and a bookie asks for a new ledger's record."""
         for operation, version in zip(operations, versions, strict=True):
             made = version == 0 and isinstance(operation, Put)
             if isinstance(operation, Check) or not (made or operation.path in self._known.nodes):
@@ -336,12 +336,12 @@ class SqliteStore:
         return self._sessions.touch(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
-        """Its user left without closing it; it expires after its timeout."""
+        """Lets the session expire after its timeout: its user left without closing it."""
         self._sessions.abandon(session, self._clock.monotonic())
         self._set_alarm()
 
     async def end_session(self, session: str) -> None:
-        """When it returns, the session's ephemerals are deleted. A session that has ended is no error."""
+        """Ends a session, with its ephemerals deleted when it returns. A session that has ended is no error."""
         if self._sessions.close(session) and not self.closed:
             await self._forget_session(session)
 
@@ -471,7 +471,7 @@ class LocalSession(MetadataStore):
         await self._store.wait_session_ended(self._session)
 
     def abandon(self) -> None:
-        """As after a crash of the user: the session is not closed, and expires after its timeout."""
+        """Leaves the session like a user that crashed: it is not closed, and expires after its timeout."""
         self._store.abandon_session(self._session)
 
     async def close(self) -> None:

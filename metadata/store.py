@@ -67,7 +67,7 @@ Operation = Put | Delete | Check
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """One change of a node, in the commit that made `revision`."""
+    """A change of a node, in the commit that made `revision`."""
 
     path: str
     version: int  # -1: deleted
@@ -81,7 +81,7 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 class MetadataStore(Protocol):
-    """One session with the tree. The head of this module has the guarantees."""
+    """A session with the tree. The head of this module has the guarantees."""
 
     async def get(self, path: str) -> Versioned | None: ...
     async def children(self, path: str) -> list[str]:

@@ -248,7 +248,7 @@ class Tree:
             )  # fmt: skip
 
     def _note(self) -> None:
-        """What is durable may be answered."""
+        """Notes the revision beside the file: what is durable may be answered. Raises DiskFailed."""
         try:
             if self._answered is not None:
                 self._answered.write(self.revision)
@@ -324,7 +324,8 @@ class Tree:
 
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
-        """One durable transaction; the outcome of each job, in order. Raises Unavailable (nothing done), DiskFailed."""
+        """Makes one durable transaction of the jobs; returns the outcome of each, in order. Raises Unavailable (nothing
+        done), DiskFailed."""
         revision, total = self.revision, self._total
         try:
             with _disk(self.path):
@@ -434,7 +435,8 @@ class AnsweredNote:
 
 
 def sum_of(path: str, version: int, revision: int) -> int:
-    """Of a node's row. A revision is written once, so a row of another time has another sum; its value has its own."""
+    """Returns the sum of a node's row. A revision is written once, so a row of another time has another sum; its value
+    has its own."""
     return int.from_bytes(blake2b(f"{path} {version} {revision}".encode(), digest_size=8).digest()) & _SUM_MASK
 
 

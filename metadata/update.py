@@ -44,7 +44,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Change(NamedTuple):
-    """Of one node. `absent`: it probably does not exist, and the first attempt does not read it."""
+    """A change of one node. `absent`: it probably does not exist, and the first attempt does not read it."""
 
     path: str
     transform: Transform
@@ -174,7 +174,7 @@ async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, 
 
 
 def put_of(path: str, record: Record, expected: int = ANY) -> Put:
-    """As a part of a commit."""
+    """Returns the put of a record, as a part of a commit."""
     return Put(path, encode(record, path), expected)
 
 

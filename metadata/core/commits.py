@@ -36,7 +36,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 Row = tuple[str, bytes, int, int, str | None]
-"""Of a node: path, value, version, revision, owner of an ephemeral."""
+"""The row of a node: path, value, version, revision, owner of an ephemeral."""
 
 
 class CommitBatch:
@@ -85,5 +85,5 @@ class CommitBatch:
 
 
 def paths_of(commits: Sequence[Commit]) -> Iterator[str]:
-    """Of the nodes that they name, each once."""
+    """Returns the paths of the nodes that the commits name, each once."""
     return iter({operation.path: None for commit in commits for operation in commit.operations})

@@ -17,10 +17,12 @@ from ..store import Changed
 KNOWN_BYTES_MAX = 2 << 20
 VALUE_BYTES_MAX = 64 << 10
 NODE_BYTES = 300
-"""Of a node beside its path and value."""
+"""Memory of a node besides its path and value."""
 
 
 class Known(Protocol):
+    """A node that is kept in memory."""
+
     @property
     def value(self) -> bytes: ...
 
@@ -37,7 +39,7 @@ class KnownNodes(Generic[N]):
         self._bytes_max = bytes_max
 
     def read(self, path: str) -> N | None:
-        """Of one that is known. KeyError."""
+        """Returns the node of a known path, None if it does not exist. Raises KeyError if the path is not known."""
         node = self.nodes.pop(path)
         self.nodes[path] = node
         return node
@@ -59,7 +61,7 @@ class KnownNodes(Generic[N]):
             self.bytes -= _size(path, self.nodes.pop(path))
 
     def changed(self, changes: Sequence[Changed]) -> None:
-        """These nodes have other values, or are deleted."""
+        """Forgets these nodes: they have other values, or are deleted."""
         for change in changes:
             self.forget(change.path)
 

@@ -1,4 +1,4 @@
-"""What a member of a secured cluster may write to the tree, by its role; each may read all of it.
+"""The parts of the tree that a member of a secured cluster may write, by its role; each may read all of it.
 
 A role writes its own keys only (`/members/<role>`), so none can make a key of another role; and such a key ends with
 the session that wrote it, so none stays after its process. A bookie writes what repair

@@ -1,4 +1,4 @@
-"""What a path, a watch prefix and a commit may be. Both stores check this before they send or write anything.
+"""The rules for a path, a watch prefix and a commit. Both stores check this before they send or write anything.
 
 A path is "/" and then segments separated by "/": none empty, none "." or "..", no control characters, at most
 PATH_BYTES_MAX bytes in UTF-8. A prefix (of `children` and `watch`) is a path, or "/" for the whole tree.

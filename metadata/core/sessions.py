@@ -58,7 +58,7 @@ class Sessions:
         return found.timeout_s
 
     def abandon(self, session: str, now: float) -> None:
-        """Its user left without closing it: the deadline counts from now."""
+        """Lets the session expire: its user left without closing it, and the deadline counts from now."""
         if session in self.open_ones:
             found = self.open_ones[session]
             found.deadline = now + found.timeout_s

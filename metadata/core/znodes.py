@@ -79,7 +79,7 @@ def key(znode: str) -> str | None:
 
 
 class Listed(NamedTuple):
-    """What a folder contains: segments of keys, sorted."""
+    """The content of a folder: segments of keys, sorted."""
 
     values: list[str]
     below: list[str]  # segments that have a folder, which may be empty
@@ -191,7 +191,7 @@ def _put(steps: list[Step], put: Put, node: Found | None, session: int) -> Found
 
 # -------------------------------------------------------------------------------------------- size
 STEP_BYTES = 64
-"""Of a step in ZooKeeper's form, beside path and value: lengths, kind, the open ACL (at most 56)."""
+"""Bytes of a step in ZooKeeper's form, besides path and value: lengths, kind, the open ACL (at most 56)."""
 MULTI_BYTES = 64
 
 

@@ -63,7 +63,7 @@ WAITING_MAX = 10_000
 
 
 class ConnectionState(enum.Enum):
-    """Of the connection, as kazoo reports it."""
+    """The state of the connection, as kazoo reports it."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -161,7 +161,8 @@ class _Hidden(str):
 
 
 def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
-    """Of the nodes that are made. With a certificate alone: of every process that shows it, so all show the same."""
+    """Returns the access list of the nodes that are made. With a certificate alone it admits every process that shows
+    one, so all show the same."""
     if credentials is not None:
         user, _, password = credentials.partition(":")
         return [make_digest_acl(user, password, all=True)]
@@ -215,7 +216,7 @@ class ZooKeeperConnection:
 
     @property
     def timeout_s(self) -> float:
-        """As agreed with the server; 0 before the first handshake."""
+        """Returns the timeout that was agreed with the server; 0 before the first handshake."""
         return float(self._connection.timeout_s)
 
     @property
@@ -225,7 +226,7 @@ class ZooKeeperConnection:
 
     @property
     def greeted(self) -> float:
-        """When the last answered handshake was sent, by the clock."""
+        """Returns when the last answered handshake was sent, by the clock."""
         return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:

@@ -92,7 +92,7 @@ class ZookeeperStore(SessionStore):
             await self._check_access_list()
 
     async def _check_access_list(self) -> None:
-        """Of a tree that was made before: it says what to type when others may read and write it."""
+        """Logs, for a tree that was made before, what to type when others may read and write it."""
         found = (await self._read(partial(self._line.acl, self._address.root), fresh=True)).value[0]
         if any(each.id.scheme == "world" for each in found):
             _LOG.warning(
@@ -184,7 +184,7 @@ class ZookeeperStore(SessionStore):
         return Versioned(value, stat.version)
 
     async def children(self, path: str) -> list[str]:
-        """One listing at one moment for the names that have values; each other name is checked a moment later."""
+        """Lists, at one moment, the names that have values; each other name is checked a moment later."""
         check_prefix(path)
         listed = await self._list(path, fresh=True)
         there = set(listed.values)

@@ -191,7 +191,7 @@ class _Look:
         return True
 
     async def _above(self, prefix: str) -> None:
-        """What is missing may have been deleted: the pzxid of the nearest existing folder tells when."""
+        """Learns from the pzxid of the nearest existing folder when a missing node may have been deleted."""
         for folder in reversed(["", *znodes.folders(prefix)]):
             stat = (await self._line.exists(self._root + folder)).value
             if stat is not None:
