@@ -60,7 +60,7 @@ ENTRY_BYTES_MAX = 5 << 20
 """`max_message_size` of Pulsar: the largest client-part that a broker accepts."""
 
 PROPERTIES_LONG = 1000
-"""Of a message: reading more takes milliseconds."""
+"""Properties of a message from which on reading them takes milliseconds."""
 KEYS_MAX = 1000
 """For which the payload of an entry is encrypted: all of them are looked at."""
 
@@ -73,7 +73,7 @@ _U32 = Struct(">I")
 _HEAD = Struct(">2sII")
 _BROKER_HEAD = Struct(">2sI")
 CHECKED_FROM = 6
-"""Of a client-part: magic and checksum come before."""
+"""Offset in a client-part at which the checksum begins to count: magic and checksum come before."""
 ENTRY_HEAD_BYTES = _HEAD.size
 """Before the metadata of a client-part."""
 _ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata with only its payload_size
@@ -183,7 +183,7 @@ def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
 
 
 def client_part_of_bytes(metadata: bytes, payload: bytes) -> bytes:
-    """As `client_part`, of metadata that is encoded already."""
+    """Encodes a client-part like `client_part`, of metadata that is encoded already."""
     size = _U32.pack(len(metadata))
     checksum = crc32c(payload, crc32c(size + metadata))
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
@@ -210,7 +210,8 @@ def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
 
 
 def client_part_of(entry: Buffer) -> memoryview:
-    """Of an entry that a broker stored, with its part or without one; nothing is checked or parsed."""
+    """Returns the client-part of an entry that a broker stored, with its part or without one; nothing is checked or
+    parsed."""
     start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
     return memoryview(entry)[start:]
 
@@ -232,7 +233,7 @@ def broker_part_of(entry: Buffer) -> tuple[int, int, int]:
 
 
 class StoredHead(NamedTuple):
-    """What a broker reads of an entry that it stored itself."""
+    """The fields that a broker reads of an entry that it stored itself."""
 
     last_index: int  # -1: unknown
     timestamp_ms: int  # of the broker
@@ -283,7 +284,8 @@ def is_intact(entry: Buffer) -> bool:
 
 
 def sequence_id_of(entry: Buffer) -> int | None:
-    """Of a client-part that is refused, whatever else is wrong with it; None: it names none."""
+    """Returns the sequence id of a client-part that is refused, whatever else is wrong with it; None if it names none.
+    """
     try:
         metadata = parse_stored(entry).metadata
     except CorruptEntry:
@@ -304,9 +306,9 @@ def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> Entr
 
 
 def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
-    """As `parse_header`: what an `EntryHeader` is made of. Refuses contradictions as well: names that are no text, more
-    messages than the payload can contain. Strings that are not UTF-8 come out of protobuf as bytes: Any, because
-    compiled code insists on the declared type."""
+    """Parses what an `EntryHeader` is made of, like `parse_header`. Refuses contradictions as well: names that are no
+    text, more messages than the payload can contain. Strings that are not UTF-8 come out of protobuf as bytes: Any,
+    because compiled code insists on the declared type."""
     metadata: Any
     if start < 0:
         start = broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
@@ -366,7 +368,7 @@ def _read_key(fields: Any) -> None:
 
 
 def properties_of(fields: Any) -> dict[str, str]:
-    """Of one message (MessageFields), as text; of a name that appears twice the last value."""
+    """Returns the properties of one message (MessageFields) as text; of a name that appears twice, the last value."""
     return {text_of(pair.key): text_of(pair.value) for pair in fields.properties}
 
 
@@ -388,13 +390,14 @@ def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields
 
 
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
-    """The same as two lists, metadata and payloads: without an object per message for the garbage collector."""
+    """Decodes an entry into two lists, metadata and payloads: without an object per message for the garbage collector.
+    """
     fields, payloads = decode_lazily(header, entry)
     return fields, payloads if isinstance(payloads, list) else payloads.all()
 
 
 def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes] | AlikePayloads]:
-    """As `decode_columns`; payloads of one length are copied out of the entry when they are asked for."""
+    """Decodes like `decode_columns`; payloads of one length are copied out of the entry when they are asked for."""
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
     if header.metadata.compression:
@@ -451,8 +454,9 @@ class AlikePayloads:
 
 
 def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata, AlikePayloads | None]:
-    """The one metadata of `count` items that all have one head, and so one length, and their payloads: records of a
-    fixed size cost a quarter then. None: they do not. Raises what `decode_columns` makes a CorruptEntry of."""
+    """Returns the one metadata of `count` items that all have one head, and so one length, and their payloads (None:
+    they do not): records of a fixed size cost a quarter then. Raises errors that `decode_columns` makes a CorruptEntry
+    of."""
     head = items[offset : offset + 4 + _U32.unpack_from(items, offset)[0]]
     single, size, length = _HEADS[head]
     step = length + size
@@ -509,7 +513,7 @@ def key_of_one(metadata: MessageMetadata) -> bytes | None:
 
 
 def uuid_of(metadata: Any) -> str:
-    """Of a chunk. In an entry that is stored it may be no UTF-8, as brokers did not look at it once."""
+    """Returns the uuid of a chunk. In a stored entry it may be no UTF-8, as brokers once did not check it."""
     return text_of(metadata.uuid)
 
 
@@ -533,8 +537,8 @@ def key_of(fields: Any) -> bytes | None:
 
 
 class _Heads(dict[bytes, tuple[SingleMessageMetadata, int, int]]):
-    """What an item begins with, the length of its metadata and the metadata → (parsed, payload_size, length of both),
-    because most messages of a producer share it."""
+    """The heads of items, parsed once because most messages of a producer share one: length and bytes of the metadata →
+    (parsed, payload_size, length of both)."""
 
     def __missing__(self, head: bytes) -> tuple[SingleMessageMetadata, int, int]:
         metadata = SingleMessageMetadata.FromString(head[4:])

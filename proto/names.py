@@ -37,7 +37,7 @@ _SCHEMES = ("non-persistent://", "persistent://")  # by `persistent`
 _STRICT = re.compile(r"[-=:.\w]+\Z")
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
 _DIGITS = re.compile(r"[\d\u00b2\u00b3\u00b9\u2070-\u2089]+\Z")
-"""Of any script, and those above and below the line."""
+"""Digits of any script, and those above and below the line."""
 _TEXT_ID = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(-?\d{1,9}))?(?::(-?\d{1,9}))?\Z")
 
 
@@ -207,7 +207,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """What `str` made."""
+        """Parses the text that `str` made."""
         ledger_id, _, entry_id = text.partition(":")
         return cls(int(ledger_id), int(entry_id))
 
@@ -218,7 +218,7 @@ LATEST = Position(LONG_MAX, LONG_MAX)
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """Where a message is: an entry, its partition, and the message's place in a batch."""
+    """The place of a message: an entry, its partition, and its index in a batch."""
 
     ledger_id: int
     entry_id: int
