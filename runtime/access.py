@@ -1,4 +1,4 @@
-"""Who calls: what a listener knows of a caller, and what it asks before it hands a call to a service.
+"""The callers of a listener: what is known of them, and what is asked before a call is handed to a service.
 
 A listener has a `Guard` or none. With one, each call is authenticated before its handler starts and before anything of
 its request is read, decompressed or parsed: the guard sees the connection and the `authorization` header alone. The
@@ -22,6 +22,8 @@ from .memory.arrivals import Arrivals
 
 
 class PrincipalKind(Enum):
+    """The way in which a principal was identified."""
+
     LOCAL = "local"  # nothing was asked: a listener without security
     ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
     CLIENT = "client"  # a role that a credential names
@@ -49,7 +51,7 @@ LOCAL = Principal("", PrincipalKind.LOCAL)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What the listener knows before it reads a request; nothing here is verified but `certificate`."""
+    """A caller, as the listener knows it before it reads a request; nothing here is verified but `certificate`."""
 
     peer: str  # HOST:PORT of the other end of the socket, never from a header
     authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters
@@ -95,7 +97,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the callers of a listener may hold of the process."""
+    """The limits of what the callers of a listener may hold of the process."""
 
     connections: int = 10_000  # in all; further ones are refused
     streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
@@ -129,7 +131,7 @@ class MemoryBudget:
             await waiter
 
     def _look(self) -> None:
-        """As many go on as there may be room for."""
+        """Lets as many waiters go on as there may be room for."""
         self._timer, room = None, self.limit - self.held
         while self._waiting and room >= 0:
             waiter = self._waiting.popleft()
@@ -164,12 +166,12 @@ class CallerMemory:
 ROOM_S = 0.01
 """Between two looks while callers wait for room."""
 ROOM_BYTES = 1 << 20
-"""What one that goes on is expected to bring: an envelope of a client, or the entries of a read."""
+"""Bytes that a waiter which goes on is expected to bring: an envelope of a client, or the entries of a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
-    """What a listener asks of its callers."""
+    """The access that a listener asks of its callers."""
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it, or may (`optional`)
@@ -179,7 +181,7 @@ class ListenerAccess:
 
 @dataclass(frozen=True, slots=True)
 class CallerAccess:
-    """What a client brings. `authorization` gives the header's value for each call and stream; it must not wait."""
+    """The access of a client. `authorization` gives the header's value for each call and stream; it must not wait."""
 
     tls: TlsFiles | None = None
     authorization: Callable[[], str] | None = None
@@ -194,7 +196,8 @@ class KeyPair:
 
 
 class PeerGate(Protocol):
-    """Which processes may be clients of a peer server. A key is the public one, 64 hexadecimal digits."""
+    """The gate that decides which processes may be clients of a peer server. A key is the public one, 64 hexadecimal
+    digits."""
 
     async def admit(self, key: str) -> bool:
         """Asked at each new connection. A MagnetarError: it cannot be decided now, and the client may try again."""
@@ -207,7 +210,7 @@ class PeerGate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerListening:
-    """What a peer server shows and asks: only clients that know its key, and that the gate takes, are served."""
+    """The keys and gate of a peer server: only clients that know its key, and that the gate takes, are served."""
 
     own: KeyPair
     gate: PeerGate
@@ -215,7 +218,7 @@ class PeerListening:
 
 @dataclass(frozen=True, slots=True)
 class PeerCalling:
-    """What the client end of a peer connection shows, and the public key that the server has to have."""
+    """The keys of the client end of a peer connection, and the public key that the server has to have."""
 
     server: str = ""  # empty: it registered none
     own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/keyed.py)

@@ -33,7 +33,7 @@ class SystemChance(random.SystemRandom):
         return taken
 
     def forget(self) -> None:
-        """What was drawn and not used."""
+        """Forgets what was drawn and not used."""
         self._block, self._at = b"", 0
 
 

@@ -95,7 +95,7 @@ def chosen(
 
 
 def value_of(config: msgspec.Struct, name: str) -> object:
-    """Of a setting, as `chosen` names it."""
+    """Returns the value of a setting, as `chosen` names it."""
     head, _, rest = name.partition(".")
     value = getattr(config, head)
     return value_of(value, rest) if rest else value
@@ -176,7 +176,7 @@ def _take(kind: type[msgspec.Struct], values: dict[str, object], source: str, gi
 
 
 def _type_of(kind: type, name: str) -> Any:
-    """Of one setting: to evaluate the annotations of all of them takes milliseconds."""
+    """Returns the type of one setting: to evaluate the annotations of all of them takes milliseconds."""
     owner = next(each for each in kind.__mro__ if name in inspect.get_annotations(each))
     alone = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(owner)[name]})
     return typing.get_type_hints(alone, vars(sys.modules[owner.__module__]), include_extras=True)[name]

@@ -31,7 +31,7 @@ _LOG = logging.getLogger("magnetar.lifecycle")
 
 
 class PartState(enum.Enum):
-    """Of a part that has started."""
+    """The state of a part that has started."""
 
     RUNNING = "running"
     STOPPED = "stopped"

@@ -113,7 +113,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[Req, Rep]):
-    """One rpc of a service. For a streaming one the types are the envelopes."""
+    """An rpc of a service. For a streaming one the types are the envelopes."""
 
     path: str  # "/magnetar.wire.Broker/Lookup"
     request: type[Req]
@@ -129,7 +129,7 @@ class Rpc(Generic[Req, Rep]):
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a handler knows of its caller."""
+    """The caller, as its handler knows it."""
 
     peer: str  # address of the caller, for logs and statistics
     principal: Principal = LOCAL
@@ -141,7 +141,7 @@ Pieces = tuple[Buffer, ...]
 
 
 class Stream(Protocol[Out, In]):
-    """One end of a bidirectional stream of items. An item may be given as its bytes, or as `Pieces` of them.
+    """An end of a bidirectional stream of items. An item may be given as its bytes, or as `Pieces` of them.
 
     `receive` returns at least one item, or raises EndOfStream when the other end closed in order, or a MagnetarError
     when the stream broke. One reader at a time. `send_nowait` never waits; `send` waits while more than
@@ -198,7 +198,7 @@ class Serving(Protocol):
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it listens, with the real port."""
+        """Returns where it listens, with the real port."""
         ...
 
     async def close(self, grace_s: float = 0.0) -> None: ...
@@ -248,7 +248,8 @@ class Request(Protocol):
 
     @property
     def principal(self) -> Principal | None:
-        """Who sent it, before it is answered. LOCAL: a server in clear. None: a member no more."""
+        """Returns the sender of the request, before it is answered. LOCAL: a server in clear. None: a member no more.
+        """
         ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
@@ -264,7 +265,7 @@ class Reply(NamedTuple):
 
 
 class Asker(Protocol):
-    """Who posted a request to a peer. One of both is called, once, after `post`; neither may raise."""
+    """The sender of a request to a peer. One of both methods is called, once, after `post`; neither may raise."""
 
     def answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
     def failed(self, error: BaseException) -> None: ...
@@ -314,7 +315,7 @@ most of a large frame is of no use to it. It must not raise."""
 
 
 class ByteStream(Protocol):
-    """One end of a TCP connection: bytes in order, for a protocol with its own framing."""
+    """An end of a TCP connection: bytes in order, for a protocol with its own framing."""
 
     @property
     def peer(self) -> str:
@@ -323,12 +324,12 @@ class ByteStream(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """What the connection says of the other end before anything is read."""
+        """Returns what the connection says of the other end before anything is read."""
         ...
 
     @property
     def guard(self) -> Guard | None:
-        """Of its listener: whom the service asks who calls. None: every caller is LOCAL."""
+        """Returns the guard of its listener, which the service asks who calls. None: every caller is LOCAL."""
         ...
 
     def admitted(self) -> None:

@@ -40,7 +40,7 @@ def _none_is_final(error: Exception) -> bool:
 
 
 class Kept:
-    """One task, over all its restarts."""
+    """A long-lived task, over all its restarts."""
 
     def __init__(self, name: str, work: Work, final: Final, supervisor: Supervisor) -> None:
         self.name = name

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Worker(Protocol):
-    """One worker."""
+    """A worker that runs calls in order."""
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Queues the call; the future belongs to the calling event loop. Calls run in order."""

@@ -50,6 +50,8 @@ class _Question:
 
 
 class Child:
+    """A child process, and its link to the parent."""
+
     def __init__(self, name: str, link: socket.socket) -> None:
         self.name = name
         self._link = link

@@ -1,4 +1,4 @@
-"""What a process and the parent that forked it say to each other, over a pair of sockets.
+"""The frames between a process and the parent that forked it, over a pair of sockets.
 
     frame = length u32 | kind u8 | number u32 | body          length: of all after it
 
@@ -30,6 +30,8 @@ FRAME_BYTES_MAX = 256 << 20
 
 
 class Kind(enum.IntEnum):
+    """The kind of a frame."""
+
     READY = 1
     ASK = 2
     FACTS = 3
@@ -37,6 +39,8 @@ class Kind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
+    """A frame of the link."""
+
     kind: Kind
     number: int = 0
     body: bytes = b""

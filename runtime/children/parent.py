@@ -157,7 +157,7 @@ class Parent:
 
     # ------------------------------------------------------------------ effects
     def _do(self, effects: list[Effect]) -> None:
-        """In their order, also those that come of one of them."""
+        """Carries out effects in their order, also those that come of one of them."""
         self._effects += effects
         while self._effects and not self._doing:
             self._doing = True
@@ -181,7 +181,7 @@ class Parent:
                 self._code = code
 
     def _signal(self, name: str, number: int) -> None:
-        """One that could not be forked has ended before it was told to."""
+        """Sends a signal. A process that could not be forked has ended before it was told to."""
         if name in self._running:
             os.kill(self._running[name].pid, number)
 
@@ -297,7 +297,7 @@ class Parent:
 
 
 def _be_called(name: str) -> None:
-    """What `ps -o comm` and `top` show (Linux): at most 15 bytes."""
+    """Sets the name that `ps -o comm` and `top` show (Linux): at most 15 bytes."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write(name)
 

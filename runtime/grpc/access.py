@@ -17,7 +17,7 @@ from ..network import Endpoint
 from ..tcp.tls import caller_context, listener_context
 
 HEADER = b"authorization"
-"""Of a call: "Bearer TOKEN" or "Basic BASE64"."""
+"""Header of a call: "Bearer TOKEN" or "Basic BASE64"."""
 
 PROTOCOL = "h2"
 """By which both ends agree on HTTP/2 in the handshake (ALPN)."""
@@ -41,7 +41,7 @@ def server_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 class ChannelTls:
-    """Of a channel. InvalidConfiguration: a file cannot be read, or is none."""
+    """The TLS context of a channel. InvalidConfiguration: a file cannot be read, or is none."""
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls

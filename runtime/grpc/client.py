@@ -52,7 +52,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 # ---------------------------------------------------------------------------------- an answer's head
 class _Head(NamedTuple):
-    """What a header block of an answer says: `http` and `is_grpc` are its head's, `status` its trailers'."""
+    """The content of a header block of an answer: `http` and `is_grpc` are its head's, `status` its trailers'."""
 
     http: int
     is_grpc: bool
@@ -74,7 +74,7 @@ def _head_of(headers: list[Header]) -> _Head:
 
 
 def _outcome(head: _Head, endpoint: Endpoint, *, ended: bool, begun: bool) -> MagnetarError | _Going:
-    """What a header block means for a call: it goes on, it went well, or its error."""
+    """Returns what a header block means for a call: it goes on, it went well, or its error."""
     if not begun and (head.http != 200 or not head.is_grpc):
         return WrongProtocol(f"{endpoint} answers as another service (HTTP status {head.http})", endpoint=endpoint)
     if not ended:
@@ -236,7 +236,7 @@ def _broken_by(error: MagnetarError) -> MagnetarError:
 
 
 def _lost(error: MagnetarError, code: int | None, endpoint: Endpoint) -> MagnetarError:
-    """Of a stream that was reset with `code`, or whose connection is lost."""
+    """Returns the error of a stream that was reset with `code`, or whose connection is lost."""
     if code == Code.REFUSED_STREAM:
         return Unavailable(f"{endpoint} takes no more calls on this connection", endpoint=endpoint)
     if code == Code.HTTP_1_1_REQUIRED:
@@ -565,7 +565,7 @@ _UNTRUSTED = {
     "not yet valid": "is not valid yet, or this machine's clock is wrong",
     "mismatch": "is of another host name",
 }
-"""In OpenSSL's text → what is wrong with the server's certificate. The first that fits."""
+"""Part of OpenSSL's text → what is wrong with the server's certificate. The first that fits."""
 
 
 def _distrust(error: ssl.SSLCertVerificationError) -> str:

@@ -56,6 +56,8 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class Status(IntEnum):
+    """The status of a gRPC call."""
+
     OK = 0
     CANCELLED = 1
     UNKNOWN = 2
@@ -73,7 +75,8 @@ class Status(IntEnum):
 
 
 def copy_of(error: MagnetarError) -> MagnetarError:
-    """The same error, to be raised again: an exception object collects the traceback of each place that raises it."""
+    """Returns a copy of the error, to be raised again: an exception object collects the traceback of each place that
+    raises it."""
     copy = type(error)(error.message)
     copy.fields = dict(error.fields)
     return copy
@@ -106,7 +109,8 @@ def status_name(number: int) -> str:
 
 
 def trailers_of(error: BaseException) -> list[Header]:
-    """What ends a call at the server with an error. One that is no MagnetarError is a fault, and is logged."""
+    """Returns the trailers that end a call at the server with an error. One that is no MagnetarError is a fault, and is
+    logged."""
     if not isinstance(error, MagnetarError):
         _LOG.error("a handler failed", exc_info=error)
     message = to_wire(error)

@@ -23,7 +23,8 @@ from .stream import CROWDED_BYTES
 IDLE_S = 120
 """A connection without a call for so long is closed; the caller's next call makes a new one."""
 CALLS_MAX = 1_000
-"""Of one connection at a time, with those whose caller is gone and whose handler runs on; further ones are refused."""
+"""Most calls of one connection at a time, with those whose caller is gone and whose handler runs on; further ones are
+refused."""
 LOOKS = 4
 """At the streams, within the shorter of the two times."""
 TIGHT_LOOKS = 2
@@ -34,7 +35,7 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class Watched(Protocol):
-    """What is looked at of a stream."""
+    """A stream, as the limits look at it."""
 
     has_read: bool  # something came
 
@@ -46,7 +47,7 @@ class Watched(Protocol):
 
 
 class _Seen:
-    """What the looks at one stream found."""
+    """The result of the looks at one stream."""
 
     __slots__ = ("left", "peer", "silent", "unread")
 

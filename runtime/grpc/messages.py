@@ -16,11 +16,11 @@ from ..memory.arrivals import Arrivals
 PREFIX = struct.Struct("!BI")
 PREFIX_BYTES = 5
 MESSAGES_AT_ONCE = 256
-"""Of a stream, before its connection looks at the clock; one takes about 1 µs."""
+"""Most messages of a stream before its connection looks at the clock; one takes about 1 µs."""
 
 
 prefix: Callable[[int], bytes] = partial(PREFIX.pack, 0)
-"""Of a message of so many bytes."""
+"""Returns the prefix of a message of so many bytes."""
 
 
 class MessageStream(Http2Stream):
@@ -51,7 +51,7 @@ class MessageStream(Http2Stream):
         raise NotImplementedError
 
     def message_refused(self, size: int) -> None:
-        """It has `size` bytes, which are too many; or it is compressed (-1)."""
+        """Called for a message of `size` bytes, which are too many; or it is compressed (-1)."""
         raise NotImplementedError
 
     @property
@@ -115,7 +115,7 @@ class MessageStream(Http2Stream):
             self.place()
 
     def place(self) -> None:
-        """There is room for the long message."""
+        """Makes the place of the long message: there is room for it."""
         early = self._early
         assert early is not None, "it waits"
         self._make_place(self._size)

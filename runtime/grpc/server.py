@@ -122,7 +122,7 @@ async def serve(
 
 # ---------------------------------------------------------------------------------- a request's head
 class _Head(NamedTuple):
-    """What a header block says of a call."""
+    """The content of a header block of a call."""
 
     path: str
     authorization: tuple[str, ...]
@@ -157,7 +157,7 @@ def _authorization(head: _Head) -> str:
 
 # ---------------------------------------------------------------------------------- the listener
 class _Method:
-    """One rpc that is served."""
+    """An rpc that is served."""
 
     __slots__ = ("copied", "function", "target")
 
@@ -171,7 +171,7 @@ class _Method:
 
 
 class _Listener:
-    """What all connections of a server share: its methods, its limits, and the handlers that run."""
+    """The common state of all connections of a server: its methods, its limits, and the handlers that run."""
 
     def __init__(self, services: Sequence[tuple[str, object]], access: ListenerAccess, clock: Clock) -> None:
         self.access = access
@@ -251,7 +251,7 @@ class _Listener:
 
 
 def _methods(name: str, handler: object) -> list[_Method]:
-    """Of a service, those that `handler` has; the others are UNIMPLEMENTED."""
+    """Returns the methods of a service that `handler` has; the others are UNIMPLEMENTED."""
     methods = []
     for each in wire.DESCRIPTOR.services_by_name[name].methods:
         function = getattr(handler, _snake(each.name), None)
@@ -297,7 +297,7 @@ class _ServerConnection(Http2Connection[_Head]):
 
     @property
     def is_busy(self) -> bool:
-        """Its first call is being authenticated."""
+        """Whether its first call is being authenticated."""
         return self.calls > 0
 
     def leave(self) -> None:
@@ -582,7 +582,7 @@ class _ServerStream(GrpcStream):
                 self._forget_received()
 
     async def _outcome(self, who: CallContext) -> Exception | None:
-        """Of the handler; None: the call went well."""
+        """Runs the handler; returns its error; None: the call went well."""
         try:
             await self._method.function(self, who)
         except EndOfStream:

@@ -1,4 +1,4 @@
-"""One end of a gRPC stream of items, the same for client and server. It has no task of its own.
+"""An end of a gRPC stream of items, the same for client and server. It has no task of its own.
 
 Out: `send_nowait` serialises the item and queues it. Once in a turn of the loop all queued items, up to COALESCE_BYTES,
 leave as one envelope `{repeated X items = 1}`, built by hand (tag, length, item); nothing waits for more. Long pieces
@@ -49,17 +49,18 @@ from .errors import copy_of
 from .messages import PREFIX_BYTES, MessageStream, prefix
 
 PARSED_COPIES = 2
-"""Of what is received: the envelope, and the items that are parsed from it."""
+"""Copies of what is received: the envelope, and the items that are parsed from it."""
 APART_BYTES = 16 << 10
 """A piece of an item that is as long is not copied into the envelope: shorter ones cost less joined."""
 CREDIT_BYTES = 256 << 10
-"""To work on as many bytes takes a millisecond, which the other end would wait for its credit."""
+"""Bytes from which on credit leaves at once: to work on as many takes a millisecond, which the other end would wait for
+its credit."""
 CROWDED_BYTES = 64 << 10
-"""What `send` queues at most while the memory of the process is tight."""
+"""Most bytes that `send` queues while the memory of the process is tight."""
 
 
 class GrpcStream(MessageStream):
-    """One end of a stream, before it is opened on a connection and afterwards."""
+    """An end of a stream, before it is opened on a connection and afterwards."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class GrpcStream(MessageStream):
             self.drained_out()
 
     def answer(self) -> None:
-        """Of a server: sends the head of its answer, before the first item."""
+        """Sends, at a server, the head of its answer, before the first item."""
         raise NotImplementedError
 
     def drained_out(self) -> None:

@@ -1,4 +1,4 @@
-"""One connection of HTTP/2 (RFC 9113), the same for both ends: frames, windows, settings, pings and the end.
+"""A connection of HTTP/2 (RFC 9113), the same for both ends: frames, windows, settings, pings and the end.
 
 Below it is an asyncio transport, in clear or TLS. Above it are the streams (`Http2Stream`), whose service is gRPC
 (`runtime/grpc/`). No task and no queue is here: what comes is handed on in the step that read it, and what leaves is
@@ -48,33 +48,35 @@ READ_BYTES = 256 << 10
 DIRECT_BYTES = 64 << 10
 """A message that lacks so many bytes is read straight into its place."""
 FRAME_BYTES_MAX = (1 << 20) + (64 << 10)
-"""Of DATA that this end takes: an envelope. It holds up the other streams of its connection for half a millisecond."""
+"""Most bytes of DATA in a frame that this end takes: an envelope. It holds up the other streams of its connection for
+half a millisecond."""
 CONTROL_BYTES_MAX = 16 << 10
-"""Of a frame of another kind than DATA."""
+"""Most bytes of a frame of another kind than DATA."""
 STREAM_WINDOW = 2 << 20
-"""Of a stream that is read: two full envelopes, one that is processed and one that comes."""
+"""Window of a stream that is read: two full envelopes, one that is processed and one that comes."""
 CONNECTION_WINDOW = 16 << 20
-"""Of a server's connection with a stream that is read. A client takes all that its server sends (each stream has its
-own window), so that a stream that is not read holds up no other."""
+"""Window of a server's connection with a stream that is read. A client takes all that its server sends (each stream has
+its own window), so that a stream that is not read holds up no other."""
 HEADER_BYTES_MAX = 32 << 10
-"""Of a header block's bytes, and of its decoded headers."""
+"""Most bytes of a header block, and of its decoded headers."""
 CONTINUATIONS_MAX = 16
 UNSENT_CONTROL_BYTES_MAX = 1 << 20
-"""What no window bounds and the other end does not read: headers, resets, answers to pings and settings. Above it, it
-is cut."""
+"""Most bytes that no window bounds and the other end does not read: headers, resets, answers to pings and settings.
+Above it, the connection is cut."""
 WRITE_BUFFER_BYTES = 1 << 20
-"""What a transport keeps before the streams wait."""
+"""Bytes that a transport keeps before the streams wait."""
 UNSENT_BYTES_MAX = WRITE_BUFFER_BYTES + FRAME_BYTES_MAX + UNSENT_CONTROL_BYTES_MAX
-"""Of a transport: what streams may have given to it, with the last frame that it took, and what no window bounds."""
+"""Most bytes in a transport: what streams may have given to it, with the last frame that it took, and what no window
+bounds."""
 JOINED_BYTES = 16 << 10
 """A shorter payload is copied after its header, which costs less than a second write."""
 
 SLICE_S = 0.001
-"""Of handling what came, for a connection in a turn of the loop."""
+"""Seconds of handling what came, for a connection in a turn of the loop."""
 SLICE_BYTES = 2 << 10
 """Between two looks at the clock: of the shortest frames there are 230, which take 0.3 ms."""
 CALL_S = 0.0001
-"""Of a slice, for a call that begins: its task runs after the slice."""
+"""Seconds of a slice that count for a call that begins: its task runs after the slice."""
 
 CHARGED_A_TURN = 100
 """Frames that carry nothing: 0.15 ms. No honest connection sends so many at once."""
@@ -113,8 +115,8 @@ _OF_THREAD = threading.local()
 
 
 def _buffer() -> memoryview:
-    """What the connections of this thread read into. No subclass of `threading.local` has it: compiled, the attributes
-    of one would be the same in all threads."""
+    """Returns the buffer into which the connections of this thread read. No subclass of `threading.local` has it:
+    compiled, the attributes of one would be the same in all threads."""
     view: memoryview | None = getattr(_OF_THREAD, "view", None)
     if view is None:
         view = _OF_THREAD.view = memoryview(bytearray(READ_BYTES))
@@ -122,7 +124,7 @@ def _buffer() -> memoryview:
 
 
 class Http2Stream:
-    """One stream of a connection, with what its service overrides. All methods are called by the connection."""
+    """A stream of a connection, with methods that its service overrides. All methods are called by the connection."""
 
     __slots__ = (
         "_owed", "_window", "connection", "has_head", "id", "in_ended", "is_read", "is_shut", "out_ended",
@@ -142,7 +144,7 @@ class Http2Stream:
         self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
 
     def headers_came(self, head: Any, ended: bool) -> None:
-        """Of a stream that is there: an answer's head or its trailers."""
+        """Called for a stream that exists: with an answer's head or its trailers."""
 
     def data_came(self, data: memoryview) -> int:
         """`data` is valid during the call only. What is read later is `consumed` later. Returns how many bytes it took:
@@ -150,17 +152,17 @@ class Http2Stream:
         return len(data)
 
     def direct_room(self) -> memoryview | None:
-        """Where the next bytes of the message go; None: it is short."""
+        """Returns where the next bytes of the message go; None: it is short."""
         return None
 
     def direct_came(self, size: int) -> None:
         """So many bytes are where `direct_room` said."""
 
     def input_ended(self) -> None:
-        """The other end sends no more."""
+        """Called when the other end sends no more."""
 
     def writable(self) -> None:
-        """There may be room for `send_data`."""
+        """Called when there may be room for `send_data`."""
 
     def lost(self, error: MagnetarError, code: int | None) -> None:
         """The stream is over: reset by the other end with `code`, or its connection is lost."""
@@ -228,11 +230,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ for the ends
     def preface(self, view: memoryview) -> memoryview:
-        """Of a server that `is_greeted` not: takes the client's preface from the first bytes."""
+        """Takes, at a server that is not greeted yet (`is_greeted`), the client's preface from the first bytes."""
         raise NotImplementedError
 
     def stream_opened(self, id_: int, head: T, ended: bool) -> None:
-        """The other end opens a stream."""
+        """Called when the other end opens a stream."""
         raise BrokenRules(Code.PROTOCOL_ERROR, f"a server opened stream {id_}")
 
     def is_idle(self, id_: int) -> bool:
@@ -248,7 +250,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     credits_at_once = False
     """Whether the connection's window is credited for what came, not for what was read."""
     stream_window = frames.WINDOW_DEFAULT
-    """Of each stream, before `open_window`."""
+    """Window of each stream, before `open_window`."""
 
     # ------------------------------------------------------------------ asyncio's protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -309,7 +311,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     @property
     def _must_wait(self) -> bool:
-        """Of a stranger: all strangers of the port have used up what they have together."""
+        """Whether it is a stranger's, and all strangers of the port have used up what they have together."""
         return not self.is_known and self.share is not None and self.share.is_spent
 
     def _rest_later(self) -> asyncio.TimerHandle | Turn:
@@ -683,7 +685,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._opened(stream)
 
     def _opened(self, stream: Http2Stream) -> None:
-        """The other end has opened the stream's window."""
+        """Handles that the other end has opened the stream's window."""
         if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
             stream.is_shut = False
             if self._paused or self._send_left <= 0:
@@ -765,7 +767,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._owed = 0
 
     def _unblock(self) -> None:
-        """In turn, as far as the connection has room: those whose own window is shut are not among them."""
+        """Lets blocked streams write, in turn, as far as the connection has room: those whose own window is shut are
+        not among them."""
         blocked = self._blocked
         while blocked and not self._paused and self._send_left > 0 and not self.is_lost:
             stream = next(iter(blocked))
@@ -933,7 +936,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._timer = self._loop.call_later(LEAVE_S, self._transport.abort)
 
     def abort_now(self) -> None:
-        """Of an attempt to connect that is given up: there may be no transport yet."""
+        """Gives up an attempt to connect: there may be no transport yet."""
         if hasattr(self, "_transport"):
             self.abort(ConnectionLost("the attempt to connect was given up"))
 
@@ -1008,7 +1011,7 @@ _OF_HEADERS = (frames.HEADERS, CONTINUATION)
 
 
 def _size_error(has_its_stream: object) -> Code:
-    """Of a frame that is on the wrong stream, or has the wrong length."""
+    """Returns the code for a frame that is on the wrong stream, or has the wrong length."""
     return Code.FRAME_SIZE_ERROR if has_its_stream else Code.PROTOCOL_ERROR
 
 

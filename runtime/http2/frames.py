@@ -23,13 +23,15 @@ PADDED = 0x8
 HAS_PRIORITY = 0x20
 
 WINDOW_DEFAULT = 65_535
-"""Of a connection and of each stream, before the first frame says otherwise (RFC 9113, 6.9.2)."""
+"""Window of a connection and of each stream, before the first frame says otherwise (RFC 9113, 6.9.2)."""
 WINDOW_MAX = (1 << 31) - 1
 FRAME_DEFAULT = 16_384
 FRAME_MAX = (1 << 24) - 1
 
 
 class Setting(IntEnum):
+    """The number of a setting."""
+
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
     MAX_CONCURRENT_STREAMS = 3

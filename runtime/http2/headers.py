@@ -24,25 +24,25 @@ Header = tuple[bytes, bytes]
 T = TypeVar("T")
 
 SIZE_UPDATES_MAX = 2
-"""Of the dynamic table, in one block (RFC 7541, 4.2: the smallest size, and the last one)."""
+"""Most size updates of the dynamic table in one block (RFC 7541, 4.2: the smallest size, and the last one)."""
 FIELDS_MAX = 256
-"""Of a block: decoding one takes 2 µs. A call of gRPC has ten, and those that its application adds."""
+"""Most fields of a block: decoding one takes 2 µs. A call of gRPC has ten, and those that its application adds."""
 FOLDED_BYTES_MAX = 16 << 10
-"""Of a block in Huffman's code: decoding a byte takes 0.03 µs. A token of AUTHORIZATION_MAX has fewer."""
+"""Most bytes of a block in Huffman's code: decoding a byte takes 0.03 µs. A token of AUTHORIZATION_MAX has fewer."""
 FOLDED_A_FRAME = 8
 """So many bytes in Huffman's code cost as much as a frame that carries nothing."""
 INTEGER_BITS_MAX = 28
 KNOWN_BLOCKS = 32
 KNOWN_BYTES = 4096
-"""What a connection remembers at most: so many blocks of so many bytes."""
+"""Bounds of what a connection remembers: so many blocks of so many bytes."""
 
 logging.getLogger("hpack").setLevel(logging.CRITICAL)
 """The library logs what leaves its table, with credentials, for its own developers."""
 
 TABLE_BYTES_MAX = 4096
-"""Of the dynamic table: what the settings of HTTP/2 say of it when they say nothing."""
+"""Size of the dynamic table, as the settings of HTTP/2 have it when they say nothing."""
 FIELD_BYTES = 32
-"""Of a field in the table, and in a list of headers, besides its name and value (RFC 7541, 4.1)."""
+"""Bytes that a field counts in the table, and in a list of headers, besides its name and value (RFC 7541, 4.1)."""
 
 _STATUS_200 = b"\x88"  # the static table's entry
 
@@ -71,7 +71,7 @@ def _string(data: bytes) -> bytes:
 
 
 class _Shape(NamedTuple):
-    """What a block has, told by its lengths alone. Of one that is torn: what comes before the tear."""
+    """The content of a block, told by its lengths alone. Of one that is torn: what comes before the tear."""
 
     updates: int  # of the table's size
     fields: int
@@ -132,7 +132,7 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class HeaderDecoder(Generic[T]):
-    """Of one connection. `parse` makes of the headers what the service wants to know of them."""
+    """The decoder of one connection. `parse` makes of the headers what the service wants to know of them."""
 
     def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
         self._parse = parse

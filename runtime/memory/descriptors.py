@@ -40,14 +40,14 @@ NONE_FREE = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class Shared(NamedTuple):
-    """What `prepare` found."""
+    """The result of `prepare`."""
 
     limit: int
     connections_max: int
 
 
 class Descriptors:
-    """Of one process; its threads open files."""
+    """The file descriptors of one process; its threads open files."""
 
     def __init__(self) -> None:
         self.connections = 0  # that ports accepted and that are open
@@ -148,4 +148,4 @@ def _bounded(limit: int) -> int:
 
 
 PROCESS = Descriptors()
-"""Of this process."""
+"""The descriptors of this process."""

@@ -17,6 +17,8 @@ MACHINE_SHARE = 4
 
 
 class ProcessConfig(msgspec.Struct, frozen=True):
+    """Settings of a process."""
+
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # shared out to all that takes memory; 0: a quarter of the machine's
 
 

@@ -29,7 +29,7 @@ NO_LIMIT = 1 << 50
 
 
 class Share(NamedTuple):
-    """What one setting bounds."""
+    """The share of memory that one setting bounds."""
 
     name: str  # in metrics and documents
     setting: str  # with its section, as in a file: bookie.store.memtable_bytes
@@ -40,7 +40,7 @@ class Share(NamedTuple):
     what: str  # takes this memory
 
     def times(self, count: int) -> Share:
-        """Of so many parts of one process that all have this setting."""
+        """Returns the share of so many parts of one process that all have this setting."""
         return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
 
 
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 
 
 def least_bytes(shares: Sequence[Share], given: Mapping[str, int]) -> int:
-    """What the process needs."""
+    """Returns the bytes that the process needs."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 

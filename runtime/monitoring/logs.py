@@ -62,7 +62,8 @@ def audit_to(path: str) -> None:
 
 
 def _audit_to(handler: logging.Handler) -> None:
-    """Its records are lines of JSON already, and no level of the log leaves them out."""
+    """Sends the audit log to `handler`: its records are lines of JSON already, and no level of the log leaves them out.
+    """
     handler.setFormatter(logging.Formatter("%(message)s"))
     audit = logging.getLogger(AUDIT)
     audit.handlers[:] = [handler]
@@ -76,7 +77,7 @@ def facts(record: logging.LogRecord) -> dict[str, object]:
 
 
 class TextLines(logging.Formatter):
-    """One line per record, with its facts at the end."""
+    """Formats one line per record, with its facts at the end."""
 
     def __init__(self, process: str = "") -> None:
         whose = f"[{process}] " if process else ""
@@ -88,7 +89,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per record."""
+    """Formats one JSON object per record."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()

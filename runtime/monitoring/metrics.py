@@ -122,7 +122,7 @@ class Recent:
         self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # time, counts then, counts before that
 
     def quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
-        """One value for each wanted share; NaN: no values. `key` identifies the histogram between calls."""
+        """Returns one value for each wanted share; NaN: no values. `key` identifies the histogram between calls."""
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
         if now - since >= RECENT_S or key not in self._looks:
@@ -158,7 +158,7 @@ def escaped(text: str) -> str:
 
 
 class Series:
-    """One metric of very many things (topics): its lines, each written when its thing is read.
+    """The lines of one metric of very many things (topics), each written when its thing is read.
 
     A sample costs prometheus-client 12 µs, half of it in the event loop; a line costs 0.4 µs.
     """

@@ -129,14 +129,14 @@ def _zipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServer, Thread]:
-    """As prometheus-client does it, for our application."""
+    """Listens as prometheus-client does it, for our application."""
     from threading import Thread
     from wsgiref.simple_server import make_server
 
     from prometheus_client.exposition import ThreadingWSGIServer, _get_best_family, _SilentHandler
 
     class Server(ThreadingWSGIServer):
-        """Of the endpoint's address family."""
+        """A server of the endpoint's address family."""
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
@@ -156,9 +156,12 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
             super().shutdown_request(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Of one who sends no request, or does not wait for the answer: socketserver would print it."""
+            """Ignores the error of a client that sends no request, or does not wait for the answer: socketserver would
+            print it."""
 
     class Handler(_SilentHandler):
+        """A handler of requests that ends after REQUEST_S."""
+
         timeout = REQUEST_S
 
     Server.address_family, host = _get_best_family(endpoint.host, endpoint.port)  # type: ignore[no-untyped-call]

@@ -196,7 +196,8 @@ class ZmqPeer:
         self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
 
     def link_broke(self, how: str = "it broke") -> None:
-        """There is no connection, or none any more, and its socket is closed; the next request makes another."""
+        """Forgets the connection: there is none, or none any more, and its socket is closed; the next request makes
+        another."""
         self._forget_link()
         self.disconnected(how)
 

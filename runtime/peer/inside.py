@@ -80,7 +80,7 @@ class InsideServer:
         self._slow = False
 
     def has_requests(self, peer: InsidePeer) -> None:
-        """Its queue, which was perhaps empty before."""
+        """Notes that the peer's queue has requests; it was perhaps empty before."""
         self._peers.add(peer)
         self._turns[peer] = None
         if self._next is None:

@@ -154,7 +154,8 @@ class Context:
 
 
 class Wire:
-    """One socket: calls `readable` when envelopes may have arrived and `writable` when a refused send may succeed."""
+    """A socket in the loop: calls `readable` when envelopes may have arrived and `writable` when a refused send may
+    succeed."""
 
     def __init__(self, context: Context, socket: zmq.Socket[bytes], *, routed: bool) -> None:
         import zmq
@@ -204,7 +205,7 @@ class Wire:
         return int(self.socket.getsockopt(self._zmq.EVENTS))
 
     def recheck(self) -> None:
-        """To be called after a send, which may have consumed the descriptor's signal."""
+        """Checks the socket again after a send, which may have consumed the descriptor's signal."""
         if self._scheduled or self._resting is not None or self._readable is None:
             return
         if self._events() & self._in:

@@ -39,7 +39,7 @@ UNLIMITED_BYTES = 1 << 40
 
 
 class Operation(NamedTuple):
-    """One operation on a disk. `number` counts from 1 over the life of the disk, failed ones included.
+    """An operation on a disk. `number` counts from 1 over the life of the disk, failed ones included.
 
     `inode` identifies the file, whatever its name is now: the number of the operation that created it.
     """
@@ -131,7 +131,7 @@ def _apply(pages: Pages, change: Write | Resize) -> None:
 
 
 def _survivors(write: Write, rng: random.Random) -> list[Write]:
-    """What a power loss leaves of an unsynced write: all, nothing, the beginning, or any of its sectors."""
+    """Returns what a power loss leaves of an unsynced write: all, nothing, the beginning, or any of its sectors."""
     fate = rng.randrange(4)
     if fate == 0:
         return [write]
@@ -267,7 +267,7 @@ class Disk:
         self.process_died()
 
     def snapshot(self) -> Directory:
-        """What is durable now, as a backup; for `restore`."""
+        """Returns what is durable now, as a backup; for `restore`."""
         copied: dict[int, Node] = {}
 
         def copy(node: Node) -> Node:

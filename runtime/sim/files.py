@@ -121,7 +121,8 @@ class SimFile:
 
 
 class SimFiles:
-    """One process' files on a `Disk`. `on_death(reason)` is called by `die`; when `is_alive()` is false it is dead."""
+    """The files of one process on a `Disk`. `on_death(reason)` is called by `die`; when `is_alive()` is false it is
+    dead."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Process(Protocol):
-    """What the loop knows of the owner of a step."""
+    """The owner of a step, as the loop knows it."""
 
     alive: bool
     held: list[events.Handle] | None
@@ -207,7 +207,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise Deadlock(f"{when} nothing is ready and no timer is set; these wait:\n{self.describe_tasks()}")
 
     def describe_tasks(self) -> str:
-        """One line for each pending task of a living process: owner, name, where it waits."""
+        """Returns one line for each pending task of a living process: owner, name, where it waits."""
         lines = []
         for task in sorted(asyncio.all_tasks(self), key=lambda task: getattr(task, "serial", 0)):
             owner = task.process if isinstance(task, SimTask) else None
@@ -286,7 +286,8 @@ _COMPILED = re.compile(r"(\w+?)(?:_(_?[A-Z][A-Za-z0-9]*))?_gen")
 
 
 def _name_of(coroutine: object) -> str:
-    """The same for both twins, so that a seed has one hash: mypyc's coroutine has a type of its own, and no name."""
+    """Returns a name that is the same for both twins, so that a seed has one hash: mypyc's coroutine has a type of its
+    own, and no name."""
     name = getattr(coroutine, "__qualname__", None)
     if isinstance(name, str):
         return name

@@ -239,7 +239,7 @@ class SimServing:
 
 
 class _Connection:
-    """One client's connection at the server."""
+    """A client's connection at the server."""
 
     def __init__(self, server: SimServing, end: End) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""One end of a simulated gRPC stream: coalescing, back-pressure, order, and the four ways in which a stream ends.
+"""An end of a simulated gRPC stream: coalescing, back-pressure, order, and the four ways in which a stream ends.
 
 | ends with | `receive`, after the items that arrived | `send` |
 |---|---|---|

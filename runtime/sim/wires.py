@@ -34,7 +34,7 @@ DIAL_TIMEOUT_S = 20.0
 """A connection attempt into a partition ends after this (as runtime/grpc/client.py)."""
 
 PING_S = 0.0005
-"""Of a ping, each way."""
+"""Seconds of a ping, each way."""
 
 FIRST_PORT = 20000
 _WILDCARDS = ("", "0.0.0.0", "::")
@@ -63,7 +63,7 @@ class NetworkFaults:
 
 
 class Listener(Protocol):
-    """What accepts connections at a port."""
+    """A listener that accepts connections at a port."""
 
     owner: Owner
 
@@ -73,7 +73,7 @@ class Listener(Protocol):
 
 
 class End:
-    """One end of a connection. `receive(message)` and `lost()` are called in its owner's context."""
+    """An end of a connection. `receive(message)` and `lost()` are called in its owner's context."""
 
     def __init__(self, wires: Wires, owner: Owner, number: int) -> None:
         self.owner = owner
@@ -241,7 +241,7 @@ class Wires:
 
     # ------------------------------------------------------------------ pings
     def ping(self, end: End, answer: asyncio.Future[None]) -> None:
-        """There and back: of the connection itself, which no service reads. It draws no number."""
+        """Pings there and back, by the connection itself, which no service reads. It draws no number."""
         self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
 
     def _pinged(self, end: End, at: End, answer: asyncio.Future[None]) -> None:

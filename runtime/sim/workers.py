@@ -36,7 +36,7 @@ class DiskDelays:
 
 
 class SimWorker:
-    """One worker of a simulated process (`runtime.workers.Worker`)."""
+    """A worker of a simulated process (`runtime.workers.Worker`)."""
 
     def __init__(self, name: str, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self.name = name

@@ -87,7 +87,7 @@ class Node:
 
 
 class SimProcess:
-    """One life of a node."""
+    """A life of a node."""
 
     def __init__(self, simulation: Simulation, node: Node) -> None:
         node.lives += 1
@@ -117,7 +117,7 @@ class SimProcess:
 
     @property
     def tasks(self) -> list[SimTask[Any]]:
-        """In the order in which they were made; some of them have ended."""
+        """Returns the tasks in the order in which they were made; some of them have ended."""
         return self._tasks
 
     def adopt(self, task: SimTask[Any]) -> None:
@@ -173,7 +173,7 @@ class Simulation:
         self.wires = Wires(self.loop, self.trace, self.stream("network"))
         self.nodes: dict[str, Node] = {}
         self.complaints: list[str] = []
-        """What asyncio would have logged: unretrieved exceptions of processes that were alive."""
+        """Messages that asyncio would have logged: unretrieved exceptions of processes that were alive."""
         self.on_crash: list[Callable[[str, bool], None]] = []
         """Called at every death of a process: (node, whether the machine lost power). For observers."""
         self.on_task: Callable[[str, SimTask[Any]], None] | None = None

@@ -40,7 +40,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Listening:
-    """What `listen` returns."""
+    """The listening sockets that `listen` returns."""
 
     def __init__(self, server: asyncio.Server | TlsDoor) -> None:
         self._server = server
@@ -51,7 +51,7 @@ class Listening:
 
     @property
     def handshakes(self) -> Strangers | None:
-        """Of TLS, under way."""
+        """Returns the handshakes of TLS that are under way."""
         return self._server.handshakes if isinstance(self._server, TlsDoor) else None
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class TlsDoor:
 
 
 class _Handshake:
-    """One that is under way."""
+    """A handshake that is under way."""
 
     is_busy = False
 
@@ -170,7 +170,7 @@ def _is_name(host: str) -> bool:
 
 
 async def _all_bound(endpoint: Endpoint) -> list[socket.socket]:
-    """One socket, or one for each address of a name."""
+    """Returns one socket, or one for each address of a name."""
     if not _is_name(endpoint.host):
         return [_bound(endpoint)]
     found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)

@@ -21,10 +21,12 @@ from ..memory.descriptors import PROCESS
 from ..network import network_of
 
 STRANGERS_MIN = 16
-"""Of a port, however few connections it may have."""
+"""Strangers that a port may have, however few connections it may have."""
 
 
 class Stranger(Protocol):
+    """A connection whose caller is not known."""
+
     @property
     def is_busy(self) -> bool: ...
 
@@ -34,7 +36,7 @@ class Stranger(Protocol):
 
 
 class Strangers:
-    """Of one port, in one stage: in the handshake, or after it."""
+    """The strangers of one port, in one stage: in the handshake, or after it."""
 
     def __init__(self, limits: Limits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))

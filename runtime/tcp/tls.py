@@ -31,8 +31,8 @@ def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLCon
 
 
 def caller_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Of a connection that is made: the other end is verified, by `ca` or the system's authorities, and is shown the
-    certificate, when there is one. InvalidConfiguration."""
+    """Returns the context of a connection that is made: the other end is verified, by `ca` or the system's authorities,
+    and is shown the certificate, when there is one. InvalidConfiguration."""
     try:
         context = ssl.create_default_context(cafile=tls.ca or None)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
