@@ -168,7 +168,8 @@ class SecuredNetwork:
 
 
 def _own_access(settings: SecuritySettings) -> CallerAccess:
-    """What this broker brings to another: its token, where it has one, and its certificate, where callers need one."""
+    """Returns what this broker brings to another: its token, where it has one, and its certificate, where callers need
+    one."""
     tls, token = settings.tls, settings.broker.token
     files = None
     if tls is not None:

@@ -38,6 +38,8 @@ FILES = (
 
 
 class Made(NamedTuple):
+    """The files that were made."""
+
     folder: Path
     files: list[str]
 
@@ -99,7 +101,7 @@ def hand_out(folder: Path, servers: Path) -> list[str]:
 
 
 def _united(source: Path, target: Path) -> bytes:
-    """What was revoked in either place: at a server too, in a hurry."""
+    """Returns what was revoked in either place: at a server too, in a hurry."""
     lines = source.read_bytes().splitlines(keepends=True)
     there = target.read_bytes().splitlines(keepends=True) if target.exists() else []
     return b"".join([*lines, *(line for line in there if line not in lines)])
@@ -196,7 +198,8 @@ def drop_old(path: Path) -> None:
 
 
 def _authority(key: Any, now: datetime.datetime) -> Any:
-    """Its name is its own: of two authorities with one name, TLS tries one only."""
+    """Returns the certificate of a new authority with a name of its own: of two authorities with one name, TLS tries
+    one only."""
     return _certificate(f"magnetar authority {secrets.token_hex(4)}", None, key, None, key, now, AUTHORITY_DAYS)
 
 

@@ -78,7 +78,7 @@ class BasicProvider:
         return found
 
     def lapsed(self, principal: Principal) -> str:
-        """As a guard's, for a principal of this provider."""
+        """Returns why the principal has lapsed, like a guard's, for a principal of this provider; empty: it has not."""
         hashed = self._users.current().get(principal.name)
         same = hashed is not None and hmac.compare_digest(principal.proof, self._proof(hashed))
         return "" if same else "the user or its password has changed"
@@ -147,7 +147,7 @@ def _read(source: str) -> Mapping[str, str]:
 
 
 def _verify(users: Mapping[str, str], key: bytes, user: str, password: bytes) -> bool:
-    """In a worker."""
+    """Whether the password is the user's. Called in a worker."""
     hashed = users.get(user)
     if hashed is None and users:
         number = int.from_bytes(hmac.digest(key, user.encode(), hashlib.sha256)[:8], "big")

@@ -81,7 +81,7 @@ class MemberGuard:
 
 
 def role_of(principal: Principal) -> str:
-    """Of a member; of others the empty text."""
+    """Returns the role of a member; of others the empty text."""
     return principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
 
 
@@ -112,7 +112,7 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
 
 
 def tls_files(settings: MembersSection, role: str) -> TlsFiles:
-    """Of the members' folder. InvalidConfiguration: the role's are missing."""
+    """Returns the role's files in the members' folder. InvalidConfiguration: they are missing."""
     folder = Path(settings.folder)
     found = TlsFiles(str(folder / f"{role}.pem"), str(folder / f"{role}-key.pem"), settings.ca)
     if not os.path.exists(found.certificate):

@@ -148,7 +148,7 @@ class _Issuer:
         return self._fetching
 
     def _ask(self) -> dict[str, object]:
-        """In the worker."""
+        """Asks the issuer for its keys, in the worker."""
         found = self._client.ask(self._name.removesuffix("/") + DISCOVERY)
         if found.get("issuer") != self._name:
             raise Unavailable("its discovery document is of another issuer")

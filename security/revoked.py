@@ -51,7 +51,8 @@ def read(path: str) -> frozenset[str]:
 
 
 def id_of(token: str) -> str:
-    """Its `jti`; the signature is not verified. Unauthenticated: it is no token; InvalidRequest: it has no such id."""
+    """Returns the `jti` of a token; the signature is not verified. Unauthenticated: it is no token; InvalidRequest: it
+    has no such id."""
     found = unverified_parts(token)[1].get("jti")
     if not isinstance(found, str):
         raise InvalidRequest("the token has no id (jti): revoke its role, or replace the key of tokens")

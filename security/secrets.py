@@ -15,7 +15,7 @@ import stat
 from ..proto.errors import InvalidConfiguration
 
 SECRET_BYTES_MAX = 64 << 10
-"""Of a file or variable: a key of RSA 16,384 has about 13,000."""
+"""Most bytes of a file or variable: a key of RSA 16,384 has about 13,000."""
 NAME_MAX = 80
 """Characters of a file's name that an error shows; tokens are longer."""
 
@@ -65,7 +65,8 @@ def read_secret(source: str) -> Secret:
 
 
 def shown(source: str) -> str:
-    """What errors and logs name of a source: a person may have written the secret itself where its path belongs."""
+    """Returns what errors and logs name of a source: a person may have written the secret itself where its path
+    belongs."""
     if source.startswith("data:"):
         return "the secret given inline"
     name = os.path.basename(source)

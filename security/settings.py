@@ -84,11 +84,13 @@ ISSUERS_MAX = 5
 ALGORITHMS = (
     "HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"
 )  # fmt: skip
-"""Of tokens. Those that begin with HS are of a secret key, the others of a public one."""
+"""Algorithms of tokens. Those that begin with HS are of a secret key, the others of a public one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSection:
+    """The section [tls]: certificates of the broker and of its clients."""
+
     certificate: str = ""
     key: str = ""
     ca: str = ""
@@ -97,12 +99,16 @@ class TlsSection:
 
 @dataclass(frozen=True, slots=True)
 class CertificateSection:
+    """The section [certificate]: callers with client certificates."""
+
     cluster: str = ""
     common_name: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSection:
+    """The section [token]: callers with JSON Web Tokens."""
+
     secret_key: str = field(default="", repr=False)  # it may be the secret itself, as data:
     public_key: str = ""
     algorithm: str = ""
@@ -115,11 +121,15 @@ class TokenSection:
 
 @dataclass(frozen=True, slots=True)
 class BasicSection:
+    """The section [basic]: callers with passwords."""
+
     file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class OidcSection:
+    """The section [oidc]: callers with tokens of OpenID Connect."""
+
     issuers: tuple[str, ...] = ()
     audiences: tuple[str, ...] = ()
     role_claim: str = "sub"
@@ -130,22 +140,30 @@ class OidcSection:
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationSection:
+    """The section [authentication]: callers without credentials."""
+
     anonymous_role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationSection:
+    """The section [authorization]."""
+
     super_users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSection:
+    """The section [broker]: a broker's identity at other brokers."""
+
     token: str = field(default="", repr=False)
     ca: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MembersSection:
+    """The section [members]: the members of the cluster."""
+
     folder: str = ""
     ca: str = ""
     cluster: str = ""
@@ -153,6 +171,8 @@ class MembersSection:
 
 @dataclass(frozen=True, slots=True)
 class ZookeeperSection:
+    """The section [zookeeper]: the access to ZooKeeper."""
+
     ca: str = ""
     certificate: str = ""
     key: str = ""
@@ -161,6 +181,8 @@ class ZookeeperSection:
 
 @dataclass(frozen=True, slots=True)
 class AuditSection:
+    """The section [audit]: the audit log."""
+
     file: str = ""
 
 
@@ -179,6 +201,8 @@ _PATHS = {("tls", "certificate"), ("tls", "key"), ("tls", "ca"), ("token", "secr
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
+    """The settings of security: one field for each section."""
+
     tls: TlsSection | None = None
     certificate: CertificateSection | None = None
     token: TokenSection | None = None

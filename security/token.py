@@ -31,7 +31,7 @@ TOKEN_CHARACTERS_MAX = 16 << 10
 NEAR_MS = 120_000
 """Around a whole hour: clocks and lifetimes are not exact."""
 SECRET_BYTES_MIN = 32
-"""Of an HMAC key, as RFC 7518 asks for HS256."""
+"""Least bytes of an HMAC key, as RFC 7518 asks for HS256."""
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 16_384
 KEYS_MAX = 4
 """Public keys in one file: each is tried, so a wrong token costs that many verifications."""
@@ -68,7 +68,7 @@ class TokenProvider:
         return found
 
     def lapsed(self, principal: Principal) -> str:
-        """As a guard's, for a principal of this provider."""
+        """Returns why the principal has lapsed, like a guard's, for a principal of this provider; empty: it has not."""
         known = [hmac.compare_digest(principal.proof, proof) for proof in self._verifier.current().proofs]
         return "" if any(known) else "the key of its token is replaced"
 
@@ -105,7 +105,7 @@ class TokenVerifier:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """What of a token's claims is looked at. `audiences`: any of them; empty: the claim is ignored, as in Pulsar."""
+    """The claims of a token that are checked. `audiences`: any of them; empty: the claim is ignored, as in Pulsar."""
 
     role_claim: str = "sub"
     audience_claim: str = "aud"
@@ -275,7 +275,7 @@ def _public_key(source: str, data: bytes) -> tuple[Any, tuple[str, ...]]:
 
 
 def algorithms_of(key: object) -> tuple[str, ...]:
-    """What a public key may verify; empty: it is of another kind, or weak."""
+    """Returns the algorithms that a public key may verify; empty: it is of another kind, or weak."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
     if isinstance(key, rsa.RSAPublicKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
