@@ -1,4 +1,4 @@
-"""Who a query is, and whom it trusts: the SDK's credentials as options, from the environment and from a profile.
+"""The access of a query: the SDK's credentials as options, from the environment and from a profile.
 
 | option | environment | profile | what |
 |---|---|---|---|
@@ -48,16 +48,16 @@ _NAMES = {
 _CREDENTIALS = {"token", "tls.certificate.file", "tls.private.key.file", "auth.plugin", "auth.params"}
 _PLACES = ("file:", "env:")
 _TOKEN_HEAD = "eyJ"
-"""What each JWT begins with."""
+"""Beginning of each JWT."""
 NAME_MAX = 200
 """Characters of a place that an error shows; a token may be longer."""
 FILE_BYTES_MAX = 1 << 20
-"""Of a file that is named; keys and chains of certificates have some thousands."""
+"""Most bytes of a file that is named; keys and chains of certificates have some thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Of one query. Its repr has no credential."""
+    """The access of one query. Its repr has no credential."""
 
     url: str
     token: str = field(default="", repr=False)  # where it is (`_PLACES`), or a token
@@ -114,7 +114,7 @@ class Access:
 
 
 def parse(found: dict[str, str]) -> Access:
-    """Of options by their canonical names. What is not said is filled in. InvalidConfiguration."""
+    """Parses options by their canonical names. What is not said is filled in. Raises InvalidConfiguration."""
     profile = _profile(found)
     said = {name: value for name in OPTIONS if (value := found.get(name, "").strip())}
     _token_of_plugin(said)
@@ -171,7 +171,7 @@ def _token_of_plugin(said: dict[str, str]) -> None:
 
 
 def _secret(text: str) -> str:
-    """What it says, or what its place holds now. InvalidConfiguration: nothing that can be read."""
+    """Returns the text, or what its place holds now. InvalidConfiguration: nothing that can be read."""
     if not text.startswith(_PLACES):
         return text
     found = _held(text)
@@ -198,7 +198,7 @@ def _held(place: str) -> bytes | None:
 
 
 def digest(places: Iterable[str]) -> str:
-    """Of what they hold now: the same path with another key in it is another key."""
+    """Returns the digest of what the places hold now: the same path with another key in it is another key."""
     found = hashlib.sha256()
     for place in places:
         content = _held(place) or b""

@@ -68,7 +68,7 @@ class MagnetarDataSource(DataSource):
 
 
 def _columns(options: SourceOptions) -> StructType:
-    """Of a query that names none."""
+    """Returns the columns of a query that names none."""
     from . import rows
 
     if not options.by_registry:

@@ -46,7 +46,7 @@ _LOG = logging.getLogger("magnetar.spark")
 TASK_TIMEOUT_S = 900.0
 """From a task's first row to its last receipt: the longest that a cluster allows by default."""
 KEPT_BYTES_MAX = 64 << 20
-"""Of a task's rows with sendAtEnd. Until they are sent, readers of the topic do not wait for the task."""
+"""Most bytes of a task's rows with sendAtEnd. Until they are sent, readers of the topic do not wait for the task."""
 OUTCOME_S = 120.0
 """How long the driver asks what became of a commit that got no answer."""
 BETWEEN_QUESTIONS_S = 1.0
@@ -55,7 +55,7 @@ _QUERY, _NUMBER = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 class Written(WriterCommitMessage):
-    """What a task reports to the driver: how many of its rows are stored, and in which transaction of which batch."""
+    """The report of a task to the driver: how many of its rows are stored, and in which transaction of which batch."""
 
     def __init__(
         self, rows: int, batch: Batch | None = None, txn: str | None = None, *, is_already: bool = False
@@ -67,7 +67,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) -> Batch | None:
-    """That of the task that runs here; None: it writes at least once."""
+    """Returns the batch of the task that runs here; None: it writes at least once."""
     once, context = options.once, TaskContext.get()
     if once is None:
         return None

@@ -1,4 +1,4 @@
-"""What a trigger reads: pure decisions on index ranges. No I/O here.
+"""The decisions on what a trigger reads, from index ranges. Pure. No I/O here.
 
 An offset is one index per partition: that of the first unread message. Spark compares offsets as JSON text, so the JSON
 form (`to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A partition that is missing
@@ -26,7 +26,7 @@ Partition = tuple[str, int]
 Index = dict[Partition, int]
 
 Incarnations = Mapping[Partition, int]
-"""When each partition was made; one that is missing, or 0: not known."""
+"""Time at which each partition was made; one that is missing, or 0: not known."""
 
 UNKNOWN: Incarnations = {}
 
@@ -38,7 +38,7 @@ _PART = "-partition-"
 
 
 class Available(NamedTuple):
-    """What a broker has of one partition."""
+    """The messages that a broker has of one partition."""
 
     earliest: int
     end: int
@@ -110,8 +110,8 @@ def to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, i
 
 
 def report(index: Index, available: Mapping[Partition, Available]) -> dict[str, Any]:
-    """What is there, and how far a query that is at `index` lags: `latestOffset` of a source in the progress of its
-    query. Spark takes no other metrics of a source in Python."""
+    """Returns what is there, and how far a query that is at `index` lags: `latestOffset` of a source in the progress of
+    its query. Spark takes no other metrics of a source in Python."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
     by_topic: dict[str, int] = {}
     for (topic, _), messages in sorted(waiting.items()):
@@ -140,7 +140,7 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
 
 
 def incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
-    """Of the partitions of an offset, as far as it names them. InvalidRequest."""
+    """Returns the incarnations of the partitions of an offset, as far as it names them. Raises InvalidRequest."""
     index = from_json(offset)
     try:
         named = {name: operator.index(at) for name, at in offset.get(INCARNATIONS, {}).items()}
@@ -185,8 +185,8 @@ def ranges(
     start: Index, end: Index, available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN,
     planned: Incarnations = UNKNOWN,
 ) -> tuple[list[Range], list[Lost]]:  # fmt: skip
-    """What can be read between two offsets, and what cannot be read any more. `begun`, `planned`: the incarnations that
-    start and end are of.
+    """Returns what can be read between two offsets, and what cannot be read any more. `begun`, `planned`: the
+    incarnations that start and end are of.
 
     Two incarnations, or an end before its start, mean that the topic was made again since the checkpoint (`restarted`):
     it is read from its earliest message, and the old topic's messages are lost. An end of another incarnation than what

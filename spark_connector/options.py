@@ -359,7 +359,7 @@ def _settings(
 
 
 def _identity(found: Mapping[str, str], access: Access, *more: object) -> str:
-    """Of all that is said, whatever it is used for: a query never uses what another one was given."""
+    """Returns a digest of all that is said, whatever it is used for: a query never uses what another one was given."""
     said = json.dumps([sorted(found.items()), astuple(access), *more])
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 

@@ -44,7 +44,7 @@ _OF_PROCESS: dict[tuple[int, str], Topics] = {}
 
 
 def topics(options: SourceOptions) -> Topics:
-    """This process' connection for a query."""
+    """Returns this process' connection for a query."""
     key, held = (os.getpid(), options.identity), digest(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.held != held:  # a key or a credential of its files is another one now
@@ -106,7 +106,7 @@ class Topics:
 
     @property
     def listed(self) -> Mapping[Partition, TopicName]:
-        """Those of the last answer of `available`."""
+        """Returns the partitions of the last answer of `available`."""
         return self._partitions
 
     async def _discover(self) -> dict[Partition, TopicName]:
@@ -140,8 +140,8 @@ class Topics:
         return [TopicName.parse(part) for part in await self._admin.parts(topic.full)]
 
     def available(self, *, anew: bool = False) -> dict[Partition, Available]:
-        """What each partition has now. First makes the durable subscription, if any, before data are trimmed. `anew`:
-        of partitions that are listed now; else so when one of those that were known is gone."""
+        """Returns what each partition has now. First makes the durable subscription, if any, before data are trimmed.
+        `anew`: of partitions that are listed now; else so when one of those that were known is gone."""
         try:
             replies = self._run(self._all_offsets(self.partitions(anew=anew)))
         except (TopicNotFound, NotAllowed):
@@ -214,12 +214,12 @@ class Topics:
             self._run(entries.aclose())
 
     def newest_schemas(self) -> dict[str, Typed]:
-        """Of each topic. InvalidConfiguration."""
+        """Returns the newest schema of each topic. Raises InvalidConfiguration."""
         names = sorted({topic for topic, _ in self.partitions(anew=True)})
         return {name: newest(name, self.schemas(name)) for name in names}
 
     def schemas(self, topic: str) -> list[TopicSchema]:
-        """Those of a topic that are not deleted."""
+        """Returns the schemas of a topic that are not deleted."""
         return self._run(self._admin.schemas(topic))
 
     def reader(self, topic: str, wanted: StructType) -> Typed:
@@ -227,7 +227,7 @@ class Topics:
         return reader(topic, self.schemas(topic), wanted)
 
     def schema(self, topic: str, version: int) -> SchemaInfo:
-        """That version of a topic's schema, deleted or not. SchemaNotFound."""
+        """Returns that version of a topic's schema, deleted or not. Raises SchemaNotFound."""
         return self._run(self._admin.schema(topic, version)).schema
 
     def is_there(self, part: Part) -> None:

@@ -345,7 +345,7 @@ def _counting(count: int) -> pa.Array:
 
 
 def _message_id(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    """What the messages of an entry share, and the number in its batch after it."""
+    """Returns the column of message ids: what the messages of an entry share, and the number in its batch after it."""
     partition = builder.message_partition
     shared = [
         MessageIdData(ledgerId=run.entry.ledger_id, entryId=run.entry.entry_id, partition=partition).SerializeToString()
@@ -377,7 +377,7 @@ def _publish_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _publish_time_within(builder: RowBuilder) -> pa.Array:
-    """In µs, within the years that a column has."""
+    """Returns the publish times in µs, within the years that a column has."""
     exact = [_signed(run.entry.publish_ms) for run in builder.runs]
     nearest = [min(max(ms, TIME_MS_MIN), TIME_MS_MAX) for ms in exact]
     pairs = zip(builder.runs, nearest, exact, strict=True)

@@ -66,7 +66,7 @@ PENDING_MAX = 40_000
 """Rows without an acknowledgement in a task; Spark passes 10,000 at a time, so four batches of acks overlap it."""
 
 ADMIN_TIMEOUT_S = 30.0
-"""Of the question for the topic's schemas, when the query starts."""
+"""Seconds that the question for the topic's schemas may take, when the query starts."""
 
 _NOW = SystemClock().monotonic
 BEGUN_S = 60.0
@@ -111,7 +111,7 @@ def _same(found: DataType, wanted: DataType) -> bool:
 
 
 class _Task:
-    """One task's producers, on an event loop that runs while this task waits."""
+    """A task's producers, on an event loop that runs while this task waits."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
         """`schema`: of the topic, by which the rows are encoded; None: they have a column `value`."""
@@ -140,7 +140,7 @@ class _Task:
         self._in_txn = Extras()
 
     def begin(self, batch: Batch) -> bool:
-        """What is sent from here on belongs to the batch. False: the sink has that batch already."""
+        """Begins the batch: what is sent from here on belongs to it. False: the sink has that batch already."""
         self._txn = self._loop.run_until_complete(self._client.batch_transaction(batch, TASK_TIMEOUT_S))
         self._in_txn = Extras(txn=self._txn)
         return self._txn is not None
@@ -288,7 +288,7 @@ def _compression(name: str) -> CompressionType:
 
 
 def _key(key: bytes | None) -> tuple[str | None, bytes | None]:
-    """As text if it is text; else as bytes."""
+    """Returns the key as text if it is text; else as bytes."""
     if key is None:
         return None, None
     try:
@@ -447,7 +447,7 @@ def _planned(
 
 
 def _check_types(schema: StructType) -> None:
-    """Of the columns beside those of the topic's schema."""
+    """Checks the types of the columns besides those of the topic's schema."""
     for field in schema:
         allowed = _TYPES.get(field.name.removeprefix(META)) if field.name in encoding.METADATA else None
         if allowed is not None and not any(_same(field.dataType, one) for one in allowed):

@@ -55,13 +55,13 @@ _LOG = logging.getLogger("magnetar.spark")
 QUERY_ID = "sql.streaming.queryId"
 """Spark's property of a task: the id that a query has in its checkpoint, over all restarts."""
 QUERY_PREFIX = "spark-query-"
-"""Of the names of subscriptions that queries have of their own; `magnetar spark` knows them by it."""
+"""Beginning of the names of subscriptions that queries have of their own; `magnetar spark` knows them by it."""
 
 
 class RangePartition(InputPartition):
-    """One task: messages `first` … `end - 1` of one partition of a topic, in the incarnation that was planned. `done`:
-    of the first task of a partition, the index before which all earlier batches are committed. `name`: of the
-    partition, as the driver knows it; empty: the topic has no partitions."""
+    """A task: messages `first` … `end - 1` of one partition of a topic, in the incarnation that was planned. `done`: of
+    the first task of a partition, the index before which all earlier batches are committed. `name`: of the partition,
+    as the driver knows it; empty: the topic has no partitions."""
 
     def __init__(self, range_: Range, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)
@@ -214,7 +214,8 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
 
 
 def _look_at_gaps(options: SourceOptions, asked: Topics, task: RangePartition, gaps: list[tuple[int, int]]) -> None:
-    """What an aborted transaction wrote keeps its indexes, and has no rows. All else that is missing is lost."""
+    """Checks missing messages: those of an aborted transaction keep their indexes, and have no rows; all others are
+    lost. Raises DataLost, or warns."""
     first, end = gaps[0][0], gaps[-1][1]
     missing = sum(after - at for at, after in gaps)
     lost = missing - asked.aborted(task.part, first, end)
@@ -235,7 +236,8 @@ def _made(available: Mapping[Partition, Available]) -> dict[Partition, int]:
 
 
 def _up_to(target: Available, there: Available) -> Available:
-    """Of a partition that was made anew since the target was set, nothing was there then."""
+    """Returns `there` up to the target; of a partition that was made anew since the target was set, nothing was there
+    then."""
     if decide.differ(target.incarnation, there.incarnation):
         return there._replace(end=there.earliest, bytes=0)
     return there._replace(end=min(there.end, target.end))

@@ -35,9 +35,9 @@ Decode = Callable[[bytes], Any]
 PIECE_ROWS = 2000
 """Rows that are objects at once: 20,000 of them do not fit into the caches of a processor, and cost a tenth more."""
 WRONG_PAYLOAD = (ValueError, RecursionError, InvalidMessage)
-"""What decoding raises: msgspec's errors are ValueErrors, or RecursionError for what is too deep."""
+"""Errors of decoding: msgspec's errors are ValueErrors, or RecursionError for what is too deep."""
 WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
-"""What Arrow raises for a value that its type cannot hold."""
+"""Errors of Arrow for a value that its type cannot hold."""
 
 
 class Versions(Protocol):
@@ -78,14 +78,15 @@ Build = Callable[[Rows, pa.DataType], pa.Array]
 
 
 class Decoding:
-    """Of one topic, for one task. `columns_of` gives what builds the columns that a query names, and no others."""
+    """The decoding of one topic, for one task. `columns_of` gives what builds the columns that a query names, and no
+    others."""
 
     def __init__(self, reader: Typed, versions: Versions, *, is_strict: bool) -> None:
         self._reader, self._versions, self._is_strict = reader, versions, is_strict
         self._cells: dict[str, pa.Array] = {}
 
     def columns_of(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
-        """What builds each of these columns of a batch; all are decoded when the first is asked for."""
+        """Returns a function for each of these columns that builds it; all are decoded when the first is asked for."""
         wanted = dict(zip(names, types, strict=True))
         if self._reader.info.type is SchemaType.JSON:
             self._reader = self._reader._replace(record=narrowed(self._reader.record, wanted))

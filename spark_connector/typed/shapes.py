@@ -76,6 +76,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Field:
+    """A field of a record: its name, its type, and its default."""
+
     name: str
     shape: Shape
     has_default: bool = False
@@ -126,7 +128,7 @@ _TIMES: dict[str, tuple[str, DataType, pa.DataType]] = {
 
 
 def record_of(info: SchemaInfo) -> Record:
-    """Of a schema of type AVRO or JSON. InvalidSchema: columns cannot be made of it."""
+    """Returns the record of a schema of type AVRO or JSON. InvalidSchema: columns cannot be made of it."""
     parsed = avro_definition(info)
     try:
         return _Shapes(names_of(parsed), json_=info.type is SchemaType.JSON).top(parsed)
