@@ -1,4 +1,5 @@
-"""Where a C compiler is, mypyc compiles the hot paths. The pure Python of the same files stays the reference.
+"""The build: where a C compiler is, mypyc compiles the hot paths. The pure Python of the same files stays the
+reference.
 
     pip install .                         compiles the modules of HOT, and installs their Python too
     MAGNETAR_COMPILE=0 pip install .      compiles nothing
@@ -114,8 +115,8 @@ HOT = [
     "runtime/peer/outbox.py",
     "runtime/tcp/share.py",
 ]
-"""What runs for each message: in a client, and in a server from gRPC through the session, the topic and the
-ledger to the bookie's journal, and back through the cursor and the dispatcher to the consumer. Not among them:
+"""Modules whose code runs for each message: in a client, and in a server from gRPC through the session, the topic and
+the ledger to the bookie's journal, and back through the cursor and the dispatcher to the consumer. Not among them:
 
 - what another class derives from, unless that is here too: mypyc's classes are closed. So `runtime/grpc` and
   `runtime/http2` are all here, or none of them; the shapes of a log are not;
@@ -256,7 +257,8 @@ class Compile(build_ext):
             say(f"compiled {len(HOT)} modules in {time.monotonic() - began:.0f} s")
 
     def build_extensions(self) -> None:
-        """One extension has nearly all the sources, and setuptools compiles those of one in turn."""
+        """Compiles sources in parallel: one extension has nearly all of them, and setuptools compiles those of one in
+        turn."""
         in_turn = self.compiler.compile
 
         def compile_(sources: list[str], **options: Any) -> list[str]:
@@ -269,7 +271,7 @@ class Compile(build_ext):
 
 
 def say(line: str) -> None:
-    """To the terminal as well: pip shows what a build prints with `-v` only."""
+    """Prints to the terminal as well: pip shows what a build prints with `-v` only."""
     print(f"magnetar: {line}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
         print(f"magnetar: {line}", file=terminal)
