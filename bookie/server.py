@@ -309,7 +309,7 @@ class Bookie:
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def histograms(self) -> dict[str, Histogram]:
-        """By the names under which cli/metrics/samples.py shows them."""
+        """Returns the histograms by the names under which cli/metrics/samples.py shows them."""
         return {**self._store.histograms(), **self._service.histograms()}
 
     @property

@@ -234,7 +234,7 @@ async def _in_parts(ledgers: Sequence[int], read: Callable[[int], Awaitable[T]])
 
 
 def _share(record: LedgerRecord, bookies: set[str]) -> int:
-    """About how many bytes of a closed ledger are on these bookies, as if its fragments had equal sizes."""
+    """Returns about how many bytes of a closed ledger are on these bookies, as if its fragments had equal sizes."""
     slots = sum(bookie in bookies for fragment in record.fragments for bookie in fragment.bookies)
     copies = record.ensemble_size * len(record.fragments)
     return record.length * record.write_quorum * slots // copies

@@ -108,7 +108,7 @@ class BookieAdmin:
         self._verbs |= verbs
 
     async def answer(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
-        """`local`: the request comes from this machine. ValueError: the request is no JSON object with a verb."""
+        """Answers a request. `local`: it comes from this machine. ValueError: it is no JSON object with a verb."""
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
@@ -240,7 +240,7 @@ def _log(plan: LogPlan, owners: Mapping[int, Json]) -> Json:
 
 
 def _check_administers(sender: Principal, verb: object) -> None:
-    """Unauthorized."""
+    """Raises Unauthorized if the sender may not use the verb."""
     if sender.kind is not PrincipalKind.MEMBER or sender.name.partition("/")[0] not in ADMINISTRATORS:
         raise Unauthorized(f"{sender} may not ask for {verb!r}: an operator or a broker may")
 

@@ -69,7 +69,7 @@ class LedgerState(NamedTuple):
     last: int
 
     def __repr__(self) -> str:
-        """Without the key, because a repr may reach a log."""
+        """Leaves the key out, because a repr may reach a log."""
         return f"LedgerState({self.ledger}, fenced={self.fenced}, lac={self.lac}, last={self.last})"
 
 

@@ -117,7 +117,8 @@ class IndexFile:
                 offset += extent.table_bytes
 
     def table(self, place: ExtentPlace) -> Table | Damage:
-        """Read twice before it is called damaged: the scrubber writes a table again in its place."""
+        """Returns the table of an extent. It is read twice before it is called damaged: the scrubber writes a table
+        again in its place."""
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
             found = index.decode_table(place.extent, data)
@@ -139,7 +140,7 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | Gone:
 
 
 def extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | Gone]:
-    """All extents of a log, in the order of its index."""
+    """Yields all extents of a log, in the order of its index."""
     opened = open_index(snapshot, log)
     if not isinstance(opened, IndexFile):
         yield opened

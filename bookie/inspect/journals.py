@@ -48,7 +48,7 @@ class Block(NamedTuple):
         return self.offset + self.header.padded_bytes
 
     def places(self) -> Iterator[tuple[int, JournalRecord]]:
-        """Each record with its offset in the file."""
+        """Yields each record with its offset in the file."""
         offset = self.offset + BLOCK_HEADER_BYTES
         for record in self.records:
             yield offset, record
@@ -78,7 +78,7 @@ def journals(snapshot: Snapshot) -> list[int]:
 
 
 def spares(snapshot: Snapshot) -> list[str]:
-    """Recycled segments that wait for their next use, and one that is being zero-filled."""
+    """Returns the recycled segments that wait for their next use, and one that is being zero-filled."""
     path = snapshot.path(JOURNAL)
     if not snapshot.files.exists(path):
         return []
@@ -121,7 +121,7 @@ def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
 
 
 def _header(snapshot: Snapshot, file: Readable, number: int) -> tuple[FileHeader | None, Damage | None]:
-    """Either copy of the header, and what is wrong with the first that is not whole."""
+    """Returns either copy of the header, and what is wrong with the first that is not whole."""
     first, second = (header_of(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
     if isinstance(first, Damage):
         return None if isinstance(second, Damage) else second, first

@@ -87,7 +87,7 @@ class StoreSummary(NamedTuple):
 
 
 def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | Gone:
-    """From the heads of the index; the log's records are not read."""
+    """Summarizes a log from the heads of its index; the log's records are not read."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
     if size is None:

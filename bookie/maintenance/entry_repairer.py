@@ -48,7 +48,7 @@ class EntryRepairer:
         self._asked.set()
 
     async def keep(self) -> None:
-        """For ever."""
+        """Repairs entries for ever."""
         pause_s = PAUSE_S
         while True:
             try:

@@ -49,7 +49,7 @@ _LOG = logging.getLogger("magnetar.bookie.maintenance")
 DELETED_SHARE_MAX = 0.5
 """Share of the ledgers here. When more of them were deleted, they wait for `doubt_s`."""
 DELETED_MIN = 10
-"""No share applies to fewer deleted ledgers than this: of few ledgers any number is a large share."""
+"""Fewest deleted ledgers to which a share applies: of few ledgers any number is a large share."""
 NAMED_MAX = 5
 """Unexplained ledgers that the log names."""
 _PART = 4096
@@ -58,7 +58,7 @@ _READS_MAX = 64
 
 
 class GarbageRefusal(enum.Enum):
-    """Why a pass deleted no ledger although some are missing from the metadata."""
+    """The reason why a pass deleted no ledger although some are missing from the metadata."""
 
     LIMBO = "the store may have lost entries and is being repaired"
     UNEXPLAINED = "the metadata has no record of them, and none of their deletion"
@@ -180,7 +180,8 @@ class Collector:
         }  # fmt: skip
 
     async def keep(self) -> None:
-        """The first pass comes one interval after the start: clients that waited for the bookie are served first."""
+        """Collects garbage for ever. The first pass comes one interval after the start: clients that waited for the
+        bookie are served first."""
         await asyncio.sleep(self._schedule.pass_s)
         await self._schedule.load()
         while True:
@@ -201,7 +202,7 @@ class Collector:
 
     # ------------------------------------------------------------------------------------ the pass
     async def _delete_dead(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
-        """(number of missing ledgers, why none got a tombstone, those that got one)."""
+        """Returns (number of missing ledgers, why none got a tombstone, those that got one)."""
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
             self._suspects = {}
@@ -237,7 +238,7 @@ class Collector:
         return len(self._suspects), left, dead
 
     def _refusal(self, missing: BitMap64, deleted: BitMap64) -> GarbageRefusal | None:
-        """Why some of what is missing stays; told when it is news."""
+        """Returns why some of what is missing stays; logs it when it is news."""
         unexplained = missing - deleted
         refused, kept = (GarbageRefusal.UNEXPLAINED, unexplained) if unexplained else (None, missing)
         if missing and self._went_back():
@@ -252,7 +253,7 @@ class Collector:
         return refused
 
     def _local(self) -> BitMap64:
-        """Every ledger that is here without a tombstone, also one of which only entries are left."""
+        """Returns every ledger that is here without a tombstone, also one of which only entries are left."""
         store = self._store
         local = store.descriptors.ids()
         for number in store.index.logs():

@@ -69,7 +69,7 @@ class LimboExit:
 
     @property
     def upto(self) -> int:
-        """-1: not in limbo."""
+        """Returns the largest ledger in limbo; -1: the bookie is not in limbo."""
         return self._store.descriptors.limbo_upto
 
     async def keep(self) -> None:

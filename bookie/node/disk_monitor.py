@@ -157,7 +157,7 @@ class DiskMonitor:
         return f", fewer than the {floor} of {why}: read-only{never}"
 
     async def run(self) -> None:
-        """For ever."""
+        """Watches the disk for ever."""
         while True:
             try:
                 async with asyncio.timeout(self._interval_s):

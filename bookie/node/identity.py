@@ -318,7 +318,8 @@ def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
 
 # ------------------------------------------------------------------------------------------ what an operator says
 async def forget(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """The bookie's data is lost for good: a new bookie may take its place, and its directory never starts again.
+    """Forgets a bookie whose data is lost for good: a new bookie may take its place, and its directory never starts
+    again.
 
     NotFound; Busy while it is registered, or starts. Ledgers on it keep their records and have one copy less. A bookie
     registers only while its cookie exists (registration.py), and the cookie is deleted only while no bookie is
@@ -346,7 +347,7 @@ async def move(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord
 
 
 async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """The metadata was restored on purpose: the bookie's next start accepts it as it is.
+    """Makes the bookie's next start accept the metadata as it is: it was restored on purpose.
 
     NotFound; Busy while it is registered. The next start is in limbo: it compares what was deleted or written since.
     """
@@ -355,7 +356,7 @@ async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 
 _ACCEPT = 1 << 60
-"""More starts than any directory counts: so its cookie always lags, and it starts in limbo."""
+"""Number of starts that no directory reaches: so its cookie always lags, and it starts in limbo."""
 
 
 async def _stopped(metadata: MetadataStore, bookie: str) -> CookieRecord:

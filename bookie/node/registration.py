@@ -35,7 +35,7 @@ from ...runtime.world import World
 _LOG = logging.getLogger("magnetar.bookie.node")
 
 ALIVE_S = 2.0
-"""For an answer of the process that is registered already."""
+"""Seconds to wait for an answer of the process that is registered already."""
 
 ATTEMPTS_MAX = 10
 FREE_DRIFT = 0.05
@@ -54,7 +54,8 @@ class Registration:
         record: Callable[[], Awaitable[records.BookieRecord]],
         trust: Callable[[MetadataStore], Awaitable[None]], clock: Clock,
     ) -> None:  # fmt: skip
-        """`trust` raises when the metadata is older than the bookie has seen it (seen.py)."""
+        """Makes the registration of a bookie. `trust` raises when the metadata is older than the bookie has seen it
+        (seen.py)."""
         self._trust = trust
         self._clock = clock
         self.metadata = metadata  # of the present session
@@ -111,7 +112,7 @@ class Registration:
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 
     async def withdraw(self) -> None:
-        """No client chooses the bookie for a new ledger until it registers again."""
+        """Withdraws the registration: no client chooses the bookie for a new ledger until it registers again."""
         if self._said is not None:
             with contextlib.suppress(NotFound):
                 await self.metadata.delete(paths.bookie(self._said.bookie))
@@ -127,7 +128,7 @@ class Registration:
         return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_DRIFT)
 
     async def keep(self) -> None:
-        """For ever: registers again in a new session when the old one is lost."""
+        """Keeps the bookie registered for ever: registers again in a new session when the old one is lost."""
         while True:
             await self.metadata.wait_session_lost()
             _LOG.warning("the metadata session is lost")

@@ -57,7 +57,7 @@ READS_AT_ONCE = 32
 RECOVERING_S = 30.0
 """Seconds in which a recovery that goes well has ended, many times over."""
 FORGET_PAUSE_S = 30.0
-"""Between two scans that are only to see whether a departed bookie may be forgotten."""
+"""Seconds between two scans that are only to see whether a departed bookie may be forgotten."""
 
 
 class Auditor:
@@ -100,7 +100,7 @@ class Auditor:
         }
 
     async def run(self) -> None:
-        """Until cancelled, or an error of the metadata that is not to be retried: the session is lost."""
+        """Runs until it is cancelled, or an error of the metadata that is not to be retried: the session is lost."""
         try:
             while True:
                 try:
@@ -204,7 +204,7 @@ class Auditor:
         return self._available is not None and (bookie not in before or before[bookie].read_only)
 
     async def _scan(self) -> None:
-        """Every ledger, and every mark of one that is no more."""
+        """Scans every ledger, and every mark of one that does not exist any more."""
         listed = await marks.listed(self._metadata, paths.LEDGERS)
         marked = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
         self._named = {}
@@ -222,7 +222,8 @@ class Auditor:
             await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
-        """`work` for each, `READS_AT_ONCE` at a time. A record that cannot be read stops only its own ledger."""
+        """Does `work` for each ledger, `READS_AT_ONCE` at a time. A record that cannot be read stops only its own
+        ledger."""
         assert callable(work)
         waiting = iter(ledgers)
 
@@ -278,7 +279,8 @@ class Auditor:
         await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else hurried(mark))
 
     async def _look_at_damage(self) -> None:
-        """Each report once: a worker sees to it, and the bookie takes its report back when the entries are whole.
+        """Handles each report of damage once: a worker repairs the entries, and the bookie takes its report back when
+        they are whole.
 
         That of a bookie that is lost goes when nothing is to be at that bookie any more. Should it come back, it
         reports itself what it has quarantined.
@@ -322,7 +324,7 @@ class Auditor:
 
     # ------------------------------------------------------------------------------ checks
     async def _check_all(self) -> None:
-        """For ever: those that were closed first, then all of them, again and again."""
+        """Checks the copies of all ledgers for ever: those that were closed first, then all, again and again."""
         pass_ends = 0.0
         waiting: list[int] = []
         while True:
@@ -342,7 +344,7 @@ class Auditor:
                 await self._pause(max(self._config.audit_interval_s, pass_ends - now))
 
     async def _pause(self, seconds: float) -> None:
-        """Cut short when a ledger was closed."""
+        """Sleeps for so long, or until a ledger was closed."""
         self._closing.clear()
         if not self._closed:
             with contextlib.suppress(TimeoutError):

@@ -36,7 +36,7 @@ from .core.pace import Pace
 READS_AT_ONCE = 16
 """Reads of one batch at the same time: the runs of a striped ledger."""
 BATCHES_PER_S = 64
-"""With a limit a batch is at most such a part of a second of it: many small ones disturb producers less."""
+"""Batches a second, at least, when there is a limit: many small ones disturb producers less."""
 ASK_TIMEOUT_S = 10.0
 """Seconds that a request may take: a bookie that takes longer is neither copied from nor copied to, for a while."""
 BUSY_PAUSE_S = 0.05
@@ -86,7 +86,8 @@ class Copier:
 
     # ------------------------------------------------------------------------------ copying
     async def copy(self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]) -> None:
-        """`copied` is called with the number of bytes as they arrive. CopyFailed; the metadata's errors."""
+        """Copies runs of entries to a bookie. `copied` is called with the number of bytes as they arrive. Raises
+        CopyFailed; the metadata's errors."""
         work = _Batches(runs, _guess(reader.record), self._batch_bytes)
 
         async def keep() -> None:

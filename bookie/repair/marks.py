@@ -47,7 +47,7 @@ async def ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
 
 
 async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
-    """With its version."""
+    """Returns the mark of a ledger with its version."""
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
 
@@ -72,7 +72,8 @@ async def available(store: MetadataStore) -> dict[str, BookieRecord]:
 
 
 async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
-    """By bookie. One whose record cannot be read departs, for that there is one says so, and is not forgotten."""
+    """Returns the departing bookies. One whose record cannot be read departs, for that there is one says so, and is not
+    forgotten."""
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
         path = paths.departing(name)
@@ -85,7 +86,7 @@ async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
 
 
 async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
-    """By bookie, those that can be read."""
+    """Returns the reports of damage by bookie, those that can be read."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
         record = await readable(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
@@ -184,7 +185,7 @@ async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
 
 
 async def records_of(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
-    """Every record directly below the folder that can be read."""
+    """Returns every record directly below the folder that can be read."""
     found: list[R] = []
     for name in await store.children(folder):
         record = await readable(store, f"{folder}/{name}", cls)

@@ -83,7 +83,7 @@ class RepairKeeper:
         self._past = dict.fromkeys(COUNTERS, 0)
 
     async def keep(self) -> None:
-        """For ever; at once over when this process takes no part."""
+        """Runs repair for ever; returns at once if this process takes no part."""
         while self._config.enabled:
             metadata = self._metadata()
             if metadata is not self._session:

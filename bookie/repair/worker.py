@@ -59,7 +59,7 @@ from .core.marks import Stuck, failed, waits_s
 _LOG = logging.getLogger("magnetar.bookie.repair")
 
 PUBLISH_S = 3.0
-"""Between two writes of a working worker's progress."""
+"""Seconds between two writes of a working worker's progress."""
 
 
 class _Unsettled(NamedTuple):
@@ -100,7 +100,7 @@ class Worker:
         return {**self.counters, **self._copier.counters, "repair_working_on": len(self._trying)}
 
     async def run(self) -> None:
-        """Until cancelled, or an error of the metadata that is not to be retried: the session is lost."""
+        """Runs until it is cancelled, or an error of the metadata that is not to be retried: the session is lost."""
         try:
             await together([self._follow(), self._look_at_all(), self._publish(), self._work()], "repair-worker")
         finally:
@@ -240,7 +240,8 @@ class Worker:
             return
 
     async def _why_open(self, look: Look, error: MagnetarError) -> Stuck:
-        """UNDECIDED: all are there who could tell the end, and do not know it."""
+        """Returns why a ledger stays open. UNDECIDED: all bookies answer that could tell the end, and do not know it.
+        """
         if error.fields.get("reason") != Abort.UNDECIDED.name or look.record is None:
             return Stuck.UNREACHABLE
         are_there = set(look.record.fragments[-1].bookies) <= set(await marks.available(self._metadata))
@@ -265,7 +266,7 @@ class Worker:
         return Look(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
-        """For how long the last fragment has been as it is. What a writer changes begins anew."""
+        """Returns for how many seconds the last fragment has been as it is. A change by a writer begins anew."""
         if record is None or not unsettled(record, gone):
             self._unsettled.pop(ledger, None)
             return 0.0
@@ -366,7 +367,7 @@ class Worker:
         self.progress[ledger] = (done + size, max(total, done + size))
 
     async def _publish(self) -> None:
-        """While something is done, and once after: how far it is."""
+        """Publishes the progress while there is work, and once after."""
         path, said = paths.repair_worker(self._name), None
         counted, at = 0, self._clock.monotonic()
         while True:
@@ -397,6 +398,6 @@ async def _silent() -> None:
 
 
 def _bytes_of(record: LedgerRecord, gaps: Sequence[Gap]) -> int:
-    """About how many bytes the gaps are."""
+    """Returns about how many bytes the gaps are."""
     entries = sum(last - first + 1 for gap in gaps for first, last in gap.missing)
     return record.length * entries // (record.last_entry + 1) if record.last_entry >= 0 else 0

@@ -280,7 +280,7 @@ class Adds:
 
     @property
     def held(self) -> tuple[int, int]:
-        """(requests, bytes)"""
+        """Returns (requests, bytes) that are held."""
         queues = (self._held, self._held_recovery)
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
 

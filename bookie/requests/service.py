@@ -79,7 +79,8 @@ READS_PART = 8
 """Divisor of `held_bytes_max`: the part for reads that wait for room, 8,000 with the default, of which one connection
 has half."""
 READ_WAIT_S = 2.5
-"""Below the time-outs of readers and recoverers: work for a sender that gave up delays the others."""
+"""Seconds that a read waits, below the time-outs of readers and recoverers: work for a sender that gave up delays the
+others."""
 READ_BYTES_MIN = 64 << 10
 """Least bytes that a read counts, however little was asked for: its entry may be long."""
 
@@ -187,7 +188,7 @@ class BookieService:
             self._store.seal(partial(self._sealed, self._intents.take()))
 
     def _sealed(self, turn: list[Intent], ok: bool) -> None:
-        """All intents of a turn are durable, or there was no room for them."""
+        """Handles the end of a seal: all intents of a turn are durable, or there was no room for them."""
         if self._closed:
             return
         if self.hold is not None:
@@ -202,7 +203,7 @@ class BookieService:
         self.room_found()
 
     def room_found(self) -> None:
-        """The store may have room for adds again."""
+        """Tries held adds again: the store may have room."""
         if not self._closed:
             self.adds.admit_held()
             self._seal()
@@ -294,7 +295,7 @@ class BookieService:
             self._start_read(request, head, came)
 
     def _has_room(self, head: RequestHead) -> bool:
-        """For one more read of the disk."""
+        """Whether there is room for one more read of the disk."""
         size = self._read_size(head)
         return len(self._reads) < self._reads_max and (
             not self._reads_bytes or self._reads_bytes + size <= self._reads_bytes_max
@@ -386,7 +387,8 @@ class BookieService:
             _answer(request, head, Status.OK, entries=(answer,))
 
     async def close(self) -> None:
-        """No request is answered any more; waits for the reads under way, not for admin requests."""
+        """Closes the service: no request is answered any more. Waits for the reads under way, not for admin requests.
+        """
         self._closed = True
         self.adds.close()
         await self._admins.close()

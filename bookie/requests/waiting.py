@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from ...runtime.network import Request
 
 REQUEST_BYTES = 1024
-"""About what a waiting request costs: the object, its head, its callback, its journal record."""
+"""Memory of a waiting request, about: the object, its head, its callback, its journal record."""
 
 SHARE = 0.5
 
@@ -26,7 +26,7 @@ class Waiting:
         self.bytes = 0
 
     def add(self, connection: Hashable, size: int) -> bool:
-        """False: it is beyond the bound, and was not added."""
+        """Adds a request. False: it is beyond the bound, and was not added."""
         own = self._by_connection.get(connection, 0) + size
         if self.bytes and (self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max):
             return False

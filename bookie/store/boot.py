@@ -103,7 +103,7 @@ def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> F
 
 
 def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[Mark, int]:
-    """(mark, count of marks written); made when there is none, made anew when it cannot be read."""
+    """Returns (mark, count of marks written); made when there is none, made anew when it cannot be read."""
     path = join(directory, MARK)
     numbers = log_files.numbers(files, join(directory, ENTRIES))
     journals = journal_numbers(files, join(directory, JOURNAL))
@@ -134,7 +134,8 @@ def _create(files: Files, directory: str, uuid: bytes) -> Mark:
 async def enter_limbo(
     worker: Worker, losses: DataLossLog, known: Known, end: JournalPosition, descriptors: Descriptors
 ) -> None:
-    """After the replay, which ended at `end`: enters limbo if data is lost, durable with the next checkpoint.
+    """Enters limbo if data is lost, durable with the next checkpoint. To be called after the replay, which ended at
+    `end`.
 
     Without a ledger there is nothing to lose: it was a first start that was cut short.
     """

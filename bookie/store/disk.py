@@ -24,7 +24,8 @@ _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
 """Errors of a file system that does not write direct."""
 GATHER_MAX = 512
-"""More buffers than this are joined before a write: one copy is cheaper than several system calls (IOV_MAX 1024)."""
+"""Most buffers that are written as they are; more are joined: one copy is cheaper than several system calls (IOV_MAX
+1024)."""
 
 
 def raise_busy(error: OSError) -> None:
@@ -44,11 +45,11 @@ class NoSpace(Exception):
 
 
 class NoDescriptor(NoSpace):
-    """No descriptor is free for what should be written; nothing of it counts. It says nothing of the disk."""
+    """No descriptor is free for what should be written; nothing of it counts. The error says nothing about the disk."""
 
 
 def fail(files: Files, doing: str, error: OSError) -> NoReturn:
-    """NoSpace for a full disk, NoDescriptor when none is free; for anything else the process ends."""
+    """Raises NoSpace for a full disk, NoDescriptor when none is free; for anything else ends the process."""
     if error.errno in NONE_FREE:
         raise NoDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
@@ -141,7 +142,8 @@ def sync_directory(files: Files, path: str) -> None:
 
 
 def make_directories(files: Files, path: str) -> None:
-    """With parents, each synced into its own. NoSpace; any other error is the caller's."""
+    """Makes directories with their parents, each synced into its own. Raises NoSpace; any other error is the caller's.
+    """
     try:
         files.make_directories(path)
     except OSError as error:
@@ -165,7 +167,8 @@ def replace(files: Files, directory: str, name: str, data: bytes) -> None:
 
 
 def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
-    """`replace` with data that comes in slices, each synced when it is written; the size of all."""
+    """Replaces a file, like `replace`, with data that comes in slices, each synced when it is written; returns the size
+    of all."""
     temporary = join(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)

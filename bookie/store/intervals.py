@@ -24,11 +24,11 @@ class Intervals:
         return at >= 0 and value <= self._lasts[at]
 
     def __len__(self) -> int:
-        """Number of intervals."""
+        """Returns the number of intervals."""
         return len(self._firsts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """(first, last) of each interval, ascending."""
+        """Yields (first, last) of each interval, ascending."""
         return zip(self._firsts, self._lasts, strict=True)
 
     def add(self, first: int, last: int) -> None:
@@ -58,6 +58,6 @@ class Intervals:
         return [(max(self._firsts[i], first), min(self._lasts[i], last)) for i in range(low, high)]
 
     def check(self) -> None:
-        """No interval is empty; they are disjoint, ascending and not adjacent."""
+        """Checks that no interval is empty, and that they are disjoint, ascending and not adjacent."""
         assert all(first <= last for first, last in self)
         assert all(a[1] + 1 < b[0] for a, b in pairwise(self))

@@ -69,7 +69,7 @@ class Memtable:
 
     @property
     def due(self) -> bool:
-        """The active table has reached its bound."""
+        """Whether the active table has reached its bound."""
         return self.active.size_bytes >= self.bytes_max
 
     @property
@@ -111,7 +111,7 @@ class Memtable:
         return bool(self.active.refused) or (self.flushing is not None and bool(self.flushing.refused))
 
     def refuse(self, ledger: int, entries: Iterable[int]) -> None:
-        """The journal had no room for these adds."""
+        """Notes that the journal had no room for these adds."""
         for table in self._tables:
             held = table.ledgers.get(ledger, _NONE)
             for entry in entries:
@@ -130,7 +130,8 @@ class Memtable:
                 del table.refused[ledger]
 
     def refused_of(self, ledger: int) -> list[tuple[int, int]]:
-        """First and last of runs of the ledger's entries that are here and in no journal, as far as is known."""
+        """Returns first and last of runs of the ledger's entries that are here and in no journal, as far as is known.
+        """
         return [run for table in self._tables for run in table.refused.get(ledger, ())]
 
     # ------------------------------------------------------------------------------------ a flush
@@ -148,7 +149,8 @@ class Memtable:
         self.active.refused.pop(ledger, None)
 
     def check(self) -> None:
-        """The flushing table is never written; sizes are not negative; no empty ledger is kept; refused is held."""
+        """Checks that the flushing table is never written, sizes are not negative, no empty ledger is kept, and refused
+        is held."""
         for table in self._tables:
             assert table.size_bytes >= 0
             assert all(table.ledgers.values())

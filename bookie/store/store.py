@@ -173,13 +173,14 @@ class Store:
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
-        """`add_many` of one entry."""
+        """Adds one entry, like `add_many`."""
         return self.add_many(ledger, key, ((entry, stored, size),), size, lac, recovery)
 
     def add_many(
         self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
     ) -> Status:
-        """OK: all are admitted, durable when the next `seal` is done; else none is. NO_SUCH_LEDGER: not introduced.
+        """Adds entries. OK: all are admitted, durable when the next `seal` is done; else none is. NO_SUCH_LEDGER: not
+        introduced.
 
         `entries` are (id, stored, bytes), all verified by the caller; `size` is theirs together, `lac` the largest.
         Room is checked once: one request may exceed the bounds.
@@ -217,7 +218,8 @@ class Store:
         return Status.OK
 
     def fence(self, ledger: int, key: bytes) -> Status:
-        """OK: fenced in memory; answer nothing, also nothing negative, before the next `seal` is done (§1.9).
+        """Fences a ledger. OK: fenced in memory; answer nothing, also nothing negative, before the next `seal` is done
+        (§1.9).
 
         An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there. While a fence
         is on its way there is one record of it, however many ask: `fence_is_durable` says what became of it.
@@ -251,7 +253,8 @@ class Store:
         return ledger in self.descriptors.tombstones if descriptor is None else descriptor.fence_synced
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
-        """OK: known, and durable when the next `seal` is done. Of one ledger the largest LAC of a seal is written."""
+        """Notes an explicit LAC. OK: known, and durable when the next `seal` is done. Of one ledger the largest LAC of
+        a seal is written."""
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
             return status
@@ -285,7 +288,8 @@ class Store:
         return self._losses.reasons
 
     def seal(self, done: Done) -> None:
-        """`done(True)` when all intents since the last seal are durable, `done(False)` when there was no room for them.
+        """Calls `done(True)` when all intents since the last seal are durable, `done(False)` when there was no room for
+        them.
 
         An earlier refusal is not reported again; `settled` includes it. The journal calls `_sealed` before `done`.
         """
@@ -316,7 +320,7 @@ class Store:
             self.room.on_no_space()
 
     async def sealed(self) -> bool:
-        """`seal` as a coroutine."""
+        """Seals like `seal`, as a coroutine."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return await future
@@ -331,7 +335,7 @@ class Store:
         return self._reads.read_lac(ledger)
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """`read`, when it needs no disk; else None."""
+        """Reads like `read`, if that needs no disk; else returns None."""
         return self._reads.read_now(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
@@ -352,7 +356,7 @@ class Store:
         return await self._reads.find_extent(log_number, extent)
 
     def index_end(self, log_number: int) -> int | None:
-        """Up to where the log's index counts; None: to the end of the file."""
+        """Returns up to where the log's index counts; None: to the end of the file."""
         opened = {each.state.number: each.state.index_end for each in (self._log, self._cold)}
         return opened.get(log_number)
 
@@ -363,7 +367,7 @@ class Store:
 
     @property
     def journal_position(self) -> JournalPosition:
-        """Up to where the journal is synced."""
+        """Returns up to where the journal is synced."""
         return self._journal.position
 
     @property
@@ -377,12 +381,12 @@ class Store:
 
     @property
     def flush_blocked(self) -> bool:
-        """No room for the last checkpoint."""
+        """Whether there was no room for the last checkpoint."""
         return self.room.flush_blocked
 
     @property
     def without_descriptor(self) -> bool:
-        """No descriptor was free for the last checkpoint."""
+        """Whether no descriptor was free for the last checkpoint."""
         return self.room.without_descriptor
 
     async def delete(self, ledgers: list[int]) -> bool:

@@ -111,7 +111,7 @@ def final_fragments(record: LedgerRecord) -> list[Final]:
 
 
 def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """First and last of each run of entries of `first … last` whose write set has `slot`, ascending."""
+    """Yields first and last of each run of entries of `first … last` whose write set has `slot`, ascending."""
     entry = first
     while entry <= last:
         length = striping.run_length(entry, slot)
@@ -141,7 +141,7 @@ def to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[Final, str
 
 
 def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, ...]:
-    """Every gap of the final fragments, those of fragments with the fewest whole copies first."""
+    """Returns every gap of the final fragments, those of fragments with the fewest whole copies first."""
     striping = striping_of(record)
     found: list[tuple[int, int, Gap]] = []
     for number, final in enumerate(final_fragments(record)):
@@ -180,7 +180,8 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def why_unreadable(look: Look, entry: int) -> Stuck:
-    """LOST: every bookie that should have the entry is gone, or answers that it lacks it. Else it may come back."""
+    """Returns why an entry cannot be read. LOST: every bookie that should have it is gone, or answers that it lacks it.
+    Else it may come back."""
     record = look.record
     assert record is not None
     final = next(each for each in final_fragments(record) if each.first <= entry <= each.last)
@@ -195,7 +196,8 @@ def why_unreadable(look: Look, entry: int) -> Stuck:
 
 
 def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
-    """The last fragment is not final, and only a recovery can make it final. A recovery may wait for the writer first.
+    """Whether the last fragment is not final, and only a recovery can make it final. A recovery may wait for the writer
+    first.
 
     `gone`: also bookies that report damage in it. While the ledger is written only its writer knows which entries are
     confirmed, so its last fragment is not filled; and an idle ledger may be open for months.

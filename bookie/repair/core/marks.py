@@ -28,7 +28,7 @@ from ....metadata.records import IN_RECOVERY, LedgerRecord, UnderReplicatedRecor
 
 
 class RepairReason(enum.Enum):
-    """Why a bookie's copies are missing."""
+    """The reason why a bookie's copies are missing."""
 
     LOST = "lost"
     DEPARTING = "departing"
@@ -41,7 +41,7 @@ GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
 
 
 class Stuck(enum.Enum):
-    """Why a worker could not make a ledger whole: it stays marked and is tried again."""
+    """The reason why a worker could not make a ledger whole: it stays marked and is tried again."""
 
     NO_TARGET = "no other bookie can take the copy"
     LOST = "no bookie has the entry any more"
@@ -72,7 +72,7 @@ class Absences:
 
 
 def placed(record: LedgerRecord) -> dict[str, None]:
-    """Every bookie that a fragment names, in order, once."""
+    """Returns every bookie that a fragment names, in order, once."""
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
 
@@ -114,7 +114,8 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
 def failed(
     mark: UnderReplicatedRecord, stuck: Stuck, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
-    """After a try that did not make the ledger whole: the next one waits twice as long as the one before."""
+    """Returns the mark after a try that did not make the ledger whole: the next try waits twice as long as the one
+    before."""
     wait_s = back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
     return msgspec.structs.replace(
         mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
@@ -139,5 +140,6 @@ def waits_s(
 
 
 def hurried(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
-    """Something changed that may help: it is tried at once. Its attempts are kept, so it is not tried hot."""
+    """Returns the mark that is tried at once, as something changed that may help. Its attempts are kept, so that it is
+    not tried in a tight loop."""
     return msgspec.structs.replace(mark, retry_ms=0)

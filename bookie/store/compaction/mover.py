@@ -40,7 +40,7 @@ EXTENT_ENTRIES_MAX = 1 << 14
 """A table is loaded whole for one entry of its extent: 128 KiB."""
 _EXTENT_BYTES_MAX = 1 << 30
 _RECORD_BYTES_MAX = 16 << 20
-"""No entry is that large: a length above it is damage."""
+"""Length above which a record is damage: no entry is that large."""
 
 
 class Mover:
@@ -154,7 +154,7 @@ class Mover:
     def _records(
         self, extent: Extent, log: int, bad: list[tuple[int, int]]
     ) -> Iterator[tuple[int, int, bytes, int]]:
-        """(start, end, data, entry) of each good record of the extent: data[start:end]."""
+        """Yields (start, end, data, entry) of each good record of the extent: data[start:end]."""
         position, last, limit = 0, extent.first - 1, extent.length
         want = READ_BYTES
         while position < limit:
@@ -209,7 +209,7 @@ class Mover:
         return None if place is None else self._reader.read_entries(place, None, extent.first, 1, 1).table
 
     def _pread(self, log: int, offset: int, size: int) -> bytes:
-        """Fewer bytes, or none, where the disk cannot read them."""
+        """Reads; returns fewer bytes, or none, where the disk cannot read them."""
         self._read += max(size, _PAGE_BYTES)
         try:
             return self._file(log).pread(size, offset)

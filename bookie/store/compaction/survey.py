@@ -90,5 +90,5 @@ class LogSurvey:
 
 
 def file_size(files: Files, path: str) -> int:
-    """0 when there is none."""
+    """Returns the size of a file; 0 when there is none."""
     return disk.size_of(files, path) if files.exists(path) else 0

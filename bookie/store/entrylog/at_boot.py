@@ -224,7 +224,7 @@ class Logs:
 
 
 def complain(gone: Mapping[str, BitMap64], deleted: Intervals) -> None:
-    """After the replay: logs an error for each missing log that had a ledger without a tombstone."""
+    """Logs, after the replay, an error for each missing log that had a ledger without a tombstone."""
     for path, ledgers in gone.items():
         if any(ledger not in deleted for ledger in ledgers):
             _LOG.error("%s is missing; its index names the entries that it had", path)

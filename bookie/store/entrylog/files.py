@@ -106,7 +106,7 @@ def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int
 def read_extents(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> Iterator[list[index.Extent]]:
-    """All extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Damaged.
+    """Yields all extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Damaged.
 
     A group's checksum is compared before its first slice is returned, so that no damaged head is used.
     """
@@ -136,7 +136,8 @@ def stored_bytes(files: Files, directory: str) -> int:
 
 
 def remove(files: Files, directory: str, number: int) -> None:
-    """Not synced: the log is drained or the mark does not know it, and the next start removes it again.
+    """Removes a log's files, not synced: the log is drained or the mark does not know it, and the next start removes it
+    again.
 
     That holds because `Drained` facts are kept for ever.
     """
@@ -190,7 +191,8 @@ class EntryLogReader:
     def read_entries(
         self, place: ExtentPlace, table: index.Table | None, entry: int, count: int, bytes_max: int
     ) -> EntriesRead:
-        """`entry` and what follows it without a gap in this extent: at most `count`, about `bytes_max`, in one read.
+        """Reads `entry` and what follows it without a gap in this extent: at most `count`, about `bytes_max`, in one
+        read.
 
         Ends before the first record that is damaged or not the entry that the index says.
         """
@@ -216,12 +218,12 @@ class EntryLogReader:
         return EntriesRead(table, entries, damaged)
 
     def read_table(self, place: ExtentPlace) -> index.Table | None:
-        """None: damaged."""
+        """Reads the table of an extent; None: it is damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table(place.extent, data)
 
     def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
-        """Up to `size` bytes; a view holds until the next read."""
+        """Reads up to `size` bytes; a view holds until the next read."""
         if size >= DIRECT_BYTES_MIN and self._direct:
             try:
                 return self._read_direct(name, size, offset)

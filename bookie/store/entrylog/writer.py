@@ -186,7 +186,8 @@ class LogWriter:
             disk.sync(self._files, current.log)
 
     def _append_direct(self, current: _Open, buffers: Sequence[Buffer]) -> None:
-        """From the block that holds the end, to the end of a block; from memory that the disk takes as it is."""
+        """Appends from the block that holds the end, to the end of a block; from memory that the disk takes as it is.
+        """
         if len(buffers) > disk.GATHER_MAX:
             buffers = [b"".join(buffers)]
         size = len(current.tail) + sum(map(len, buffers))
@@ -245,7 +246,8 @@ class LogWriter:
             self._open = None
 
     def _cut(self, current: _Open) -> None:
-        """For good: no mark says any more where they end, and what came back would count (entrylog/at_boot.py)."""
+        """Cuts both files at their ends, for good: no mark says any more where they end, and what came back would count
+        (entrylog/at_boot.py)."""
         for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
             file.truncate(end)
             disk.sync(self._files, file)
@@ -271,7 +273,7 @@ class TableFlush:
         self._pieces = self._walk(self._writer.end)
 
     def next_slices(self, count: int) -> list[list[bytes]]:
-        """Up to `count` slices of about 1 MiB more, to be appended; none: that was all."""
+        """Returns up to `count` slices of about 1 MiB more, to be appended; none: that was all."""
         slices: list[list[bytes]] = []
         while len(slices) < count and (buffers := self._next_slice()):
             slices.append(buffers)
@@ -297,7 +299,7 @@ class TableFlush:
         return self._writer.write_index(self._extents, self._tables)
 
     def _walk(self, position: int) -> Iterator[tuple[list[bytes], int]]:
-        """(buffers, bytes) of some records at a time: ledger by ledger, each in entry order."""
+        """Yields (buffers, bytes) of some records at a time: ledger by ledger, each in entry order."""
         batch: list[Stored] = []
         runs: list[tuple[int, list[int]]] = []
         for ledger in sorted(self._table.ledgers):

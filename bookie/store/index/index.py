@@ -242,7 +242,7 @@ class Index:
         self._runs: Lru[tuple[int, int] | tuple[int, int, None], Run | Table] = Lru(bytes_max)
         self.generation = 0
         self.loading: dict[tuple[int, int], Future[None]] = {}
-        """By log and ledger: done when the run has been loaded (reads/search.py)."""
+        """(log, ledger) → a future that is done when the run has been loaded (reads/search.py)."""
 
     # ------------------------------------------------------------------------------------ changes
     def add(self, group: Group) -> None:
@@ -306,7 +306,8 @@ class Index:
         return True
 
     def candidates(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
-        """All extents whose range holds the entry, those of newer logs first. None: something must be loaded first."""
+        """Returns all extents whose range holds the entry, those of newer logs first. None: something must be loaded
+        first."""
         places: list[ExtentPlace] = []
         for log in reversed(self.logs_of(ledger)):
             run = self.lookup(log, ledger)
@@ -317,7 +318,7 @@ class Index:
 
     # ------------------------------------------------------------------------------------ tables
     def table(self, place: ExtentPlace) -> Table | None:
-        """None: it must be loaded."""
+        """Returns the table of an extent; None: it must be loaded."""
         if place.extent.entries == 1:
             return single_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))

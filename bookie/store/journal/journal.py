@@ -208,7 +208,7 @@ class Journal:
 
     @property
     def queued_records(self) -> int:
-        """Not yet in a block. For statistics: it walks over the groups that wait."""
+        """Returns the records that are not yet in a block. For statistics: it walks over the groups that wait."""
         return self.core.queued_records + len(self.open.headers)
 
     def enqueue(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
@@ -221,7 +221,8 @@ class Journal:
         group.size += size
 
     def seal(self, *done: Done) -> None:
-        """Each `done` is called once, in order: everything enqueued so far is synced, or (False) there was no room."""
+        """Seals the group. Each `done` is called once, in order: everything enqueued so far is synced, or (False) there
+        was no room."""
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
         group, self.open = self.open, RecordGroup()
@@ -245,7 +246,7 @@ class Journal:
             self._work.set()
 
     def synced(self) -> asyncio.Future[bool]:
-        """`seal` as a future."""
+        """Seals like `seal`; returns a future."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return future

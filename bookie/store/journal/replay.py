@@ -122,7 +122,7 @@ class JournalReader:
         return sources
 
     def _header(self, path: str, number: int) -> FileHeader | None:
-        """Either copy of the file's header."""
+        """Returns either copy of the file's header."""
         file = self._files.open(path, write=False)
         try:
             copies = [file.pread(FILE_HEADER_BYTES, offset) for offset in (0, HEADER_COPY_OFFSET)]
@@ -141,7 +141,7 @@ class JournalReader:
 
     @property
     def _durable_end(self) -> int | None:
-        """Up to where this journal is known to be synced, from the header of the next one; None: unknown."""
+        """Returns up to where this journal is known to be synced, from the header of the next one; None: unknown."""
         if self._at + 1 == len(self._sources):
             return None
         this, following = self._sources[self._at], self._sources[self._at + 1]
@@ -249,7 +249,7 @@ class _Blocks:
         return None
 
     def torn_bytes(self, offset: int, header: BlockHeader | None) -> int:
-        """About how many bytes of a block were written at `offset`: stale bytes and zeros do not count."""
+        """Returns about how many bytes of a block were written at `offset`: stale bytes and zeros do not count."""
         if header is not None:
             return min(header.padded_bytes, self.size - offset)
         at = self._window(offset, BLOCK_HEADER_BYTES)

@@ -154,7 +154,7 @@ class Descriptors(StateLog):
         self.dirty_ledgers[descriptor.ledger] = descriptor
 
     def delete(self, first: int, last: int) -> None:
-        """The ledgers of the interval are deleted for ever."""
+        """Deletes the ledgers of the interval for ever."""
         self.state(Tombstone(first, last))
 
     def apply(self, fact: Fact) -> None:
@@ -197,7 +197,7 @@ class Descriptors(StateLog):
         return Unwritten(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def written(self, settled: Settled) -> dict[int, Descriptor]:
-        """The changes are durable. Returns the values that are not needed any more, which may be large."""
+        """Notes that the changes are durable. Returns the values that are not needed any more, which may be large."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:

@@ -139,14 +139,14 @@ class LedgerIndexFile:
             self.tidy()
 
     def tidy(self) -> None:
-        """Not synced: a name that comes back after a crash is removed by the next start."""
+        """Removes other generations, not synced: a name that comes back after a crash is removed by the next start."""
         for other in disk.needless_in(self._files, self._directory):
             if other != name(self.generation):
                 self._files.remove(join(self._directory, other))
 
 
 def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
-    """Joined to about `_WRITE_BYTES` each."""
+    """Yields the buffers joined to about `_WRITE_BYTES` each."""
     waiting: list[bytes] = []
     size = 0
     for buffer in buffers:
@@ -159,14 +159,14 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Generation 1, empty."""
+    """Creates generation 1, empty."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)
 
 
 def newest(files: Files, directory: str) -> tuple[int, int]:
-    """(generation, end) of the newest file that is here, whatever it holds; for a start without a mark."""
+    """Returns (generation, end) of the newest file that is here, whatever it holds; for a start without a mark."""
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES

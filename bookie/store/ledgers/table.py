@@ -38,7 +38,7 @@ _SORT_SLICE = 4096
 
 
 def in_order(values: Collection[int]) -> Iterator[int]:
-    """Ascending, for a worker: sorted in slices, so that the event loop gets its turn."""
+    """Yields the values ascending, for a worker: sorted in slices, so that the event loop gets its turn."""
     if len(values) <= _SORT_SLICE:
         return iter(sorted(values))
     rest = iter(values)
@@ -74,7 +74,7 @@ class LedgerTable:
                 yield ledger
 
     def merged(self, changes: Mapping[int, bytes]) -> LedgerTable:
-        """With these records in place of the ledgers' old ones."""
+        """Returns a table with these records in place of the ledgers' old ones."""
         by_leaf: dict[int, list[int]] = {}
         for ledger in changes:
             by_leaf.setdefault(max(bisect_right(self._firsts, ledger) - 1, 0), []).append(ledger)
@@ -87,7 +87,7 @@ class LedgerTable:
         return LedgerTable(leaves + self.leaves[done:])
 
     def without(self, dead: Intervals) -> LedgerTable:
-        """Without the ledgers of these intervals."""
+        """Returns a table without the ledgers of these intervals."""
         leaves: list[bytes] = []
         for leaf in self.leaves:
             last = len(leaf) // RECORD_BYTES - 1

@@ -78,11 +78,11 @@ class SequentialRead:
 
     @property
     def due(self) -> bool:
-        """Nothing is ready, and the first chunk is done: it may `arrive`."""
+        """Whether nothing is ready, and the first chunk is done: it may `arrive`."""
         return not self.left and bool(self.chunks) and self.chunks[0].read.done()
 
     def arrive(self) -> None:
-        """The first chunk is ready. One that is shorter than it should be is the last: what follows is unclear."""
+        """Makes the first chunk ready. One that is shorter than it should be is the last: what follows is unclear."""
         assert not self.left
         entry, expected, read = self.chunks.popleft()
         self._ready, self._at, self.ready_bytes = [], 0, 0
@@ -97,7 +97,7 @@ class SequentialRead:
             self.after = entry + len(self._ready)
 
     def take(self, count: int, bytes_max: int) -> list[Buffer]:
-        """At least one, when one is ready; at most `count`, about `bytes_max`."""
+        """Takes at least one entry, when one is ready; at most `count`, about `bytes_max`."""
         if not self.left:
             return []
         before = self._ends[self._at]
@@ -136,7 +136,7 @@ class ReadAhead:
             self._streams.put((ledger, entry), stream, size)
 
     def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
-        """Another chunk, unless the index knows no extent for the entry without loading."""
+        """Reads another chunk, unless the index knows no extent for the entry without loading."""
         stream.after = None
         places = self._index.candidates(ledger, entry)
         if not places:

@@ -77,7 +77,8 @@ class Reads:
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
-        """UNKNOWN in limbo: a larger LAC may be lost, and recovery counts any other answer as a fenced bookie's LAC."""
+        """Reads the LAC. UNKNOWN in limbo: a larger LAC may be lost, and recovery counts any other answer as a fenced
+        bookie's LAC."""
         descriptor = self._descriptors.get(ledger)
         if self._in_limbo(ledger):
             return LacResult(Status.UNKNOWN, -1, -1)
@@ -103,7 +104,7 @@ class Reads:
         return self._miss(ledger, entry) if self._index.is_nowhere(ledger, entry) else None
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """`read`, when it needs no disk; else None."""
+        """Reads like `read`, if that needs no disk; else returns None."""
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
@@ -217,8 +218,8 @@ class Reads:
 
     # ------------------------------------------------------------------------------------ for the scrubber
     async def verify(self, ledger: int, entry: int) -> Status:
-        """OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and caches are not asked.
-        OSError: no descriptor is free."""
+        """Verifies an entry. OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and
+        caches are not asked. OSError: no descriptor is free."""
         while True:
             generation = self._index.generation
             search = Search(self._index, self._reader, self._worker, ledger, entry)

@@ -52,7 +52,7 @@ class Search:
         return self._found.pop(0)
 
     def _narrow(self, at: int, run: Run) -> None:
-        """`at`: the log after the one that was asked."""
+        """Narrows the search by a run that was loaded. `at`: the log after the one that was asked."""
         if run.first is None or self._entry < run.first:
             self._high = at
         elif self._entry > run.last:

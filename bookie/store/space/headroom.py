@@ -56,7 +56,7 @@ class Headroom:
         self.on_no_space = on_no_space
 
     async def usage(self) -> tuple[int, int]:
-        """(total, free) bytes of the disk under the data directory."""
+        """Returns (total, free) bytes of the disk under the data directory."""
         return await self._worker.run(self._files.disk_usage, self._directory)
 
     @property

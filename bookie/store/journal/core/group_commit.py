@@ -179,7 +179,8 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ intents
     def append(self, group: G, size: int, records: int) -> None:
-        """`size`: bytes of its records, 0 without any; such a group is answered after all that came before it."""
+        """Appends a group. `size`: bytes of its records, 0 without any; such a group is answered after all that came
+        before it."""
         self._waiting.append(_Waiting(group, size, records))
         self.queued_bytes += size
 
@@ -194,7 +195,7 @@ class GroupCommit(Generic[G]):
 
     @property
     def ended(self) -> bool:
-        """Everything that was appended before `close` is answered."""
+        """Whether everything that was appended before `close` is answered."""
         return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
 
     @property
@@ -204,7 +205,7 @@ class GroupCommit(Generic[G]):
 
     @property
     def wants_spare(self) -> bool:
-        """The segment is half full: the next one should be filled ahead."""
+        """Whether the segment is half full: the next one should be filled ahead."""
         return self._offset > self._segment.size // 2
 
     @property
@@ -243,7 +244,7 @@ class GroupCommit(Generic[G]):
         return self._answers()
 
     def _answers(self) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
-        """For the blocks that are back, up to the first that is on its way."""
+        """Returns the answers for the blocks that are back, up to the first that is on its way."""
         found: list[ConfirmBlock[G] | RefuseBlock[G]] = []
         flights = self._flights
         while flights and flights[0].synced is not None:
@@ -273,7 +274,7 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ what comes next
     def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
-        """`spare`: another file is ready to become the next segment."""
+        """Returns what to write next. `spare`: another file is ready to become the next segment."""
         if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
             return []
         if len(self._flights) >= (1 if self._refused else DEPTH):
@@ -302,7 +303,7 @@ class GroupCommit(Generic[G]):
         return [block]
 
     def _next(self) -> tuple[int, int, int]:
-        """(groups, bytes, records) of the next block: the first group, and those after it that fit."""
+        """Returns (groups, bytes, records) of the next block: the first group, and those after it that fit."""
         count = length = records = 0
         for _, size, number in self._waiting:
             if count and length + size > self._block_bytes_max:
@@ -313,7 +314,7 @@ class GroupCommit(Generic[G]):
         return count, length, records
 
     def _may_roll(self, size: int) -> bool:
-        """The segment has a block, and was not left with one more because the next found no room."""
+        """Whether the segment has a block, and was not left with one more because the next found no room."""
         return size > 0 and self._offset > ALIGNMENT and self._stage is Stage.WRITING
 
     def _zeros(self) -> tuple[int, ...]:
