@@ -200,9 +200,9 @@ class Broker:
             _LOG.exception("topics were not dropped in order")
 
     async def _renew(self, new_session: NewSession, giving_up: asyncio.Task[None]) -> None:
-        """`_metadata` stays the lost session until the broker is in the new one: after any failure in between it begins
-        anew from there (runtime/supervisor.py), and no session is left open in which the broker is not registered.
-        """
+        """Enters a new metadata session. `_metadata` stays the lost session until the broker is in the new one: after
+        any failure in between it begins anew from there (runtime/supervisor.py), and no session is left open in which
+        the broker is not registered."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:
@@ -242,7 +242,7 @@ class Broker:
         return True
 
     async def close(self) -> None:
-        """Idempotent. The metadata session stays the caller's."""
+        """Closes the broker. Idempotent. The metadata session stays the caller's."""
         if self._closing:
             return
         self._closing = True

@@ -28,7 +28,7 @@ from .core.rights import Right, Rights, decide
 from .core.table import Permission
 
 AGAIN_S = 0.5
-"""Between two tries to decide again while the grants cannot be read."""
+"""Seconds between two tries to decide again while the grants cannot be read."""
 
 _LOG = logging.getLogger("magnetar.broker")
 _VERBS = {
@@ -62,7 +62,7 @@ class Authorizer:
         self, principal: Principal, permission: Permission, *, topic: TopicName | None = None,
         namespace: NamespaceName | None = None, tenant: str = "", subscription: str = "", peer: str = "",
     ) -> None:  # fmt: skip
-        """Unauthorized; Unavailable: the grants cannot be read."""
+        """Checks that a caller has a permission. Raises Unauthorized; Unavailable: the grants cannot be read."""
         if may_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
@@ -112,12 +112,13 @@ class Authorizer:
 
     # ------------------------------------------------------------------ when grants change
     def changed(self, tenant: str, namespace: str) -> None:
-        """`namespace` is empty: each of the tenant's; `tenant` too: all. Decides again in a task."""
+        """Decides again, in a task, for all streams of a namespace. `namespace` empty: each of the tenant's; `tenant`
+        too: all."""
         if not self._again.closed:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
     async def _decide_again(self, tenant: str, namespace: str) -> None:
-        """Until all is decided: a change whose grants could not be read is not forgotten."""
+        """Decides until all is decided: a change whose grants could not be read is not forgotten."""
         left = [
             topic for topic in self._loaded()
             if topic.name.tenant == (tenant or topic.name.tenant)
@@ -164,7 +165,8 @@ class Authorizer:
 
 
 def may_everything(principal: Principal) -> bool:
-    """Other brokers and operators too, by a certificate of the cluster; a bookie has no business at a broker."""
+    """Whether the principal may do everything: so may other brokers and operators, by a certificate of the cluster; a
+    bookie has no business at a broker."""
     member = principal.kind is PrincipalKind.MEMBER and principal.name.startswith(("broker/", "operator/"))
     return principal.is_super or principal.kind is PrincipalKind.LOCAL or member
 

@@ -98,14 +98,15 @@ class Grants:
 
     # ------------------------------------------------------------------ changing
     async def change(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
-        """InvalidRequest of `change`. Once it returns, this broker decides by it."""
+        """Changes the grants of a namespace. Raises the InvalidRequest of `change`. Once it returns, this broker
+        decides by the new ones."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._forget(name.tenant, name.namespace)
 
     async def forget(self, topic: TopicName, *still: Check) -> None:
-        """Before the topic's record goes: a topic that is made anew has no grants of an earlier one. BadVersion: it is
-        not `still` that topic."""
+        """Deletes the grants of a topic, before its record is deleted: a topic that is made anew has no grants of an
+        earlier one. BadVersion: it is not `still` that topic."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(ATTEMPTS_MAX):

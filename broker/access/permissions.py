@@ -21,7 +21,7 @@ Granted = dict[str, tuple[str, ...]]
 
 
 def grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
-    """`topic`: its full name, without a partition; empty: the namespace."""
+    """Grants a role its actions. `topic`: its full name, without a partition; empty: the namespace."""
     unknown = sorted({each for each in actions if each not in ACTIONS})
     if unknown or not actions:
         raise InvalidRequest(f"actions are {', '.join(ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
@@ -49,7 +49,8 @@ def grant_subscription(record: GrantsRecord, subscription: str, roles: Sequence[
 
 
 def revoke_subscription(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
-    """With the last role the list goes, and the subscription takes every consumer again, as in Pulsar."""
+    """Removes roles from a subscription's list. With the last role the list goes, and the subscription takes every
+    consumer again, as in Pulsar."""
     left = tuple(each for each in record.subscriptions.get(subscription, ()) if each not in roles)
     lists = {**record.subscriptions, subscription: left}
     return replace(record, subscriptions={name: roles for name, roles in lists.items() if roles})

@@ -64,7 +64,8 @@ async def _any_number(_: NamespaceName) -> int:
 
 
 class CatalogLimits(NamedTuple):
-    """How many there may be; 0: any number. Counted when one more is made: those made at once may exceed it."""
+    """The numbers of objects that there may be; 0: any number. Counted when one more is made: those made at once may
+    exceed it."""
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant
@@ -165,7 +166,8 @@ class Catalog:
         await self._create(paths.namespace(name.tenant, name.namespace), record, f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        """All but the number of bundles, which was fixed when the namespace was made."""
+        """Replaces all of a namespace's record but the number of bundles, which was fixed when the namespace was made.
+        """
         _check(record)
         found = await self.namespace(name)
         record = msgspec.structs.replace(record, bundles=found.bundles)
@@ -191,7 +193,8 @@ class Catalog:
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Persistent topics; or, with `partitions`, everything that is stored: single topics and partitions."""
+        """Returns the persistent topics; or, with `partitions`, everything that is stored: single topics and
+        partitions."""
         await self.namespace(name)
         stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
         found, turns = list[str](), Turns(self._world.clock)
@@ -206,7 +209,7 @@ class Catalog:
         return sorted(found)
 
     async def volatile_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Non-persistent ones that have partitions; their owners know the others."""
+        """Returns the non-persistent topics that have partitions; their owners know the others."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
             counts = [await self.partitions(topic) or 0 for topic in found]
@@ -292,7 +295,7 @@ class Catalog:
             raise TopicNotFound(f"topic {topic} does not exist, and is not made automatically", topic=topic)
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
-        """AlreadyExists; InvalidRequest: too many partitions."""
+        """Creates a topic. AlreadyExists; InvalidRequest: too many partitions."""
         await self.namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
@@ -335,7 +338,7 @@ class Catalog:
         await make_absent(self._store, later)
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
-        """More partitions, never fewer. TopicNotFound when it is no partitioned topic.
+        """Gives a topic more partitions, never fewer. TopicNotFound when it is no partitioned topic.
 
         With the subscriptions of its first partition, from their beginning: one without a consumer at the moment would
         else be made when its consumer returns, after what was published meanwhile. So the number grows after them: a
@@ -385,8 +388,8 @@ class Catalog:
         return [put_of(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
-        """TopicNotFound: the caller means a topic, or partition, that was deleted. 0: it means whichever is there. What
-        is kept of a name that is not persistent outlasts its topics."""
+        """Raises TopicNotFound if the caller means a topic, or partition, that was deleted. 0: it means whichever is
+        there. What is kept of a name that is not persistent outlasts its topics."""
         if not incarnation or not topic.persistent:
             return
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
@@ -450,13 +453,13 @@ class Catalog:
         return PartitionedRecord(partitions=partitions, created_ms=self._incarnation())
 
     def _incarnation(self) -> int:
-        """By which offsets and deletions tell a topic from an earlier one of its name: no two that are made here have
-        the same, whatever the clock does."""
+        """Returns a number by which offsets and deletions tell a topic from an earlier one of its name: no two that are
+        made here have the same, whatever the clock does."""
         self._made_ms = max(self._world.clock.wall_ms(), self._made_ms + 1)
         return self._made_ms
 
     async def _check_topics(self, topic: TopicName, more: int) -> None:
-        """NotAllowed: that many more would be too many in its namespace."""
+        """Raises NotAllowed if that many more would be too many in its namespace."""
         name = topic.namespace_name
         limit = await self._limits.topics(name) if topic.persistent else 0
         await self._check_room(limit, paths.topics(name.tenant, name.namespace), more, f"namespace {name}", "topics")

@@ -146,7 +146,7 @@ class PolicyCache:
     async def change_properties(
         self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
     ) -> None:  # fmt: skip
-        """`change` gets those that are there and gives those that shall be; it may be called again."""
+        """Changes properties. `change` gets the present ones and returns the new ones; it may be called again."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -155,7 +155,7 @@ class PolicyCache:
         await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
 
     async def forget(self, name: NamespaceName, topic: TopicName | None) -> None:
-        """The topic or namespace was deleted."""
+        """Forgets a topic or namespace that was deleted."""
         await self._metadata.commit([Delete(_path(name, topic))])
 
     # ------------------------------------------------------------------ the watch

@@ -62,7 +62,7 @@ class TopicWatcher:
     async def changes(
         self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
     ) -> AsyncIterator[Told]:
-        """All topics, then each change. NamespaceNotFound (`tell_missing` False: it has no topics so far); the
+        """Yields all topics, then each change. NamespaceNotFound (`tell_missing` False: it has no topics so far); the
         metadata's errors, when the caller has to begin anew."""
         revision = after_revision
         if not revision:

@@ -104,7 +104,7 @@ def resolve(broker: Applied, *levels: Policies) -> Applied:
 
 
 def as_policies(applied: Applied) -> Policies:
-    """Every field set: what `--applied` shows."""
+    """Returns policies with every field set: what `--applied` shows."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
 

@@ -34,7 +34,7 @@ hold so much beyond its bound, and a role may still read so much after it lost t
 
 
 class BrokerConfig(Applied, frozen=True):
-    """With the policies that namespaces and topics inherit (core/applied.py)."""
+    """Settings of a broker, with the policies that namespaces and topics inherit (core/applied.py)."""
 
     # ---- behaviour
     name: str = ""  # in the registry of brokers; empty: a random one

@@ -32,7 +32,7 @@ class LastKnown(Generic[K, V]):
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
-        """`read` may be cancelled when there is an earlier answer."""
+        """Returns the answer of `read`, or the last one. `read` may be cancelled when there is an earlier answer."""
         if key not in self._answers:
             answer = await read()
         else:

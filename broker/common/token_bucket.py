@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 RESOLUTION_S = 0.016
-"""No wait is shorter: many short ones cost more than they smooth (PIP-322)."""
+"""Shortest wait in seconds: many short ones cost more than they smooth (PIP-322)."""
 
 
 class TokenBucket:
@@ -50,7 +50,7 @@ class TokenBucket:
         return self._tokens
 
     def wait_s(self, now: float) -> float:
-        """0: something may be taken."""
+        """Returns the seconds to wait; 0: something may be taken."""
         self._fill(now)
         return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
 

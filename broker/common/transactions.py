@@ -35,12 +35,12 @@ def writer_of(principal: Principal) -> str | None:
 
 
 class Settlement(NamedTuple):
-    """How a transaction ended, for one of its topics."""
+    """The end of a transaction, for one of its topics."""
 
     txn: TxnId
     committed: bool
     entries: int = -1
-    """With a receipt, as the client said; -1: it said nothing, and every entry counts."""
+    """Entries with a receipt, as the client said; -1: it said nothing, and every entry counts."""
     last: Position = Position(-1, -1)
     """Position of the last receipt. An entry after it had no receipt: it does not count."""
 
@@ -130,5 +130,5 @@ class TransactionJoins(Protocol):
         Coordinators.join raises."""
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
-        """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
-        its coordinator does not answer. NotOwner."""
+        """Returns COMMITTED or ABORTED if the transaction has ended; its end has been applied here when this returns.
+        None: it is open, or its coordinator does not answer. Raises NotOwner."""

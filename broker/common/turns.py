@@ -35,6 +35,6 @@ class Turns:
         return self._clock.monotonic() > self.end
 
     async def next(self) -> None:
-        """Others have had their turn when this returns."""
+        """Gives the others their turn."""
         await asyncio.sleep(0)
         self.end = self._clock.monotonic() + SLICE_S

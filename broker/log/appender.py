@@ -28,7 +28,7 @@ from .publish import Publish
 
 _UNLIMITED = 1 << 62
 AGE_LOOK_MS = 1000
-"""How often the age of a ledger is looked at, while it is written."""
+"""Milliseconds between two checks of the age of a ledger, while it is written."""
 
 
 class Appender:

@@ -217,7 +217,7 @@ class TailCache:
         return found
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger is needed no more; its bytes are freed at once."""
+        """Forgets a ledger that is needed no more; its bytes are freed at once."""
         if self.recent is not None:
             self.recent.forget(ledger_id)
         entries = self._ledgers.pop(ledger_id, None)

@@ -39,7 +39,7 @@ class CommittedReader:
         return self._log.get(position) if self._shape.readable(position) else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """At least that of `position`, which is shown."""
+        """Reads at least the entry at `position`, which is shown."""
         self._check(position)
         stable = self._shape.stable
         if position[0] == stable[0]:

@@ -65,7 +65,7 @@ _LOG = logging.getLogger("magnetar.broker.log.compaction")
 STEPS = ("survey", "create", "name", "copy", "close", "publish", "delete")
 """The order of a compaction, as names of methods of `_Run`."""
 BREATH_MESSAGES = 1000
-"""Between two turns of the event loop: one to three milliseconds of work."""
+"""Messages between two turns of the event loop: one to three milliseconds of work."""
 READ_TRIES, READ_RETRY_S = 10, 1.0
 """Tries of one read while bookies do not answer, and seconds between them; then the compaction has failed, and the next
 one starts over."""
@@ -151,7 +151,7 @@ class Compaction:
         return self._task is not None
 
     def show_committed(self, log: ReadableLog) -> None:
-        """From here on only what `log` shows is compacted, and read after the horizon."""
+        """Compacts from here on only what `log` shows, which is also read after the horizon."""
         view = self.view
         self.shown = log
         view.show_committed(log)
@@ -184,7 +184,7 @@ class Compaction:
 
     # ------------------------------------------------------------------ life
     async def open(self, applied: Applied) -> None:
-        """The log was taken over: what the record names is read from here on."""
+        """Opens the compacted ledger that the record names, after the log was taken over."""
         record = self.record
         if record is None:
             return
@@ -198,7 +198,7 @@ class Compaction:
             raise
 
     def start(self) -> bool:
-        """False: one is running."""
+        """Starts a compaction. False: one is running."""
         if self._task is not None:
             return False
         self._progress = CompactionProgress()
@@ -215,12 +215,12 @@ class Compaction:
             self.start()
 
     async def wait(self) -> None:
-        """Until none is running."""
+        """Waits until none is running."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     def stop(self) -> None:
-        """The topic ends here: a running compaction is given up, and the next owner deletes its ledger."""
+        """Gives a running compaction up, because the topic ends here; the next owner deletes its ledger."""
         if self._task is not None:
             self._task.cancel()
 

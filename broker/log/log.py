@@ -32,7 +32,7 @@ class SegmentReader(Protocol):
     """Entries of a log, wherever their segments are kept: caches, bookies, a compacted ledger, memory."""
 
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Confirmed entries from `position` on that are in memory; all of one ledger; maybe none."""
+        """Returns confirmed entries from `position` on that are in memory; all of one ledger; maybe none."""
 
     def get(self, position: Position) -> StoredEntry | None:
         """The entry, if it is in memory."""

@@ -51,7 +51,8 @@ from .reader import TopicLogReader
 _LOG = logging.getLogger("magnetar.broker.log")
 
 TELL_EVERY_S = 2.0
-"""Between two notices to those whose publishes wait for a ledger: a publish that came since is one of them."""
+"""Seconds between two notices to producers whose publishes wait for a ledger: a publish that came since is one of them.
+"""
 REROUTE_RETRY_S = 0.2
 """Seconds between two tries to end a ledger or to make one: bookies and metadata need a moment to return."""
 LEDGERS_MAX = 5_000
@@ -88,7 +89,7 @@ class ManagedLedger:
         self.on_waits: Callable[[MagnetarError], None] = lambda error: None
         self.waits_for = ""  # why the last try to make a ledger failed; empty: it did not
         self.wanted = NOT_ASKED
-        """By the policy, when the ledger that is written was made."""
+        """Replication of the policy, when the ledger that is written was made."""
         self._topic = topic
         self._world = world
         self._ledgers = ledgers
@@ -188,8 +189,8 @@ class ManagedLedger:
     async def add_anyhow(
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
-        """`add` a ledger, that draft or one of its own. Tries until it is done, or the caller's deadline passes;
-        `on_waits` learns why not, every TELL_EVERY_S.
+        """Adds a ledger like `add`, that draft or one of its own. Tries until it is done, or the caller's deadline
+        passes; `on_waits` learns why not, every TELL_EVERY_S.
 
         A draft stays the same while it may have been committed: the next attempt finds its own ledger in the list.
         """
@@ -228,7 +229,8 @@ class ManagedLedger:
         return self._ledgers.writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
-        """The list was committed: the shape follows, and ledgers that are not in it any more are deleted."""
+        """Applies the list that was committed: the shape follows, and ledgers that are not in it any more are deleted.
+        """
         self._forget(empty)
         self.shape.add(Span(writer.ledger_id, end_index, open=True))
         self.reader.writing(writer)

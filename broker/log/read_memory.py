@@ -46,8 +46,8 @@ class ReadMemory:
         return self.held + self.under_way
 
     def chunk(self, wanted: int) -> int:
-        """`wanted`, or a half, a quarter, … of it, so that two and a half for each are within the limit: equal sizes
-        let subscriptions that are side by side share a read."""
+        """Returns `wanted`, or a half, a quarter, … of it, so that two and a half for each are within the limit: equal
+        sizes let subscriptions that are side by side share a read."""
         several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2
@@ -75,8 +75,9 @@ class ReadMemory:
             soon(soon, self._ended, size)
 
     def _ended(self, size: int) -> None:
-        """Two turns of the loop after the read: its subscription has handed out what it can before another read may
-        make it give back the rest. Else subscriptions that are side by side could read for ever and deliver nothing."""
+        """Ends a read two turns of the loop after it: its subscription has handed out what it can before another read
+        may make it give back the rest. Else subscriptions that are side by side could read for ever and deliver
+        nothing."""
         self.under_way -= size
         self._next_turn()
 

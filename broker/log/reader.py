@@ -51,7 +51,7 @@ class TopicLogReader:
         self._readers[writer.ledger_id] = self._ledgers.reader_of(writer)
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger was closed (its record has changed) or deleted."""
+        """Forgets a ledger that was closed (its record has changed) or deleted."""
         self._readers.pop(ledger_id, None)
 
     def get(self, position: Position) -> StoredEntry | None:
@@ -60,7 +60,7 @@ class TopicLogReader:
         return self._recent.get(position) if found is None and self._recent is not None else found
 
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Confirmed entries from `position` on that are in memory; all of one ledger."""
+        """Returns confirmed entries from `position` on that are in memory; all of one ledger."""
         span = self._shape.span(position[0])
         if span is None:
             return []
@@ -119,7 +119,7 @@ class TopicLogReader:
         return entries
 
     async def entry(self, position: Position) -> StoredEntry:
-        """DataLost, with the range; InvalidRequest: there is no such entry (any more)."""
+        """Reads one entry. DataLost, with the range; InvalidRequest: there is no such entry (any more)."""
         cached = self.get(position)
         return cached if cached is not None else (await self.read(position, 1))[0]
 
@@ -221,7 +221,7 @@ class TopicLogReader:
         return await self._first(span, lambda entry: entry.timestamp_ms >= time_ms)
 
     async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
-        """None: it is lost, passed over or not."""
+        """Reads one entry; None: it is lost, passed over or not."""
         if self._shape.hole_of(Position(span.ledger_id, entry_id)) is not None:
             return None
         try:

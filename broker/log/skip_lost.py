@@ -44,7 +44,7 @@ from .ledger_list import ManagedLedgerRecord
 _LOG = logging.getLogger("magnetar.broker.log")
 
 LOST_INDEXES = 1 << 32
-"""More messages than a ledger has: left free after one whose number of messages is not known."""
+"""Indexes left free after a ledger whose number of messages is not known: more than a ledger has."""
 LOST_MAX = 1000
 """Ranges in a topic's record, about 100 KB; those of ledgers that are gone are forgotten first, the oldest first."""
 
@@ -212,7 +212,7 @@ def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
 
 
 def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[LostRange, ...]:
-    """InvalidRequest: too many ranges are in ledgers that are there."""
+    """Returns the ranges. InvalidRequest: too many of them are in ledgers that exist."""
     listed, least = {each.ledger_id for each in rows}, max(each.end_index for each in lost)
     gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
     drop = set(gone[: max(0, len(lost) - LOST_MAX)])

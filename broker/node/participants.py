@@ -46,7 +46,7 @@ class Participants:
         self._owners: dict[str, str] = {}  # as they were last found
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """`Topics` of broker/transaction/settling.py."""
+        """Settles transactions at a topic, wherever it is served: `Topics` of broker/transaction/settling.py."""
         try:
             endpoint = self._owners.get(topic.full)
             if endpoint is None:

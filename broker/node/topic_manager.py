@@ -80,7 +80,7 @@ LOOKED_AFTER_AT_ONCE = 16
 LOADED_AT_ONCE = 64
 """Topics that are loaded at the same time (load_turns.py): so many share a sync of the metadata and of a journal."""
 PLACE_S = 1.0
-"""How old the answer may be whether a ledger could be made, and the longest wait for it."""
+"""Seconds that the answer stays valid whether a ledger could be made, and the longest wait for it."""
 
 AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
@@ -224,8 +224,9 @@ class TopicManager:
         return self._session is not None
 
     async def why_not_ready(self) -> str:
-        """Empty: it is registered, knows what it owns, and a ledger of the broker's shape could be made, as far as that
-        is known. The bookies are asked for at most every PLACE_S: strangers may ask this."""
+        """Returns why the broker is not ready; empty: it is registered, knows what it owns, and a ledger of the
+        broker's shape could be made, as far as that is known. The bookies are asked for at most every PLACE_S:
+        strangers may ask this."""
         session, now_s = self._session, self.world.clock.monotonic()
         if session is None or not session.settled:
             return "the broker is not registered now"
@@ -247,7 +248,7 @@ class TopicManager:
         return ""
 
     def suspend(self) -> None:
-        """The metadata session is lost: topics are served on, and `resume` checks them."""
+        """Leaves the metadata session, which is lost: topics are served on, and `resume` checks them."""
         session = self._open()
         session.settled = False
         session.metadata.suspend()
@@ -269,7 +270,7 @@ class TopicManager:
             topic.log.lose(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def drop_all(self, error: MagnetarError) -> None:
-        """Every topic stops at once: another broker may own them already."""
+        """Stops every topic at once: another broker may own them already."""
         session = self._leave()
         session.metadata.end()
         for topic in list(self.loaded.values()):

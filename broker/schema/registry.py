@@ -112,7 +112,7 @@ class SchemaRegistry:
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
     async def refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
-        """Why it could not be registered; None: it could. InvalidSchema."""
+        """Returns why it could not be registered; None: it could. Raises InvalidSchema."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
@@ -132,8 +132,8 @@ class SchemaRegistry:
     async def of_consumer(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str, *, idle: bool
     ) -> None:
-        """`idle`: the topic has no messages, no producers, and no consumers with a schema; then a consumer's schema
-        is the topic's first. IncompatibleSchema: it cannot read what is there. InvalidSchema."""
+        """Checks a consumer's schema. `idle`: the topic has no messages, no producers, and no consumers with a schema;
+        then it becomes the topic's first. IncompatibleSchema: it cannot read what is there. InvalidSchema."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -235,14 +235,16 @@ class SchemaRegistry:
         raise Busy(f"the schemas of topic {topic.base} change all the time; delete it again", topic=topic)
 
     async def _deletes(self, topic: TopicName) -> list[Operation]:
-        """Not without a look at what another one registers meanwhile: each definition is in a list."""
+        """Returns the deletes of a topic's schemas, after a look at what others register meanwhile: each definition is
+        in a list."""
         record, revision = await self._list(topic)
         if revision == ABSENT:
             return []
         return [Delete(_path(topic), revision), *[Delete(_path(topic, each.version)) for each in record.schemas]]
 
     async def forget_namespace(self, name: NamespaceName) -> None:
-        """The namespace was deleted, with all of its topics; here are those whose topics never were."""
+        """Deletes the schemas of a namespace that was deleted with all of its topics: those whose topics never existed.
+        """
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
             domain, _, local = paths.name(each).rpartition("/")
             await self._end(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
@@ -260,7 +262,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ the records
     async def _last_list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
-        """For producers and consumers: while the metadata does not answer, what it said last."""
+        """Returns the list for producers and consumers: while the metadata does not answer, what it said last."""
         return await self._lists.get(topic.base, lambda: self._list(topic))
 
     async def _list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
@@ -311,7 +313,7 @@ class SchemaRegistry:
         return await self._together(topic, entries, "use a mode that is not transitive, or delete them")
 
     async def _together(self, topic: TopicName, entries: Sequence[SchemaEntry], instead: str) -> list[SchemaVersion]:
-        """NotAllowed: they are too many bytes."""
+        """Returns these versions. NotAllowed: they are too many bytes."""
         found: list[SchemaVersion] = []
         size = 0
         for start in range(0, len(entries), READ_AT_ONCE):

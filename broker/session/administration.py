@@ -88,7 +88,7 @@ class Administration:
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
-        """Busy: it has topics; `force` deletes them."""
+        """Deletes a namespace. Busy: it has topics; `force` deletes them."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.topics(name, partitions=False), *sorted(in_memory)]:
@@ -99,7 +99,7 @@ class Administration:
         await self._broker.schemas.forget_namespace(name)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
-        """All of its bundles, or that one. `here`: what this broker owns; else every broker's."""
+        """Unloads all bundles of a namespace, or that one. `here`: what this broker owns; else every broker's."""
         topics, bundles = await self._broker.unload_namespace(name, bundle)
         others = [] if here else await self._other_brokers()
         for found in await asyncio.gather(*(self._others.unload_namespace(each, name, bundle) for each in others)):
@@ -116,7 +116,7 @@ class Administration:
     async def change_permissions(
         self, namespace: str, topic: str, change: Callable[[GrantsRecord, str], GrantsRecord]
     ) -> None:
-        """`change` gets the record, and the full name of the topic ("": the namespace)."""
+        """Changes grants. `change` gets the record, and the full name of the topic ("": the namespace)."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change(name, lambda record: change(record, full))
@@ -162,7 +162,7 @@ class Administration:
         await self._broker.policies.change(place, name, given, tuple(removed))
 
     async def _change_brokers(self, given: Policies, removed: Sequence[str]) -> None:
-        """InvalidRequest: one of them holds while a broker runs."""
+        """Changes the policies of all brokers. InvalidRequest: one of them holds while a broker runs."""
         fixed = [each for each in FIXED if each in removed or getattr(given, each) is not None]
         if fixed:
             raise InvalidRequest(f"{fixed[0]} does not change while brokers run: set it where each of them starts")
@@ -214,7 +214,7 @@ class Administration:
         return found
 
     async def topics_in_memory(self, name: NamespaceName) -> set[str]:
-        """Non-persistent ones of this broker."""
+        """Returns the non-persistent topics of this broker."""
         found, turns = set[str](), Turns(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
@@ -242,11 +242,10 @@ class Administration:
         return stored | found
 
     async def delete_topic(self, topic: TopicName, *, force: bool, incarnation: int = 0) -> None:
-        """With all of its partitions, each by its owner. Busy: it is in use, and not by force; TransactionsOpen: it has
-        something in transactions, and not by force, or prepared. Every partition is asked before the first one is
-        deleted, so a refusal leaves all of them. Another one of its name that is made meanwhile stays. `incarnation`:
-        see `check_incarnation`.
-        """
+        """Deletes a topic with all of its partitions, each by its owner. Busy: it is in use, and not by force;
+        TransactionsOpen: it has something in transactions, and not by force, or prepared. Every partition is asked
+        before the first one is deleted, so a refusal leaves all of them. Another one of its name that is made meanwhile
+        stays. `incarnation`: see `check_incarnation`."""
         catalog = self._broker.catalog
         ended = await self._partitioned(topic)
         if ended is None:
@@ -266,7 +265,7 @@ class Administration:
                 await self._broker.schemas.end_with(topic, partial(catalog.forget_partitions, topic, still))
 
     async def _partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """None: it exists, and has no partitions. TopicNotFound."""
+        """Returns the record of a partitioned topic; None: it exists, and has no partitions. Raises TopicNotFound."""
         partitions = await self._broker.catalog.existing_partitions(topic)
         return await self._broker.catalog.partitioned(topic) if partitions and not topic.is_partition else None
 
@@ -293,7 +292,7 @@ class Administration:
         await self._broker.unload(name)
 
     async def _check_here(self, name: TopicName) -> None:
-        """NotOwner: another broker serves the topic, or would."""
+        """Raises NotOwner if another broker serves the topic, or would."""
         if name.full not in self._broker.loaded:
             await self._broker.catalog.existing_partitions(name)
             owner = await self._broker.lookup(name)

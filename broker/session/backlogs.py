@@ -43,7 +43,7 @@ class Backlogs:
 
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
-        """AlreadyExists. `start` None: at the end."""
+        """Creates a subscription. AlreadyExists. `start` None: at the end."""
         mark = mark_of(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.subscribe(name, mark, properties, exclusive=True)
 
@@ -110,7 +110,7 @@ class Backlogs:
 
     # ------------------------------------------------------------------ messages
     async def nth(self, number: int, *, from_latest: bool) -> Shown:
-        """From one end, from 1 on; the others of its batch are hidden."""
+        """Returns the n-th message from one end, from 1 on; the others of its batch are hidden."""
         entry, at = await examine.nth(self._topic.shown, number, from_latest=from_latest)
         return Shown(entry, [index for index in range(entry.count) if index != at])
 

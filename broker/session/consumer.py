@@ -98,7 +98,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 
     def check(self) -> None:
-        """InvalidName, InvalidRequest, NotAllowed."""
+        """Checks the options. Raises InvalidName, InvalidRequest, NotAllowed."""
         check_size("consumer", self.consumer_name)
         check_size("instance", self.instance)
         check_subscription_name(self.subscription)
@@ -118,7 +118,7 @@ class ConsumerPort(Outlet, Protocol):
 
 
 class ConsumerSession:
-    """See the module. Made by `open`."""
+    """A consumer of any protocol, made by `open`. See the module."""
 
     __slots__ = (
         "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "subscription", "topic",
@@ -138,10 +138,9 @@ class ConsumerSession:
     async def open(
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
-        """Unauthorized, TopicNotFound, IncompatibleSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner,
-        BackPressure, and what loading a topic may raise. Nothing is left of it then, or when it is cancelled. The port
-        is not called before it returns.
-        """
+        """Opens a consumer. Raises Unauthorized, TopicNotFound, IncompatibleSchema, SubscriptionNotFound, ConsumerBusy,
+        NotAllowed, NotOwner, BackPressure, and what loading a topic may raise. Nothing is left of it then, or when it
+        is cancelled. The port is not called before it returns."""
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
@@ -227,7 +226,8 @@ class ConsumerSession:
         self._consumer.principal = principal
 
     def flow(self, permits: int) -> None:
-        """So many messages more may be delivered. InvalidRequest: that is more than a consumer may have."""
+        """Grants permits: so many messages more may be delivered. InvalidRequest: that is more than a consumer may
+        have."""
         held = self._consumer.member.permits
         if permits < 0 or held + permits > PERMITS_MAX:
             raise InvalidRequest(f"{permits} permits beside the {held} that are left are more than {PERMITS_MAX}")
@@ -255,8 +255,9 @@ class ConsumerSession:
             raise refused[0]
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
-        """Everything up to and with it, in steps of what the consumer holds. NotAllowed: several consumers share the
-        subscription. TransactionConflict: some of it is pending in a transaction, and nothing of it counts."""
+        """Acknowledges everything up to and with it, in steps of what the consumer holds. NotAllowed: several consumers
+        share the subscription. TransactionConflict: some of it is pending in a transaction, and nothing of it counts.
+        """
         self.subscription.check_cumulative(self._consumer, acked)
         for mark in self.subscription.marks_up_to(self._consumer, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
@@ -357,10 +358,9 @@ class ConsumerSession:
         await self.subscription.durable_now()
 
     async def seek_message(self, message_id: MessageId) -> None:
-        """The message is delivered next; durable when this returns. The other consumers of the subscription are
-        disconnected, and nothing from the new position is delivered before this returns. As `seek_time` and
-        `seek_index`.
-        """
+        """Moves the subscription: the message is delivered next; durable when this returns. The other consumers of the
+        subscription are disconnected, and nothing from the new position is delivered before this returns. As
+        `seek_time` and `seek_index`."""
         async with self.subscription.moving:
             mark, acked = await place_of(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
@@ -413,14 +413,14 @@ class ConsumerSession:
         await followed_by(self.durable(), self.leave)
 
     async def leave(self) -> None:
-        """At once: what it holds goes to the others. Idempotent."""
+        """Leaves at once: what it holds goes to the others. Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
         await self.topic.detach(self.subscription)
 
 
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
-    """IncompatibleSchema, InvalidRequest."""
+    """Checks the consumer's schema. Raises IncompatibleSchema, InvalidRequest."""
     if options.schema is not None:
         idle = not topic.log.queued_index and not len(topic.producers)
         rules, user = SchemaRules.of(topic.applied), caller.principal.name
@@ -428,7 +428,8 @@ async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOp
 
 
 async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
-    """Unauthorized. Who names a dead letter topic in the subscription's properties has to be able to publish there."""
+    """Raises Unauthorized if the caller may not consume. A caller that names a dead letter topic in the subscription's
+    properties has to be able to publish there."""
     require, topic = broker.access.require, TopicName.parse(options.topic)
     await require(caller.principal, Permission.CONSUME, topic=topic, subscription=options.subscription)
     if letters := options.subscription_properties.get(DEAD_LETTER_TOPIC):

@@ -73,7 +73,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     room: int = 0  # bytes of an entry beside max_message_bytes, where that bounds payloads alone
 
     def check(self) -> None:
-        """InvalidName."""
+        """Checks the options. Raises InvalidName."""
         if self.name:
             check_producer_name(self.name)
         check_size("instance", self.instance)
@@ -83,16 +83,16 @@ class ProducerPort(Outcomes, Protocol):
     """The port for a session's answers. Nothing is called after `closed`."""
 
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        """The entry is stored there; `index` is that of its last message."""
+        """Sends the receipt of an entry that is stored there; `index` is that of its last message."""
         ...
 
     def credit(self, size: int) -> None:
-        """So many bytes more may be published."""
+        """Grants credit: so many bytes more may be published."""
         ...
 
 
 class ProducerSession:
-    """See the module. Made by `open`."""
+    """A producer of any protocol, made by `open`. See the module."""
 
     __slots__ = (
         "_awaiting", "_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer",
@@ -116,9 +116,9 @@ class ProducerSession:
     async def open(
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
-        """Unauthorized, TopicTerminated, IncompatibleSchema, InvalidSchema, ProducerBusy, ProducerFenced, NotOwner,
-        BacklogQuotaExceeded and what loading a topic may raise. Nothing is left of it then, and when it is cancelled.
-        The port is not called before this returns."""
+        """Opens a producer. Raises Unauthorized, TopicTerminated, IncompatibleSchema, InvalidSchema, ProducerBusy,
+        ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading a topic may raise. Nothing is left of it then,
+        and when it is cancelled. The port is not called before this returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
         await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)
@@ -171,7 +171,7 @@ class ProducerSession:
 
     @property
     def last_sequence_id(self) -> int:
-        """-1: none is known."""
+        """Returns the highest sequence id in the log; -1: none is known."""
         return self.producer.last_sequence_id
 
     @property
@@ -248,7 +248,7 @@ class ProducerSession:
             self._give_credit()
 
     def _step(self) -> bool:
-        """The gate is open."""
+        """Publishes the first waiting entry, as the gate is open; returns whether more wait."""
         if self._awaiting:
             return False
         if self._waiting:
@@ -324,6 +324,6 @@ class ProducerSession:
 
 
 def check_size(kind: str, name: str) -> None:
-    """InvalidName: a name of that kind is too long."""
+    """Raises InvalidName if a name of that kind is too long."""
     if len(name.encode()) > NAME_BYTES_MAX:
         raise InvalidName(f"{kind} name of {len(name)} characters is too long", size=len(name), limit=NAME_BYTES_MAX)

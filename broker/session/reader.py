@@ -45,7 +45,8 @@ class RangeReader:
         self._wanted = wanted
 
     async def entries(self, turns: Turns) -> AsyncGenerator[StoredEntry, None]:
-        """Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable, DataLost: after some entries, perhaps."""
+        """Yields the entries of the range. Raises Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable,
+        DataLost: after some entries, perhaps."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

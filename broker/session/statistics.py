@@ -28,7 +28,7 @@ from ..topic.topic import Topic
 _LOG = logging.getLogger("magnetar.broker")
 
 OLDEST_S = 1.0
-"""For the read of a subscription's oldest message."""
+"""Seconds for the read of a subscription's oldest message."""
 
 
 class ProducerStats(msgspec.Struct, frozen=True):
@@ -217,8 +217,8 @@ class CompactionStatus(msgspec.Struct, frozen=True):
 
 
 async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> TopicStats:
-    """`precise`: the backlog counts batches that are acknowledged, wholly or in part, message by message. `ages` False:
-    no `oldest_ms`, which may be a read from a bookie for each subscription."""
+    """Returns the statistics of a topic. `precise`: the backlog counts batches that are acknowledged, wholly or in
+    part, message by message. `ages` False: no `oldest_ms`, which may be a read from a bookie for each subscription."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.life
     return TopicStats(
         name=topic.name.full, owner=owner, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,

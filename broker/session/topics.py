@@ -56,7 +56,7 @@ class Offsets(msgspec.Struct, frozen=True):
 
 
 def reached_by(broker: BrokerRecord, listener: str) -> str:
-    """HOST:PORT of its gRPC for the callers of a listener. NotFound."""
+    """Returns HOST:PORT of its gRPC for the callers of a listener. Raises NotFound."""
     if not listener:
         return broker.endpoint
     urls = (url for url in broker.pulsar.get(listener, ()) if url.startswith("magnetar"))
@@ -78,8 +78,8 @@ class Topics:
         return Owner(reached_by(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
-        """`create`: the topic is made, with its namespace's default, where it is missing and that is allowed; `by_use`:
-        one without partitions is not made before it is used."""
+        """Returns a topic's partitions. `create`: the topic is made, with its namespace's default, where it is missing
+        and that is allowed; `by_use`: one without partitions is not made before it is used."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return Partitions(0)  # a partition is used like a topic without partitions
@@ -130,8 +130,8 @@ class Topics:
             raise NotAllowed(f"{name} has {count} partitions, and offsets are of one: ask for {first}") from None
 
     async def advance(self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0) -> None:
-        """Everything before the index is acknowledged, durably, when this returns. Never moves backwards.
-        `incarnation`: see `check_incarnation`."""
+        """Acknowledges everything before the index, durably when this returns. Never moves backwards. `incarnation`:
+        see `check_incarnation`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         subscription, shape = topic.subscription(subscription_name), topic.shown.shape

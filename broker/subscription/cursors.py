@@ -224,8 +224,8 @@ class DurableCursor:
         return state
 
     def _decoded(self, value: bytes) -> CursorRecord:
-        """DataLost: it is damaged. Where the subscription was is not known: nothing is written over it, and its topic
-        does not open, so nothing is trimmed that it did not acknowledge."""
+        """Decodes the record. DataLost: it is damaged. Where the subscription was is not known: nothing is written over
+        it, and its topic does not open, so nothing is trimmed that it did not acknowledge."""
         try:
             return decode(value, CursorRecord, self._path)
         except DamagedRecord as error:
@@ -279,12 +279,13 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ writing
     def touched(self) -> None:
-        """The cursor has changed: it is durable after `cursor_flush_s` at most."""
+        """Schedules a write of the cursor, which has changed: it is durable after `cursor_flush_s` at most."""
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
     def durable(self) -> asyncio.Future[None]:
-        """Done when all that was acknowledged up to now is durable. Fails with TopicFenced when it cannot be."""
+        """Returns a future that is done when all that was acknowledged up to now is durable. Fails with TopicFenced
+        when it cannot be."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def tell(error: MagnetarError | None) -> None:
@@ -402,7 +403,7 @@ class DurableCursor:
             tell(error)
 
     def abandon(self) -> None:
-        """The topic is lost to this broker: nothing more is written."""
+        """Writes nothing more: the topic is lost to this broker."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

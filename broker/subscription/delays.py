@@ -133,7 +133,7 @@ class DelayedDelivery:
 
     @property
     def _stored(self) -> _Used:
-        """Made with its first use: most subscriptions store no delayed message."""
+        """Returns the parts for buckets, made with their first use: most subscriptions store no delayed message."""
         if self._used is None:
             self._used = _Used()
         return self._used
@@ -154,7 +154,7 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ in
     def start(self, wake: Callable[[], None]) -> None:
-        """`wake` makes the subscription pump once more."""
+        """Starts. `wake` makes the subscription pump once more."""
         self._wake = wake
         if not self.ready:
             self._spawn(self._find())
@@ -167,9 +167,8 @@ class DelayedDelivery:
                 self._seal()
 
     def look(self, dispatcher: Dispatcher) -> int:
-        """Before entries are handed out, on a type that delays: what is due. Returns the time (ms since the epoch) that
-        is valid for them.
-        """
+        """Hands due entries to the dispatcher, before entries are handed out, on a type that delays. Returns the time
+        (ms since the epoch) that is valid for them."""
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_drained:
             self._look(dispatcher, now_ms)
@@ -195,7 +194,7 @@ class DelayedDelivery:
         self._drop(core.drained())
 
     def arm(self, dispatcher: Dispatcher) -> None:
-        """After each pump: sets the timer of the next `look`, if no other event causes one before."""
+        """Sets, after each pump, the timer of the next `look`, if no other event causes one before."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.ready:

@@ -220,7 +220,7 @@ class Pump(ABC):
 
     @abstractmethod
     def discard(self, positions: Sequence[Position]) -> None:
-        """The entries are acknowledged by the broker."""
+        """Drops entries that the broker acknowledges."""
 
     def noted(self, position: Position, at_ms: int) -> None:
         """A new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""

@@ -129,7 +129,7 @@ class Returns:
                 await turns.next()
 
     def forget(self) -> None:
-        """No consumer holds anything any more."""
+        """Forgets everything: no consumer holds anything any more."""
         for each in self.waiting or ():
             if isinstance(each, _Freed):
                 each.positions = iter(())

@@ -121,7 +121,7 @@ class _Search:
         return parse_stored(entry.frames[-1]).metadata.producer_name == self._producer
 
     def chunk(self, entry: StoredEntry) -> Chunk:
-        """-1 is the number of one that is damaged."""
+        """Returns the chunk of an entry; -1 is the number of one that is damaged."""
         try:
             metadata = parse_header(entry.frames[-1]).metadata
         except CorruptEntry:

@@ -333,7 +333,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """The topic is lost or closes: nothing more is written, every waiting caller is resumed."""
+        """Stops when the topic is lost or closes: nothing more is written, every waiting caller is resumed."""
         self._ended = True
         self._cancel_timer()
         if self._working is not None:
@@ -344,7 +344,8 @@ class Deduplication:
                 future.set_result(None)
 
     async def close(self) -> None:
-        """After the log was closed: a last snapshot, if there is a ledger for it, so that the next load replays little.
+        """Writes, after the log was closed, a last snapshot, if there is a ledger for it, so that the next load replays
+        little.
 
         Idempotent; what cannot be stored within `close_timeout_s` is replayed.
         """

@@ -87,7 +87,7 @@ class TopicMaintenance:
         return self.quota is Quota.HOLD
 
     def refusal(self) -> MagnetarError | None:
-        """Why nothing may be published; None: it may."""
+        """Returns why nothing may be published; None: it may."""
         if self.quota is not Quota.REFUSE:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)

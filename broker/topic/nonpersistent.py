@@ -203,7 +203,7 @@ class NonPersistentLog:
         self._owner.confirmed()
 
     def leave_out(self, cursor: object) -> None:
-        """Nothing was removed from between entries."""
+        """Does nothing: no entry was removed from between others."""
 
     async def is_ours(self) -> bool:
         return True

@@ -220,7 +220,7 @@ class OutcomesLedger:
         return NotOwner(f"topic {self._log.topic} is not served here any more; look it up again")
 
     def stop(self) -> None:
-        """Nothing more is written; who waits learns that the topic has ended here."""
+        """Writes nothing more; callers that wait learn that the topic has ended here."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -234,7 +234,7 @@ class OutcomesLedger:
                 future.exception()
 
     async def close(self) -> None:
-        """After the log was closed: a last write, where a ledger takes it, so that the next load replays little."""
+        """Writes once more after the log was closed, where a ledger takes it, so that the next load replays little."""
         self.stop()
         await self._tasks.drain()
         try:

@@ -42,11 +42,11 @@ class Outcomes(Protocol):
     """Receives what becomes of a producer's entries. Nothing here may wait or raise."""
 
     def duplicate(self, sequence_id: int) -> None:
-        """The entry was stored before; its position is not known."""
+        """Tells that the entry was stored before; its position is not known."""
         ...
 
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """The entry is not stored. `sequence_id`: UNNUMBERED where it names none."""
+        """Tells that the entry is not stored. `sequence_id`: UNNUMBERED where it names none."""
         ...
 
     def closed(self, error: MagnetarError) -> None:
@@ -62,7 +62,7 @@ class ProducerOutlet(Outcomes, Protocol):
     """The outcomes, and what they free."""
 
     def stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
-        """The entry is stored there, which frees its `size`; `index` is that of its last message."""
+        """Tells that the entry is stored there, which frees its `size`; `index` is that of its last message."""
         ...
 
     def freed(self, size: int) -> None:
@@ -85,7 +85,7 @@ class Published(Protocol):
     traffic: TopicStatistics
 
     def check_delay(self, at_ms: int) -> None:
-        """NotAllowed: an entry may not be delayed until then."""
+        """Raises NotAllowed if an entry may not be delayed until then."""
         ...
 
 
@@ -297,7 +297,7 @@ class Producer:
         return False
 
     def _answer(self, sequence_id: int, error: MagnetarError | None) -> None:
-        """None: it is a duplicate."""
+        """Answers an entry. `error` None: it is a duplicate."""
         if self.over is not None:
             return
         if error is None:

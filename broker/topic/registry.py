@@ -85,9 +85,8 @@ class ProducerRegistry:
         topic.check_open()
 
     def _register(self, producer: Producer) -> bool:
-        """False: it waits its turn. A producer that is displaced is notified. ProducerBusy; ProducerFenced (Pulsar's
-        choice).
-        """
+        """Registers a producer. False: it waits its turn. A producer that is displaced is notified. ProducerBusy;
+        ProducerFenced (Pulsar's choice)."""
         name = self._topic.name
         answer = self._table.join(ProducerRegistration(
             producer.id, producer.name, producer.mode, producer.instance, producer.connection, producer.writer
@@ -119,7 +118,7 @@ class ProducerRegistry:
                 waiting.turn.set_result(None)
 
     def close(self, error: MagnetarError) -> None:
-        """The topic ends here: all producers are notified."""
+        """Notifies all producers that the topic ends here."""
         for producer in list(self._here.values()):
             producer.close(error)
         self._here.clear()

@@ -59,10 +59,10 @@ class Owner(Protocol):
         """Commits the record of a new subscription, and in the same commit its name in the topic's record."""
 
     def confirmed(self) -> None:
-        """New entries can be handed out."""
+        """Called when new entries can be handed out."""
 
     def crowded(self) -> None:
-        """The log drops entries unless they are handed out now."""
+        """Called when the log drops entries unless they are handed out now."""
 
     def delayed(self, position: Position, at_ms: int) -> None:
         """An entry that was just stored has a delivery time."""

@@ -163,7 +163,7 @@ class Topic:
             subscription.wake()
 
     def released(self) -> None:
-        """The backlog quota is met again."""
+        """Lets waiting producers continue: the backlog quota is met again."""
         self.gate.look()
 
     async def _replication(self) -> Replication:
@@ -241,7 +241,7 @@ class Topic:
         return subscription
 
     def confirmed(self) -> None:
-        """New entries can be handed out. While a transaction hides them, only who reads uncommitted is woken."""
+        """Hands out new entries. While a transaction hides them, only subscriptions that read uncommitted are woken."""
         core = self.transactions.core
         waits = core is not None and core.first_hidden is not None and core.stable == self._woken_at
         if core is not None:
@@ -251,7 +251,7 @@ class Topic:
                 subscription.wake()
 
     def crowded(self) -> None:
-        """The log drops entries unless they are handed out now."""
+        """Hands out now, because the log drops entries otherwise."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.hand_out()
@@ -262,8 +262,8 @@ class Topic:
             subscription.noted(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
-        """NotAllowed: the delivery time is later than the longest delay. (Types that do not delay deliver it at once.)
-        """
+        """Raises NotAllowed if the delivery time is later than the longest delay. (Types that do not delay deliver it
+        at once.)"""
         limit, delay = self.applied.max_delay_ms, at_ms - self._world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
             raise PublishRefusal.DELAY.error(
@@ -438,7 +438,7 @@ class Topic:
             each.decided()
 
     async def truncate(self) -> None:
-        """Every subscription acknowledges everything, and every ledger that is not written is deleted."""
+        """Makes every durable subscription acknowledge everything, and deletes every ledger that is not written."""
         await self.log.roll()
         for subscription in [each for each in self.subscriptions.values() if each.durable]:
             await backlog.skip(self.shown, subscription, -1)
@@ -489,7 +489,7 @@ class Topic:
         return [*cursors, *(each for each in parts if each is not None)]
 
     def why_ledgers_stay(self) -> list[tuple[int, Stays | None]]:
-        """Each ledger, oldest first; None: the next trim removes it."""
+        """Returns each ledger, oldest first, and why it stays; None: the next trim removes it."""
         now_ms = self._world.clock.wall_ms()
         return verdicts(self.log.shape, self.holders(), self.retention(), now_ms, self.unread())
 
@@ -500,18 +500,19 @@ class Topic:
         return self._ended
 
     def check_open(self) -> None:
-        """NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of it."""
+        """Raises NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of it.
+        """
         if self._ended or self._going or self.log.state is TopicLogState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def check_end(self) -> None:
-        """Before a caller gets the end of the topic. Unavailable: another broker may have continued it by now."""
+        """Checks the topic before a caller gets its end. Unavailable: another broker may have continued it by now."""
         self.check_open()
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
     def lose(self, error: MagnetarError) -> None:
-        """The topic belongs to another broker, or this one cannot serve it: everything stops at once."""
+        """Stops everything at once: the topic belongs to another broker, or this one cannot serve it."""
         if self._ended:
             return
         self._ended = True
@@ -525,7 +526,7 @@ class Topic:
         self._on_lost(self)
 
     def waits(self, error: MagnetarError) -> None:
-        """The log has no ledger now: producers learn why their publishes have no answer."""
+        """Tells producers why their publishes have no answer: the log has no ledger now."""
         for producer in self.producers:
             producer.waits(error)
 

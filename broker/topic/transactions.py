@@ -63,9 +63,9 @@ from .outcomes import OutcomesLedger
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 
 JOIN_S, JOIN_RETRY_S = 5.0, 0.1
-"""How long a send or an acknowledgement waits for a coordinator that does not answer, and between two tries."""
+"""Seconds that a send or an acknowledgement waits for a coordinator that does not answer, and between two tries."""
 ASK_S, ASK_S_MAX = 0.2, 5.0
-"""Between two rounds of questions about what a load found: first, and at most."""
+"""Seconds between two rounds of questions about what a load found: first, and at most."""
 OPEN_ASK_S = 30.0
 SETTLEMENT_S = 10.0
 ASK_AT_ONCE = 1_000
@@ -98,7 +98,7 @@ class Transacting(Protocol):
         """A transaction ended: which sequence ids count from now on, and which do not."""
 
     def show_committed(self, core: Transactions) -> None:
-        """The topic has seen a transaction: what is shown ends at the last stable position from here on."""
+        """Called when the topic has seen a transaction: what is shown ends at the last stable position from here on."""
 
     def decided(self) -> None:
         """The last stable position, or what is aborted, has changed."""
@@ -170,7 +170,8 @@ class _Here:
 
 
 class TopicTransactions:
-    """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
+    """The transactions of a loaded topic; see the module. A part of its topic (part.py); the `TransactionJoins` of its
+    producers and subscriptions."""
 
     __slots__ = (
         "_asking", "_config", "_coordinators", "_ended", "_leaving", "_ledger", "_ledger_client", "_log", "_loop",
@@ -193,7 +194,7 @@ class TopicTransactions:
 
     @property
     def _here(self) -> _Here:
-        """Made with the first transaction: most topics have none."""
+        """Returns the work under way, made with the first transaction: most topics have none."""
         if self._under_way is None:
             self._under_way = _Here()
         return self._under_way
@@ -241,12 +242,12 @@ class TopicTransactions:
         return self.core is not None and self.core.is_hidden(txn, position)
 
     def replay_done(self) -> None:
-        """All entries of the log are known."""
+        """Ends the replay: all entries of the log are known."""
         if self.core is not None:
             self.core.replay_done()
 
     def loaded(self) -> None:
-        """The log was replayed and the subscriptions are open: what is shown is known from here on."""
+        """Begins to show what is known, after the log was replayed and the subscriptions are open."""
         if self.core is None:
             return
         self._ask_for_pending(self.core)
@@ -287,8 +288,8 @@ class TopicTransactions:
             await asyncio.shield(self._joining(txn, owner))
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
-        """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
-        its coordinator does not answer within JOIN_S. NotOwner."""
+        """Returns COMMITTED or ABORTED if the transaction has ended; its end has been applied here when this returns.
+        None: it is open, or its coordinator does not answer within JOIN_S. Raises NotOwner."""
         try:
             async with asyncio.timeout(JOIN_S):
                 return await self._until_over(txn)
@@ -433,7 +434,7 @@ class TopicTransactions:
             raise Unavailable(f"topic {self._topic.name} is about to be deleted: nothing joins a transaction there")
 
     async def _see(self) -> Transactions:
-        """Before the first transaction of the topic: its record says so."""
+        """Writes into the topic's record, before its first transaction, that it has seen one."""
         async with self._here.seeing:
             core = self.core
             if core is None:
@@ -491,7 +492,7 @@ class TopicTransactions:
                 future.set_result(None)
 
     def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
-        """Another open transaction in which the producer sent one of those ids."""
+        """Returns another open transaction in which the producer sent one of those ids."""
         return self.core.holding(name, txn, numbers) if self.core is not None and self.core.known else None
 
     def last(self, name: str) -> int:
@@ -672,7 +673,8 @@ class TopicTransactions:
             self._ledger.refresh()
 
     def held(self, applied: Applied) -> Safe | None:
-        """Up to the last stored write, and up to the first entry of an open transaction, nothing more is needed."""
+        """Returns the mark up to which nothing more is needed: the last stored write, and the first entry of an open
+        transaction."""
         if self.core is None or self._ledger is None:
             return None
         first, stored = self.core.first_hidden, self._ledger.position
@@ -708,11 +710,11 @@ class TopicTransactions:
         return Deletion(self._world.clock, self._topic.name, self._coordinators)
 
     def stay(self) -> None:
-        """The topic is not deleted."""
+        """Takes joins again: the topic is not deleted."""
         self._leaving = False
 
     def statistics(self) -> TransactionStats | None:
-        """None: the topic has seen no transaction."""
+        """Returns the statistics; None: the topic has seen no transaction."""
         core = self.core
         if core is None:
             return None
@@ -726,7 +728,7 @@ class TopicTransactions:
         )
 
     def open_here(self, txn: TxnId) -> OpenHere | None:
-        """None: it has ended here, or is not known."""
+        """Returns an open transaction; None: it has ended here, or is not known."""
         return self.core.open_here(txn) if self.core is not None else None
 
     def stop(self) -> None:

@@ -67,7 +67,7 @@ from .together import Question
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 TICK_S = 0.5
-"""Between two looks at deadlines; also how long "done" may wait for another append to go with."""
+"""Seconds between two looks at deadlines; also how long "done" may wait for another append to go with."""
 ANSWER_S = 25.0
 """Seconds that a question may take: below the time after which a client asks again."""
 
@@ -129,14 +129,14 @@ class RunningCoordinator:
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
         tag: Tag | None = None, adopt: bool = False, address: str = "",
     ) -> Begun:  # fmt: skip
-        """BackPressure, InvalidRequest, SinkFenced, TransactionFenced."""
+        """Begins transactions. Raises BackPressure, InvalidRequest, SinkFenced, TransactionFenced."""
         found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt, address))
         assert isinstance(found, Begun), "a begin is answered by ids"
         return found
 
     async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> Joined:
-        """`topic` is empty: none joins, and its time begins. InvalidRequest: the role did not begin it; `owner` is
-        None: a topic asks by itself."""
+        """Joins a topic. `topic` is empty: none joins, and its time begins. InvalidRequest: the role did not begin it;
+        `owner` is None: a topic asks by itself."""
         state = await self._state(lambda to: Join(to, txn.least, topic, owner))
         owed = self._core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
@@ -176,7 +176,8 @@ class RunningCoordinator:
         return found
 
     async def status(self, txn: TxnId, owner: str | None = None) -> TxnState:
-        """InvalidRequest: the role did not begin it; None: an operator asks."""
+        """Returns the state of a transaction. InvalidRequest: the role did not begin it; `owner` None: an operator
+        asks."""
         return await self._state(lambda to: Status(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
@@ -201,17 +202,19 @@ class RunningCoordinator:
     async def prepare_half(
         self, half: TxnId, owner: str, group: str, check_key: str, messages: list[HalfMessage], check_after_s: float
     ) -> TxnState:
-        """PREPARED; an outcome, if it has one. BackPressure, InvalidRequest, TransactionAborted."""
+        """Stores a half; returns PREPARED, or an outcome, if it has one. Raises BackPressure, InvalidRequest,
+        TransactionAborted."""
         return await self._state(
             lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
         )
 
     async def end_half(self, half: TxnId, verb: HalfVerb, owner: str, check: int = 0, why: str = "") -> TxnState:
-        """HalfParked, TransactionAborted, TransactionEnded, TransactionForgotten, and why it is not published."""
+        """Ends a half; returns its outcome. Raises HalfParked, TransactionAborted, TransactionEnded,
+        TransactionForgotten, and why it is not published."""
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfChange) -> None:
-        """By an operator. NotFound, TransactionEnded, and why it is not published."""
+        """Changes a half for an operator. Raises NotFound, TransactionEnded, and why it is not published."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:
@@ -230,7 +233,7 @@ class RunningCoordinator:
         return self._core.halves.rows(now, half.least if half is not None else None, group, limit)
 
     def half_statistics(self) -> dict[str, int]:
-        """Open, parked, bytes; and counters since the take-over."""
+        """Returns the numbers of open and parked halves, their bytes; and counters since the take-over."""
         return {**self._core.halves.counters, **self._core.halves.statistics()}
 
     def _published(self, each: PublishHalf, listed: list[Participant]) -> None:
@@ -249,7 +252,7 @@ class RunningCoordinator:
         return self._core.rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
-        """`committed` and what is after it count since the take-over."""
+        """Returns statistics; `committed` and what is after it count since the take-over."""
         counters = self._core.counters
         return {
             **self._core.statistics(), "begun": counters.begun, "settled": counters.settled,
@@ -258,7 +261,7 @@ class RunningCoordinator:
         }  # fmt: skip
 
     def aborted(self) -> dict[str, int]:
-        """By reason, since the take-over."""
+        """Returns the aborts by reason, since the take-over."""
         return {reason.name.lower(): self._core.counters.aborted.get(reason, 0) for reason in Reason}
 
     def lasted(self) -> tuple[Sequence[int], float]:
@@ -276,7 +279,7 @@ class RunningCoordinator:
 
     @property
     def next_id(self) -> int:
-        """`least` of the next transaction."""
+        """Returns `least` of the next transaction."""
         return self._core.next_id
 
     @property

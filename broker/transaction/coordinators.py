@@ -161,7 +161,7 @@ class TransactionCoordinators:
         return self._loaded.get(number)
 
     async def here(self, number: int) -> RunningCoordinator:
-        """NotOwner: another broker has it, in the field `owner`."""
+        """Returns a coordinator that this broker has. NotOwner: another broker has it, in the field `owner`."""
         found = self._loaded.get(number)
         if found is not None:
             return found
@@ -299,7 +299,7 @@ class TransactionCoordinators:
         await self.peers.close()
 
     async def drop(self, error: MagnetarError) -> None:
-        """At once: other brokers may have them."""
+        """Drops all coordinators at once: other brokers may have them."""
         self._closed = True
         await asyncio.gather(*[running.lose(error) for running in self.loaded])
         await self.peers.close()

@@ -35,7 +35,8 @@ class PublishesHalves(Protocol):
     """broker/node/half_publisher.py."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
-        """Each topic's receipts. An error: some may be in their topics, and the transaction must not commit."""
+        """Publishes; returns each topic's receipts. An error: some may be in their topics, and the transaction must not
+        commit."""
         ...
 
 
@@ -56,7 +57,7 @@ class Member:
         self._changed.set()
 
     async def next(self) -> AskHalf:
-        """NotOwner: the coordinator moves."""
+        """Returns the next question. NotOwner: the coordinator moves."""
         while not self._asked:
             if self._over is not None:
                 raise self._over

@@ -162,8 +162,9 @@ class CoordinatorLog:
         self.epoch = after.epoch
 
     async def _note_begun(self) -> None:
-        """From here on a record that is missing is lost: a coordinator that begins anew would answer "aborted" of what
-        is committed, and give ids a second time. A crash before this leaves a record, and the next owner notes it."""
+        """Notes that the coordinator has begun, so that from here on a missing record is known to be lost: a
+        coordinator that begins anew would answer "aborted" of what is committed, and give ids a second time. A crash
+        before this leaves a record, and the next owner notes it."""
 
         def noted(fixed: TransactionsRecord | None) -> TransactionsRecord | None:
             if fixed is None or self.number in fixed.begun:
@@ -181,7 +182,7 @@ class CoordinatorLog:
         return node is not None and node.value == self._stored
 
     async def _change(self, record: CoordinatorRecord, *, made: bool = False) -> None:
-        """CoordinatorFenced: another owner's; other errors: unknown."""
+        """Changes the record. CoordinatorFenced: another owner's; other errors: unknown."""
         value = encode(record, self._path)
         ours = {self._stored, value}
 
@@ -214,8 +215,8 @@ class CoordinatorLog:
     async def append(
         self, records: Sequence[AnyRecord], state: State, failed: MagnetarError | None = None
     ) -> None:
-        """`state`: all that was appended before. `failed`: of an append of these records. After an error it is not
-        known what is durable."""
+        """Appends records. `state`: all that was appended before. `failed`: of an append of these records. After an
+        error it is not known what is durable."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:
@@ -284,5 +285,5 @@ class CoordinatorLog:
             await self._change(msgspec.structs.replace(self._record, idle=True))
 
     async def abandon(self) -> None:
-        """Without a hand-over: the next owner recovers."""
+        """Ends without a hand-over: the next owner recovers."""
         await self._abandon()

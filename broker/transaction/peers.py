@@ -45,7 +45,7 @@ class Peers:
         self._tasks = Tasks()
 
     async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
-        """NotOwner, TransactionForgotten, …; ConnectionLost, TimedOut: unknown."""
+        """Joins at the owner of a coordinator. NotOwner, TransactionForgotten, …; ConnectionLost, TimedOut: unknown."""
         item = wire.JoinItem(
             txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner
         )

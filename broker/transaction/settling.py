@@ -40,7 +40,8 @@ class Topics(Protocol):
     """The topics of the cluster, wherever they are served."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """None: the topic has stored it, or is certainly gone. An error of the call: all of them failed."""
+        """Settles; returns for each None (the topic has stored it, or is certainly gone) or its error. An error of the
+        call: all of them failed."""
 
 
 class _Waiting(NamedTuple):

@@ -54,7 +54,7 @@ class Together:
             self._all.set_result(None)
 
     async def answered(self, timeout_s: float) -> list[Result]:
-        """Each one's result, an error among them."""
+        """Waits for all answers; returns each one's result, an error among them."""
         if self._left:
             self._all = asyncio.get_running_loop().create_future()
             with contextlib.suppress(TimeoutError):

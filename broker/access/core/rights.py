@@ -53,7 +53,8 @@ class Rights(msgspec.Struct, frozen=True):
 def decide(
     role: str, right: Right, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
 ) -> str:
-    """Why the role may not; empty: it may. `topic`: the full name, without a partition; empty: the namespace."""
+    """Returns why the role may not; empty: it may. `topic`: the full name, without a partition; empty: the namespace.
+    """
     if not role:
         return "it has no role"
     if role in rights.admins:

@@ -29,7 +29,7 @@ class Decided(Protocol):
 
     @property
     def aborted(self) -> Mapping[int, BitMap]:
-        """Ledger → entries that are never shown."""
+        """Returns ledger → entries that are never shown."""
 
     @property
     def stable(self) -> Position:
@@ -44,7 +44,7 @@ class Decided(Protocol):
 
 
 class CommittedShape(LogShape):
-    """See the module. It follows the shape of the log."""
+    """The shape for readers of committed entries; it follows the shape of the log. See the module."""
 
     __slots__ = ("_decided",)
 

@@ -59,7 +59,7 @@ Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
 
 def opened(entry: Buffer) -> Opened | None:
-    """Header, metadata and payloads of the messages of an entry; None: it cannot be parsed."""
+    """Returns header, metadata and payloads of the messages of an entry; None: it cannot be parsed."""
     try:
         part = split_broker_part(entry)[2]
         header = parse_header(part, verify=False)
@@ -141,7 +141,7 @@ class KeySurvey:
             self._latest[key] = tuple(self._chunks.pop(name)[1])
 
     def _narrow(self) -> None:
-        """Half of the keys wait for another round. Those that stay have been followed from the beginning."""
+        """Puts half of the keys off to another round. Those that stay have been followed from the beginning."""
         while len(self._latest) > self._keys_max and self._high - self._low > 1:
             self._high = (self._low + self._high) // 2
             high = self._high
@@ -149,7 +149,7 @@ class KeySurvey:
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
     def end_round(self) -> None:
-        """Everything was read: the keys of this round are decided."""
+        """Ends a round, after everything was read: its keys are decided."""
         for value in self._latest.values():
             if isinstance(value, tuple):
                 self.survivors.update(value)
@@ -186,7 +186,8 @@ def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> byt
 
 
 def last_shown(entry: Buffer) -> int:
-    """Batch index of the last message of an entry that is shown; -1: it is no batch, or cannot be parsed."""
+    """Returns the batch index of the last message of an entry that is shown; -1: it is no batch, or cannot be parsed.
+    """
     found = opened(entry)
     if found is None or not found[0].batched:
         return -1

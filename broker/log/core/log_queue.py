@@ -62,7 +62,7 @@ class LogQueue(Generic[Q]):
         self.pending.append(queued)
 
     def sent(self) -> None:
-        """The ledger has taken the first of the pending ones."""
+        """Notes that the ledger has taken the first of the pending ones."""
         queued = self.pending.popleft()
         queued.entry = self.next_entry
         self.next_entry += 1
@@ -83,7 +83,8 @@ class LogQueue(Generic[Q]):
         return found
 
     def stopped(self) -> None:
-        """The ledger takes no more entries: it failed, or it is full. What was sent stays until its end is known."""
+        """Notes that the ledger takes no more entries: it failed, or it is full. What was sent stays until its end is
+        known."""
         self.ledger_id = -1
 
     def ended(self, last_entry: int) -> list[Q]:
@@ -99,7 +100,8 @@ class LogQueue(Generic[Q]):
         return stored
 
     def give_up(self) -> list[Q]:
-        """The topic is lost to this broker: all that is left, in order; the outcome of each is unknown."""
+        """Removes and returns all that is left, in order, as the topic is lost to this broker; the outcome of each is
+        unknown."""
         left = [*self._sent, *self.pending]
         self._sent.clear()
         self.pending.clear()
@@ -115,7 +117,7 @@ class LogQueue(Generic[Q]):
         return len(self._sent)
 
     def check(self) -> None:
-        """Sent entries follow each other; indexes never fall."""
+        """Checks that sent entries follow each other, and that indexes never fall."""
         ids = [queued.entry for queued in self._sent]
         assert ids == list(range(self.next_entry - len(ids), self.next_entry)), "sent entries do not follow each other"
         indexes = [queued.index for queued in [*self._sent, *self.pending]]

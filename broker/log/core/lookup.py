@@ -43,7 +43,7 @@ async def first_reached(
     lost: set[int] = set()
 
     async def there(first: int, end: int) -> StoredEntry | None:
-        """The first one from `first` to `end`."""
+        """Returns the first entry that can be read from `first` to `end`; None: there is none."""
         entry_id, looked = first, 0
         while entry_id <= end:
             run = passed_over(entry_id)

@@ -34,7 +34,7 @@ from .log_shape import LogShape, Span
 
 
 class Stays(enum.Enum):
-    """Why a ledger stays: the first reason that holds, in this order."""
+    """The reason why a ledger stays: the first that holds, in this order."""
 
     OPEN = "it is the last of the list, or it is written"
     NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
@@ -78,7 +78,7 @@ NOTHING = Retention()
 def verdicts(
     shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, Stays | None]]:
-    """(ledger, why it stays; None: it is to be deleted), oldest first."""
+    """Returns (ledger, why it stays; None: it is to be deleted), oldest first."""
     result: list[tuple[int, Stays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -113,7 +113,8 @@ def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: R
 
 
 def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> Stays | None:
-    """`younger`: bytes of younger ledgers that all have acknowledged."""
+    """Returns why retention keeps a ledger; None: it does not. `younger`: bytes of younger ledgers that all have
+    acknowledged."""
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
     by_size = retention.mib < 0 or younger < retention.mib << 20
     if retention.minutes == 0 and retention.mib == 0:

@@ -184,7 +184,8 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         return wire.Empty()
 
     async def _check_letters(self, topic: str, context: CallContext) -> None:
-        """Unauthorized: who names a dead letter topic has to be able to publish there, because the broker will."""
+        """Raises Unauthorized unless a caller that names a dead letter topic is able to publish there, because the
+        broker will."""
         if topic:
             name = TopicName.parse(topic)
             await self._broker.access.require(context.principal, Permission.PRODUCE, topic=name, peer=context.peer)
@@ -361,7 +362,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
 
 def _tenant(request: wire.TenantSpec) -> TenantRecord:
-    """InvalidName: a role that no caller can have."""
+    """Returns the record of a tenant. InvalidName: a role that no caller can have."""
     roles = tuple(dict.fromkeys(check_role(role) for role in request.admin_roles))
     return TenantRecord(admin_roles=roles, allowed_clusters=tuple(dict.fromkeys(request.allowed_clusters)))
 

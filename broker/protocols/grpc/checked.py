@@ -23,11 +23,12 @@ from .later import attribute_of
 Handler = Callable[[Any, CallContext], Awaitable[Message]]
 
 EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
-"""Without the name of a subscription they change each one."""
+"""Rpcs that change every subscription if they do not name one."""
 LOOKS = re.compile(
     r"Broker\.|Transactions\.|Admin\.(Check|List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)"
 )
-"""Not audited: they change nothing, and show no message; or are traffic of programs, which may be endless."""
+"""Matches rpcs that are not audited: they change nothing, and show no message; or are traffic of programs, which may be
+endless."""
 
 
 class Checked:
@@ -84,7 +85,7 @@ async def authorize(path: str, request: Any, context: CallContext, access: Autho
 
 
 async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, access: Authorizer) -> None:
-    """Unauthorized; InvalidName of what the request names."""
+    """Authorizes a request. Raises Unauthorized; InvalidName of what the request names."""
     permission, principal = _needed(path, rule, request), context.principal
     subscription = getattr(request, rule.subscription) if rule.subscription else ""
     if rule.on is On.PLACE:

@@ -53,7 +53,7 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
-    """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
+    """Serves the stream until either side ends it. After the client's orderly end, what is under way is answered."""
     connection = Connection(broker, stream, context)
     await followed_by(_serve(connection, stream, broker.world.clock), lambda: unbroken(connection.end()))
 
@@ -205,7 +205,8 @@ class Connection:
 
     # ------------------------------------------------------------------ the end of the stream
     async def finish(self) -> None:
-        """The client has ended its side: what is on its way is answered; what is being opened is not opened."""
+        """Finishes, after the client has ended its side: what is on its way is answered; what is being opened is not
+        opened."""
         handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(*[handler.settled() for handler in handlers if isinstance(handler, ProducerHandler)])

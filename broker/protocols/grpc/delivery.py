@@ -31,7 +31,7 @@ _FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
 
 
 def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
-    """ServerFrames with all of them, in order; `head` are the bytes of their id."""
+    """Returns ServerFrames with all deliveries, in order; `head` are the bytes of their id."""
     items: list[Pieces] = []
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0

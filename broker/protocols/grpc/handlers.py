@@ -60,19 +60,19 @@ class Connection(Protocol):
         ...
 
     def owes(self, answers: int) -> None:
-        """So many answers more (or less) are to come that no task waits for."""
+        """Counts so many answers more (or less) that are to come and that no task waits for."""
         ...
 
     def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
-        """The handler's id is over; `leaving` is run to its end in any case."""
+        """Ends a handler's id; `leaving` is run to its end in any case."""
         ...
 
     def deferred(self, size: int) -> None:
-        """So many bytes of frames more (or less) wait for work of their handler."""
+        """Counts so many bytes of frames more (or less) that wait for work of their handler."""
         ...
 
     def deliver(self, handler: ConsumerHandler, items: Iterable[Pieces]) -> bool:
-        """True: more than it should be of the handler's deliveries has not left yet."""
+        """Delivers items. True: more than it should be of the handler's deliveries has not left yet."""
         ...
 
     async def drained(self, handler: ConsumerHandler) -> None: ...
@@ -104,7 +104,7 @@ class Handler:
         raise NotImplementedError
 
     async def _leave(self) -> None:
-        """At once. Idempotent."""
+        """Leaves the session at once. Idempotent."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ opening
@@ -159,7 +159,7 @@ class Handler:
         self._connection.deferred(frame.ByteSize())
 
     def _go_on(self) -> None:
-        """The work is done: the frames that waited for it are next."""
+        """Goes on after the work: the frames that waited for it are next."""
         self._work, turns = None, Turns(self._connection.broker.world.clock)
         while self._deferred and self._work is None and not self.over:
             frame = self._deferred.popleft()
@@ -176,7 +176,7 @@ class Handler:
 
     # ------------------------------------------------------------------ work in steps
     def _go_through(self, steps: Iterator[None], turns: Turns, then: Callable[[MagnetarError | None], None]) -> None:
-        """At once, as far as the slice goes; the rest in a task."""
+        """Takes the steps at once, as far as the slice goes; the rest in a task."""
         try:
             for _ in steps:
                 if turns.over:
@@ -267,7 +267,7 @@ class Handler:
         self._done(request_id, None)
 
     async def leave(self) -> None:
-        """The stream is gone, or the broker gave the handler up: nothing of it stays. Idempotent."""
+        """Leaves when the stream is gone, or the broker gave the handler up: nothing of it stays. Idempotent."""
         self.over = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():
@@ -389,7 +389,7 @@ class ConsumerHandler(Handler):
             raise InvalidRequest(f"a consumer does not take {kind or 'a frame of unknown kind'}")
 
     def _ack_in(self, session: ConsumerSession, ack: wire.Ack) -> None:
-        """Nearly all wait for the disk alone, and need no task."""
+        """Acknowledges in a transaction. Nearly all wait for the disk alone, and need no task."""
         number = ack.request_id
         if self._requests < REQUESTS_MAX and translate.pend_now(session, ack):
             session.when_durable(self._owes(number))

@@ -218,7 +218,7 @@ class TransactionAdminService(HalfAdminService):
 
 
 def txn_of(asked: wire.TransactionId) -> TxnId:
-    """InvalidRequest."""
+    """Returns the id of a transaction. Raises InvalidRequest."""
     return TxnId.checked(asked.most, asked.least)
 
 
@@ -243,7 +243,8 @@ def _reply(txn: wire.TransactionId, result: object) -> wire.TransactionReply:
 
 
 async def _answered(txn: wire.TransactionId, work: Callable[[], Awaitable[TxnState]]) -> wire.TransactionReply:
-    """Each item has its own answer. `work` makes its coroutine here: a task that is cancelled first leaves none."""
+    """Answers one item of a request: each has its own answer. `work` makes its coroutine here: a task that is cancelled
+    first leaves none."""
     try:
         return wire.TransactionReply(txn=txn, state=_state(await work()))
     except MagnetarError as error:
@@ -272,7 +273,7 @@ def _participants(item: wire.EndItem) -> list[Participant]:
 
 @lru_cache(1_000)
 def _full(topic: str) -> str:
-    """InvalidName. Most ends name the topics of those before."""
+    """Returns the full name of a topic. Raises InvalidName. Cached, as most ends name the topics of those before."""
     return TopicName.parse(topic).full
 
 

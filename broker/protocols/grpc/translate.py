@@ -111,7 +111,7 @@ def subscribed(id_: int, session: ConsumerSession) -> wire.ServerFrame:
 
 
 def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
-    """InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    """Acknowledges in steps. InvalidRequest, NotAllowed: as far as it was taken it counts."""
     yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
         for entry in acked(ack.entries):
@@ -203,7 +203,8 @@ def last(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
 
 
 def permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
-    """From the record and the full name of the topic ("": the namespace). InvalidRequest."""
+    """Returns the function that changes a record of grants; it gets the record and the full name of the topic ("": the
+    namespace). Raises InvalidRequest."""
     kind, given = request.WhichOneof("change"), request
     if kind == "grant":
         return lambda record, topic: permissions.grant(record, topic, given.grant.role, given.grant.actions)

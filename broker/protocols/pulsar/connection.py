@@ -47,10 +47,10 @@ from .producer import ProducerHandler, payload_bytes_max
 
 KEEP_ALIVE_S = 30.0
 PINGS_MAX = 1_000
-"""Between two looks at the clock: a client sends one in 30 s. To take and answer one costs 10 µs."""
+"""Most pings between two looks at the clock: a client sends one in 30 s. To take and answer one costs 10 µs."""
 RENEW_S = 30.0
 LONG_FRAME_BYTES = 192 << 10
-"""Above a batch of Pulsar's clients (128 KiB)."""
+"""Size above which a frame is long: above a batch of Pulsar's clients (128 KiB)."""
 HELD_BYTES = 8 << 20
 OUT_BYTES = 64 << 20
 REQUESTS_MAX = 1000
@@ -149,7 +149,7 @@ class Connection:
         return not self._has_place and self._frames.coming > LONG_FRAME_BYTES
 
     async def _wait_for_place(self) -> None:
-        """ConnectionLost."""
+        """Waits until there is room for the long frame. Raises ConnectionLost."""
         self._has_place = True
         if not self._memory.arrivals.begin(self, self._frames.coming):
             self._place = asyncio.get_running_loop().create_future()
@@ -251,7 +251,7 @@ class Connection:
         return max(0.001, min(pauses))
 
     def _check_reading(self) -> None:
-        """ConnectionLost: it took nothing of what waits for it for too long."""
+        """Raises ConnectionLost if the client took nothing of what waits for it for too long."""
         queued, now = self._stream.queued_bytes, self._clock.monotonic()
         left = self._written - queued
         if not queued or left != self._left:
@@ -261,7 +261,7 @@ class Connection:
 
     @property
     def _crowded(self) -> bool:
-        """The connection is not read on before `_has_room`."""
+        """Whether the connection is not read on before `_has_room`."""
         self._count()
         requests = self._memory.requests
         return self._held_bytes > HELD_BYTES or requests.held > requests.limit or self._counted_out > OUT_BYTES
@@ -284,7 +284,7 @@ class Connection:
         self._counted_in, self._counted_out = into, out
 
     def held(self, size: int) -> None:
-        """So many bytes of entries more (or less) wait for credit."""
+        """Counts so many bytes of entries more (or less) that wait for credit."""
         self._held_bytes += size
         self._count()
         if self._held_bytes <= HELD_BYTES:
@@ -314,7 +314,7 @@ class Connection:
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:
-        """Unauthenticated. A connection keeps its role."""
+        """Authenticates the client; a connection keeps its role. Raises Unauthenticated."""
         principal = await self._callers.admitted(caller_of(self._stream.caller, method, data), PATH)
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
@@ -387,7 +387,7 @@ class Connection:
     def error(
         self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
     ) -> None:
-        """`number`: in place of the one that errors.py has."""
+        """Sends an error. `number`: in place of the one that errors.py has."""
         number = number_of(error) if number is None else number
         self.send(frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
@@ -504,7 +504,7 @@ class Connection:
         self.send(frame(pong=pulsar.CommandPong()))
 
     def _pong(self, command: Command, rest: memoryview) -> None:
-        """InvalidRequest: it sends nothing else than pings."""
+        """Counts an answer to a ping. InvalidRequest: the client sends nothing else than pings."""
         self._pings += 1
         if self._pings > PINGS_MAX:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")

@@ -59,12 +59,12 @@ class Spare:
         self._buffer = _NOTHING
 
     def take(self) -> memoryview:
-        """Empty: another connection has it."""
+        """Takes the spare buffer. Empty: another connection has it."""
         buffer, self._buffer = self._buffer, _NOTHING
         return buffer
 
     def give(self, buffer: memoryview) -> None:
-        """Nothing in it is read any more."""
+        """Gives the buffer back: nothing in it is read any more."""
         if len(self._buffer) < len(buffer) <= SPARE_BYTES_MAX:
             self._buffer = buffer
 
@@ -108,13 +108,13 @@ class Frames:
         return self._buffer[self._end :]
 
     def came(self, size: int) -> bool:
-        """So many bytes are in the room. Whether `whole` has a frame, or an error."""
+        """Notes that so many bytes are in the room. Returns whether `whole` has a frame, or an error."""
         self._end += size
         here = self._end - self._begin
         return here >= 4 and (here >= (wanted := self._next()) or not 8 <= wanted <= self.bytes_max + 4)
 
     def took(self, size: int) -> Iterator[memoryview]:
-        """`came`, then `whole`."""
+        """Does `came`, then `whole`."""
         self.came(size)
         return self.whole()
 
@@ -166,7 +166,7 @@ def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
 
 
 def _check_text(message: Message, name: str) -> None:
-    """InvalidRequest. Texts that are not UTF-8 come out of protobuf as bytes."""
+    """Raises InvalidRequest for texts that are not UTF-8: they come out of protobuf as bytes."""
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
         if field.message_type is not None:

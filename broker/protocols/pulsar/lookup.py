@@ -41,7 +41,7 @@ Command = pulsar.BaseCommand
 
 
 async def answer(connection: Connection, command: Command) -> None:
-    """InvalidRequest: no client sends that; the connection ends."""
+    """Answers a command. InvalidRequest: no client sends that; the connection ends."""
     kind = Command.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
@@ -126,7 +126,7 @@ async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamesp
 
 
 async def _topics_of(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> list[str]:
-    """NamespaceNotFound."""
+    """Returns the topics of a namespace. Raises NamespaceNotFound."""
     broker, namespace = connection.broker, NamespaceName.parse(asked.namespace)
     shown = await broker.access.shown(connection.caller.principal, namespace)
     names = set[str]()
@@ -208,7 +208,7 @@ _ANSWERS: dict[str, tuple[Callable[[Connection, Any], Any], Callable[[int, Magne
 
 # ------------------------------------------------------------------ of a consumer
 async def of_consumer(connection: Connection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
-    """SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
+    """Answers SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
     try:
         if handler is None or handler.session is None:
             raise Unavailable("there is no consumer of this id")

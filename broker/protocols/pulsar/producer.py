@@ -121,7 +121,7 @@ class ProducerHandler:
         self._succeeded(request_id, session.name, session.last_sequence_id)
 
     def renewed(self, principal: Principal) -> None:
-        """The caller has new credentials."""
+        """Takes the caller's new credentials."""
         if self._session is not None:
             self._session.producer.principal = principal
 
@@ -144,7 +144,7 @@ class ProducerHandler:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
-        """`rest`: what follows the command, which is copied before this returns."""
+        """Publishes an entry. `rest`: what follows the command, which is copied before this returns."""
         session = self._session
         if session is None:
             raise InvalidRequest("a producer publishes after it was opened")
@@ -186,7 +186,7 @@ class ProducerHandler:
         self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
 
     def waits(self, error: MagnetarError) -> None:
-        """Pulsar's protocol has no word for it."""
+        """Does nothing: Pulsar's protocol has no word for it."""
 
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
@@ -217,13 +217,13 @@ class ProducerHandler:
             self.replaced()
 
     def replaced(self) -> None:
-        """Another one has its id, or will."""
+        """Leaves, because another producer has its id, or will."""
         self._over = True
         self._connection.forget_producer(self)
         self._connection.leave_later(self.leave())
 
     async def close(self, request_id: int) -> None:
-        """By its client: what is on its way is answered first."""
+        """Closes the producer for its client: what is on its way is answered first."""
         await followed_by(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -237,7 +237,7 @@ class ProducerHandler:
             self._connection.success(request_id)
 
     async def leave(self) -> None:
-        """At once. Idempotent."""
+        """Leaves the topic at once. Idempotent."""
         self._over = True
         self._connection.held(-sum(map(len, self._waiting)))
         self._waiting.clear()

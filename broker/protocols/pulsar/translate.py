@@ -53,7 +53,7 @@ def wire_id(position: Position, partition: int, batch_index: int = -1) -> Messag
 
 # ------------------------------------------------------------------ schemas
 def schema_of(given: pulsar.Schema) -> SchemaInfo | None:
-    """None: bytes, of which Java's client sends the number 0. InvalidRequest."""
+    """Returns the schema; None: bytes, of which Java's client sends the number 0. Raises InvalidRequest."""
     if given.type == SchemaType.NONE:
         return None
     return SchemaInfo(
@@ -69,7 +69,7 @@ def wire_schema(info: SchemaInfo) -> pulsar.Schema:
 
 # ------------------------------------------------------------------ acknowledgements
 def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
-    """InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    """Acknowledges in steps. InvalidRequest, NotAllowed: as far as it was taken it counts."""
     yield from _check_size(ack.message_id)
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
@@ -96,7 +96,7 @@ async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -
 
 
 def _each_once(entries: Iterable[AckedEntry]) -> Iterator[AckedEntry]:
-    """TransactionConflict: two deliveries of one message are acknowledged together."""
+    """Yields the entries. TransactionConflict: two deliveries of one message are acknowledged together."""
     seen: dict[Position, int] = {}
     for each in entries:
         before, bits = seen.get(each.position, 0), each.bits or -1
@@ -121,8 +121,9 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
 def individual(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
-    """`exact`: each message that is named counts, also of a batch of which its consumer holds a part, because an abort
-    gave the rest back: the client says its size. InvalidRequest: the size is not known, or no message is named."""
+    """Yields the entries of an individual acknowledgement. `exact`: each message that is named counts, also of a batch
+    of which its consumer holds a part, because an abort gave the rest back: the client says its size. InvalidRequest:
+    the size is not known, or no message is named."""
     for each in ids:
         position = Position(signed(each.ledgerId), signed(each.entryId))
         if position.entry_id < 0:
@@ -186,7 +187,8 @@ def ack_set(acked: Sequence[int], count: int) -> list[int]:
 def redeliver_steps(
     session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages
 ) -> Iterator[None]:
-    """All that it holds, when none is named or its type keeps the order (Pulsar's rule)."""
+    """Gives back, in steps, what is named; all that it holds, when none is named or its type keeps the order (Pulsar's
+    rule)."""
     individual = session.subscription.dispatcher.policy.individual
     ids = asked.message_ids if individual else ()
     return session.redeliver(Position(signed(each.ledgerId), signed(each.entryId)) for each in ids)

@@ -54,12 +54,12 @@ class Call:
     # ------------------------------------------------------------------ names
     @property
     def namespace(self) -> NamespaceName:
-        """InvalidName."""
+        """Returns the namespace of the path. Raises InvalidName."""
         return NamespaceName.parse(f"{self.names['tenant']}/{self.names['namespace']}")
 
     @property
     def topic(self) -> TopicName:
-        """InvalidName."""
+        """Returns the topic of the path. Raises InvalidName."""
         tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
         return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
 
@@ -79,14 +79,14 @@ class Call:
         return self.body.strip() in (b"", b"null")
 
     def flag(self, name: str) -> bool:
-        """BadRequest."""
+        """Returns a flag of the query. Raises BadRequest."""
         text = self.query.get(name, "").lower()
         if text not in ("", "true", "false"):
             raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
         return text == "true"
 
     def number(self, text: str, what: str, *, least: int = 0) -> int:
-        """BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
+        """Parses a number. BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
         try:
             if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
@@ -107,7 +107,7 @@ class Call:
         return await self.ask("Admin", method, request)
 
     async def authorize(self, method: str, request: Message) -> None:
-        """Unauthorized: the caller may not call "Admin.…" with that."""
+        """Raises Unauthorized if the caller may not call "Admin.…" with that."""
         await authorize(method, request, self.context, self.broker.access)
 
     async def partitions(self) -> list[TopicName]:

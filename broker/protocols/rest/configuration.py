@@ -37,7 +37,7 @@ SHOWN = tuple(PULSAR.get(name, name) for name in DYNAMIC)
 
 
 def setting(name: str, act: str) -> str:
-    """Our name of it. 412: it does not change at run time, or is unknown; as Pulsar says it."""
+    """Returns our name of a setting. 412: it does not change at run time, or is unknown; as Pulsar says it."""
     if name not in _OURS:
         raise BadRequest(f"Can't {act} non-dynamic configuration", 412)
     return _OURS[name]

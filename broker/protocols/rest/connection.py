@@ -85,7 +85,7 @@ class _Transport(asyncio.Transport):
     """The methods of a transport that uvicorn's protocol calls."""
 
     def __init__(self, stream: ByteStream, full: Callable[[], None]) -> None:
-        """`full`: is called while more than STREAM_QUEUE_BYTES are queued."""
+        """Makes a transport. `full`: is called while more than STREAM_QUEUE_BYTES are queued."""
         super().__init__()
         self._stream = stream
         self._full = full
@@ -233,7 +233,7 @@ class _Connection:
         self._stream.admitted()
 
     async def _some(self) -> bytes:
-        """Empty: the other end sends no more. A connection that waits holds no buffer."""
+        """Reads some bytes. Empty: the other end sends no more. A connection that waits holds no buffer."""
         rooms: list[memoryview] = []
 
         def room() -> memoryview:
@@ -256,7 +256,7 @@ class _Connection:
             self._since = self._clock.monotonic()
 
     def _left_s(self) -> float | None:
-        """None: uvicorn's timer of idle connections runs."""
+        """Returns the seconds that are left for the request; None: uvicorn's timer of idle connections runs."""
         if self._since is None:
             return None
         return max(0.0, self._since + self._request_s - self._clock.monotonic())

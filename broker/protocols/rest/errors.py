@@ -66,7 +66,7 @@ class BadRequest(HTTPException):
 
 
 def status_of(error: errors.MagnetarError, busy: int = 409) -> int:
-    """`busy`: of what is in use."""
+    """Returns the HTTP status of an error. `busy`: of what is in use."""
     if isinstance(error, errors.Busy):
         return busy
     return next((status for kind, status in _TABLE if isinstance(error, kind)), 500)

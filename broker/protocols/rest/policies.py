@@ -132,7 +132,7 @@ _REASONS = {
 def _plain(
     namespace: str, topic: str, key: str, field: str, kind: Any = int, *, unit: int = 1, verb: str = "POST"
 ) -> Row:
-    """`unit`: how many of ours one of Pulsar's is."""
+    """Returns the row of a policy that is one value. `unit`: how many of ours one of Pulsar's is."""
 
     def take(value: Any) -> Fields:
         if kind is int and not 0 <= value < 1 << 62:
@@ -172,7 +172,7 @@ def _show_unsubscribed(policies: Policies) -> object:
 
 
 def take_quota(given: BacklogQuota, kind: str) -> Fields:
-    """`kind`: destination_storage or message_age."""
+    """Returns the fields of a quota. `kind`: destination_storage or message_age."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
     if kind == "message_age":
         fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
@@ -189,7 +189,7 @@ def take_quota(given: BacklogQuota, kind: str) -> Fields:
 
 
 def _limit(value: int | None, name: str) -> int:
-    """0: none."""
+    """Returns a limit as ours; 0: none."""
     if value is None or value < 0:
         return 0
     if not 0 < value < 1 << 62:
@@ -225,7 +225,7 @@ def _show_persistence(policies: Policies) -> object:
 
 
 def _a_second(rate: int, period_s: int) -> int:
-    """0: no limit."""
+    """Returns the rate a second; 0: no limit."""
     if period_s < 1:
         raise _refuse(f"ratePeriodInSecond is 1 or more, not {period_s}")
     if rate < -1 or rate >= 1 << 62:
@@ -308,7 +308,7 @@ def _show_inactive(policies: Policies) -> object:
 
 
 def _take_compatibility(given: str) -> Fields:
-    """"UNDEFINED": it is inherited."""
+    """Returns the field of a strategy. "UNDEFINED": it is inherited."""
     if given.upper() == "UNDEFINED":
         return {"schema_compatibility": None}
     try:
@@ -333,7 +333,7 @@ def _boolean(namespace: str, topic: str, key: str, field: str, default: bool) ->
 
 
 def _snapshot_interval() -> Row:
-    """Pulsar has no DELETE of it at a namespace: null is posted there."""
+    """Returns the row of a policy for which Pulsar has no DELETE at a namespace: null is posted there."""
     name = "deduplicationSnapshotInterval"
     row = _plain(name, name, "deduplicationSnapshotIntervalSeconds", "dedup_snapshot_s")
     return row._replace(
@@ -415,7 +415,7 @@ def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
 
 
 def converted(value: object, kind: Any, name: str) -> Any:
-    """BadRequest."""
+    """Converts a value. Raises BadRequest."""
     try:
         return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar
     except msgspec.ValidationError as error:

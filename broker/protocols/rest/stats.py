@@ -67,7 +67,8 @@ class Meters:
 def topic_stats(
     found: Any, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
 ) -> dict[str, Any]:
-    """`topic`: where it is loaded here. `publishers`, `consumers`: whether they are listed."""
+    """Returns a topic's statistics in Pulsar's form. `topic`: where it is loaded here. `publishers`, `consumers`:
+    whether they are listed."""
     subscriptions = {each.name: _subscription(each, topic, meters, consumers) for each in found.subscriptions}
     backlog_size = max((each.backlog_bytes for each in found.subscriptions), default=0)
     oldest = min((each.oldest_ms for each in found.subscriptions if each.oldest_ms), default=0)
@@ -105,8 +106,8 @@ def topic_stats(
 
 
 def _transactions(found: Any) -> dict[str, Any]:
-    """`transactions` is None: the topic has seen none. `waiting`: messages that readers do not get before an open one
-    ends."""
+    """Returns the statistics of its transactions. `transactions` is None: the topic has seen none. `waiting`: messages
+    that readers do not get before an open one ends."""
     seen = found.transactions
     if not (found.HasField("transactions") if isinstance(found, Message) else seen is not None):
         return {"ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0, "transactions": None}

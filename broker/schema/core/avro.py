@@ -200,7 +200,7 @@ class _Parser:
 
 
 def _logical(of: dict[str, Any], node: Node) -> Node:
-    """Only a decimal's precision and scale count for a reader."""
+    """Returns the node with its logical type, as far as it counts for a reader: a decimal's precision and scale."""
     if of.get("logicalType") != "decimal":
         return node
     if node.kind == "bytes":
@@ -229,7 +229,7 @@ def canonical(loaded: Any) -> bytes:
 
 
 def sorted_json(loaded: Any) -> bytes:
-    """InvalidSchema."""
+    """Returns sorted JSON. Raises InvalidSchema."""
     try:
         return msgspec.json.encode(loaded, order="deterministic")
     except RecursionError:

@@ -26,7 +26,8 @@ _PROMOTED = {
 
 
 def unreadable(reader: Node, writer: Node) -> str | None:
-    """Why `reader` cannot read what `writer` wrote; None: it can. InvalidSchema: the schemas have too many types."""
+    """Returns why `reader` cannot read what `writer` wrote; None: it can. InvalidSchema: the schemas have too many
+    types."""
     try:
         return _Comparison().of(reader, writer, "")
     except RecursionError:

@@ -51,7 +51,7 @@ class Definition(NamedTuple):
 
     @classmethod
     def of(cls, info: SchemaInfo) -> Definition:
-        """InvalidSchema: what is wrong, and where."""
+        """Checks a schema. InvalidSchema: what is wrong, and where."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
         if (size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())) > TEXT_MAX:
@@ -138,7 +138,8 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 
 # ------------------------------------------------------------------ together
 def refusal(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
-    """Why `new` may not join those of a topic (version, definition; the newest last); None: it may.
+    """Returns why `new` may not join those of a topic (version, definition; the newest last); None: it may.
+    InvalidSchema: the two have too many types to compare.
 
     InvalidSchema: the two have too many types to compare.
     """
@@ -153,7 +154,7 @@ def refusal(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Defi
 
 
 def unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
-    """Why a consumer's schema cannot read what a topic has; None: it can. It need not be one of the topic's."""
+    """Returns why a consumer's schema cannot read what a topic has; None: it can. It need not be one of the topic's."""
     if mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     for version, old in live if mode.transitive else live[-1:]:

@@ -192,7 +192,8 @@ class Cursor:
         return self.settle(position, partial.size)
 
     def settle(self, position: Position, size: int) -> bool:
-        """The size of a batch is known now: if all of it is acknowledged, the entry is."""
+        """Notes the size of a batch, which is known now. Returns whether the entry is acknowledged by that: all of it
+        was."""
         if self.pending is not None and position in self.pending.parts:
             self.pending.parts[position].size = size
         partial = self.partial.get(position)
@@ -250,7 +251,8 @@ class Cursor:
         self._partial_bytes = self.partial_messages = 0
 
     def given_back(self, position: Position, until_ms: int = 0) -> int:
-        """The entry was given back once more, and is held back until `until_ms`; returns how often by now."""
+        """Notes that the entry was given back once more, and is held back until `until_ms`; returns how often by now.
+        """
         times = self.redeliveries(position) + 1
         if self.counts is _NONE:
             self.counts = SortedDict()
@@ -260,7 +262,7 @@ class Cursor:
         return times
 
     def _count_anew(self, position: Position) -> None:
-        """Another message of the entry is the first that is left: it was not given back yet."""
+        """Counts anew for an entry: another message of it is the first that is left, and was not given back yet."""
         if self.counts and self.counts.pop(position, None) is not None:
             self.version += 1
             self.changed.add(key_of(ChunkKind.COUNTS, position))
@@ -271,7 +273,8 @@ class Cursor:
 
     # ------------------------------------------------------------------ facts
     def fit(self) -> None:
-        """After a restart: moves the mark into the log, drops holes without an entry, and advances the mark."""
+        """Fits the cursor after a restart: moves the mark into the log, drops holes without an entry, and advances the
+        mark."""
         shape = self._shape
         self.mark = shape.clamp(self.mark)
         for ledger_id, holes in list(self.acked.items()):
@@ -307,7 +310,7 @@ class Cursor:
         self.pending = PendingAcks(kept) if kept else None
 
     def trimmed(self, ledger_id: int) -> None:
-        """The ledger was deleted: all of it was acknowledged. (`fit` does the same after a restart.)"""
+        """Drops a ledger that was deleted: all of it was acknowledged. (`fit` does the same after a restart.)"""
         if ledger_id in self.acked:
             self._drop_ledger(ledger_id)
 
@@ -340,7 +343,7 @@ class Cursor:
 
     @property
     def safe(self) -> Safe:
-        """`safe_mark`, and the ledgers after the mark that are all holes in a stored state.
+        """Returns `safe_mark`, and the ledgers after the mark that are all holes in a stored state.
 
         Holes only grow (a seek begins anew), so what was full at a version is in every stored state since.
         """
@@ -416,7 +419,7 @@ class Cursor:
         return found
 
     def acked_indexes(self, position: Position) -> list[int]:
-        """Batch indexes of the entry that are done and are not to be shown again."""
+        """Returns the batch indexes of the entry that are done and are not to be shown again."""
         partial = self.partial.get(position)
         return list(ones(partial.bits)) if partial is not None else []
 
@@ -526,7 +529,8 @@ class Cursor:
         )
 
     def check(self) -> None:
-        """No hole at or before the mark; none touches it; no empty bitmap; partial entries are not done."""
+        """Checks that no hole is at or before the mark, none touches it, no empty bitmap is kept, and partial entries
+        are not done."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
         assert not self.is_hole(self._shape.after(self.mark)), "the mark could advance and did not"
         for ledger_id, holes in self.acked.items():

@@ -29,7 +29,7 @@ LIVE_BYTES_MIN = 4 << 20
 
 
 class Ends(enum.Enum):
-    """Why a cursor ledger ends."""
+    """The reason why a cursor ledger ends."""
 
     ENTRIES = "it holds as many entries as it may"
     BYTES = "it holds as many bytes as it may"

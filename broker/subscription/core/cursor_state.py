@@ -47,7 +47,7 @@ class ChunkKey(NamedTuple):
 
 
 def keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[ChunkKey]:
-    """All from the first of the holes to the last one."""
+    """Yields all keys from the first of the holes to the last one."""
     bits = ChunkKind.HOLES.block_bits
     for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
         yield ChunkKey(ChunkKind.HOLES, ledger_id, block)
@@ -69,7 +69,8 @@ class Partial(msgspec.Struct):
 
 
 class Count(NamedTuple):
-    """How often an entry was given back; `until_ms`: it is not delivered before this time of day (0: at once)."""
+    """The number of times that an entry was given back; `until_ms`: it is not delivered before this time of day (0: at
+    once)."""
 
     redeliveries: int
     until_ms: int = 0
@@ -79,7 +80,7 @@ NO_COUNT = Count(0)
 
 
 NOWHERE = Position(-1, -1)
-"""Before every position."""
+"""Position before every other."""
 
 
 class TxnAcks(msgspec.Struct):

@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 
 def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
-    """Client-parts, in order; `done`: batch indexes that are acknowledged."""
+    """Returns the client-parts, in order; `done`: batch indexes that are acknowledged."""
     reason = source.reason
     try:
         body = split_broker_part(entry)[2]

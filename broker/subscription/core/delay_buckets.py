@@ -57,7 +57,7 @@ class Bucket(msgspec.Struct, eq=False):
     @classmethod
     def of(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
         next_: int) -> Bucket:
-        """`places` are those of the segments."""
+        """Makes a bucket. `places` are those of the segments."""
         every = [place for of_segment in places for place in of_segment]
         return cls(
             ledger_id, [segment._replace(places=b"") for segment in segments],
@@ -99,7 +99,7 @@ class Buckets(msgspec.Struct):
             self.end(bucket)
 
     def end(self, bucket: Bucket) -> None:
-        """The bucket has nothing more to give up."""
+        """Ends the bucket: it has nothing more to give up."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
         if self._all.pop(bucket.ledger_id, None) is not None:
@@ -265,7 +265,7 @@ class Buckets(msgspec.Struct):
         return self.loaded_bytes + ROW_BYTES * sum(len(bucket.segments) for bucket in self._all.values())
 
     def keys(self) -> set[int]:
-        """All keys in memory."""
+        """Returns all keys in memory."""
         return {key for head in self._heads for key in head[2].rest()}
 
     def may_hold(self, position: Position) -> bool:

@@ -88,7 +88,7 @@ class DelayIndex:
 
     @property
     def _memory(self) -> _Memory:
-        """Made with its first use: most subscriptions delay nothing."""
+        """Returns the memory, made with its first use: most subscriptions delay nothing."""
         if self._used is None:
             self._used = _Memory()
         return self._used
@@ -106,12 +106,12 @@ class DelayIndex:
             heappush(memory.fresh, key_of(position, at_ms))
 
     def forget(self, position: Position) -> None:
-        """The entry is acknowledged."""
+        """Forgets an entry that is acknowledged."""
         if self.count and self._take(position) and not self.count:
             self.clear()
 
     def forget_set(self, ledger_id: int, entries: BitMap) -> None:
-        """The entries are acknowledged."""
+        """Forgets entries that are acknowledged."""
         held = self._memory.held.get(ledger_id)
         if held is None:
             return
@@ -124,7 +124,7 @@ class DelayIndex:
             self.clear()
 
     def forget_up_to(self, mark: Position) -> None:
-        """Everything up to the mark is acknowledged, or no longer in the log."""
+        """Forgets everything up to the mark: it is acknowledged, or no longer in the log."""
         if not self.count:
             return
         for held in (self._memory.held, self._memory.lost):
@@ -143,7 +143,7 @@ class DelayIndex:
         self._memory.buckets.end_up_to(mark)
 
     def release(self) -> None:
-        """All that is held is due now (the policy delays nothing any more)."""
+        """Makes all that is held due now (the policy delays nothing any more)."""
         lost = {ledger_id: held.copy() for ledger_id, held in self._memory.held.items()}
         count, held = self.count, self._memory.held
         self.clear()
@@ -271,7 +271,7 @@ class DelayIndex:
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def kept(self) -> None:
-        """The draft is not sealed: its entries are fresh again."""
+        """Takes the draft back, which is not sealed: its entries are fresh again."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
         self._memory.buckets.pull(keys)
@@ -368,7 +368,7 @@ class DelayIndex:
         return len(held) if held is not None else 0
 
     def check(self) -> None:
-        """Each held position has a source; the count is right; nothing that is acknowledged is held."""
+        """Checks that each held position has a source, the count is right, and nothing that is acknowledged is held."""
         held = {Position(ledger_id, each) for ledger_id, entries in self._memory.held.items() for each in entries}
         assert self.count == len(held), "the count of held entries is wrong"
         assert all(self._memory.held.values()), "an empty bitmap is kept"

@@ -47,7 +47,7 @@ COUNTED_MAX = 1000
 
 
 class Conflict(enum.Enum):
-    """Why a transaction may not acknowledge that."""
+    """The reason why a transaction may not acknowledge that."""
 
     ACKNOWLEDGED = "is acknowledged already"
     PENDING = "is acknowledged in another transaction that is open"

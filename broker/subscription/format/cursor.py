@@ -147,7 +147,7 @@ def _partial_row(position: Position, partial: Partial) -> tuple[bytes, bytes]:
 
 
 def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
-    """Most transactions are in one chunk, and their bytes stay the same until they end."""
+    """Encodes what is pending. Most transactions are in one chunk, and their bytes stay the same until they end."""
     parts, kept = list[bytes](), pending.rows
     for txn, keys in pending.keys_of.items():
         if (row := kept.get(txn)) is not None:

@@ -60,7 +60,7 @@ class DedupVerdict(enum.Enum):
 
 
 class SequenceProgress(NamedTuple):
-    """How far a producer has come: all ids up to `number`; of a message begun after it the chunks up to `chunk`."""
+    """The progress of a producer: all ids up to `number`; of a message begun after it the chunks up to `chunk`."""
 
     number: int = -1
     uuid: str = ""
@@ -133,7 +133,7 @@ class Dedup:
 
     # ------------------------------------------------------------------ entries
     def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """NEW counts as pushed from here on: give it to the log, or call `failed`."""
+        """Judges an entry. NEW counts as pushed from here on: give it to the log, or call `failed`."""
         pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
@@ -224,7 +224,7 @@ class Dedup:
 
     # ------------------------------------------------------------------ entries of transactions
     def stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """NEW, or what is known of the entry by what is persisted. It does not count as pushed."""
+        """Judges an entry as NEW, or by what is persisted. It does not count as pushed."""
         if not self.enabled:
             return DedupVerdict.NEW
         persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -301,10 +301,8 @@ class Dedup:
 
     # ------------------------------------------------------------------ on, off, snapshots
     def enable(self) -> None:
-        """From the next entry on. What is known of producers that are not connected is dropped: their ids may have gone
-        back
-        while it was off.
-        """
+        """Begins with the next entry. What is known of producers that are not connected is dropped: their ids may have
+        gone back while it was off."""
         if not self.enabled:
             self.enabled = True
             self._gaps.clear()

@@ -36,7 +36,7 @@ WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, Acce
 
 
 def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
-    """Why an entry of `size` bytes is refused before its bytes are parsed; None: it is not."""
+    """Returns why an entry of `size` bytes is refused before its bytes are parsed; None: it is not."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
     if not owned:
@@ -74,7 +74,8 @@ class Epoch(enum.Enum):
 
 
 def epoch(mode: AccessMode, had: int, topic: int) -> Epoch:
-    """`had`: the epoch of a producer that returns; 0: it never had the topic for itself."""
+    """Returns what becomes of the epoch. `had`: the epoch of a producer that returns; 0: it never had the topic for
+    itself."""
     if mode == SHARED:
         return Epoch.STAYS
     if had == 0:
@@ -88,7 +89,7 @@ def next_epoch(topic: int, created_ms: int) -> int:
 
 
 class Denied(enum.Enum):
-    """Why a producer may not join."""
+    """The reason why a producer may not join."""
 
     NAME_TAKEN = "a producer of that name is connected"
     STALE = "a later connection of that producer exists"
@@ -143,7 +144,7 @@ class ProducerTable:
         return answer
 
     def leave(self, producer_id: int) -> list[ProducerRegistration]:
-        """The producer is gone; the waiting one that is registered now, if any."""
+        """Removes a producer that is gone; returns the waiting one that is registered now, if any."""
         self.registered.pop(producer_id, None)
         self.waiting.pop(producer_id, None)
         if self.registered or not self.waiting:

@@ -274,7 +274,8 @@ class Transactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """NEW counts as on its way from here on: give it to the log, or call `failed`. The transaction is open."""
+        """Judges an entry. NEW counts as on its way from here on: give it to the log, or call `failed`. The transaction
+        is open."""
         found = self.known[txn]
         assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
         own = found.numbers.get(name)
@@ -298,7 +299,7 @@ class Transactions:
         sender.highest = max(sender.highest, number)
 
     def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
-        """Another transaction, not ended, in which the producer sent one of these ids; None: there is none."""
+        """Returns another transaction, not ended, in which the producer sent one of these ids; None: there is none."""
         sender = self._senders.get(name)
         if sender is None or numbers.first > sender.highest:
             return None
@@ -366,7 +367,7 @@ class Transactions:
         return False
 
     def replay_done(self) -> None:
-        """Every entry of the log was given to `replayed`, or is in no transaction."""
+        """Ends the replay: every entry of the log was given to `replayed`, or is in no transaction."""
         self.position, self._ended = self._shape.confirmed, frozenset()
 
     def _add(
@@ -444,7 +445,7 @@ class Transactions:
             self.changed.add(ledger_id)
 
     def trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
-        """The ledger was deleted."""
+        """Drops a ledger that was deleted."""
         self._stable = None
         if self.aborted.pop(ledger_id, None) is not None:
             del self.sizes[ledger_id]
@@ -514,7 +515,7 @@ class Transactions:
         return found.flying if found is not None else 0
 
     def open_here(self, txn: TxnId) -> OpenHere | None:
-        """None: it has ended, or is not known."""
+        """Returns an open transaction; None: it has ended, or is not known."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return None
@@ -558,7 +559,7 @@ class Transactions:
         return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
 
     def snapshot(self) -> TxnSnapshot:
-        """All of it, as of the last confirmed entry."""
+        """Returns all of it, as of the last confirmed entry."""
         parts = {each: self.part(each) for each in self.aborted}
         return TxnSnapshot(self._shape.confirmed, self.opened(), parts, self.ending())
 

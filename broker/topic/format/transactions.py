@@ -143,7 +143,7 @@ def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """DamagedOutcomes, NewerFormat."""
+    """Decodes a piece. Raises DamagedOutcomes, NewerFormat."""
     if len(entry) < HEAD_BYTES:
         raise DamagedOutcomes(f"{len(entry)} bytes are no piece of outcomes")
     magic, version, kind, sequence, piece, pieces = _HEAD.unpack_from(entry)

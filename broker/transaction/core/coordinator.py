@@ -100,7 +100,7 @@ class Coordinator(Begins):
     def __init__(
         self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
-        """`gap`: how many ids are left out before those that are given next, by chance."""
+        """Begins an epoch. `gap`: how many ids are left out before those that are given next, by chance."""
         super().__init__(number, epoch, state, limits, now, gap)
         self._marks: deque[tuple[float, int]] = deque()
         self.halves = Halves(state.halves, limits.halves, self, epoch, now)
@@ -360,8 +360,8 @@ class Coordinator(Begins):
     # ------------------------------------------------------------------ views
     @property
     def is_idle(self) -> bool:
-        """Nothing is open, prepared or unsettled, nor a half to be asked about: it may be left alone until a client
-        asks."""
+        """Whether nothing is open, prepared or unsettled, nor a half to be asked about: it may be left alone until a
+        client asks."""
         open_ = self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared
         return not open_ and self.state.halves.is_idle
 

@@ -125,7 +125,7 @@ class Desk(Protocol):
     """The coordinator of halves, as they use it (core/coordinator.py)."""
 
     def decide(self, record: HalfRecord, *, lazily: bool = False) -> None:
-        """`lazily`: with the next append, in any order."""
+        """Decides a record. `lazily`: with the next append, in any order."""
         ...
 
     def do(self, effect: Effect) -> None: ...
@@ -136,11 +136,12 @@ class Desk(Protocol):
         ...
 
     def check_owner(self, half: int, owner: str | None) -> None:
-        """InvalidRequest, as of an id that was never given: another role has it. None: an operator asks."""
+        """Raises InvalidRequest, as of an id that was never given, if another role has it. `owner` None: an operator
+        asks."""
         ...
 
     def check_id(self, half: int) -> None:
-        """NotOwner: a later epoch gave it. InvalidRequest: it was never given."""
+        """Raises NotOwner if a later epoch gave it, InvalidRequest if it was never given."""
         ...
 
     def begin_own(self, owner: str, timeout_s: float, now: float) -> int:
@@ -386,7 +387,7 @@ class Halves:
 
     # ------------------------------------------------------------------ publishing
     def _publish(self, half: Half, now: float) -> None:
-        """NotOwner: this epoch has no ids any more, and ends."""
+        """Publishes a half in a transaction. NotOwner: this epoch has no ids any more, and ends."""
         half.txn = self._desk.begin_own(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
         self._desk.do(PublishHalf(half.record.half, half.txn, half.record.messages))
@@ -654,7 +655,7 @@ class Halves:
 
     # ------------------------------------------------------------------ the end of the epoch
     def give_up(self) -> list[Intent]:
-        """All that wait."""
+        """Removes and returns all intents that wait."""
         waiting = [intent for half in self._halves.values() for intent in half.later]
         for half in self._halves.values():
             half.later = []

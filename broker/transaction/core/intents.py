@@ -29,7 +29,8 @@ class Verb(enum.IntEnum):
 
 
 class Reason(enum.Enum):
-    """Why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the metric."""
+    """The reason why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the metric.
+    """
 
     CLIENT = "client"
     TIMEOUT = "timeout"
@@ -163,7 +164,7 @@ class EndHalf(msgspec.Struct, frozen=True):
 
 
 class ChangeHalf(msgspec.Struct, frozen=True):
-    """By an operator."""
+    """Changes a half for an operator."""
 
     request: object
     half: int

@@ -159,7 +159,7 @@ class Outcomes(Table, abc.ABC):
         self.counters.ended(now - live.began)
 
     def _abort(self, live: Live, reason: Reason, now: float) -> None:
-        """`live` is OPEN or PREPARED."""
+        """Aborts `live`, which is OPEN or PREPARED."""
         live.reason = reason
         if live.phase is Phase.PREPARED:
             live.phase = Phase.ABORTING
@@ -210,7 +210,7 @@ class Outcomes(Table, abc.ABC):
         self._effects += [Settle(txn, is_committed, each) for each in each_waiting.values()]
 
     def settled(self, txn: int, topic: str) -> list[Effect]:
-        """The topic has stored the outcome; repeated, or late: nothing."""
+        """Notes that the topic has stored the outcome; repeated, or late: nothing."""
         self._settled(txn, topic)
         return self.take_effects()
 

@@ -112,7 +112,7 @@ class KeptCommits:
             self._owned[record.high] = owned
 
     def snapshot(self) -> Iterator[Kept]:
-        """`committed` has those of all: it is what an earlier version reads."""
+        """Yields the records. `committed` has those of all: it is what an earlier version reads."""
         for high in dict.fromkeys((*self._free, *self._owned)):
             everything = self._free.get(high, BitMap()) | self._owned.get(high, BitMap())
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}

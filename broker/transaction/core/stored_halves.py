@@ -82,12 +82,12 @@ class StoredHalves:
         return any(half in ids for ids in self._of.values())
 
     def ended(self) -> BitMap64:
-        """All that ended and are not forgotten."""
+        """Returns all that ended and are not forgotten."""
         return self._committed | self._rolled_back
 
     @property
     def is_idle(self) -> bool:
-        """None of them is to be asked about."""
+        """Whether none of them is to be asked about."""
         return all(each.parked for each in self.open.values())
 
     def snapshot(self) -> Iterator[HalfRecord]:

@@ -24,7 +24,7 @@ from .records import Owned, SinkBatch
 from .state import State
 
 GONE_MAX = 100_000
-"""Why the last ones were aborted, and whose they were."""
+"""Most ids whose abort is remembered: why it was, and whose they were."""
 
 
 class Gone(NamedTuple):
@@ -91,7 +91,8 @@ class Table:
         return TxnId(self.number, txn)
 
     def _check_owner(self, txn: int, owner: str | None) -> None:
-        """InvalidRequest, as of an id that was never given: another role began it. None: who may know of each."""
+        """Raises InvalidRequest, as of an id that was never given, if another role began it. `owner` None: a caller
+        that may know of each."""
         if owner is None:
             return
         began = self._owner_of(txn)

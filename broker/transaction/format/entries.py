@@ -86,7 +86,7 @@ def _entry(kind: int, number: int, body: bytes) -> bytes:
 
 
 def decode(entry: bytes, number: int, where: str) -> Entry:
-    """DamagedCoordinator; NewerFormat."""
+    """Decodes an entry. Raises DamagedCoordinator; NewerFormat."""
     if len(entry) < HEAD_BYTES:
         raise DamagedCoordinator(f"{where}: entry {number} of {len(entry)} bytes is too short")
     magic, version, kind, found = _HEAD.unpack_from(entry)

@@ -57,7 +57,8 @@ async def message_id_by_time(call: Call) -> object:
 
 
 async def _one(call: Call, method: str, asked: Any) -> None:
-    """405: it is about a partition, and the topic has several."""
+    """Authorizes a request about a topic without partitions. 405: it is about a partition, and the topic has several.
+    """
     await call.authorize(method, asked)
     if await call.partitions():
         raise BadRequest(f"topic {call.topic} has partitions: name one of them", 405)
@@ -122,7 +123,8 @@ async def examine_message(call: Call) -> Response:
 
 
 async def _entry(call: Call, found: Any) -> Response:
-    """CorruptEntry: the payload does not decompress. BackPressure: there is no room for it unfolded."""
+    """Answers with an entry. CorruptEntry: the payload does not decompress. BackPressure: there is no room for it
+    unfolded."""
     index, header = open_entry(found.entry)
     metadata = header.metadata
     headers: dict[str, str | None] = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}"}
@@ -170,7 +172,7 @@ class _Payload(Response):
     """Leaves in pieces, and the next piece waits until the ones before it have left the queue of the connection."""
 
     def __init__(self, memory: MemoryBudget, size: int) -> None:
-        """BackPressure: it has no room."""
+        """Takes room for a payload. BackPressure: there is none."""
         self._memory, self._size = memory, 0
         if memory.held + size > memory.limit:
             raise BackPressure(f"memory is short: a payload of {size} bytes has no room now, ask again")
@@ -191,7 +193,7 @@ class _Payload(Response):
             self.leave()
 
     def leave(self) -> None:
-        """Idempotent."""
+        """Gives the room back. Idempotent."""
         self._memory.held -= self._size
         self._size = 0
 
@@ -201,7 +203,7 @@ _SAFE = " !\"#$%&'()*+,/:;<=>?@[]^`{|}~\\"
 
 
 def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
-    """None: it is too much to be read."""
+    """Returns the headers of a message; a value of None: it is too much to be read."""
     headers: dict[str, str | None] = {
         "X-Pulsar-publish-time": _time(metadata.publish_time),
         "X-Pulsar-producer-name": metadata.producer_name,
@@ -237,7 +239,7 @@ def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
 
 
 def _time(milliseconds: int) -> str:
-    """ISO 8601, UTC, as Java's DateFormatter writes it."""
+    """Returns a time as ISO 8601, UTC, as Java's DateFormatter writes it."""
     try:
         found = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -113,7 +113,7 @@ def _count(given: Mapping[str, Any]) -> int:
 
 
 def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Role → actions; checked."""
+    """Returns role → actions; checked."""
     auth = converted(given.get("auth_policies") or {}, dict[str, object], "auth_policies")
     kind = dict[str, list[str]]
     found: dict[str, list[str]] = converted(auth.get("namespace_auth") or {}, kind, "auth_policies.namespace_auth")
@@ -149,7 +149,8 @@ async def remove_auto_topics(call: Call) -> None:
 
 
 def _take_auto_topics(spec: wire.NamespaceSpec, given: AutoTopic) -> None:
-    """412: partitions of a type that has none, or fewer than one of the other; in Pulsar's words."""
+    """Takes the policy of automatic topics. 412: partitions of a type that has none, or fewer than one of the other; in
+    Pulsar's words."""
     partitions = given.defaultNumPartitions or 0
     if given.allowAutoTopicCreation and (wrong := _wrong_partitions(given)):
         text = "Invalid configuration for autoTopicCreationOverride. the detail is [defaultNumPartitions]"
@@ -160,7 +161,7 @@ def _take_auto_topics(spec: wire.NamespaceSpec, given: AutoTopic) -> None:
 
 
 def _wrong_partitions(given: AutoTopic) -> str:
-    """Empty: they are right."""
+    """Returns the error text, or "" if the number of partitions is right."""
     partitions = given.defaultNumPartitions
     if given.topicType != "partitioned":
         return "is not allowed to be set when the type is non-partition." if partitions else ""

@@ -140,7 +140,7 @@ async def remove_replication(call: Call) -> None:
 
 
 def check_clusters(call: Call, clusters: list[str]) -> None:
-    """412: another one than this."""
+    """Raises 412 if another cluster than this is named."""
     own = call.broker.config.cluster
     for each in clusters:
         if each != own:

@@ -35,7 +35,7 @@ def _topic(call: Call) -> str:
 
 
 def _given(call: Call) -> wire.SchemaRequest:
-    """422: a definition that is none."""
+    """Returns the schema that is given. 422: its definition is none."""
     given = call.json(Payload)
     try:
         info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)

@@ -21,7 +21,7 @@ Found = tuple[Any, Topic | None]
 
 
 async def _loaded(call: Call, name: TopicName) -> Topic:
-    """TopicNotFound; NotFound: it has partitions. NotOwner."""
+    """Returns a topic loaded here. TopicNotFound; NotFound: it has partitions. NotOwner."""
     if await call.broker.catalog.existing_partitions(name) and not name.is_partition:
         raise NotFound(f"topic {name} has partitions: GET …/partitioned-stats, or name one of them")
     return await call.broker.topic(name)

@@ -41,11 +41,11 @@ TYPES: dict[int, SubscriptionType] = {
         SubscriptionType(3, "KEY_SHARED", KeyShared),
     )
 }
-"""By number."""
+"""Number → type."""
 
 
 def type_of(number: int) -> SubscriptionType:
-    """InvalidRequest: no type has the number."""
+    """Returns the type with that number. InvalidRequest: there is none."""
     try:
         return TYPES[number]
     except KeyError:

@@ -100,7 +100,7 @@ class InLogOrder:
 
 
 def why_none(members: Iterable[Member]) -> Blocked | None:
-    """Why none of them can take anything; None: one can."""
+    """Returns why none of them can take anything; None: one can."""
     why = Blocked.NO_CONSUMER
     for member in members:
         if member.permits > 0:

@@ -137,7 +137,8 @@ class KeyShared:
         return member
 
     def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, unread: bool) -> Blocked | None:
-        """The entry waits, if there is room; nothing new does when no consumer could get anything after it either."""
+        """Lets the entry wait, if there is room; nothing new waits when no consumer could get anything after it either.
+        Returns why it does not wait."""
         if waited:
             return None
         if not unread:
@@ -197,7 +198,7 @@ class KeyShared:
         return holder if holder is not None else self._owner(slots[0])
 
     def _next_able(self) -> Member | None:
-        """Any consumer that can take an entry, each in its turn."""
+        """Returns any consumer that can take an entry, each in its turn."""
         able = [member for member in self._members.values() if member.able]
         if not able:
             return None

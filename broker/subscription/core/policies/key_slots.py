@@ -87,7 +87,7 @@ class Slots:
 
     # ------------------------------------------------------------------ outstanding entries
     def occupy(self, position: Position, numbers: tuple[int, ...], member: Member) -> None:
-        """The entry goes out to the consumer, which holds its slots from now on."""
+        """Gives the entry to the consumer, which holds its slots from now on."""
         self._held[position] = numbers
         for number in numbers:
             slot = self.of.get(number)
@@ -262,7 +262,7 @@ class Slots:
                 return found
 
     def _found(self, count: int, members: Mapping[int, Member]) -> list[Position]:
-        """Ready entries among the slots that are settled."""
+        """Returns ready entries among the slots that are settled."""
         found: list[Position] = []
         if self.loose and why_none(members.values()) is None:
             found += self.loose.take(count)
@@ -325,7 +325,7 @@ class Slots:
             slot.ready_for = target
 
     def forget(self) -> None:
-        """Nothing waits and nothing is outstanding any more."""
+        """Forgets everything: nothing waits and nothing is outstanding any more."""
         self.of.clear()
         self._held.clear()
         self._failed.clear()

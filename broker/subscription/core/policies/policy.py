@@ -21,7 +21,7 @@ from ....common.config import BrokerConfig
 
 
 class Blocked(enum.Enum):
-    """Why no consumer gets the next message."""
+    """The reason why no consumer gets the next message."""
 
     NO_CONSUMER = "no consumer is connected"
     NO_PERMITS = "no consumer has permits left"
@@ -41,7 +41,8 @@ class Blocked(enum.Enum):
 
 
 AT_THE_END = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
-"""Nothing can be read now. An acknowledgement frees nothing: what comes next wakes the subscription by itself."""
+"""Reasons that nothing can be read now. An acknowledgement frees nothing: what comes next wakes the subscription by
+itself."""
 
 
 class Entry(Protocol):
@@ -58,7 +59,7 @@ class Entry(Protocol):
     def size(self) -> int: ...
     @property
     def deliver_at_ms(self) -> int:
-        """No consumer gets it before this time of day (ms since the epoch); 0: at once."""
+        """Returns the time of day (ms since the epoch) before which no consumer gets it; 0: at once."""
         ...
 
     @property
@@ -97,7 +98,7 @@ class PolicyOptions:
         return True
 
     def check(self) -> None:
-        """InvalidRequest: no policy could grant it."""
+        """Raises InvalidRequest if no policy could grant it."""
 
 
 NO_OPTIONS = PolicyOptions()
@@ -177,7 +178,7 @@ class Draining(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """How the slots of the keys are spread over the consumers."""
+    """The spread of the slots of the keys over the consumers."""
 
     mode: str
     out_of_order: bool
@@ -222,7 +223,7 @@ class Policy(Protocol):
         ...
 
     def refuses(self, newcomer: Member) -> str | None:
-        """Why the consumer may not join; None: it may."""
+        """Returns why the consumer may not join; None: it may."""
         ...
 
     def joined(self, member: Member) -> Member | None:
@@ -230,7 +231,7 @@ class Policy(Protocol):
         ...
 
     def left(self, member: Member) -> None:
-        """The consumer left. What it held went back before."""
+        """Removes a consumer that left. What it held went back before."""
         ...
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
@@ -261,7 +262,7 @@ class Policy(Protocol):
 
     def waits(self, entry: Entry) -> bool: ...
     def ready(self, count: int) -> Sequence[Position]:
-        """Waiting entries that could go out now, in log order, so many at most."""
+        """Returns waiting entries that could go out now, in log order, so many at most."""
         ...
 
     def done(self, position: Position) -> None:
@@ -271,12 +272,12 @@ class Policy(Protocol):
     def done_set(self, ledger_id: int, entries: BitMap) -> None: ...
     def done_up_to(self, mark: Position) -> None: ...
     def look_again(self, count: int) -> bool:
-        """After a join or a leave: some of the work that it causes. False: there is more, and it is done before the
-        next entry goes out, all at once if need be."""
+        """Does, after a join or a leave, some of the work that it causes. False: there is more, and it is done before
+        the next entry goes out, all at once if need be."""
         ...
 
     def forget(self) -> None:
-        """Nothing waits and nothing is outstanding any more."""
+        """Forgets everything: nothing waits and nothing is outstanding any more."""
         ...
 
     @property
@@ -286,7 +287,7 @@ class Policy(Protocol):
 
     @property
     def full(self) -> bool:
-        """No more may wait: nothing new is read."""
+        """Whether no more may wait: nothing new is read."""
         ...
 
     @property
