@@ -92,7 +92,8 @@ _LOG = logging.getLogger("magnetar.client")
 TXN_IDS = Check("a list of ids of transactions", (list, tuple, set, frozenset))
 
 CLOSE_QUIET_S = 5.0
-"""How long a client that is closed waits for a word of its brokers: longer than one that owns a topic is replaced."""
+"""Seconds that a client which is closed waits for a word of its brokers: longer than one that owns a topic is replaced.
+"""
 KEPT_MIN = 16
 """Closed objects are removed only above this number: a removal at each opening would scan all the others."""
 
@@ -148,7 +149,7 @@ class Client(ClosedAfterAsyncWith):
 
     @property
     def connections(self) -> Connections:
-        """Created when first used, in the event loop that uses it."""
+        """Returns the connections, created when first used, in the event loop that uses them."""
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
@@ -166,7 +167,7 @@ class Client(ClosedAfterAsyncWith):
 
     @property
     def transactions(self) -> Transactions:
-        """Created when first used, in the event loop that uses it."""
+        """Returns the transactions, created when first used, in the event loop that uses them."""
         return Transactions.of(self.connections)
 
     def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
@@ -186,7 +187,8 @@ class Client(ClosedAfterAsyncWith):
         return Transaction(self.transactions, timeout, name if name is not None else id)
 
     def transaction_now(self, timeout: float) -> Transaction | None:
-        """From any thread: one that is begun, by an id that was leased ahead. None: use `transaction`."""
+        """Returns, from any thread, a transaction that is begun by an id that was leased ahead. None: use
+        `transaction`."""
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
         check(TRANSACTION, {"timeout": timeout})
@@ -278,8 +280,8 @@ class Client(ClosedAfterAsyncWith):
         await Halves.of(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
-        """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
-        TransactionForgotten: it ended too long ago."""
+        """Returns OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its
+        text. TransactionForgotten: it ended too long ago."""
         state, refused = await translated(self.transactions.coordinators.status(_txn_id(txn_id)))
         if refused is not None:
             raise translate(refused) from refused
@@ -452,7 +454,8 @@ class Client(ClosedAfterAsyncWith):
         return await self._keep(open_)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
-        """Full names of the partitions; the topic itself when it has none or does not exist. Creates nothing."""
+        """Returns the full names of the partitions; the topic itself when it has none or does not exist. Creates
+        nothing."""
         name = parse_topic(topic)
         try:
             partitions = await translated(self.connections.partitions(name, create=False))

@@ -134,7 +134,7 @@ def _of_one(hint: Any, value: Any) -> Any:
 
 
 def _whole(value: Any) -> int:
-    """By `operator.index`, as Python's own functions take a number: also an integer of numpy."""
+    """Returns the number by `operator.index`, as Python's own functions take one: also an integer of numpy."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise _Unfit(WrongArgumentType)
     return int.__index__(_foreign(operator.index, value))
@@ -161,7 +161,7 @@ def _in_64_bits(value: N) -> N:
 
 
 def _foreign(call: Callable[..., T], *values: Any) -> T:
-    """Code of the argument's own. What it cannot give is an argument of a wrong type."""
+    """Calls code of the argument's own; an error in it means an argument of a wrong type."""
     try:
         return call(*values)
     except Exception:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 AT_ONCE = 16
 """Topics of a namespace that are acted on at the same time."""
 BROKER_ASK_S = 5.0
-"""How long one broker may take to report how many topics it has loaded."""
+"""Seconds that one broker may take to report how many topics it has loaded."""
 
 
 @checked
@@ -85,7 +85,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     async def create_tenant(
         self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
     ) -> None:
-        """`admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone. InvalidName."""
+        """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone.
+        InvalidName."""
         await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
     async def tenant(self, name: str) -> values.TenantInfo:
@@ -99,7 +100,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
     async def delete_tenant(self, name: str) -> None:
-        """Busy: it has namespaces."""
+        """Deletes a tenant. Busy: it has namespaces."""
         await self._call(op.DELETE_TENANT, tenant=check_tenant_name(name))
 
     # ------------------------------------------------------------------------------ namespaces
@@ -110,7 +111,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     async def create_namespace(
         self, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
     ) -> None:
-        """The parameters are those of NamespaceInfo."""
+        """Creates a namespace. The parameters are those of NamespaceInfo."""
         await self._call(
             op.CREATE_NAMESPACE, namespace=full_namespace(name), bundles=bundles,
             auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
@@ -124,7 +125,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         self, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
         default_partitions: int | None = None, is_creation_set: bool | None = None,
     ) -> None:  # fmt: skip
-        """None keeps a setting. The number of bundles is fixed at creation: InvalidRequest for another one."""
+        """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation:
+        InvalidRequest for another one."""
         old = await self.namespace(name)
         if is_creation_set is None:
             is_creation_set = old.is_creation_set or not (auto_topic_creation is None and default_partitions is None)
@@ -136,11 +138,11 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         )  # fmt: skip
 
     async def delete_namespace(self, name: str, *, force: bool = False) -> None:
-        """Busy: it has topics, which `force` deletes too."""
+        """Deletes a namespace. Busy: it has topics, which `force` deletes too."""
         await self._call(op.DELETE_NAMESPACE, namespace=full_namespace(name), force=force)
 
     async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
-        """Every broker gives its bundles up (or that one); the next lookups find new owners."""
+        """Makes every broker give the bundles of a namespace up (or that one); the next lookups find new owners."""
         return await self._call(op.UNLOAD_NAMESPACE, namespace=full_namespace(name), bundle=bundle)
 
     async def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
@@ -157,7 +159,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     async def _each_part(
         self, namespace: str, act: Callable[[str], Coroutine[Any, Any, None]], *, persistent_only: bool = False
     ) -> int:
-        """All of them, also when some fail; then the first failure. Where there is nothing to act on does not count."""
+        """Acts on all topics, also when some fail; then raises the first failure. Returns how many; one where there is
+        nothing to act on does not count."""
         topics = await self.topics(namespace, partitions=True)
         if persistent_only:
             topics = [topic for topic in topics if TopicName.parse(topic).persistent]
@@ -212,11 +215,12 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._call(op.GET_PROPERTIES, namespace=full_namespace(name))
 
     async def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
-        """Others that are there stay. InvalidRequest: they are too many, or too long (proto/policies.py)."""
+        """Sets properties of a namespace; others that it has stay. InvalidRequest: they are too many, or too long
+        (proto/policies.py)."""
         await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), set=properties)
 
     async def remove_namespace_properties(self, name: str, *keys: str) -> None:
-        """No key: all of them. A missing key does nothing."""
+        """Removes properties of a namespace. No key: all of them. A missing key does nothing."""
         await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), remove=keys, clear=not keys)
 
     async def topic_properties(self, topic: str) -> dict[str, str]:
@@ -233,39 +237,40 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ topics
     async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-        """Full names, sorted; `partitions`: single partitions instead of partitioned topics.
+        """Returns the full names of the topics, sorted; `partitions`: single partitions instead of partitioned topics.
 
         With the non-persistent ones that have partitions or are in use.
         """
         return await self._all(op.LIST_TOPICS, namespace=full_namespace(namespace), partitions=partitions)
 
     async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
-        """0: not partitioned. AlreadyExists."""
+        """Creates a topic. `partitions` 0: not partitioned. AlreadyExists."""
         await self._call(op.CREATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
     async def update_topic(self, topic: str, *, partitions: int) -> None:
-        """More partitions, never fewer."""
+        """Gives a topic more partitions, never fewer."""
         await self._call(op.UPDATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """With all its partitions. Busy: it has producers or subscriptions, which `force` overrides. The topic that is
-        there now is meant: one of its name that another program makes meanwhile stays."""
+        """Deletes a topic with all its partitions. Busy: it has producers or subscriptions, which `force` overrides.
+        The topic that is there now is meant: one of its name that another program makes meanwhile stays."""
         name = full_topic(topic)
         meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
         await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
 
     async def partitions(self, topic: str) -> int:
-        """0: not partitioned, or a partition. Raises TopicNotFound; creates nothing."""
+        """Returns the number of partitions; 0: not partitioned, or a partition. Raises TopicNotFound; creates nothing.
+        """
         name = TopicName.parse(topic)
         return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
 
     async def parts(self, topic: str) -> list[str]:
-        """Full names of the partitions; of a topic without partitions, or a partition, its own."""
+        """Returns the full names of the partitions; of a topic without partitions, or a partition, its own."""
         name = TopicName.parse(topic)
         return [name.with_partition(i).full for i in range(await self.partitions(topic))] or [name.full]
 
     async def owner(self, topic: str) -> str:
-        """HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
+        """Returns HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
         return await self._call(op.LOOKUP, topic=full_topic(topic))
 
     async def offsets(
@@ -305,7 +310,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     async def _pages(
         self, namespace: str, broker: str, page: values.NamespaceStats | None, found: dict[str, values.TopicStats]
     ) -> None:
-        """All that a broker has; `page`: the first one. What it does not say, its topics are asked for one by one."""
+        """Collects all that a broker has; `page`: the first one. Topics that it leaves out are asked for one by one."""
         after = ""
         while True:
             if page is None:
@@ -356,7 +361,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._call(op.COMPACTION_STATUS, topic=full_topic(topic))
 
     async def last_message_id(self, topic: str) -> MessageId:
-        """-1:-1 when there is none."""
+        """Returns the id of the last message; -1:-1 when there is none."""
         return await self._call(op.LAST_MESSAGE_ID, topic=full_topic(topic))
 
     async def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
@@ -364,7 +369,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._call(op.MESSAGE_ID_BY_TIME, topic=full_topic(topic), publish_time_ms=publish_time_ms)
 
     async def backlog_size(self, topic: str, position: MessageId) -> int:
-        """About how many bytes are stored after the message."""
+        """Returns about how many bytes are stored after the message."""
         return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
 
     async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[values.StoredMessage]:
@@ -372,7 +377,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._all(op.GET_MESSAGE, topic=full_topic(topic), ledger_id=ledger_id, entry_id=entry_id)
 
     async def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> values.StoredMessage:
-        """Counted from 1, from the oldest message that is kept or from the newest. NotFound: there are fewer."""
+        """Returns the n-th message, counted from 1, from the oldest message that is kept or from the newest. NotFound:
+        there are fewer."""
         if number < 1:
             raise InvalidRequest(f"messages are counted from 1, not from {number}")
         found = await self._call(op.EXAMINE_MESSAGES, topic=full_topic(topic), from_latest=from_latest, number=number)
@@ -386,14 +392,14 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     async def create_subscription(
         self, topic: str, name: str, position: MessageId | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
-        """At `position` (default: latest), whose message is delivered first."""
+        """Creates a subscription at `position` (default: latest), whose message is delivered first."""
         await self._call(
             op.CREATE_SUBSCRIPTION, **_subscription(topic, name), position=position or MessageId.latest,
             properties=dict(properties or {}),
         )  # fmt: skip
 
     async def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
-        """Busy: it has consumers, which `force` overrides."""
+        """Deletes a subscription. Busy: it has consumers, which `force` overrides."""
         await self._call(op.DELETE_SUBSCRIPTION, **_subscription(topic, name), force=force)
 
     async def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
@@ -434,7 +440,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         )  # fmt: skip
 
     async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[values.StoredMessage]:
-        """At most `messages` next messages of a subscription, without moving it."""
+        """Returns at most `messages` next messages of a subscription, without moving it."""
         found = await self._all(op.PEEK_MESSAGES, **_subscription(topic, name), messages=messages)
         return found[:messages]
 
@@ -485,9 +491,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._all(op.LIST_BOOKIES)
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-        """`remove`: the orphans are fenced and deleted now; brokers do it every hour. `unexplained`: also those whose
-        owner has no record, which no broker deletes by itself.
-        """
+        """Returns the orphans. `remove`: they are fenced and deleted now; brokers do it every hour. `unexplained`: also
+        those whose owner has no record, which no broker deletes by itself."""
         return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
     async def close(self) -> None:

@@ -91,7 +91,7 @@ class GrpcTransport:
     async def _retried(
         self, ask: Callable[[Channel], Awaitable[Message]], topic: TopicName | None, end_s: float
     ) -> Message:
-        """`end_s`: in the time of the world's clock."""
+        """Asks until `end_s`, in the time of the world's clock."""
         now, backoff, first = self._connections.world.clock.monotonic, self._connections.backoff(), True
         while True:
             try:
@@ -215,7 +215,7 @@ def _field(hint: Any, found: Any, name: str) -> Any:
 
 @cache
 def hints_of(kind: type) -> tuple[tuple[str, Any], ...]:
-    """(name, type) of each field of a dataclass."""
+    """Returns (name, type) of each field of a dataclass."""
     hints = get_type_hints(kind)
     return tuple((each.name, hints[each.name]) for each in fields(kind))
 

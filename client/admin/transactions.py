@@ -35,7 +35,7 @@ class TransactionAdmin:
         return found
 
     async def transaction(self, txn: TxnId | str) -> values.TransactionStats:
-        """NotFound: the coordinator has not given this id."""
+        """Returns a transaction. NotFound: the coordinator has not given this id."""
         found = await self._call(op.LIST_TRANSACTIONS, txn=_fields(txn), limit=1)
         if not found.items:
             raise NotFound(f"no transaction {txn} has begun")
@@ -56,8 +56,8 @@ class TransactionAdmin:
 
     # ------------------------------------------------------------------------------ half messages
     async def halves(self, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
-        """Half messages of one coordinator that are not decided, the oldest first; `group`: of this one alone.
-        NotFound: there is no such coordinator."""
+        """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
+        alone. NotFound: there is no such coordinator."""
         return await self._call(op.LIST_HALVES, coordinator=coordinator, group=group, limit=limit)
 
     async def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
@@ -69,7 +69,7 @@ class TransactionAdmin:
         return found
 
     async def half(self, half: TxnId | str) -> values.HalfStats:
-        """NotFound: it is decided, or never was."""
+        """Returns a half message. NotFound: it is decided, or never was."""
         found = await self._call(op.LIST_HALVES, half=_fields(half), limit=1)
         if not found.items:
             raise NotFound(f"no half {half} is open")
@@ -99,6 +99,6 @@ class TransactionAdmin:
 
 
 def _fields(txn: TxnId | str) -> dict[str, int]:
-    """InvalidRequest."""
+    """Returns the fields of an id. Raises InvalidRequest."""
     found = TxnId.parse(txn) if isinstance(txn, str) else txn
     return {"most": found.most, "least": found.least}

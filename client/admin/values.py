@@ -53,7 +53,7 @@ class KeyDistribution(_Words):
 
 
 class Blocked(_Words):
-    """Why no consumer of a subscription gets the next message. NO: one does."""
+    """The reason why no consumer of a subscription gets the next message. NO: one does."""
 
     NO = ""
     NO_CONSUMER = "no consumer is connected"
@@ -106,7 +106,7 @@ class LedgerState(_Words):
 
 
 class LedgerStays(_Words):
-    """Why a ledger of a topic is not deleted. NO: the next trim deletes it."""
+    """The reason why a ledger of a topic is not deleted. NO: the next trim deletes it."""
 
     NO = ""
     OPEN = "it is the last of the list, or it is written"
@@ -152,7 +152,7 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """How a namespace makes its topics."""
+    """The settings with which a namespace makes its topics."""
 
     name: str  # tenant/namespace
     bundles: int = 0  # hash ranges that brokers own; at creation 0: the broker's default
@@ -225,8 +225,8 @@ class SubscriptionStats:
     """Messages that are not acknowledged. `precise` is exact; else a batch that is acknowledged as a whole, after
     `mark_delete`, counts as one message less."""
     backlog_bytes: int
-    """About what is stored after `mark_delete`: also what is acknowledged there, and what is aborted. The backlog quota
-    bounds it."""
+    """Bytes, about, of what is stored after `mark_delete`: also what is acknowledged there, and what is aborted. The
+    backlog quota bounds it."""
     oldest_ms: int  # when the oldest message of the backlog was published; 0: none, or its bookies did not say soon
     unacked: int  # messages that are delivered and not acknowledged
     mark_delete: Position  # everything up to it is acknowledged

@@ -119,7 +119,7 @@ class Client(ClosedAfterWith):
         return self._inner
 
     def _keep(self) -> None:
-        """The client is closed or opened again: the garbage collector must not close it."""
+        """Keeps the garbage collector from closing the client, which is closed or opened again."""
         if self._dropped is not None:
             self._dropped.detach()
             self._dropped = None
@@ -330,8 +330,8 @@ class Client(ClosedAfterWith):
         finish(loop_thread(), self.inner().rollback_half(half_id))
 
     def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
-        """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
-        TransactionForgotten: it ended too long ago."""
+        """Returns OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its
+        text. TransactionForgotten: it ended too long ago."""
         return loop_thread().run(self.inner().transaction_status(txn_id))
 
     def get_service_info(self) -> ServiceInfo:
@@ -339,7 +339,8 @@ class Client(ClosedAfterWith):
         return self.inner().get_service_info()
 
     def get_topic_partitions(self, topic: str) -> list[str]:
-        """Full names of the partitions; the topic itself when it has none or does not exist. Creates nothing."""
+        """Returns the full names of the partitions; the topic itself when it has none or does not exist. Creates
+        nothing."""
         return loop_thread().run(self.inner().get_topic_partitions(topic))
 
     def read_range(

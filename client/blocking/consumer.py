@@ -44,7 +44,7 @@ class _Receiving(Handle[Receiving]):
         self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
         turns: threading.Semaphore,
     ) -> None:  # fmt: skip
-        """`turns`: so many listeners of the client are called at the same time."""
+        """Opens the asyncio object. `turns`: so many listeners of the client are called at the same time."""
         super().__init__(client, open_)
         self._listener, self._turns = listener, turns
         self._running = threading.Event()
@@ -236,11 +236,11 @@ class Consumer(_Receiving[AsyncConsumer]):
         self._thread.run(redeliver())
 
     def pause_message_listener(self) -> None:
-        """The listener is not called until `resume_message_listener`."""
+        """Pauses the listener: it is not called until `resume_message_listener`."""
         self._running.clear()
 
     def resume_message_listener(self) -> None:
-        """The listener is called again."""
+        """Resumes the listener: it is called again."""
         self._running.set()
 
     def seek(self, messageid: MessageId | int) -> None:

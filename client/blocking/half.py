@@ -50,7 +50,7 @@ class Half:
 
     @property
     def state(self) -> TransactionState:
-        """PREPARED, COMMITTED or ABORTED, as this program knows it."""
+        """Returns PREPARED, COMMITTED or ABORTED, as this program knows it."""
         return self._half.state
 
     def commit(self) -> None:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.client")
 
 END_S = 5.0
-"""How long the end of the interpreter waits for the thread; a callback of the user's may be running in it."""
+"""Seconds that the end of the interpreter waits for the thread; a callback of the user's may be running in it."""
 
 
 class LoopThread:

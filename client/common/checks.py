@@ -85,7 +85,7 @@ Table = Mapping[str, Check]
 
 
 def check(table: Table, values: Mapping[str, Any]) -> None:
-    """WrongType, WrongValue: of the first parameter that does not fit its row."""
+    """Checks parameters. WrongType, WrongValue: of the first one that does not fit its row."""
     for name, value in values.items():
         row = table.get(name)
         if row is not None and (problem := row.problem(value)) is not None:
@@ -128,7 +128,8 @@ def enum(kind: type[IntEnum]) -> Check:
 
 
 def exact(value: Any) -> Any:
-    """Text, and a dict of text, as `str` itself: what a subclass prints (an enum's member) is not what it is."""
+    """Returns text, and a dict of text, as `str` itself: what a subclass prints (an enum's member) is not what it is.
+    """
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
     if type(value) is dict and not are_plain(value):
@@ -212,7 +213,7 @@ def check_message(values: Mapping[str, Any]) -> None:
 
 
 def is_plain_key(key: object) -> bool:
-    """Text as nearly all keys are: the table has nothing to say of it."""
+    """Whether the key is text as nearly all keys are: the table has nothing to say of it."""
     return type(key) is str and key.isascii()
 
 

@@ -31,7 +31,7 @@ class DueTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self, due: float | None) -> None:
-        """None: no time matters."""
+        """Sets the time at which the timer fires. None: no time matters."""
         if due is None or due >= self.at:
             return
         self.stop()

@@ -359,7 +359,7 @@ class TransactionAborted(InvalidTxnStatusError):
 
     @property
     def reason(self) -> str:
-        """timeout, coordinator lost, operation failed, conflict, fenced, admin; empty: it is not known."""
+        """Returns timeout, coordinator lost, operation failed, conflict, fenced, admin; empty: it is not known."""
         return self.fields.get("reason", "")
 
 
@@ -386,7 +386,7 @@ class HalfParked(InvalidTxnStatusError):
 
     @property
     def reason(self) -> str:
-        """Why it was parked."""
+        """Returns why it was parked."""
         return self.fields.get("reason", "")
 
 

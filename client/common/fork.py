@@ -31,7 +31,8 @@ _used_by_parent = [False]
 
 
 def connected(holder: object) -> None:
-    """`holder` of connections is about to make its first. Raises OperationNotSupported where it cannot work."""
+    """Notes that `holder` of connections is about to make its first. Raises OperationNotSupported where it cannot work.
+    """
     if _used_by_parent[0]:
         raise OperationNotSupported(
             "this process was forked from one that had connections, and gRPC does not survive that: "

@@ -18,7 +18,7 @@ _FORM = "%(asctime)s %(levelname)-5s [%(threadName)s] %(name)s | %(message)s"
 
 
 class LoggerLevel(ClientEnum):
-    """From which level on a ConsoleLogger or FileLogger takes messages."""
+    """The level from which on a ConsoleLogger or FileLogger takes messages."""
 
     Debug = 0
     Info = 1
@@ -73,7 +73,7 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def check_logger(logger: object) -> None:
-    """ValueError and InvalidConfiguration: it is none that a client takes."""
+    """Raises ValueError and InvalidConfiguration if it is no logger that a client takes."""
     if logger is not None and not isinstance(logger, logging.Logger | ConsoleLogger | FileLogger):
         raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shown(logger)}")
 

@@ -25,12 +25,12 @@ from __future__ import annotations
 from .send_memory import SendMemory
 
 RECEIVE_BYTES = 64 << 20
-"""Without `memory_limit_bytes`."""
+"""Memory of receiver queues without `memory_limit_bytes`."""
 MESSAGE_OVERHEAD = 400
 """Bytes of a message beyond its payload: objects and metadata, about."""
 FIRST_MESSAGES = 64
-"""More than the chunks of most messages in chunks: a Shared subscription sends all of them to one consumer, if it can
-take them. Less than a queue: what comes first may be large."""
+"""Messages of a first window, more than the chunks of most messages in chunks: a Shared subscription sends all of them
+to one consumer, if it can take them. Less than a queue: what comes first may be large."""
 FIRST_BYTES = 16 << 10
 """Bytes that a message counts whose size is not known."""
 LARGE_BYTES = 1 << 20
@@ -82,7 +82,7 @@ class Claim:
             self._claim(self.window * FIRST_BYTES)
 
     def came(self, entry_bytes: int, messages: int, circulating: int) -> bool:
-        """So much came, and so many messages are on their way or wait. True: the window is another one now."""
+        """Counts what came, and how many messages are on their way or wait. True: the window is another one now."""
         if not self._memory.limit_bytes or messages <= 0:
             return False
         size = entry_bytes / messages + MESSAGE_OVERHEAD

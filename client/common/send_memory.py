@@ -29,11 +29,11 @@ class SendMemory:
 
     @property
     def limit_now(self) -> float:
-        """Without what receiver queues use."""
+        """Returns the limit without what receiver queues use."""
         return self.limit_bytes - min(self.claimed(), self.limit_bytes / 2)
 
     def take(self, size: int) -> bool:
-        """False: it does not fit."""
+        """Takes memory. False: there is too little."""
         with self._lock:
             if self.held and self.held + size > self.limit_now:
                 return False
@@ -54,6 +54,6 @@ class SendMemory:
         return not self.held or self.held <= self.limit_now * 3 / 4
 
     def wait(self, call: Callable[[], object]) -> None:
-        """`call` is called once, when there is room. Look again after this: there may be some now."""
+        """Calls `call` once, when there is room. Look again after this: there may be some now."""
         with self._lock:  # or it would be lost to a `free` that takes the others at this moment
             self._waiting.append(call)

@@ -22,7 +22,7 @@ class Wakes:
         self._woken = False
 
     def call(self, work: Callable[[], object], broke: Broke) -> None:
-        """`work()` runs in the loop, in the order of the calls; `broke` is told when it fails."""
+        """Runs `work()` in the loop, in the order of the calls; `broke` is told when it fails."""
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True

@@ -49,7 +49,7 @@ class AttachedOwner(Protocol):
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def on_open(self, error: MagnetarError | None) -> None:
-        """The first opening is over; `error`: it failed for good."""
+        """Called when the first opening is over; `error`: it failed for good."""
         ...
 
     def on_lost(self, error: MagnetarError) -> None:
@@ -180,7 +180,7 @@ class Attachment:
             self._stream.send(self._id, wire.ClientFrame(id=self._id, **kind))
 
     def publish(self, entry: bytes) -> None:
-        """`send(publish=entry)`, without the two copies that protobuf makes of it."""
+        """Sends `send(publish=entry)`, without the two copies that protobuf makes of it."""
         if self._stream is not None:
             size = len(entry)
             self._stream.send(self._id, (self._publish_head, varint(size), entry))
@@ -240,7 +240,7 @@ class Attachment:
             self._left.set_result(None)
 
     def stop(self) -> None:
-        """No further attempt; one that is under way ends."""
+        """Stops attempts: no further one begins, and one that is under way ends."""
         self._tasks.cancel()
         if self._pause is not None:
             self._pause.cancel()

@@ -39,7 +39,7 @@ from ..common.guard import failed, ignored, run
 from .silence import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, Silence
 
 IDLE_S = 60.0
-"""How long a stream without owners stays open: a program that opens one producer after another uses one stream."""
+"""Seconds that a stream without owners stays open: a program that opens one producer after another uses one stream."""
 HELD_FROM_BYTES = 2 << 20
 """Two envelopes' worth, one that gRPC writes and the next: less is sent at once, by any sender. (With one, every second
 envelope has a single frame, because nothing waits when the write before it ends.)"""
@@ -65,7 +65,7 @@ class Owner(Protocol):
         ...
 
     def broke(self, error: Exception) -> None:
-        """`on_frames` or `lost` failed."""
+        """Called when `on_frames` or `lost` failed."""
         ...
 
 
@@ -119,7 +119,7 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ out
     def send(self, id_: int, frame: Frame) -> None:
-        """Nothing is sent over a stream that is over: its owners are told, and reconnect."""
+        """Sends a frame. Nothing is sent over a stream that is over: its owners are told, and reconnect."""
         if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
             self._hold(id_, frame)
         elif not self.is_over:
@@ -212,7 +212,7 @@ class BrokerStream:
             self._tasks.spawn(self._ask(), f"silence of {self._channel.endpoint}")
 
     async def _ask(self) -> None:
-        """Until it says something, or has no owner any more."""
+        """Asks others about the silent broker until it says something, or has no owner any more."""
         endpoint, since = self._channel.endpoint, self.received_at
         try:
             while self._owners and not await self._channel.answers(UNANSWERED_S) and self.received_at == since:
@@ -226,7 +226,7 @@ class BrokerStream:
                 self._watch_from(self._now())
 
     def _topics(self) -> list[TopicName]:
-        """Each round begins at another one."""
+        """Returns the topics of the stream's owners; each round begins at another one."""
         topics = list({owner.topic: None for owner in self._owners.values()})
         self._rounds += 1
         at = self._rounds * ASKED_AT_ONCE % len(topics) if topics else 0

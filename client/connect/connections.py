@@ -115,7 +115,7 @@ class Connections:
         return Backoff(self.world.rng, self.settings.backoff_first_s, self.settings.backoff_last_s)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """`attempt()` until it succeeds, fails for good, or the operation's deadline is over."""
+        """Calls `attempt()` until it succeeds, fails for good, or the operation's deadline is over."""
         now = self.world.clock.monotonic
         begun = now()
         deadline = begun + self.settings.operation_timeout_s
@@ -231,7 +231,7 @@ class Connections:
             raise ConnectionLost(f"{owner!r} was named as the owner of {topic}") from error
 
     async def partitions(self, topic: TopicName, *, create: bool = True) -> int:
-        """0: not partitioned."""
+        """Returns the number of partitions; 0: not partitioned."""
         if topic.is_partition:
             return 0
         request = wire.PartitionsRequest(topic=topic.full, create=create)
@@ -272,7 +272,8 @@ class Connections:
             self._with_loop.__anext__().__await__().send(None)
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
-        """`asyncio.run` ends generators before it closes its loop: a client that was not closed is cut off here."""
+        """Closes the connections with the loop: `asyncio.run` ends generators before it closes its loop, and a client
+        that was not closed is cut off here."""
         try:
             yield
         finally:

@@ -50,7 +50,7 @@ class Discovery:
         self._begin = 0  # the address that is asked first
 
     async def endpoints(self) -> Sequence[Endpoint]:
-        """At least one."""
+        """Returns the endpoints; at least one."""
         if self._found:
             return self._found
         failure: MagnetarError | None = None
@@ -103,7 +103,7 @@ def _silent(address: Endpoint) -> Unavailable:
 
 # ------------------------------------------------------------------ Pulsar's protocol
 async def by_pulsar(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """NotSpoken; WrongProtocol: it is Pulsar. Unauthenticated."""
+    """Asks a port of Pulsar's protocol. NotSpoken; WrongProtocol: it is Pulsar. Unauthenticated."""
     from ...proto import pulsar_pb2 as pulsar
 
     method, data = credentials_of(access.authorization() if access.authorization is not None else "")
@@ -142,7 +142,7 @@ def credentials_of(authorization: str) -> tuple[str, bytes]:
 
 
 async def _read(stream: ByteStream, size: int) -> bytes:
-    """NotSpoken: the stream ends before."""
+    """Reads `size` bytes. NotSpoken: the stream ends before."""
     found, came = bytearray(size), 0
     view = memoryview(found)
     while came < size:
@@ -155,7 +155,8 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 
 # ------------------------------------------------------------------ HTTP
 async def by_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """NotSpoken. Unavailable: a status of 500 or more. `access` is not sent: nothing is asked that needs it."""
+    """Asks a port of HTTP. NotSpoken. Unavailable: a status of 500 or more. `access` is not sent: nothing is asked that
+    needs it."""
     request = f"GET {PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
     stream.write_nowait(request.encode())
     answer = bytearray()

@@ -31,7 +31,7 @@ class FirstContact:
     """The attempts of one operation of a client that has reached no broker."""
 
     def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], connection_timeout_s: float) -> None:
-        """`endpoints`: those that are tried now."""
+        """Begins the first contact. `endpoints`: those that are tried now."""
         self._endpoints = endpoints
         self._timeout_s = connection_timeout_s
         self._refused: set[str] = set()
@@ -50,7 +50,8 @@ class FirstContact:
 
 
 def how_unreached(error: MagnetarError) -> str | None:
-    """"refused" or "silent" where there was no connection (runtime/grpc/errors.py); None: something answered."""
+    """Returns "refused" or "silent" where there was no connection (runtime/grpc/errors.py); None: something answered.
+    """
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 

@@ -55,7 +55,7 @@ def open_producer(
 def subscribe(
     topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: Start | None
 ) -> wire.Subscribe:
-    """With a `start`: a reader's subscription, which does not last; None: a durable one."""
+    """Returns the frame. With a `start`: a reader's subscription, which does not last; None: a durable one."""
     request = wire.Subscribe(
         topic=topic.full,
         subscription=subscription,

@@ -28,7 +28,7 @@ DISCOVERY = "/.well-known/openid-configuration"
 LIFETIME_S = 60.0
 """Seconds that a token lives whose issuer does not say."""
 MARGIN_S = 10.0
-"""Before its end a token is not used any more; of a short one a tenth of its life."""
+"""Seconds before its end from which on a token is not used any more; of a short one a tenth of its life."""
 RENEW_AT = 0.75
 """The part of its life after which a use of it fetches the next."""
 RETRY_S = 1.0
@@ -64,7 +64,8 @@ class TokenSource:
         self._last = ""
 
     def token(self) -> str:
-        """Unavailable: there is none yet. Unauthenticated: the issuer refuses the credentials. Never waits."""
+        """Returns the token; never waits. Unavailable: there is none yet. Unauthenticated: the issuer refuses the
+        credentials."""
         with self._lock:
             now = self._clock.monotonic()
             usable = self._token and now < self._ends_at
@@ -133,7 +134,7 @@ def _credentials(said: Mapping[str, str], by_certificate: bool) -> Callable[[], 
 
 
 def _key_file(source: str) -> Mapping[str, Any]:
-    """`source`: a path, file:PATH, file:///PATH or data:application/json;base64,…"""
+    """Reads a key file. `source`: a path, file:PATH, file:///PATH or data:application/json;base64,…"""
     wrong = InvalidConfiguration("private_key is a file, or data:application/json;base64,…, with JSON of the client")
     try:
         if source.startswith("data:"):

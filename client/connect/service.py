@@ -63,7 +63,7 @@ class Service:
         return self._connections
 
     def updated(self, info: ServiceInfo) -> None:
-        """From any thread: the client goes there. InvalidConfiguration."""
+        """Moves the client, from any thread. Raises InvalidConfiguration."""
         self._access_of(checked(info))
         self.info = info
         if self._loop is not None:

@@ -140,7 +140,7 @@ def first_service_info(
 
 
 def checked(info: object) -> ServiceInfo:
-    """InvalidConfiguration: a provider gave something else."""
+    """Returns `info`. InvalidConfiguration: a provider gave something else."""
     if not isinstance(info, ServiceInfo):
         raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shown(info)}")
     return info

@@ -21,7 +21,7 @@ PULSAR_PORTS = (6650, 6651)
 
 
 class Asked(Enum):
-    """How the addresses of a URL are asked where the broker serves gRPC."""
+    """The way in which the addresses of a URL are asked where the broker serves gRPC."""
 
     NOT = "not"  # they are the addresses
     PULSAR = "pulsar"

@@ -26,11 +26,11 @@ from ...runtime.network import Endpoint
 from ...runtime.tasks import together
 
 SILENT_S = 2.5
-"""Without a frame, until the broker is pinged: so often at most does an idle client cost its broker a ping."""
+"""Seconds without a frame until the broker is pinged: so often at most does an idle client cost its broker a ping."""
 UNANSWERED_S = 1.25
 """Seconds of a ping; of a question to another broker; and between two rounds of questions."""
 SILENT_KEPT_S = 10.0
-"""How long a broker counts as silent after the last ping without an answer, when nothing asks it any more."""
+"""Seconds that a broker counts as silent after the last ping without an answer, when nothing asks it any more."""
 ASKED_AT_ONCE = 32
 """Topics. When none of so many moved, the session of their owner lasts: the others wait for the next round."""
 
@@ -42,7 +42,8 @@ class Silence:
         self, now: Callable[[], float], known: Callable[[], Iterable[Endpoint]],
         owner: Callable[[Endpoint, TopicName], Awaitable[Endpoint]],
     ) -> None:  # fmt: skip
-        """`known`: the brokers' endpoints. `owner`: asks one of them who owns a topic, for UNANSWERED_S at most."""
+        """Begins with no broker silent. `known`: the brokers' endpoints. `owner`: asks one of them who owns a topic,
+        for UNANSWERED_S at most."""
         self._now = now
         self._known = known
         self._owner = owner

@@ -93,7 +93,7 @@ class TopicWatch:
         return self._pattern.text
 
     def follow(self, changed: Changed) -> None:
-        """The topics of `open` are taken up: changes are told from now on."""
+        """Tells changes from now on: the topics of `open` are taken up."""
         self._changed = changed
         self._tasks.spawn(self._run(), f"topics {self._pattern.text}")
         if self._pattern.non_persistent:

@@ -64,7 +64,7 @@ class AckSender:
         self._wake()
 
     def with_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
-        """Itself and the other entries of its message; it is acknowledged, or given back (`again`)."""
+        """Returns the entry and the others of its message; it is acknowledged, or given back (`again`)."""
         if isinstance(which, Message):
             known, place = which.entry.chunks, which.entry.position
             if not known:
@@ -144,12 +144,13 @@ class AckSender:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 
     def forget(self) -> None:
-        """The cursor is moved: what was acknowledged before says nothing about what comes now."""
+        """Forgets acknowledgements, because the cursor is moved: what was acknowledged before says nothing about what
+        comes now."""
         self._acked.clear()
 
 
 def delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
-    """The application's back-off may raise, or give anything: then it is as if there were none."""
+    """Returns the delay. The application's back-off may raise, or give anything: then it is as if there were none."""
     if backoff is None:
         return otherwise
     try:

@@ -45,20 +45,20 @@ class ConsumerBatchReceivePolicy:
         return self
 
     def getMaxNumMessages(self) -> int:
-        """`max_num_message`."""
+        """Returns `max_num_message`."""
         return self.max_num_message
 
     def getMaxNumBytes(self) -> int:
-        """`max_num_bytes`."""
+        """Returns `max_num_bytes`."""
         return self.max_num_bytes
 
     def getTimeoutMs(self) -> int:
-        """`timeout_ms`."""
+        """Returns `timeout_ms`."""
         return self.timeout_ms
 
     @property
     def bytes_max(self) -> int:
-        """0: no limit."""
+        """Returns the limit of bytes; 0: no limit."""
         if self.max_num_bytes > 0:
             return self.max_num_bytes
         return 0 if self.max_num_message > 0 else DEFAULT_BYTES
@@ -114,7 +114,7 @@ async def decodable(inbox: ReceiverQueue, *messages: Message) -> None:
 
 
 class ReceivedBatch:
-    """For a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
+    """A batch for a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
 
     def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
         self._now = now

@@ -125,7 +125,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ topics and partitions
     async def _grow(self, names: Sequence[TopicName]) -> None:
-        """From their beginning: the subscription is older than they are."""
+        """Adds partitions, from their beginning: the subscription is older than they are."""
         settings = replace(self.settings, initial_position=InitialPosition.Earliest)
         missing = self._partitions.missing(names)
         await self._partitions.grow([self._consumer(name, settings, ReceiverQueue(), len(missing)) for name in missing])
@@ -166,7 +166,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
-        """Full name of the topic; several names are separated by commas; of a pattern, its text."""
+        """Returns the full name of the topic; several names are separated by commas; of a pattern, its text."""
         return self._name
 
     @property
@@ -187,12 +187,12 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.are_connected()
 
     def title(self) -> str:
-        """For logs: its name, subscription and topic."""
+        """Returns its name, subscription and topic, for logs."""
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """`waiting_messages` were delivered and not received; `delivered_messages` are counted from its opening, and
-        so are `discarded_entries`: malformed ones, which raised ChecksumError and are acknowledged."""
+        """Returns counters. `waiting_messages` were delivered and not received; `delivered_messages` are counted from
+        its opening, and so are `discarded_entries`: malformed ones, which raised ChecksumError and are acknowledged."""
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
@@ -248,7 +248,7 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.of_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """From any thread; sent within 100 ms."""
+        """Acknowledges from any thread; sent within 100 ms."""
         if type(which) is Message and (consumers := self._partitions.all) and which.entry.consumer is consumers[0]:
             if consumers[0].core.error is not None:
                 consumers[0].requests.raise_if_closed()
@@ -432,6 +432,6 @@ class Consumer(ClosedAfterAsyncWith):
             raise
 
     def check(self) -> None:
-        """AssertionError: an invariant of the client is broken."""
+        """Raises AssertionError if an invariant of the client is broken."""
         for consumer in self.partitions:
             consumer.core.check()

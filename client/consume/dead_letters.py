@@ -65,7 +65,7 @@ _LOG = logging.getLogger("magnetar.client")
 DEFAULT_MAX_RECONSUME_TIMES = 16
 TIMES_DIGITS_MAX = 9
 RETRY_PAUSE_S = 1.0
-"""Between two tries to publish a dead letter."""
+"""Seconds between two tries to publish a dead letter."""
 
 _MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
 """Producers of dead letters: a consumer's, and a broker's (broker/subscription/core/dead_letter.py)."""
@@ -208,7 +208,7 @@ class DeadLetterProducer:
         message.entry.consumer.acknowledge(message)
 
     async def _schema_of(self, message: Message) -> SchemaInfo | None:
-        """With which it was written; None: it names none that its topic has."""
+        """Returns the schema with which it was written; None: it names none that its topic has."""
         version, writers = message.writer_version, message.entry.writers
         if not version or writers is None:
             return None
@@ -287,7 +287,7 @@ class DeadLetterProducers:
     def __init__(
         self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]
     ) -> None:
-        """InvalidConfiguration where the subscription's type has no counts of redeliveries."""
+        """Makes the producers. InvalidConfiguration where the subscription's type has no counts of redeliveries."""
         self.policy = policy_of(settings)
         self._connections = connections
         self._subscription = subscription
@@ -318,7 +318,8 @@ class DeadLetterProducers:
         return self._by_topic.get(topic.base)
 
     def retries_of(self, topic: TopicName) -> DeadLetterProducer:
-        """OperationNotSupported: its messages cannot be reconsumed later."""
+        """Returns the producer for a topic's retries. OperationNotSupported: its messages cannot be reconsumed later.
+        """
         dead_letters = self.of(topic)
         if dead_letters is not None and topic.base in self._no_retries:
             raise OperationNotSupported(f"no consumer receives from {dead_letters.retry_letter_topic}")

@@ -81,7 +81,8 @@ class Deliveries:
         dead_letters: DeadLetterProducer | None, start: Start | None, longer_s: Callable[[int], float],
         memory: ReceiveMemory,
     ) -> None:  # fmt: skip
-        """`longer_s`: by how often an entry was delivered again, what its ack time-out is longer."""
+        """Makes the deliveries of a partition. `longer_s`: by how often an entry was delivered again, what its ack
+        time-out is longer."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
         self.discarded = 0  # entries that are malformed
         self._came: list[Message] = []
@@ -156,7 +157,7 @@ class Deliveries:
         return [position for _, position, _, _ in self._folded]
 
     def forget_waiting(self) -> int:
-        """All that waits comes again, or to nothing; the permits of what waits folded."""
+        """Forgets all that waits, which comes again, or to nothing; returns the permits of what waits folded."""
         self._taken.clear()
         self._memory.unfolded_bytes -= self._unfolded
         self._unfolded = 0
@@ -180,7 +181,7 @@ class Deliveries:
         return self._decryptor.encrypt_like(metadata) if metadata.encryption_param else None
 
     def sought(self, to: MessageId | int) -> None:
-        """The cursor was moved there; None is a place that only the broker knows."""
+        """Notes that the cursor was moved there; None is a place that only the broker knows."""
         self.start = None
         self.forget_moved()
         if not self._durable and isinstance(to, MessageId):
@@ -259,7 +260,7 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ what fails, in order
     def forget_moved(self) -> None:
-        """The subscription is moved: dead letters are delivered again, too."""
+        """Forgets which dead letters were moved: the subscription is moved, and they are delivered again, too."""
         if self._moved:
             self._moved.clear()
 
@@ -439,7 +440,7 @@ _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
 def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
-    """By compaction, out of a batch of which other messages are kept."""
+    """Returns the messages that compaction removed from a batch of which other messages are kept."""
     kept = frozenset(received.header.metadata.compacted_batch_indexes)
     return [
         message for message in messages
@@ -449,7 +450,7 @@ def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Mes
 
 
 def share_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
-    """Each message tells of itself."""
+    """Gives each message a permit, and the last one the rest of the entry's."""
     for message in wanted[:-1]:
         message.permits = 1
     wanted[-1].permits = 1 + received.charged - len(wanted)

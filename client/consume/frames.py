@@ -17,7 +17,7 @@ ACK_BYTES = 128 << 10
 
 
 def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
-    """`durable`, `inclusive`: what a seek needs to know."""
+    """Yields the frames of an effect. `durable`, `inclusive`: what a seek needs to know."""
     match effect:
         case Grant(messages):
             yield {"permits": messages}

@@ -58,7 +58,7 @@ class PartitionConsumer:
         *, queue_size: int, start: Start | None = None, dead_letters: DeadLetterProducer | None = None,
         on_gone: Callable[[PartitionConsumer], None] | None = None,
     ) -> None:  # fmt: skip
-        """`on_gone`: called when its topic is deleted; without it the receiver gets an error."""
+        """Makes the consumer. `on_gone`: called when its topic is deleted; without it the receiver gets an error."""
         self.topic = topic
         self.sends = self.waits = False
         self.schema: Schema = settings.schema
@@ -115,7 +115,7 @@ class PartitionConsumer:
             raise message.error()
 
     def interrupted(self) -> None:
-        """Ctrl-C came into `taken`, anywhere: what it left is attended to."""
+        """Wakes the consumer after Ctrl-C came into `taken`, anywhere: what it left is attended to."""
         self._woken = False
         self._wake()
 
@@ -155,7 +155,7 @@ class PartitionConsumer:
         self._put()
 
     def _put(self) -> None:
-        """All that came goes into the inbox at once: a waiter for one message is woken once."""
+        """Puts all that came into the inbox at once: a waiter for one message is woken once."""
         messages, charged, hidden, size_bytes = self.deliveries.take()
         core = self.core
         if core.starts_again:
@@ -317,7 +317,7 @@ class PartitionConsumer:
         self._inbox = ReceiverQueue()
 
     def deliver_to(self, inbox: ReceiverQueue) -> None:
-        """From now on; what waits goes there too."""
+        """Delivers to `inbox` from now on; what waits goes there too."""
         waiting, self._inbox = self._inbox.messages, inbox
         inbox.put(waiting)
 

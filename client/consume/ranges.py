@@ -61,7 +61,7 @@ class StoredEntry:
         return split_broker_part(self.data)[0] + 1
 
     def messages(self) -> list[IndexedMessage]:
-        """All its messages, also those outside the range that was read. Raises CorruptEntry; CryptoError: it is
+        """Returns all its messages, also those outside the range that was read. Raises CorruptEntry; CryptoError: it is
         encrypted, and was not decrypted."""
         last, _, client_part = split_broker_part(self.data)
         header = parse_header(client_part)

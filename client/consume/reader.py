@@ -91,7 +91,7 @@ class Reader(ClosedAfterAsyncWith):
             self.on_anew(consumer)
 
     def topic(self) -> str:
-        """Full name of the topic."""
+        """Returns the full name of the topic."""
         return self._topic.full
 
     def is_connected(self) -> bool:

@@ -76,14 +76,15 @@ class ReceiverQueue:
             return None
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Taken, and not given to the application: they come first again. Their permits are given already."""
+        """Puts messages back, which were taken and not given to the application: they come first again. Their permits
+        are given already."""
         for message in reversed(messages):
             message.permits = 0
             self.messages.appendleft(message)
         self.put(())
 
     def end(self, error: PulsarException) -> None:
-        """Everybody who waits, now or later, gets this error."""
+        """Ends the queue: every receiver that waits, now or later, gets this error."""
         self._error = error
         for _ in range(len(self._waiting)):
             self._wake_one()
@@ -96,7 +97,7 @@ class ReceiverQueue:
         return self._error is not None
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """`call` is called once, when it ends; now when it has."""
+        """Calls `call` once, when it ends; now when it has."""
         if self._error is not None:
             call()
         else:
@@ -150,8 +151,8 @@ class ReceiverQueue:
             raise
 
     def wait(self, wake: Callable[[], object]) -> None:
-        """`wake` is called once, when there may be something to take. Look again after this: something may be there.
-        Raises what ended it, also then: `leave`."""
+        """Calls `wake` once, when there may be something to take. Look again after this: something may be there. Raises
+        what ended it, also then: `leave`."""
         self._waiting.append(wake)
         if self._error is not None:
             self.raise_if_ended()

@@ -38,7 +38,7 @@ from .receiver_queue import ReceiverQueue
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[str, Any], object]
 SETTLE_S = 0.02
-"""Between two checks whether everything that was stored has arrived."""
+"""Seconds between two checks whether everything that was stored has arrived."""
 
 
 class TableView(ClosedAfterAsyncWith):
@@ -97,7 +97,7 @@ class TableView(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ reading
     def topic(self) -> str:
-        """Full name of the topic."""
+        """Returns the full name of the topic."""
         return self._reader.topic()
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -219,7 +219,7 @@ class TableView(ClosedAfterAsyncWith):
             await self._sweep(consumer)
 
     async def _sweep(self, consumer: PartitionConsumer) -> None:
-        """After reading again up to the horizon: keys that were not seen are deleted."""
+        """Deletes keys that were not seen, after reading again up to the horizon."""
         index = self._last.get(consumer, -1)
         try:
             if index + 1 < consumer.compacted_end_index and await self._reader.has_more(consumer):

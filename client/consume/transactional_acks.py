@@ -37,7 +37,7 @@ from .frames import acks_of
 from .requests import Requests
 
 PAUSE_S = 0.1
-"""Before a request that the broker could not do is sent again: a coordinator moves within this time, mostly."""
+"""Seconds before a request that the broker could not do is sent again: a coordinator moves within this time, mostly."""
 
 
 class _Group:
@@ -61,7 +61,8 @@ class TransactionalAcks:
         self, where: Part, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
         requests: Requests, send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`again`: what was delivered and not acknowledged comes again, and what waits is thrown away."""
+        """Makes the acknowledgements of one partition. `again`: what was delivered and not acknowledged comes again,
+        and what waits is thrown away."""
         self._where = where
         self._taken_from = f"{where.topic} {subscription}"
         self._deliver_again = again

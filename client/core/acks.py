@@ -45,7 +45,7 @@ class AckTracker:
         self._cumulative: tuple[Position, int] | None = None
 
     def acknowledge(self, position: Position, index: int, size: int) -> None:
-        """`index` -1: the whole entry. `size`: messages in the entry, 0 when not known."""
+        """Acknowledges a message. `index` -1: the whole entry. `size`: messages in the entry, 0 when not known."""
         self.pending += 1
         if index < 0 or size == 1:
             self._whole[position[0]].add(position[1])
@@ -57,7 +57,7 @@ class AckTracker:
             del self._parts[position]
 
     def acknowledge_bits(self, position: Position, bits: int, messages: int, size: int) -> None:
-        """So many messages of an entry of that size at once: the bits of their indexes."""
+        """Acknowledges so many messages of an entry of that size at once: the bits of their indexes."""
         self.pending += messages
         bits |= self._parts.get(position, 0)
         if bits == (1 << size) - 1:

@@ -127,7 +127,7 @@ class Batcher:
         self._txn: InTransaction | None = None  # of what is open
 
     def resume(self, last: int, next_sequence_id: int) -> None:
-        """The broker has ids up to `last` of this producer; before anything is added."""
+        """Resumes after the ids up to `last` that the broker has of this producer; before anything is added."""
         self._known = last
         self.next_sequence_id = next_sequence_id
 
@@ -286,7 +286,8 @@ class Batcher:
         batch.highest = sequence_id
 
     def check(self) -> None:
-        """Sequence ids of waiting batches rise; no batch is empty or above its bounds; none passes the next id."""
+        """Checks that sequence ids of waiting batches rise, no batch is empty or above its bounds, and none passes the
+        next id."""
         last = -1 << 63
         for batch in [*self.ready, *([self._open] if self._open else [])]:
             assert batch.count > 0, "no batch is empty"

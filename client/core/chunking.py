@@ -142,7 +142,7 @@ class Chunks:
         self, *, pending_max: int, auto_ack: bool, ordered: bool = True, log_order: bool = True,
         expire_s: float = EXPIRE_S,
     ) -> None:  # fmt: skip
-        """`ordered`: chunks of a message come in order; `log_order`: all entries do."""
+        """Makes an empty assembler. `ordered`: chunks of a message come in order; `log_order`: all entries do."""
         self.pending_max = max(1, pending_max)
         self.auto_ack = auto_ack
         self.ordered = ordered
@@ -195,7 +195,7 @@ class Chunks:
         return outcome._replace(wanted=wanted)
 
     def acknowledged(self, last: Position) -> tuple[Position, ...]:
-        """All entries of the complete message that ends there; none: it is not one."""
+        """Returns all entries of the complete message that ends there; none: it is not one."""
         begun = self._whole.pop(last, None)
         return () if begun is None else tuple(begun.places)
 
@@ -212,7 +212,7 @@ class Chunks:
         return self.acknowledged(last)
 
     def clear(self) -> None:
-        """All that is not acknowledged comes again, in order."""
+        """Clears: all that is not acknowledged comes again, in order."""
         self.begun.clear()
         self._given_back.clear()
         self._made_room.clear()
@@ -225,7 +225,7 @@ class Chunks:
         return self._given_back.get(uuid, 0)
 
     def unshown(self) -> list[Position]:
-        """All entries of messages that are begun."""
+        """Returns all entries of messages that are begun."""
         return [place for begun in self.begun.values() for place in begun.places]
 
     def first(self) -> Position | None:
@@ -233,7 +233,7 @@ class Chunks:
         return min((min(begun.places) for begun in (*self.begun.values(), *self._whole.values())), default=None)
 
     def floor(self, place: Position) -> Position:
-        """Up to here a cumulative ack at `place` may go: before each message that ends after it."""
+        """Returns how far a cumulative ack at `place` may go: before each message that ends after it."""
         firsts = [min(begun.places) for begun in self.begun.values()]
         firsts += [min(begun.places) for last, begun in self._whole.items() if last > place]
         lowest = min((first for first in firsts if first <= place), default=None)

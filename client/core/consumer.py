@@ -151,7 +151,8 @@ class ConsumerCore:
         return effects
 
     def forget_delivered(self) -> None:
-        """All that was delivered and not acknowledged comes again: none of it is late, and no message is begun."""
+        """Forgets all that was delivered and not acknowledged, which comes again: none of it is late, and no message is
+        begun."""
         self._free(self._withheld.clear())
         self._unacked.clear()
         self.chunks.clear()
@@ -170,7 +171,7 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what comes
     def dropped(self, permits: int) -> list[ConsumerEffect]:
-        """So many permits were charged for what does not reach the application."""
+        """Counts as used so many permits that were charged for what does not reach the application."""
         self.permits.used(permits, self.permits.stream)
         effects: list[ConsumerEffect] = []
         self._grant(effects)
@@ -245,7 +246,7 @@ class ConsumerCore:
             self._unacked.watch(place, now, longer_s)
 
     def acknowledge(self, place: Position, index: int, size: int) -> None:
-        """`index` -1: the whole entry. `size`: messages in it, 0 when not known."""
+        """Acknowledges a message. `index` -1: the whole entry. `size`: messages in it, 0 when not known."""
         self._acks.acknowledge(place, index, size)
         if self.moving:
             self._moved(place, 1 << index if index >= 0 else -1)
@@ -259,7 +260,7 @@ class ConsumerCore:
             self._pieces.forget(place)
 
     def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
-        """So many messages of an entry of that size: the bits of their indexes."""
+        """Acknowledges so many messages of an entry of that size: the bits of their indexes."""
         self._acks.acknowledge_bits(place, bits, messages, size)
         if self.moving:
             self._moved(place, bits)
@@ -269,8 +270,8 @@ class ConsumerCore:
             self._nacks.forget(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
-        """Up to there; in front of the first message in chunks that is not acknowledged and ends after it, and of the
-        first entry that cannot be decrypted."""
+        """Acknowledges up to there; in front of the first message in chunks that is not acknowledged and ends after it,
+        and of the first entry that cannot be decrypted."""
         floor = self._floor(place)
         self.chunks.acknowledged_up_to(floor)
         if floor != place:
@@ -446,7 +447,7 @@ class ConsumerCore:
         return [SendSeek(request_id, to)]
 
     def last_acks(self) -> tuple[int, list[ConsumerEffect]]:
-        """All acks that wait, and an answer when they are durable; 0: there are none."""
+        """Returns all acks that wait, and the number of the answer when they are durable; 0: there are none."""
         effects: list[ConsumerEffect] = []
         if not self._acks.pending or self.state is not State.CONNECTED:
             return 0, effects

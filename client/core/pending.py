@@ -43,7 +43,7 @@ class PendingEntries:
         return self.unsent[-1] if self.unsent else self.sent[-1] if self.sent else None
 
     def add(self, batch: Batch, entries: Sequence[bytes], now: float) -> None:
-        """`entries`: what it became; several are the chunks of its message."""
+        """Adds a batch. `entries`: what it became; several are the chunks of its message."""
         batch.items = []
         places: list[Position] | None = [] if len(entries) > 1 else None
         for entry in entries[:-1]:
@@ -63,14 +63,14 @@ class PendingEntries:
         return batch
 
     def disconnected(self) -> None:
-        """All are to be published again, in order."""
+        """Makes all of them unsent: they are published again, in order."""
         self.credit = 0
         self.unsent.extendleft(reversed(self.sent))
         self.sent.clear()
 
     def renumber(self, before: bytes, now: bytes) -> None:
-        """The producer's schema has another number: its topic was made anew. Those that name the old one are all
-        unsent: the connection is new."""
+        """Gives the waiting entries another schema number: the producer's topic was made anew. Those that name the old
+        one are all unsent: the connection is new."""
         assert not self.sent, "nothing was published over this connection"
         for batch in self.unsent:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:

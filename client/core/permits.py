@@ -37,7 +37,7 @@ class Permits:
         self.held = 0  # charged, and what they were charged for is not used yet
 
     def start(self) -> int:
-        """The stream is new: grant this."""
+        """Begins a new stream; returns the permits to grant it."""
         with self._lock:
             self.stream += 1
             self._used = self._granted = self.held = 0
@@ -71,12 +71,12 @@ class Permits:
             return self._granted > 0
 
     def grant(self) -> int:
-        """Tell the broker so many now (0: not yet)."""
+        """Returns the permits to tell the broker now (0: not yet)."""
         with self._lock:
             granted, self._granted = self._granted, 0
             return granted
 
     def check(self) -> None:
-        """Between two replies of the broker."""
+        """Checks the sums. Holds between two replies of the broker."""
         assert self.held >= 0, "more was given back than was charged"
         assert self.at_broker + self.held + self._used in (self._size, 0), "permits were lost or made"

@@ -54,8 +54,8 @@ class ProducerCore:
         self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
         backoff: Backoff, uuid: str = "", memory: SendMemory | None = None,
     ) -> None:  # fmt: skip
-        """`uuid`: of this producer's life, for its chunked messages. `memory`: of all producers; None: it has no bound.
-        """
+        """Makes the core. `uuid`: of this producer's life, for its chunked messages. `memory`: of all producers; None:
+        it has no bound."""
         self.memory = memory
         self.name = name
         self.state = State.OPENING
@@ -206,8 +206,8 @@ class ProducerCore:
         return expires if self.delay_due is None or expires < self.delay_due else self.delay_due
 
     def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """`waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries get
-        theirs in order, so the youngest entry of this moment is waited for."""
+        """Flushes: `waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries
+        get theirs in order, so the youngest entry of this moment is waited for."""
         effects = self.send_now(now, wall_ms)
         with self.lock:
             if self._early:
@@ -277,7 +277,8 @@ class ProducerCore:
         self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int,
         schema_version: bytes = b"",
     ) -> list[ProducerEffect]:  # fmt: skip
-        """The broker has this producer, and `last_sequence_id` is the highest that it has of its name (-1: none)."""
+        """Opens: the broker has this producer, and `last_sequence_id` is the highest that it has of its name (-1:
+        none)."""
         effects: list[ProducerEffect] = []
         if self.state is State.CLOSED:
             return effects
@@ -319,7 +320,7 @@ class ProducerCore:
                     self._free(len(message.payload))
 
     def credit(self, size_bytes: int) -> list[ProducerEffect]:
-        """So many bytes more may be published."""
+        """Takes credit: so many bytes more may be published."""
         effects: list[ProducerEffect] = []
         self._entries.credit += size_bytes
         self._publish(effects)
@@ -397,12 +398,13 @@ class ProducerCore:
 
     @property
     def has_room(self) -> bool:
-        """For those that wait for it: for a quarter of the queue, so that they are not woken for each message."""
+        """Whether there is room for senders that wait: for a quarter of the queue, so that they are not woken for each
+        message."""
         return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))
 
     @property
     def wants_flush(self) -> bool:
-        """After outcomes: what is open waited for them (`urgent`), and `turn` is to be called."""
+        """Whether, after outcomes, what is open waited for them (`urgent`), and `turn` is to be called."""
         return self.urgent and not self._entries and not self.turn_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:
@@ -424,7 +426,7 @@ class ProducerCore:
 
     @property
     def reason(self) -> str:
-        """Why the broker does not acknowledge, as an appendix; empty: not known."""
+        """Returns why the broker does not acknowledge, as an appendix; empty: not known."""
         return self._reasons.last and f"; {self._reasons.last}"
 
     # ------------------------------------------------------------------------------ the end
@@ -435,11 +437,11 @@ class ProducerCore:
             self.max_pending = 0  # so that `add` looks
 
     def leaving(self) -> None:
-        """All has its outcome; the connection is given up, and not opened again."""
+        """Leaves: all has its outcome; the connection is given up, and not opened again."""
         self.state = State.CLOSING
 
     def finish(self, error: MagnetarError) -> list[ProducerEffect]:
-        """No more messages; those without an outcome get this one."""
+        """Finishes: no more messages; those without an outcome get this error."""
         effects: list[ProducerEffect] = []
         self.state = State.CLOSED
         with self.lock:

@@ -165,7 +165,7 @@ class NackTracker:
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes: the sets as CRoaring holds them, and their objects and places."""
+        """Returns about what it takes: the sets as CRoaring holds them, and their objects and places."""
         sets = [each for bucket in (*self._buckets.values(), self.watched) for each in bucket.values()]
         figures = [each.get_statistics() for each in sets]
         held = sum(each["n_bytes_array_containers"] + each["n_bytes_bitset_containers"] for each in figures)

@@ -130,7 +130,7 @@ class Share:
     __slots__ = ("allowed", "left", "lock", "txn")
 
     def __init__(self, txn: InTransaction, lock: AbstractContextManager[Any]) -> None:
-        """`lock`: the producer's."""
+        """Makes a share. `lock`: the producer's."""
         self.txn = txn
         self.lock = lock
         self.allowed = 0  # messages
@@ -169,8 +169,8 @@ class InTransaction:
         raise NotImplementedError
 
     def share(self, where: Part, connections: object, lock: AbstractContextManager[Any]) -> Share:
-        """Through which the producer there sends messages, at least one more. Errors as of `enter`. `lock`: that of the
-        producer, which must not have it now."""
+        """Returns the share through which the producer there sends messages, at least one more. Errors as of `enter`.
+        `lock`: that of the producer, which must not have it now."""
         raise NotImplementedError
 
     def leave(self, *, message: bool) -> None:
@@ -178,8 +178,8 @@ class InTransaction:
         raise NotImplementedError
 
     def gives_back(self, again: Callable[[], None]) -> None:
-        """Something is acknowledged cumulatively. If it aborts, `again` is called when that may be delivered again, and
-        before its end is told."""
+        """Notes a cumulative acknowledgement. If the transaction aborts, `again` is called when that may be delivered
+        again, and before its end is told."""
         raise NotImplementedError
 
     def stored(self, where: Part, messages: int, position: Position) -> None:
@@ -199,7 +199,8 @@ class TransactionCore:
     """The core of one transaction."""
 
     def __init__(self, txn: TxnId, lock: AbstractContextManager[Any], *, named: bool = False) -> None:
-        """`named`: its end is asked for even when nothing was done in it: that tells of a later holder."""
+        """Makes the core. `named`: its end is asked for even when nothing was done in it: that tells of a later holder.
+        """
         self.txn = txn
         self.state = TransactionState.OPEN
         self.failure: PulsarException | None = None  # of the first operation that failed
@@ -334,7 +335,7 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
-        """Idle comes now, or when all operations have their outcomes; then `decide`."""
+        """Commits: Idle comes now, or when all operations have their outcomes; then `decide`."""
         may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
         return self._wait(TransactionState.COMMITTING, may_be)
 
@@ -351,7 +352,7 @@ class TransactionCore:
             return self._look()
 
     def decide(self) -> list[TransactionEffect]:
-        """After Idle, or when the operations took too long (`give_up`)."""
+        """Decides, after Idle, or when the operations took too long (`give_up`)."""
         assert self.state in WAITING, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())

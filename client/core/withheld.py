@@ -41,12 +41,12 @@ class WithheldEntries:
         return self.permits.pop(place, 0)
 
     def clear(self) -> int:
-        """All come again. Permits that are free now."""
+        """Forgets all, which come again; returns the permits that are free now."""
         freed = sum(self.permits.values())
         self.permits.clear()
         return freed
 
     def floor(self, place: Position) -> Position:
-        """Up to here a cumulative ack at `place` may go: before the first of them."""
+        """Returns how far a cumulative ack at `place` may go: before the first of them."""
         first = min((each for each in self.permits if each <= place), default=None)
         return place if first is None else Position(first[0], first[1] - 1)

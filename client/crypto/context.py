@@ -28,7 +28,7 @@ class EncryptionKey:
 
 
 class EncryptionContext:
-    """How an entry was encrypted; with `ConsumerCryptoFailureAction.CONSUME`, what a program needs to decrypt it."""
+    """The encryption of an entry; with `ConsumerCryptoFailureAction.CONSUME`, what a program needs to decrypt it."""
 
     def __init__(self, metadata: MessageMetadata, *, failed: bool) -> None:
         self._metadata = metadata
@@ -43,7 +43,7 @@ class EncryptionContext:
         return self._metadata.encryption_param
 
     def algorithm(self) -> str:
-        """Empty, as Pulsar's clients write it."""
+        """Returns the empty text, as Pulsar's clients write it."""
         return self._metadata.encryption_algo
 
     def compression_type(self) -> int:
@@ -60,5 +60,5 @@ class EncryptionContext:
         return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else -1
 
     def is_decryption_failed(self) -> bool:
-        """True: the message is ciphertext. False: it is decrypted."""
+        """Whether the message is ciphertext; False: it is decrypted."""
         return self._failed

@@ -68,7 +68,8 @@ class Decryptor:
     """Belongs to the event loop of its consumer."""
 
     def __init__(self, reader: KeyReader | None, now: Callable[[], float]) -> None:
-        """`reader` None: nothing can be decrypted. OperationNotSupported: the package for it is not installed."""
+        """Makes a decryptor. `reader` None: nothing can be decrypted. OperationNotSupported: the package for it is not
+        installed."""
         if reader is not None:
             require_package()
         self._reader = reader

@@ -37,7 +37,8 @@ class Encryptor:
         self, reader: KeyReader, names: Sequence[str], now: Callable[[], float],
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:  # fmt: skip
-        """`names`: of at least one key. OperationNotSupported: the package for it is not installed."""
+        """Makes an encryptor. `names`: of at least one key. OperationNotSupported: the package for it is not installed.
+        """
         assert names, "something is encrypted for a reader"
         require_package()
         self._reader = reader

@@ -20,7 +20,7 @@ class SerDe:
 
 
 class PickleSerDe(SerDe):
-    """By pickle, which runs what the bytes say: only of topics whose producers are trusted."""
+    """Serializes by pickle, which runs what the bytes say: only for topics whose producers are trusted."""
 
     def serialize(self, input: Any) -> bytes:
         return pickle.dumps(input)

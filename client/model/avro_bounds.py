@@ -144,6 +144,7 @@ class Parsed:
         self._names = names if needs_check(schema, names) else None
 
     def check(self, payload: bytes) -> None:
-        """InvalidMessage: it is too deep, claims too much, or is not of the schema. Linear in its bytes."""
+        """Raises InvalidMessage if the payload is too deep, claims too much, or is not of the schema. Linear in its
+        bytes."""
         if self._names is not None:
             _Walk(payload, self._names).of(self.schema, 0)

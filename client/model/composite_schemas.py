@@ -150,8 +150,8 @@ SINGLE = {
 
 
 class AutoConsumeSchema(Schema):
-    """For consumers: each message by the schema that it names, as plain values. A record is a `dict`, a pair a tuple,
-    what has no schema, and Protobuf, is `bytes`."""
+    """The schema for consumers that decodes each message by the schema that it names, as plain values. A record is a
+    `dict`, a pair a tuple, what has no schema, and Protobuf, is `bytes`."""
 
     by_writer = needs_writer = True
 
@@ -211,7 +211,8 @@ class Written(Schema):
 
 
 class AutoPublishSchema(Schema):
-    """For producers: bytes that are payloads of the topic's newest schema, of the moment when the producer is opened.
+    """The schema for producers whose bytes are payloads of the topic's newest schema, of the moment when the producer
+    is opened.
 
     InvalidMessage: the bytes are none of it. A topic without a schema takes any.
     """
@@ -226,7 +227,7 @@ class AutoPublishSchema(Schema):
 
 
 def _check_json(payload: bytes) -> None:
-    """Python's reader takes NaN and infinities, which are no JSON."""
+    """Refuses NaN and infinities, which are no JSON: Python's reader takes them."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"it has {constant}")

@@ -25,7 +25,7 @@ class ConsumerEventListener(Protocol):
         ...
 
     def became_inactive(self, consumer: Any, partition_id: int) -> object:
-        """Another consumer gets them."""
+        """Called when another consumer gets them."""
         ...
 
 

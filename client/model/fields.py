@@ -105,7 +105,7 @@ class Field(Generic[V]):
         return self.avro_type(defined_names if isinstance(defined_names, Names) else Names(), "")
 
     def check(self, value: Any) -> None:
-        """InvalidMessage: the field cannot hold the value, which is not None."""
+        """Raises InvalidMessage if the field cannot hold the value, which is not None."""
         if not self.is_of_type(value):
             raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
 
@@ -130,7 +130,8 @@ class Field(Generic[V]):
         return value
 
     def avro_type(self, names: Names, namespace: str) -> Any:
-        """`names` are those that were defined before; `namespace` is the one of the record around it."""
+        """Returns its type in Avro. `names` are those that were defined before; `namespace` is the one of the record
+        around it."""
         return self.avro
 
     def initial(self) -> Any:

@@ -52,7 +52,7 @@ class Origin(Protocol):
         ...
 
     def interrupted(self) -> None:
-        """Ctrl-C came into `taken`."""
+        """Called when Ctrl-C came into `taken`."""
         ...
 
     def acknowledge(self, which: Message) -> None: ...
@@ -148,7 +148,7 @@ class Message:
 
     @property
     def _has_key(self) -> bool:
-        """Something is said of its key: that it has one, or that it has none."""
+        """Whether something is said of its key: that it has one, or that it has none."""
         return self.fields.HasField("partition_key") or self.fields.null_partition_key
 
     def key_bytes(self) -> bytes:
@@ -183,11 +183,11 @@ class Message:
         return properties_of(self.fields)
 
     def partition_key(self) -> str:
-        """Empty: none. Of a key of bytes (`key_bytes`) its base64, and so of one that is not UTF-8."""
+        """Returns its key; empty: none. Of a key of bytes (`key_bytes`) its base64, and so of one that is not UTF-8."""
         return self.fields.partition_key
 
     def ordering_key(self) -> str:
-        """Empty: none."""
+        """Returns its ordering key; empty: none."""
         return self.fields.ordering_key.decode("utf-8", "replace")
 
     def has_null_value(self) -> bool:
@@ -199,7 +199,7 @@ class Message:
         return self.fields.null_partition_key or not self.fields.HasField("partition_key")
 
     def event_timestamp(self) -> int:
-        """ms since the epoch; 0: none."""
+        """Returns its event time in ms since the epoch; 0: none."""
         return self.fields.event_time
 
     def publish_timestamp(self) -> int:
@@ -227,7 +227,7 @@ class Message:
         return entry.redelivery_count
 
     def topic_name(self) -> str:
-        """Full name of the topic, or of the partition."""
+        """Returns the full name of the topic, or of the partition."""
         return self.entry.consumer.topic.full
 
     def encryption_context(self) -> EncryptionContext | None:

@@ -74,15 +74,15 @@ class MessageId:
         return self._batch_index
 
     def partition(self) -> int:
-        """-1: the topic is not partitioned."""
+        """Returns its partition; -1: the topic is not partitioned."""
         return self._partition
 
     def position(self) -> Position:
-        """Ledger and entry."""
+        """Returns its ledger and entry."""
         return Position(self._ledger_id, self._entry_id)
 
     def chunks(self) -> tuple[Position, ...]:
-        """All entries of a message in chunks, as far as they are known; empty: it is in one entry."""
+        """Returns all entries of a message in chunks, as far as they are known; empty: it is in one entry."""
         return self._chunks
 
     def first_chunk_message_id(self) -> MessageId | None:
@@ -94,7 +94,7 @@ class MessageId:
         return self._size
 
     def topic_name(self) -> str:
-        """Full name of the topic (or partition) it was received from; empty: not known."""
+        """Returns the full name of the topic (or partition) it was received from; empty: not known."""
         return self._topic
 
     def serialize(self) -> bytes:
@@ -144,7 +144,7 @@ class MessageId:
 
     @staticmethod
     def parse(text: Text) -> MessageId:
-        """`ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        """Parses `ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
         check_one("text", TEXT, text)
         try:
             found = names.MessageId.parse(text.strip("()"))
@@ -164,7 +164,7 @@ class MessageId:
         return KnownId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
 
     def order(self) -> tuple[int, int, int, int]:
-        """By this ids are compared: ledger, entry, batch index, partition."""
+        """Returns the numbers by which ids are compared: ledger, entry, batch index, partition."""
         return self._ledger_id, self._entry_id, self._batch_index, self._partition
 
     def __eq__(self, other: object) -> bool:

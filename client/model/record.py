@@ -41,7 +41,8 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class _Element(Protocol[E_co]):
-    """For type checkers: what an array or map may be of, a field or a record; `element_` gives the type of one."""
+    """The type, for checkers alone, of what an array or map may be of, a field or a record; `element_` gives the type
+    of one."""
 
     def element_(self) -> E_co: ...
 
@@ -269,7 +270,8 @@ class Record(metaclass=_RecordType):
     name)."""
 
     def __init__(self, *declared: Any, **values: Any) -> None:
-        """`declared`: default, required_default and required, of the record as a field of another one."""
+        """Makes a record. `declared`: default, required_default and required, of the record as a field of another one.
+        """
         fields = self._fields
         values.update(zip(("default", "required_default", "required"), declared, strict=False))
         if given := [name for name in FIELD_PARAMETERS if name in values and name not in fields]:
@@ -299,7 +301,7 @@ class Record(metaclass=_RecordType):
         super().__setattr__(name, value)
 
     def is_whole(self) -> bool:
-        """No required field is missing."""
+        """Whether no required field is missing."""
         return not any(field._required and getattr(self, name) is None for name, field in self._fields.items())
 
     def check_fields(self) -> None:
@@ -317,7 +319,7 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], text: Text) -> Any:
-        """From decoded JSON or Avro; unknown fields are ignored, missing ones get their defaults."""
+        """Makes a record from decoded JSON or Avro; unknown fields are ignored, missing ones get their defaults."""
         return cls(
             **{
                 name: None if plain[name] is None else field.from_plain(plain[name], text)

@@ -26,7 +26,7 @@ __all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition",
 
 
 class CompressionType(ClientEnum):
-    """How a producer compresses its entries."""
+    """The compression of a producer's entries."""
     NONE = Compression.NONE
     LZ4 = Compression.LZ4
     ZLib = Compression.ZLIB
@@ -172,7 +172,8 @@ class ProducerSettings:
 
 
 class ConsumerKeySharedPolicy:
-    """How the consumers of a KeyShared subscription divide the keys. All of them give the same, but for the ranges.
+    """The policy by which the consumers of a KeyShared subscription divide the keys. All of them give the same, but for
+    the ranges.
 
     `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, which this consumer takes; with Sticky,
     and only then. The consumers have to cover them all: a message whose hash no consumer takes waits.
@@ -214,19 +215,19 @@ class ConsumerKeySharedPolicy:
 
     @property
     def sticky_ranges(self) -> list[tuple[int, int]]:
-        """(first, last) pairs of hashes, both included; empty with AutoSplit."""
+        """Returns (first, last) pairs of hashes, both included; empty with AutoSplit."""
         return list(self._ranges)
 
     def get_key_shared_mode(self) -> KeySharedMode:
-        """`key_shared_mode`."""
+        """Returns `key_shared_mode`."""
         return self._mode
 
     def is_allow_out_of_order_delivery(self) -> bool:
-        """`allow_out_of_order_delivery`."""
+        """Returns `allow_out_of_order_delivery`."""
         return self._out_of_order
 
     def get_sticky_ranges(self) -> list[tuple[int, int]]:
-        """`sticky_ranges`."""
+        """Returns `sticky_ranges`."""
         return self.sticky_ranges
 
 
@@ -254,15 +255,15 @@ class ConsumerDeadLetterPolicy:
         return self
 
     def getMaxRedeliverCount(self) -> int:
-        """`max_redeliver_count`."""
+        """Returns `max_redeliver_count`."""
         return self.max_redeliver_count
 
     def getDeadLetterTopic(self) -> str:
-        """`dead_letter_topic`."""
+        """Returns `dead_letter_topic`."""
         return self.dead_letter_topic or ""
 
     def getInitialSubscriptionName(self) -> str:
-        """`initial_subscription_name`."""
+        """Returns `initial_subscription_name`."""
         return self.initial_subscription_name or ""
 
 

@@ -20,8 +20,9 @@ class Start:
     __slots__ = ("begun", "id", "inclusive")
 
     def __init__(self, id: MessageId, inclusive: bool, begun: Position | None = None) -> None:
-        """At a message in chunks it is its first one; after it, its last. `begun`: where the first message in chunks
-        begins that a reader has not read, if that is in front of `id`: of that part, chunks are wanted."""
+        """Makes a start. At a message in chunks it is its first one; after it, its last. `begun`: where the first
+        message in chunks begins that a reader has not read, if that is in front of `id`: of that part, chunks are
+        wanted."""
         self.id = (id.first_chunk_message_id() or id) if inclusive else id
         self.inclusive = inclusive
         self.begun = begun if begun is not None and begun < id.position() else None

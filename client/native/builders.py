@@ -25,12 +25,13 @@ class DeadLetterPolicyBuilder:
         return self
 
     def initialSubscriptionName(self, name: str) -> DeadLetterPolicyBuilder:
-        """Made with that topic."""
+        """Sets the subscription that is made with that topic."""
         self._subscription = name
         return self
 
     def build(self) -> ConsumerDeadLetterPolicy:
-        """InvalidConfiguration: a parameter is wrong. Without `maxRedeliverCount` a message comes back for ever."""
+        """Returns the policy. InvalidConfiguration: a parameter is wrong. Without `maxRedeliverCount` a message comes
+        back for ever."""
         return ConsumerDeadLetterPolicy(self._count, self._topic, self._subscription)
 
 
@@ -61,14 +62,14 @@ class KeySharedPolicy:
         return self._out_of_order
 
     def set_sticky_ranges(self, ranges: list[tuple[int, int]]) -> KeySharedPolicy:
-        """(first, last) pairs of hashes, both included; with Sticky."""
+        """Sets (first, last) pairs of hashes, both included; with Sticky."""
         self._ranges = ranges
         return self
 
     def get_sticky_ranges(self) -> list[tuple[int, int]]:
-        """(first, last) pairs of hashes, both included."""
+        """Returns (first, last) pairs of hashes, both included."""
         return self._ranges
 
     def policy(self) -> ConsumerKeySharedPolicy:
-        """InvalidConfiguration: a parameter is wrong."""
+        """Returns the policy. InvalidConfiguration: a parameter is wrong."""
         return ConsumerKeySharedPolicy(self._mode, self._out_of_order, self._ranges or None)

@@ -104,7 +104,7 @@ class _WithProperties(Configuration):
 
 
 def _rows(table: Table, **named: Option) -> dict[str, Option]:
-    """Each option without a check has that of its parameter."""
+    """Returns the options by name; each without a check has that of its parameter."""
     return {
         name: each if each.check is not None else each._replace(check=table[each.parameter])
         for name, each in named.items()
@@ -222,7 +222,7 @@ class ClientConfiguration(Configuration):
         return self
 
     def set_console_logger(self, level: LoggerLevel) -> ClientConfiguration:
-        """Standard output, from `level` on."""
+        """Logs to standard output, from `level` on."""
         return self.set_logger(ConsoleLogger(level))
 
     def set_file_logger(self, level: LoggerLevel, file: str) -> ClientConfiguration:

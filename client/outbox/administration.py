@@ -70,7 +70,7 @@ class OutboxAdmin:
         self._store.check()
 
     def check(self) -> None:
-        """OutboxTableMissing, OutboxColumnsMissing."""
+        """Checks the tables. Raises OutboxTableMissing, OutboxColumnsMissing."""
         self._store.check()
 
     def rows(self, *, state: RowState | None = None, topic: str | None = None, limit: int = 100) -> list[OutboxRow]:
@@ -97,11 +97,13 @@ class OutboxAdmin:
         ]
 
     def park(self, ids: Sequence[int]) -> int:
-        """Waiting and refused rows: no relay sends them, and rows of their key wait. How many there were."""
+        """Parks waiting and refused rows: no relay sends them, and rows of their key wait. Returns how many there were.
+        """
         return self._change(ids, (RowState.WAITING, RowState.HELD), state=int(RowState.PARKED), error="parked by hand")
 
     def revive(self, ids: Sequence[int] | None = None) -> int:
-        """Parked and refused rows wait again, with no attempt counted; None: all of them. How many there were."""
+        """Revives parked and refused rows: they wait again, with no attempt counted; None: all of them. Returns how
+        many there were."""
         return self._change(
             ids, (RowState.PARKED, RowState.HELD), state=int(RowState.WAITING), attempts=0, error=None, retry_at=None
         )
@@ -132,9 +134,9 @@ class OutboxAdmin:
             connection.execute(update(table).values(shards=shards))
 
     def renumber(self, client: Client, name: str, shard: int) -> dict[str, int]:
-        """After OutboxBehind or SequencesForgotten: sequence ids continue after those that the topics have, and
-        claimed rows wait again: those that are in a topic already are then there twice. A relay that runs is fenced.
-        Returns the highest id of each destination."""
+        """Renumbers, after OutboxBehind or SequencesForgotten: sequence ids continue after those that the topics have,
+        and claimed rows wait again: those that are in a topic already are then there twice. A relay that runs is
+        fenced. Returns the highest id of each destination."""
         known = [each for each in self.shards() if each.shard == shard]
         if not known:
             raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")

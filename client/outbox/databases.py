@@ -35,7 +35,7 @@ WHAT_TO_DO = {
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """OutboxError in place of what SQLAlchemy raises; the original is its cause."""
+    """Raises an OutboxError in place of what SQLAlchemy raises; the original is its cause."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -63,7 +63,7 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
 
 
 def check_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
-    """OutboxTableMissing, OutboxColumnsMissing: they are not as `outbox` needs them."""
+    """Raises OutboxTableMissing or OutboxColumnsMissing if the tables are not as `outbox` needs them."""
     with translated():
         found = inspect(engine)
         for table in (outbox.rows, outbox.shards, outbox.positions):

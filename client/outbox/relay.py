@@ -138,7 +138,7 @@ class Relay:
             self._outbox.relays.discard(self)
 
     def wake(self) -> None:
-        """Look for rows at once; from any thread."""
+        """Looks for rows at once; from any thread."""
         self._facts.put(lambda core, now: core.woken(now))
 
     def wait_ready(self, timeout_s: float) -> bool:
@@ -295,7 +295,7 @@ class Relay:
 
 
 def producer_name(engine: Engine, name: str | None, shard: int) -> str:
-    """`outbox-NAME-SHARD`. InvalidRequest: the database has no name."""
+    """Returns `outbox-NAME-SHARD`. InvalidRequest: the database has no name."""
     given = name if name is not None else PurePath(engine.url.database or "").stem
     if not given or given == ":memory:":
         raise InvalidRequest(f"the database {engine.url.drivername} has no name: give the outbox one (name=…, --name)")

@@ -80,8 +80,8 @@ def new_row(
     topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
     deliver_at: int | None, schema: Schema | None, unit: int,
 ) -> NewRow:  # fmt: skip
-    """`value` is bytes, or what `schema` encodes; None: a message without a value. InvalidTopicName; InvalidMessage for
-    a wrong value; MessageTooBig."""
+    """Makes a row. `value` is bytes, or what `schema` encodes; None: a message without a value. InvalidTopicName;
+    InvalidMessage for a wrong value; MessageTooBig."""
     try:
         name = TopicName.parse(topic)
     except Exception as error:
@@ -110,7 +110,7 @@ def schema_text(info: SchemaInfo) -> str:
 
 
 def schema_of(text: str) -> SchemaInfo:
-    """ValueError: it is no schema."""
+    """Parses a schema. ValueError: it is none."""
     try:
         found = json.loads(text)
         return SchemaInfo(

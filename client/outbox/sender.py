@@ -52,9 +52,9 @@ Fact = Callable[[RelayCore, float], list[Effect]]
 FLIGHT_S = 60.0
 """The time-out of a flight's transaction: readers of its topics wait no longer for one whose relay is gone."""
 ABORT_S = 2.0
-"""How long a relay that ends waits for the abort of its flight."""
+"""Seconds that a relay which ends waits for the abort of its flight."""
 NO_DELAY_MS = 3_600_000
-"""No batch is closed by time: the last row of a group closes it."""
+"""Delay so long that no batch is closed by time: the last row of a group closes it."""
 
 _OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedError, Result.InvalidConfiguration}
 """Refusals of an entry because of what is in it (docs/refusals.md)."""
@@ -64,7 +64,7 @@ class Sender:
     """Sends the rows of one relay."""
 
     def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
-        """`name`: of all its producers."""
+        """Makes a sender. `name`: of all its producers."""
         self._client = client
         self._name = name
         self._settings = settings
@@ -181,7 +181,7 @@ class Sender:
         self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
         txn: Transaction | None,
     ) -> None:  # fmt: skip
-        """With the schema of the rows, which is not that of the producer."""
+        """Sends with the schema of the rows, which is not that of the producer."""
         try:
             await self._open_as(destination, rows[0].value_schema)
         except Exception as error:
@@ -276,7 +276,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------ the end
     def close(self) -> None:
-        """At once: what is in flight stays unknown."""
+        """Closes at once: what is in flight stays unknown."""
         self._closed = True
         loop_thread().run(self._close())
 
@@ -293,7 +293,7 @@ class Sender:
 
 
 class _Landed(NamedTuple):
-    """How a flight ended, or its part in one destination."""
+    """The end of a flight, or of its part in one destination."""
 
     outcome: Outcome
     error: str
@@ -334,7 +334,7 @@ class _Group:
             self._tell_all()
 
     def ends_at(self, rows: int, refusal: str) -> None:
-        """Only so many rows of it are sent: the next one is refused. It is told when these have their outcomes."""
+        """Ends the group after so many rows: the next one is refused. It is told when these have their outcomes."""
         self._left -= self._rows - rows
         self._refusal = refusal
         if not self._left:
@@ -355,7 +355,7 @@ class _Group:
 
 
 def _extras(row: ClaimedRow) -> Extras:
-    """ValueError: its properties are no JSON object."""
+    """Returns the extras of a row. ValueError: its properties are no JSON object."""
     properties: Any = json.loads(row.properties) if row.properties else None
     if not isinstance(properties, dict | None):
         raise ValueError("properties is no JSON object")

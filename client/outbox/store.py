@@ -70,7 +70,7 @@ class Store:
         )  # fmt: skip
 
     def check(self) -> None:
-        """OutboxTableMissing, OutboxColumnsMissing."""
+        """Checks the tables. Raises OutboxTableMissing, OutboxColumnsMissing."""
         check_tables(self._engine, self._outbox)
 
     # ------------------------------------------------------------------------------ the shard
@@ -244,7 +244,8 @@ class Store:
         return [self._where(claim, due, older=True), waiting] if stuck else [waiting]
 
     def _where(self, claim: Claim, state: ColumnElement[bool], *, older: bool | None) -> Where:
-        """`older`: an older row of the key that was refused is in the way; False: any one; None: there is none."""
+        """Returns the condition of rows that may be claimed. `older`: an older row of the key that was refused is in
+        the way; False: any one; None: there is none."""
         rows = self._rows
         wanted = [state, self._places(claim)]
         if older is not None:
@@ -274,7 +275,8 @@ class Store:
         )
 
     def _assign_at_once(self, connection: Connection, seqs: dict[int, tuple[int, str]]) -> None:
-        """UPDATE … FROM (unnest): a statement for all rows, where a statement for each takes most of a claim's time."""
+        """Assigns ids by UPDATE … FROM (unnest): a statement for all rows, where a statement for each takes most of a
+        claim's time."""
         rows = self._rows
         by_destination: dict[str, list[tuple[int, int]]] = {}
         for id_, (seq, to) in seqs.items():

@@ -78,7 +78,7 @@ class UnitClaim:
         return True
 
     def _whole(self, heads: Sequence[Any]) -> dict[tuple[int | None, int | None], list[Any]]:
-        """All rows of the units, and rows without one, by unit or id."""
+        """Returns all rows of the units, and rows without one, by unit or id."""
         columns = self._rows.c
         units = list(dict.fromkeys(each.unit for each in heads if each.unit not in {None, *self._seen}))
         self._seen.update(units)

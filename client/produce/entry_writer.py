@@ -53,7 +53,7 @@ class EntryWriter:
         self._error: MagnetarError | None = None
 
     async def open(self) -> None:
-        """Busy: another producer is connected."""
+        """Opens the producer. Busy: another one is connected."""
         self._attachment.open()
         try:
             await self._opened

@@ -23,7 +23,7 @@ class PreparesHalves(Protocol):
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float
     ) -> Half:
-        """`messages`: each with its topic, or partition, and encoded."""
+        """Prepares a half. `messages`: each with its topic, or partition, and encoded."""
         ...
 
 

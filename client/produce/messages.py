@@ -48,11 +48,11 @@ class MessageDraft:
         return self._message.payload
 
     def partition_key(self) -> str:
-        """Empty: there is none."""
+        """Returns the key; empty: there is none."""
         return self._message.partition_key or ""
 
     def ordering_key(self) -> str:
-        """Empty: there is none."""
+        """Returns the ordering key; empty: there is none."""
         return (self._message.ordering_key or b"").decode("utf-8", "replace")
 
     def properties(self) -> dict[str, str]:
@@ -87,12 +87,12 @@ LOCAL = "__local__"
 
 
 def is_only_in(extras: Extras) -> bool:
-    """Nothing is said of it but its transaction."""
+    """Whether nothing is said of the message but its transaction."""
     return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, InTransaction)
 
 
 def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
-    """`wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
+    """Makes a message. `wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     payload: bytes | None = None

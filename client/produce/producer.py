@@ -40,7 +40,7 @@ from .partition_producer import PartitionProducer
 from .partition_producers import PartitionProducers
 
 DELAY_DEFAULT_MS = ProducerSettings().batching_max_publish_delay_ms
-"""With a longer delay than this, `send` waits for other messages to batch with, as in pulsar.asyncio."""
+"""Delay above which `send` waits for other messages to batch with, as in pulsar.asyncio."""
 
 
 class Producer(ClosedAfterAsyncWith):
@@ -94,7 +94,7 @@ class Producer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
-        """Full name of the topic."""
+        """Returns the full name of the topic."""
         return self._topic.full
 
     def producer_name(self) -> str:
@@ -115,7 +115,7 @@ class Producer(ClosedAfterAsyncWith):
         return all(each.core.state is State.CLOSED for each in self.partitions)
 
     def title(self) -> str:
-        """For logs: its name and topic."""
+        """Returns its name and topic, for logs."""
         return f"producer {self.producer_name()} of {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
@@ -161,7 +161,8 @@ class Producer(ClosedAfterAsyncWith):
         key_bytes: bytes | None = None,
         txn: InTransaction | None = None,
     ) -> None:
-        """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull at the limit.
+        """Sends without a wait; `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull
+        at the limit.
 
         `key_bytes` replaces `partition_key` for a key that is not text; it is stored as base64 and marked so.
         """
@@ -320,7 +321,7 @@ class Producer(ClosedAfterAsyncWith):
         return [each for each in ids if each is not None]
 
     async def _enqueue_waiting(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:
-        """With block_if_queue_full, waits for room instead of raising ProducerQueueIsFull."""
+        """Adds a message; with block_if_queue_full, waits for room instead of raising ProducerQueueIsFull."""
         while True:
             try:
                 return self.enqueue(content, callback, extras)
@@ -367,6 +368,6 @@ class Producer(ClosedAfterAsyncWith):
         await self._partitions.close()
 
     def check(self) -> None:
-        """AssertionError: an invariant of the client is broken."""
+        """Raises AssertionError if an invariant of the client is broken."""
         for each in self.partitions:
             each.core.check()

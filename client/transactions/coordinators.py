@@ -80,7 +80,7 @@ class Coordinators:
         return found
 
     def begin_now(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
-        """From any thread: of what was leased ahead. `soon` runs work in the event loop."""
+        """Returns an id, from any thread: of what was leased ahead. `soon` runs work in the event loop."""
         ids = self._leases.get(timeout_ms)
         found = ids.take(self._now()) if ids is not None else None
         if ids is not None and found is not None and ids.runs_out:
@@ -123,7 +123,7 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least), reply
 
     async def begin_named(self, name: str, timeout_ms: int) -> TxnId:
-        """TransactionFenced: a later holder has the name."""
+        """Begins a transaction of a name. TransactionFenced: a later holder has the name."""
         request = wire.BeginRequest(
             coordinator=coordinator_of(name, await self.count()), count=1, timeout_ms=timeout_ms, name=name,
             holder=self._holders.get(name, 0),
@@ -161,7 +161,7 @@ class Coordinators:
             await asyncio.sleep(pause)
 
     async def send_ends(self, coordinator: int, request: wire.EndRequest) -> wire.EndReply:
-        """Once."""
+        """Sends ends, once."""
         longest = self._connections.settings.connection_timeout_s
         if request.items[0].visible:
             longest = self._connections.settings.operation_timeout_s
@@ -169,7 +169,7 @@ class Coordinators:
         return reply
 
     async def status(self, txn: TxnId) -> Answer:
-        """TransactionForgotten is an Answer too."""
+        """Returns the state of a transaction. TransactionForgotten is an Answer too."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
         longest = self._connections.settings.connection_timeout_s
 
@@ -215,7 +215,7 @@ class Coordinators:
         return self._owners.get(coordinator) or await self._find(coordinator)
 
     async def ask(self, coordinator: int, method: str, request: Message) -> Any:
-        """Again where it may have moved to, as long as an operation may take."""
+        """Asks a coordinator; again where it may have moved to, as long as an operation may take."""
         longest = self._connections.settings.connection_timeout_s
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 

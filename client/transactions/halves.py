@@ -67,7 +67,7 @@ class Halves:
 
     @classmethod
     def of(cls, connections: Connections) -> Halves:
-        """Made when first used."""
+        """Returns the halves of a client, made when first used."""
         from .transactions import Transactions
 
         found = connections.halves
@@ -89,7 +89,7 @@ class Halves:
 
     # ------------------------------------------------------------------------------ checks
     def watch(self, group: str, watch: Callable[[Halves], Watch]) -> None:
-        """InvalidConfiguration: the group has a function already."""
+        """Watches a group. InvalidConfiguration: it has a function already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
         self._watches[group] = watch(self)
@@ -100,7 +100,7 @@ class Halves:
         self._watches.clear()
 
     async def close(self) -> None:
-        """Nothing is asked of this client any more."""
+        """Closes the halves: nothing is asked of this client any more."""
         watches, self._watches = self._watches, {}
         await asyncio.gather(*[each.close() for each in watches.values()])
 
@@ -128,7 +128,7 @@ class Halves:
             raise
 
     async def _store(self, request: wire.HalfRequest) -> Half:
-        """Translated errors; what may be stored is rolled back."""
+        """Stores a half. Errors are translated; what may be stored is rolled back."""
         try:
             number = coordinator_of(request.group, await self.coordinators.count())
             for left in reversed(range(IDS_TRIED)):
@@ -180,7 +180,7 @@ class Halves:
     async def end(
         self, id_: TxnId, verb: wire.EndHalfRequest.Verb, number: int = 0, why: str = ""
     ) -> TransactionState:
-        """`number`: of the question that is answered."""
+        """Ends a half. `number`: of the question that is answered."""
         request = wire.EndHalfRequest(verb=verb, check=number, why=why)
         request.half.most, request.half.least = id_
         try:
@@ -205,7 +205,7 @@ class Halves:
             raise
 
     def _spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T | MagnetarError]:
-        """AlreadyClosed."""
+        """Starts a task. Raises AlreadyClosed."""
         try:
             return self._home.spawn(_outcome(work), name)
         except RuntimeError as error:

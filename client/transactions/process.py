@@ -275,8 +275,8 @@ class Loop:
         return True
 
     def _gathered(self) -> list[Message]:
-        """Each message once: what came again while its former copy still waited would count twice in one transaction.
-        """
+        """Returns each message once: what came again while its former copy still waited would count twice in one
+        transaction."""
         taken: list[Message] = []
         places: set[tuple[object, Position, int]] = set()
         take = self._consumer.inbox.take_nowait

@@ -97,13 +97,14 @@ class Destination:
         self.flight, self.state = rows, State.SENDING
 
     def lands(self, state: State = State.READY) -> None:
-        """The flight is over and not stored; its rows are its units'."""
+        """Ends its part of a flight that is over and not stored; its rows are its units'."""
         self.flight, self.state = (), state
 
     # ------------------------------------------------------------------------------ outcomes
     def opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
-        """`last`: the highest id that the topic has. Returns the rows that it has stored; not `sure`: an open
-        transaction may have them, so they are sent again, one by one, and the topic drops what it has."""
+        """Notes that its producer is open. `last`: the highest id that the topic has. Returns the rows that it has
+        stored; not `sure`: an open transaction may have them, so they are sent again, one by one, and the topic drops
+        what it has."""
         assert self.state is State.OPENING, "it was being opened"
         assert not self.flight, "nothing is in flight without a producer"
         self.last_open = last
@@ -158,7 +159,7 @@ class Destination:
         self._failed += 1
 
     def lost(self, error: str, now: float, *, sure: bool) -> None:
-        """The flight is over, and it is opened anew. Not `sure`: it may be stored."""
+        """Ends a flight and opens the destination anew. Not `sure`: the flight may be stored."""
         self.flight = ()
         self.last_open = self.last_open if sure else ANY
         self.put_off(error, now)

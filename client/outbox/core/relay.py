@@ -88,7 +88,7 @@ class RelayCore:
     def __init__(
         self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox", atomic: bool = False
     ) -> None:
-        """`name`: of the producers, for texts."""
+        """Makes the core. `name`: of the producers, for texts."""
         assert 0 <= shard < shards, "a shard has a number below that of the shards"
         assert not atomic or shards == 1, "a unit may be for any destinations"
         self.shard, self.shards = shard, shards
@@ -121,7 +121,7 @@ class RelayCore:
 
     # ------------------------------------------------------------------------------ facts
     def taken(self, found: Taken, now: float) -> list[Effect]:
-        """The shard is ours. Its destinations are opened: each says what it has."""
+        """Takes the shard, which is ours. Its destinations are opened: each says what it has."""
         self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
         self._known = dict(found.stored)
         for name in found.stored:
@@ -155,7 +155,7 @@ class RelayCore:
         return []
 
     def resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
-        """0: it has no partitions."""
+        """Notes the partitions of a topic; 0: it has none."""
         known = self.topics[topic]
         known.asked, known.failed, known.error, known.deduplicates = False, 0, "", True
         known.partitions = max(known.partitions, partitions)
@@ -225,8 +225,8 @@ class RelayCore:
         return self.time_passed(now)
 
     def flown(self, outcome: Outcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
-        """The flight has its outcome. `failed`: the destinations whose producers are over; empty: it is not one of
-        them that failed, and all are opened anew, after a pause."""
+        """Ends the flight, which has its outcome. `failed`: the destinations whose producers are over; empty: it is not
+        one of them that failed, and all are opened anew, after a pause."""
         together = self.together
         assert together is not None, "an atomic relay has flights"
         flying = {row.destination: self.destinations[row.destination] for unit in together.flight for row in unit}
@@ -337,7 +337,7 @@ class RelayCore:
         return self.time_passed(now)
 
     def stop_soon(self, now: float) -> list[Effect]:
-        """Nothing more is claimed or sent; outcomes are recorded still."""
+        """Stops soon: nothing more is claimed or sent; outcomes are recorded still."""
         self.stopping = True
         return self.time_passed(now)
 
@@ -348,7 +348,7 @@ class RelayCore:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is in flight and everything is recorded."""
+        """Whether nothing is in flight and everything is recorded."""
         flying = any(each.flight for each in self.destinations.values())
         return not (flying or self._turning or self._delete or self._failures or self._release)
 
@@ -462,7 +462,7 @@ class RelayCore:
         return min(times)
 
     def check(self) -> None:
-        """AssertionError: an invariant is broken."""
+        """Raises AssertionError if an invariant is broken."""
         for each in self.destinations.values():
             each.check()
             assert self.together is None or not each.queue, "rows of an atomic relay are in units"

@@ -122,7 +122,7 @@ class Together:
 
     @property
     def is_unclear(self) -> bool:
-        """The flight is one unit, which may be stored: when it is refused nothing is known."""
+        """Whether the flight is one unit, which may be stored: when it is refused nothing is known."""
         return len(self.flight) == 1 and self.may_be_stored(self.flight[0])
 
     def refused(self) -> Unit:
@@ -136,7 +136,8 @@ class Together:
         return self.queue.popleft()
 
     def release(self) -> list[ClaimedRow]:
-        """All that is certainly not stored, and nothing that follows what may be: ids of a destination rise."""
+        """Removes and returns all that is certainly not stored, and nothing that follows what may be: ids of a
+        destination rise."""
         if any(map(self.may_be_stored, self.queue)):
             return []
         found = [row for unit in self.queue for row in unit]

@@ -1,4 +1,4 @@
-"""With which schema a value was encoded, and whether its key is text."""
+"""Adds the schema with which a value was encoded, and whether its key is text."""
 
 from __future__ import annotations
 
