@@ -123,7 +123,7 @@ def _publisher(producer: values.ProducerStats) -> dict[str, Any]:
 
 
 def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
-    """By name; counts are summed over partitions."""
+    """Returns the subscriptions by name; counts are summed over partitions."""
     result: dict[str, dict[str, Any]] = {}
     for reply in found:
         for each in reply.subscriptions:

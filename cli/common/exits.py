@@ -76,7 +76,8 @@ def _outcome(command: click.Command) -> int:
 
 
 def check_text(given: str) -> None:
-    """UsageError: it is neither text nor the name of a file. Bytes that are no UTF-8 are surrogates in arguments."""
+    """Raises UsageError if it is neither text nor the name of a file. Bytes that are no UTF-8 are surrogates in
+    arguments."""
     try:
         os.fsencode(given)
     except UnicodeEncodeError:

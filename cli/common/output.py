@@ -41,7 +41,7 @@ class Output:
             self._table(rows, columns)
 
     def stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """`rows` for lists of any length: printed as they arrive. The first rows of a table decide its widths."""
+        """Prints rows of lists of any length as they arrive. The first rows of a table decide its widths."""
         if self.json:
             stream_json(rows)
         else:

@@ -123,11 +123,11 @@ class Process:
 
     @property
     def address(self) -> str:
-        """HOST:PORT of the ready line."""
+        """Returns HOST:PORT of the ready line."""
         return self.wait_ready().partition("://")[2]
 
     def output(self) -> str:
-        """All its output."""
+        """Returns all its output."""
         errors = self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
         return "\n".join([*self.lines, errors])
 
@@ -140,7 +140,7 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """kill -9, and wait for its end."""
+        """Kills it as `kill -9` does, and waits for its end."""
         if self._process is not None:
             self._process.kill()
             self.wait()
@@ -151,7 +151,7 @@ class Process:
             self._process.send_signal(number)
 
     def stop(self) -> int:
-        """SIGTERM and wait; kill -9 when it does not end. The exit code."""
+        """Sends SIGTERM and waits; kills it when it does not end. Returns the exit code."""
         assert self._process is not None
         if self.running:
             self._process.terminate()
@@ -195,7 +195,8 @@ class Cluster(Processes):
         self, directory: Path, *, bookies: int = 3, brokers: int = 2, session_timeout_s: float | None = None,
         security: str = "",
     ) -> None:  # fmt: skip
-        """`security`: the settings file of all processes (`magnetar security init`); empty: everything in clear."""
+        """Prepares a cluster. `security`: the settings file of all processes (`magnetar security init`); empty:
+        everything in clear."""
         super().__init__(directory)
         self._environment = {"MAGNETAR_SECURITY": security} if security else {}
         try:

@@ -89,7 +89,8 @@ class Session:
 
 
 def _authentication(token: str, certificate: str, key: str) -> Authentication | None:
-    """UsageError: the values contradict each other. A token is read again for each connection."""
+    """Returns the credentials. UsageError: the values contradict each other. A token is read again for each connection.
+    """
     from ...client.connect.authentication import AuthenticationTLS, AuthenticationToken
 
     if token and (certificate or key):
@@ -107,8 +108,8 @@ def _authentication(token: str, certificate: str, key: str) -> Authentication | 
 
 
 def read_token(source: str) -> str:
-    """`source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
-    InvalidConfiguration."""
+    """Reads a token. `source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
+    Raises InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
     from ...security.secrets import read_secret, shown
 

@@ -83,7 +83,7 @@ def load() -> Frame:
 
 
 def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
-    """(carrier, JSON) of each flight: the key and the value of its message."""
+    """Yields (carrier, JSON) of each flight: the key and the value of its message."""
     encode = msgspec.json.Encoder().encode
     columns = [_plain(frame[name]) for name in Flight.__struct_fields__]
     for row in zip(*columns, strict=True):
@@ -92,7 +92,7 @@ def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
 
 
 def _plain(column: Any) -> list[Any]:
-    """Python values: NaN becomes None, and integers that pandas made floats for it become integers again."""
+    """Returns Python values: NaN becomes None, and integers that pandas made floats for it become integers again."""
     values = column.tolist()
     if column.dtype.kind == "f":
         return [None if value != value else int(value) for value in values]

@@ -25,7 +25,7 @@ SOURCE, SINK, PARTITIONS = "flights", "delays", 4
 KILL_AT = 0.3
 """The share of the flights that is confirmed when a bookie is killed."""
 DOWN_S = 1.0
-"""How long the bookie is down: long enough that brokers notice, short enough for a demo."""
+"""Seconds that the bookie is down: long enough that brokers notice, short enough for a demo."""
 SILENCE_MS = 10_000
 """A topic without a message for so long is at its end, whatever number was expected."""
 SPARK_TIMEOUT_S = 300.0
@@ -50,7 +50,8 @@ class Steps:
         return Progress(*columns, console=self.console)
 
     def make_topics(self, cluster: Cluster) -> None:
-        """Retention first: messages without a subscription may be deleted, and Spark begins after the last is sent."""
+        """Makes the topics. Retention first: messages without a subscription may be deleted, and Spark begins after the
+        last is sent."""
         from ...client.admin import Admin
         from ...proto.policies import Policies
 

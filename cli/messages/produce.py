@@ -130,7 +130,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _without_end(line: bytes) -> bytes:
-    """LF or CR LF; any other CR is a part of the line."""
+    """Returns the line without LF or CR LF; any other CR is a part of it."""
     return line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
 
 

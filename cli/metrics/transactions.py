@@ -53,7 +53,7 @@ PULSAR = (
 
 
 def coordinators(page: Page, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
-    """`cluster`: the label of Pulsar's names; None: without them."""
+    """Adds the metrics of coordinators. `cluster`: the label of Pulsar's names; None: without them."""
     from ...broker.transaction.core.intents import LASTED_S  # there is a broker, so it is loaded
 
     for each in loaded:

@@ -86,7 +86,7 @@ class SchemaVersions:
         return len([each for each in self._known.values() if each])
 
     async def of(self, version: bytes) -> bytes:
-        """Empty: the source has deleted it."""
+        """Returns the destination's version. Empty: the source has deleted it."""
         found = self._known.get(version)
         if found is None:
             schema = await self._source.schema(self._topic, version)
@@ -118,7 +118,7 @@ class Copying:
 
     # ------------------------------------------------------------------------------ before
     async def place(self, topic: TopicName) -> Place | None:
-        """None: the topic does not exist there."""
+        """Returns the state of a partition at the destination. None: the topic does not exist there."""
         try:
             offsets = await self._admin.offsets(topic.full)
         except NotFound:
@@ -128,7 +128,7 @@ class Copying:
         return Place(end - first, newest if newest is not None and newest.topic == number_of(topic.full) else None)
 
     async def prepare(self, topics: Sequence[CopiedTopic], *, schemas: bool) -> None:
-        """AlreadyExists: the destination has what is not of this copy."""
+        """Prepares the destination. AlreadyExists: it has what is not of this copy."""
         self.topics = list(topics)
         for topic in topics:
             await self._make(topic)
@@ -232,7 +232,7 @@ class Copying:
                     await writer.close()
 
     async def _newest(self, topic: TopicName) -> Origin | None:
-        """The writer is open: nothing but what is on its way is added."""
+        """Returns the newest origin. The writer is open: nothing but what is on its way is added."""
         stats = await self._admin.topic_internal_stats(topic.full)
         while stats.pending_adds:
             await asyncio.sleep(SETTLE_S)
@@ -245,7 +245,7 @@ class Copying:
         return await newest_of_all(self._client, topic, first, end, number)
 
     async def _move(self, tally: Tally, reader: PartitionReader, writer: EntryWriter) -> None:
-        """Until the newest entry of this moment is sent; with `follow` until the topic is terminated."""
+        """Copies until the newest entry of this moment is sent; with `follow` until the topic is terminated."""
         after, now = tally.stored, self._world.clock.monotonic
         tally.left(await reader.backlog(), entries=self._source.counts_entries)
         last = None if self._wanted.follow else await reader.last()

@@ -116,7 +116,7 @@ class _Migration:
         await self._report(copying, admin)
 
     async def _copy(self, copying: Copying, wanted: Wanted, world: World) -> None:
-        """With --follow a first Ctrl-C ends the copy, and what comes after it is done."""
+        """Copies. With --follow a first Ctrl-C ends the copy, and what comes after it is done."""
         from .progress import shown
 
         loop, task, interrupted = asyncio.get_running_loop(), asyncio.current_task(), False

@@ -29,7 +29,8 @@ class CopiedTopic(NamedTuple):
 
 
 async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]:
-    """Each once, by name. InvalidName; InvalidRequest: it cannot be copied; TopicNotFound."""
+    """Returns the topics that are asked for, each once, by name. InvalidName; InvalidRequest: it cannot be copied;
+    TopicNotFound."""
     names: dict[TopicName, None] = {}
     listed: dict[str, list[TopicName]] = {}
     for text in asked:
@@ -46,7 +47,7 @@ async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]
 
 
 async def _partitions(source: Source, topic: TopicName) -> int:
-    """0 also where Magnetar is the source and has no such topic; Pulsar says 0."""
+    """Returns the number of partitions; 0 also where Magnetar is the source and has no such topic; Pulsar says 0."""
     try:
         return await source.partitions(topic)
     except TopicNotFound:

@@ -73,7 +73,7 @@ class Backlog(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Nothing follows: the topic is terminated."""
+    """The topic is terminated: nothing follows."""
 
 
 Event = Entry | Backlog | Ended
@@ -88,7 +88,7 @@ class Source:
     """Names what to copy, and opens readers. Belongs to one event loop."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
-        """InvalidUrl."""
+        """Makes a source. Raises InvalidUrl."""
         parsed = parse_service_url(url)
         if parsed.protocol is not Asked.PULSAR:
             raise InvalidUrl(f"{url!r}: the source is named by pulsar://HOST[:PORT] or pulsar+ssl://HOST[:PORT]")
@@ -107,7 +107,7 @@ class Source:
 
     # ------------------------------------------------------------------------------ connections
     async def _connect(self, endpoint: Endpoint, proxied: str = "") -> Connection:
-        """Unavailable, WrongProtocol, Unauthenticated."""
+        """Connects. Raises Unavailable, WrongProtocol, Unauthenticated."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 stream = await self._world.network.connect_bytes(endpoint, self._access.tls)
@@ -153,7 +153,7 @@ class Source:
 
     # ------------------------------------------------------------------------------ what it has
     async def topics(self, namespace: str) -> list[str]:
-        """Full names of its persistent topics and partitions."""
+        """Returns the full names of its persistent topics and partitions."""
         asked = pulsar.CommandGetTopicsOfNamespace(
             request_id=1, namespace=namespace, mode=pulsar.CommandGetTopicsOfNamespace.PERSISTENT
         )
@@ -161,7 +161,7 @@ class Source:
         return sorted(found.topics)
 
     async def partitions(self, topic: TopicName) -> int:
-        """0: it is not partitioned, or does not exist."""
+        """Returns the number of partitions; 0: it is not partitioned, or does not exist."""
         asked = pulsar.CommandPartitionedTopicMetadata(
             topic=topic.full, request_id=1, metadata_auto_creation_enabled=False
         )
@@ -203,7 +203,7 @@ class Source:
         raise errors.Unavailable(f"the source sends a look-up of {topic} round and round")
 
     async def read(self, topic: TopicName, after: Position | None) -> PartitionReader:
-        """From the entry after that position; None: from the oldest. Nothing is sent before `flow`."""
+        """Reads from the entry after that position; None: from the oldest. Nothing is sent before `flow`."""
         endpoint, proxied = await self._owner(topic)
         connection = await self._connect(endpoint, proxied)
         try:
@@ -353,13 +353,14 @@ class PartitionReader:
         self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
 
     def ask_backlog(self) -> None:
-        """`next` gives the answer."""
+        """Asks for the backlog; `next` gives the answer."""
         self._connection.send(
             consumer_stats=pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         )
 
     async def next(self, wait_s: float) -> Event | None:
-        """None: nothing came. ConnectionLost: the source gave the reader up, and another one may go on."""
+        """Returns the next event. None: nothing came. ConnectionLost: the source gave the reader up, and another one
+        may go on."""
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -397,7 +398,7 @@ class PartitionReader:
             self._owed = 0
 
     def acknowledge(self, position: Position) -> None:
-        """All up to there are copied."""
+        """Acknowledges everything up to there, which is copied."""
         self._connection.send(ack=pulsar.CommandAck(
             consumer_id=_CONSUMER, ack_type=pulsar.CommandAck.Cumulative,
             message_id=[MessageIdData(ledgerId=position.ledger_id, entryId=position.entry_id)],

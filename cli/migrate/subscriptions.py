@@ -53,7 +53,7 @@ class SourceAdmin:
     """The HTTP service of the source: `url` is http://HOST:8080."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float) -> None:
-        """InvalidRequest."""
+        """Makes the client of the source's REST. Raises InvalidRequest."""
         if not url.startswith(("http://", "https://")):
             raise InvalidRequest(f"--admin-url {url!r} begins with http:// or https://")
         self._url = url.rstrip("/")

@@ -57,7 +57,7 @@ class Totals:
 
     @property
     def lag(self) -> int | None:
-        """None: of some partition it is not known."""
+        """Returns the lag of all. None: of some partition it is not known."""
         known = [each.lag for each in self._tallies if each.lag is not None]
         return sum(known) if len(known) == len(self._tallies) else None
 

@@ -112,8 +112,8 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 def processes_of(
     given: Given, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
 ) -> list[Spec]:
-    """`count` brokers that share what any of them is asked for. The first has the ports, the metrics and the warning
-    of `given`, the others ports of their own. Busy, InvalidConfiguration."""
+    """Returns `count` brokers that share what any of them is asked for. The first has the ports, the metrics and the
+    warning of `given`, the others ports of their own. Busy, InvalidConfiguration."""
     found = []
     given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
     for number in range(count):

@@ -27,8 +27,8 @@ def planned(
     file: str | None, option: int | None, *, broker: BrokerConfig | None = None, bookie: BookieConfig | None = None,
     bookies: int = 1, metadata: bool = False, most: int | None = None, processes: int = 1,
 ) -> Plan:  # fmt: skip
-    """For a process with these parts, as they are loaded from `file` and the environment; it is one of so many
-    `processes` that have the memory together, equal parts of it."""
+    """Plans the memory of a process with these parts, as they are loaded from `file` and the environment; it is one of
+    so many `processes` that have the memory together, equal parts of it."""
     from ...runtime import process
     from ...runtime.config import chosen, value_of
     from ...runtime.memory.settings import memory_of

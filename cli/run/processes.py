@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from ...runtime.world import World
 
 PROCESSES_MAX = 64
-"""More than a machine has cores for; each has its own memory and connections."""
+"""Most processes, more than a machine has cores for; each has its own memory and connections."""
 WAIT_S = 1.0
-"""For the processes of a server whose parent was killed to end with it: milliseconds, on a busy machine more."""
+"""Seconds for the processes of a server whose parent was killed to end with it: milliseconds, on a busy machine more.
+"""
 T = TypeVar("T")
 
 Main = Callable[["World", OneOf], Any]
@@ -57,7 +58,7 @@ class Ports:
         self._held: list[socket.socket] = []
 
     def reserve(self, where: Endpoint) -> Endpoint:
-        """With the port that was found, where it is 0. Busy."""
+        """Reserves an address, with the port that was found, where it is 0. Raises Busy."""
         from ...proto.errors import Busy
 
         def bound() -> socket.socket:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar")
 
 WAIT_S = 60.0
-"""How long a bookie or broker that was started before the metadata service waits for it."""
+"""Seconds that a bookie or broker which was started before the metadata service waits for it."""
 FILES_ENOUGH = 4096
 """Value of RLIMIT_NOFILE below which the start warns. A server has about 200 files open, and a client of it one."""
 NOTICE_S = 1.0
@@ -45,8 +45,8 @@ NOTICE_S = 1.0
 def server_options(
     level: str, *, settings: bool = True, compat: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--config (of a process that has `settings`), --metrics, --insecure, --metrics-compat (where there are other
-    systems' names), --log-level and -format."""
+    """Adds the options --config (of a process that has `settings`), --metrics, --insecure, --metrics-compat (where
+    there are other systems' names), --log-level and -format."""
     names = click.option(
         "--metrics-compat",
         envvar="MAGNETAR_METRICS_COMPAT",
@@ -98,7 +98,8 @@ METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PA
 
 
 def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--metadata, --wait and --session-timeout: how a process of a cluster finds the others, and how they miss it."""
+    """Adds the options --metadata, --wait and --session-timeout: how a process of a cluster finds the others, and how
+    they miss it."""
     options = (
         click.option(
             "--metadata",
@@ -160,7 +161,7 @@ def metrics_endpoint(text: str | None) -> Endpoint | None:
 
 
 INSECURE_EVERY_S = 3600.0
-"""How often a server that every caller may use says so in its log."""
+"""Seconds between two log lines of a server that every caller may use, which say so."""
 
 
 SECURITY = click.option(
@@ -193,7 +194,8 @@ def scheme(settings: str | None) -> str:
 
 
 def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
-    """`listeners`: option → where it listens. They do not ask who calls, so they listen for this machine only.
+    """Checks the addresses of listeners. `listeners`: option → where it listens. They do not ask who calls, so they
+    listen for this machine only.
 
     With `insecure` they listen elsewhere; then this returns the warning for the log, else "". UsageError.
     """

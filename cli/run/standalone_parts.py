@@ -75,7 +75,7 @@ async def start_bookie(
     parts: Parts, world: World, given: Given, number: int, plan: Plan, store: MetadataStore,
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
-    """Bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
+    """Starts bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
     from ...bookie.server import Bookie
 
     settings = plan.applied(bookie_settings(given, number), "bookie")

@@ -35,7 +35,7 @@ STORAGE = "storage"
 SESSION_S = 10.0
 """Seconds of a broker's session: so long after the death of one that does not come back, others take its topics."""
 WAIT_S = 60.0
-"""For the storage, which may have a journal to replay."""
+"""Seconds to wait for the storage, which may have a journal to replay."""
 
 LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
 """Modules that the storage imports besides those of a broker: in the parent."""
@@ -90,7 +90,7 @@ class Memory(NamedTuple):
     processes: int
 
     def plan(self, given: Given, numbers: list[int], *, metadata: bool) -> Plan:
-        """For the process with these bookies. InvalidConfiguration."""
+        """Returns the plan for the process with these bookies. Raises InvalidConfiguration."""
         return planned(
             given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
             metadata=metadata, most=self.most, processes=self.processes,

@@ -41,7 +41,7 @@ class Voice(Protocol):
     def ready(self, url: str, **facts: object) -> None: ...
 
     def measure(self, own: Measure) -> Measure:
-        """`own` writes the metrics of this process; what is returned writes the page that it serves."""
+        """Serves metrics. `own` writes those of this process; what is returned writes the page that it serves."""
         ...
 
 

@@ -115,7 +115,8 @@ def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict
 
 
 def answers(session: Session, verb: str) -> dict[str, dict[str, Any]]:
-    """By id what each registered bookie answers; those that do not answer, or not this command, are left out."""
+    """Returns by id what each registered bookie answers; those that do not answer, or not this command, are left out.
+    """
     from ...proto.errors import MagnetarError
 
     async def ask(peer: BookiePeer) -> tuple[str, dict[str, Any]] | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POLL_S = 1.0
-"""Between two requests; each reads every ledger's record."""
+"""Seconds between two requests; each reads every ledger's record."""
 
 WAIT = click.option("--wait/--no-wait", default=True, show_default=True, help="Until nothing is left on it.")
 WAIT_S = click.option("--wait-s", type=Real(0), default=None, help="… but at most so many seconds.")

@@ -48,7 +48,7 @@ class Look:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limited(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """At most `limit` rows; reports when there are more."""
+        """Yields at most `limit` rows; reports when there are more."""
         each = iter(rows)
         yield from islice(each, self.limit)
         if self.limit is not None and next(each, None) is not None:
@@ -76,7 +76,7 @@ def inspecting(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def filters() -> Callable[[Any], Any]:
-    """--number, --ledger, --entry, --from, --to, --limit."""
+    """Adds the options --number, --ledger, --entry, --from, --to, --limit."""
     options = [
         click.option("--number", type=click.IntRange(0), default=None, help="Only the file of this number."),
         click.option("--ledger", type=click.IntRange(0), default=None, help="Only this ledger."),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .admin_port import BookiePeer
 
 TIMEOUT_S = 600.0
-"""For a copy: a gigabyte on a slow disk."""
+"""Seconds for a copy: a gigabyte on a slow disk."""
 ASK_S = 5.0
 AGAIN_S = 0.25
 WAIT_S = 60.0
@@ -131,7 +131,7 @@ def restore(
 
 
 def _contents(path: Path) -> Contents | None:
-    """None: there is no file, or it cannot be read at all."""
+    """Returns what the file contains. None: there is no file, or it cannot be read at all."""
     from ...metadata import backup as copies
     from ...proto.errors import MagnetarError
 
@@ -142,7 +142,7 @@ def _contents(path: Path) -> Contents | None:
 
 
 async def _ask(found: Contents) -> dict[str, int | str]:
-    """By bookie the largest ledger id that it has or had, or why it does not answer."""
+    """Returns by bookie the largest ledger id that it has or had, or why it does not answer."""
     from .admin_port import BookiePeer
 
     async def ask(bookie: BookieRecord) -> int | str:

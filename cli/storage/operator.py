@@ -63,7 +63,7 @@ class Operator(NamedTuple):
 
 
 def operating(function: Callable[..., None]) -> Callable[..., None]:
-    """`connected`, for a command that speaks to bookies: --security and --metadata besides."""
+    """Does what `connected` does, for a command that speaks to bookies: adds --security and --metadata besides."""
 
     @wraps(function)
     def command(session: Session, *args: Any, **options: Any) -> None:
