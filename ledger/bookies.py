@@ -87,7 +87,7 @@ class Bookies:
     def request(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> asyncio.Future[Reply]:
-        """Never raises; see `Peer.request`. A bookie that never registered is Unavailable."""
+        """Sends a request. Never raises; see `Peer.request`. A bookie that never registered is Unavailable."""
         return self.peers[bookie].request(head, frames, timeout_s=timeout_s)
 
     async def ask(
@@ -134,7 +134,7 @@ class Bookies:
         self.damage.note(ledger, bookie, entry)
 
     def troubled(self) -> dict[str, float]:
-        """Bookie → the weight of its recent trouble (core/bookie_health.py); healthy bookies are left out."""
+        """Returns bookie → the weight of its recent trouble (core/bookie_health.py); healthy bookies are left out."""
         return self._trouble.weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
@@ -145,7 +145,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ choosing
     async def count_well(self, wanted: int) -> int:
-        """Number of writable bookies that did not fail lately; lists them again before it returns < `wanted`."""
+        """Returns the number of writable bookies that did not fail lately; lists them again before it returns <
+        `wanted`."""
         if self._well() < wanted:
             await self._list()
         return self._well()
@@ -157,7 +158,7 @@ class Bookies:
         return self._quarantine.failed_lately(bookie, self._world.clock.monotonic())
 
     async def choose_now(self, count: int, *, write_quorum: int | None = None) -> list[str]:
-        """`choose`; with too few bookies it lists them again first, because the watch may lag."""
+        """Chooses like `choose`; with too few bookies it lists them again first, because the watch may lag."""
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -165,7 +166,7 @@ class Bookies:
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
-        """`count` distinct writable bookies, or NotEnoughBookies with `wanted` and `available`.
+        """Returns `count` distinct writable bookies. Raises NotEnoughBookies with `wanted` and `available`.
 
         With `write_quorum` (a new ledger) the minimum of racks applies. Without it, the copies join those of the
         registered bookies in `exclude`, and other racks are preferred.
@@ -175,7 +176,7 @@ class Bookies:
         return self._placed(count, exclude, beside, write_quorum)
 
     def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
-        """Slot → its replacement, for `slots`; only the first slots when there are too few bookies.
+        """Returns slot → its replacement, for `slots`; only the first slots when there are too few bookies.
 
         A bookie that failed lately is never taken: it is no better than the one it would replace. The racks of the
         other slots are taken into account.
@@ -186,7 +187,8 @@ class Bookies:
     def replace_gone(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
     ) -> dict[int, str]:
-        """`replace` for copies of final entries, where the bookies in `slots` are lost or departing.
+        """Returns replacements like `replace`, for copies of final entries, where the bookies in `slots` are lost or
+        departing.
 
         A bookie that failed lately is taken last, but it is taken. Never one of `gone` or of `unfit`.
         """
@@ -253,7 +255,8 @@ class Bookies:
 
     @property
     def fenced_upto(self) -> int:
-        """Largest ledger id up to which some bookie refuses adds, as it once lost data (BookieRecord); -1: none."""
+        """Returns the largest ledger id up to which some bookie refuses adds, as it once lost data (BookieRecord); -1:
+        none."""
         return max((record.fenced_upto for record in self._available.values()), default=-1)
 
     # ------------------------------------------------------------------------------ the table
@@ -326,7 +329,7 @@ class Bookies:
         self._last_racks[bookie] = record.rack
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Bookie → counters of its connection and of its trouble (`reads_slow`, …: core/bookie_health.py)."""
+        """Returns bookie → counters of its connection and of its trouble (`reads_slow`, …: core/bookie_health.py)."""
         return {
             bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
             for bookie, peer in self.peers.items()

@@ -118,7 +118,8 @@ class LedgerClient:
         )  # fmt: skip
 
     def creation(self, draft: LedgerRecord) -> Change:
-        """none → OPEN of the draft, as a part of a commit. Its transform raises LedgerIdTaken: make another draft."""
+        """Returns the change none → OPEN of the draft, as a part of a commit. Its transform raises LedgerIdTaken: make
+        another draft."""
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: Versioned | None) -> bytes | None:
@@ -136,7 +137,7 @@ class LedgerClient:
         return writer
 
     async def check_place(self, wanted: Striping, *, shrink: Shrink = Shrink.NOTHING) -> None:
-        """NotEnoughBookies: `create` would find no place for a ledger of that shape now."""
+        """Raises NotEnoughBookies if `create` would find no place for a ledger of that shape now."""
         await self._bookies.ready()
         if shrink is not Shrink.NOTHING:
             wanted = fit(wanted, await self._bookies.count_well(wanted.ensemble_size), shrink)
@@ -221,7 +222,7 @@ class LedgerClient:
                 self._unwanted -= some
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Bookie → counters (`Bookies.statistics`)."""
+        """Returns bookie → counters (`Bookies.statistics`)."""
         return self._bookies.statistics()
 
     async def close(self) -> None:
@@ -232,7 +233,8 @@ class LedgerClient:
 
     # ------------------------------------------------------------------------------ creating
     async def _next_id(self, above: int) -> int:
-        """Larger than every id that some bookie fences for ever: an id from an older block might be refused."""
+        """Returns an id that is larger than every id that some bookie fences for ever: an id from an older block might
+        be refused."""
         while True:
             while self._ids and self._ids[0] <= max(above, self._bookies.fenced_upto):
                 self._ids.popleft()

@@ -60,7 +60,7 @@ async def note(store: MetadataStore, ledgers: Iterable[int]) -> None:
 
 
 async def notes(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
-    """`note` as a part of a commit, which fails with BadVersion when another one was faster."""
+    """Returns what `note` writes, as a part of a commit, which fails with BadVersion when another one was faster."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted(page)
@@ -86,7 +86,8 @@ async def with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequen
 
 
 async def delete(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """`note`, then their records. Idempotent, also for a ledger whose record does not exist."""
+    """Notes the deletion like `note`, then deletes the records. Idempotent, also for a ledger whose record does not
+    exist."""
     ordered = sorted(ledgers)
     await note(store, ordered)
     for at in range(0, len(ordered), DELETED_AT_ONCE):

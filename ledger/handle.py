@@ -90,7 +90,7 @@ _WATCH_TICKS = 4
 
 
 class LedgerEnd(NamedTuple):
-    """How a closed ledger ends: `last_entry` is -1 if it is empty; `length` is in payload bytes."""
+    """The end of a closed ledger: `last_entry` is -1 if it is empty; `length` is in payload bytes."""
 
     last_entry: int
     length: int
@@ -100,7 +100,8 @@ class AppendListener(Protocol):
     """Is told what becomes of entries that were pushed. Neither method may raise."""
 
     def appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Every entry up to it is stored. In entry order, once for all that one step has confirmed."""
+        """Called when every entry up to `last_entry` is stored. In entry order, once for all that one step has
+        confirmed."""
         ...
 
     def append_failed(self, writer: LedgerWriter) -> None:
@@ -153,7 +154,7 @@ class LedgerWriter:
 
     @property
     def length(self) -> int:
-        """Payload bytes of the confirmed entries."""
+        """Returns the payload bytes of the confirmed entries."""
         return self.adds.length_confirmed
 
     @property
@@ -166,7 +167,8 @@ class LedgerWriter:
 
     @property
     def writable(self) -> bool:
-        """False once the ledger is ending or the handle is poisoned; every append then fails at once."""
+        """Whether appends are accepted: False once the ledger is ending or the handle is poisoned; every append then
+        fails at once."""
         return self._core.state is WriterState.OPEN or self._core.takes_appends
 
     @property
@@ -244,7 +246,8 @@ class LedgerWriter:
             self._room = None
 
     def on_changed(self, tell: Callable[[LedgerRecord], None]) -> None:
-        """`tell` gets the new record after each ensemble change, before any entry is confirmed by that ensemble."""
+        """Calls `tell` with the new record after each ensemble change, before any entry is confirmed by that ensemble.
+        """
         self._on_changed.append(tell)
 
     async def close(self) -> LedgerEnd:
@@ -282,8 +285,8 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ effects
     def _acked(self, adds: Sequence[Payload], place: tuple[int, str]) -> None:
-        """The bookie has stored them: confirms what has its quorum now. While the ledger is open nothing else follows.
-        """
+        """Handles adds that the bookie has stored: confirms what has its quorum now. While the ledger is open nothing
+        else follows."""
         if self._core.state is not _OPEN:
             self._learn(AddsAcked([add.entry for add in adds], *place))
             return
@@ -384,7 +387,7 @@ class LedgerWriter:
         return EnsembleChanged(last.bookies)
 
     async def _others(self, change: ChangeEnsemble) -> dict[int, str]:
-        """Slot → its replacement; fewer slots, or none, when too few bookies did not fail lately."""
+        """Returns slot → its replacement; fewer slots, or none, when too few bookies did not fail lately."""
         others = self._choose(change)
         if len(others) < len(change.failed):
             try:

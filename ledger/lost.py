@@ -129,7 +129,7 @@ class Lost:
         return sorted(left)
 
     async def _is_lost(self, entry: int) -> bool | None:
-        """None: it is not known."""
+        """Whether the entry is lost; None: it is not known."""
         fragment = fragment_of(self.record, entry)[0]
         slots = striping_of(self.record).write_set(entry)
         verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))

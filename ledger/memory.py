@@ -33,7 +33,7 @@ class AppendMemory:
         return self.held < self.limit
 
     def when_room(self, look: Callable[[], None]) -> None:
-        """`look` is called once, when there is room."""
+        """Calls `look` once, when there is room."""
         self.waiting.setdefault(look)
 
     def forget(self, look: Callable[[], None]) -> None:

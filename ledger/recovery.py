@@ -173,7 +173,8 @@ class _Attempt:
         return FenceFailed(effect.slot)
 
     async def _read(self, effect: SendRead) -> Fact:
-        """Only OK with undamaged bytes is a positive vote, only a definite miss is a negative one (M05, M06)."""
+        """Reads an entry for a vote: only OK with undamaged bytes is a positive vote, only a definite miss is a
+        negative one (M05, M06)."""
         found = await self._ask(effect.bookie, self._head(Op.READ, effect.entry))
         if found is not None and found[0].status is Status.OK and found[1]:
             stored = unseal(found[1][0], self._record.ledger_id, effect.entry)

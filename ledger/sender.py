@@ -37,8 +37,8 @@ REQUEST_BYTES_MAX = 1 << 20
 
 
 ROOM_S = 0.005
-"""From the first sign of room to the next request for the entries that found none: what is sent twice is little beside
-what a bookie takes in that time."""
+"""Seconds from the first sign of room to the next request for the entries that found none: what is sent twice is little
+beside what a bookie takes in that time."""
 
 
 class Append(Payload):
@@ -136,8 +136,8 @@ class AddSender:
         acked: Callable[[list[Payload], _Place], None], receive: Callable[[Fact], None],
         failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
-        """`acked` gets what a bookie has stored, all at once. `failed(bookie, why)` is called before the AddFailed of a
-        bookie that did not answer, or refused."""
+        """Takes its callbacks: `acked` gets what a bookie has stored, all at once. `failed(bookie, why)` is called
+        before the AddFailed of a bookie that did not answer, or refused."""
         self._ledger = record.ledger_id
         self._key = record.key
         self._bookies = bookies
@@ -177,7 +177,8 @@ class AddSender:
         self._waiting.setdefault((slot, bookie), []).append(add)
 
     def close(self) -> None:
-        """The ledger has ended, or another one takes its entries: nothing leaves any more, and nothing is repeated."""
+        """Stops sending: the ledger has ended, or another one takes its entries; nothing leaves any more, and nothing
+        is repeated."""
         self._closed = True
 
     # ------------------------------------------------------------------------------ requests
@@ -267,7 +268,7 @@ class AddSender:
             busy.requests.append((SentAdds(self, place, adds, size, 1, None, tries), head, frames))
 
     def has_room(self, place: _Place) -> None:
-        """The bookie has stored something."""
+        """Sends again soon to a bookie that had no room: it has stored something."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True
@@ -296,7 +297,7 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
 
 
 def _parts(adds: list[Payload]) -> list[list[Payload]]:
-    """`adds` in parts of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
+    """Yields `adds` in parts of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
     parts: list[list[Payload]] = []
     begin = size = 0
     for at, add in enumerate(adds, 1):

@@ -41,11 +41,11 @@ class BookieHealth:
         counts[kind] += 1
 
     def forgive(self, bookie: str) -> None:
-        """The bookie has restarted: its weight is dropped, its `counts` stay."""
+        """Drops the weight of a bookie that has restarted; its `counts` stay."""
         self._weights.pop(bookie, None)
 
     def weights(self, now: float) -> dict[str, float]:
-        """Bookie → weight of at least FORGET; the larger, the later the bookie is asked."""
+        """Returns bookie → weight of at least FORGET; the larger, the later the bookie is asked."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}
         self._weights = {bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FORGET}
         return {bookie: weight for bookie, weight in found.items() if weight >= FORGET}

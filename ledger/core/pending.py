@@ -117,7 +117,7 @@ class PendingAdds(Generic[A]):
                 add.sent[slot] = ensemble[slot]
 
     def push(self, add: A, size: int) -> list[SendAdd[A]]:
-        """`add` with its sends as effects, one for each slot."""
+        """Pushes `add`; returns its sends as effects, one for each slot."""
         self.add(add, size)
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 

@@ -70,7 +70,7 @@ _WITHOUT_LAC0 = (RecoveryState.NEW, RecoveryState.FENCING, RecoveryState.ABORTED
 
 
 class Abort(enum.Enum):
-    """Why recovery gave up. The ledger stays IN_RECOVERY; try again later."""
+    """The reason why recovery gave up. The ledger stays IN_RECOVERY; try again later."""
 
     NOT_FENCED = "too few bookies of the last fragment answered to the fence"
     UNDECIDED = "an entry is neither found nor proven absent: too few bookies could answer"
@@ -317,7 +317,8 @@ class Recovery:
         return [*self._replace_failed(), *self._sends(self._adds.push(AddOf(stored), size))]
 
     def _sends(self, sends: Sequence[SendAdd[AddOf[StoredCopy]]]) -> list[Effect]:
-        """With LAC0 in the header: what this attempt stores counts when *it* closes the ledger, not before."""
+        """Returns the sends with LAC0 in the header: what this attempt stores counts when *it* closes the ledger, not
+        before."""
         return [send._replace(lac=self.lac0) for send in sends]
 
     def _acked(self, fact: AddAcked) -> Sequence[Effect]:
@@ -357,7 +358,8 @@ class Recovery:
         return [CloseRecovered(self.end, self._length, tuple(self.fragments))]
 
     def _find_length(self) -> Sequence[Effect]:
-        """LAC0 is the end and no bookie gave it: earlier entries are read, one at a time, until one is found."""
+        """Finds the length: LAC0 is the end and no bookie gave it, so earlier entries are read, one at a time, until
+        one is found."""
         assert self.end == self.lac0, "what was written back has a length"
         if not self._is_lac0_lost:
             return self._abort(Abort.UNDECIDED, self.lac0)

@@ -53,7 +53,8 @@ class Striping:
 
     @property
     def misses_for_negative(self) -> int:
-        """Definite misses that prove an entry was never acknowledged: the other slots are fewer than Qa (§1.8)."""
+        """Returns the number of definite misses that prove an entry was never acknowledged: the other slots are fewer
+        than Qa (§1.8)."""
         return self.write_quorum - self.ack_quorum + 1
 
     def run_length(self, entry: int, slot: int) -> int:

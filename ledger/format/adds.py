@@ -155,12 +155,12 @@ def open_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max:
 
 
 def encode_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
-    """(head, frames) of the answer to a request with these `ledger` and `entry` in its head."""
+    """Returns (head, frames) of the answer to a request with these `ledger` and `entry` in its head."""
     return AnswerHead(Op.ADD_MANY, Status.OK, ledger, entry, -1, len(statuses)).encode(), (bytes(statuses),)
 
 
 def decode_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """The status of each of the `count` entries of a request; ValueError when this is not its answer."""
+    """Returns the status of each of the `count` entries of a request; ValueError when this is not its answer."""
     if answer.op is not Op.ADD_MANY:
         raise ValueError(f"an answer to {answer.op.name}")
     if answer.status is not Status.OK:
