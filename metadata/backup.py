@@ -94,7 +94,7 @@ def restore(backup: str, target: str, least_id: int, token: str) -> str:
 
 
 def check_stopped(target: str) -> None:
-    """Busy: a process that has the file open has locked it."""
+    """Raises Busy if a process has the file open, which locks it."""
     if not os.path.exists(target):
         return
     sql = sqlite3.connect(target, isolation_level=None, timeout=0)

@@ -100,7 +100,7 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
     properties: dict[str, str] = {}  # the ledger's owner: {"topic": …} or {"cursor": …, "topic": …}
 
     def __repr__(self) -> str:
-        """Without the key, because logs show it."""
+        """Leaves the key out, because logs show it."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "key")
         return f"LedgerRecord({', '.join(shown)})"
 
@@ -177,7 +177,7 @@ class TenantRecord(Record, frozen=True, kw_only=True):
 
 
 class NamespaceRecord(Record, frozen=True, kw_only=True):
-    """How topics of a namespace are made and spread; its policies are a record of their own."""
+    """The record of a namespace: how its topics are made and spread; its policies are a record of their own."""
 
     kind = 9
     bundles: int = 4

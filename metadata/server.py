@@ -65,8 +65,9 @@ class MetadataServer:
         cls, world: World, endpoint: Endpoint, path: str, memory_bytes: int = sys.maxsize,
         service: type[MetadataService] | None = None,
     ) -> MetadataServer:  # fmt: skip
-        """`path`: the SQLite file; `memory_bytes`: what clients may hold here, half each way; `service`: another
-        handler than MetadataService. Raises Busy (the port or the file is taken) and what SqliteStore.open raises."""
+        """Starts a server. `path`: the SQLite file; `memory_bytes`: what clients may hold here, half each way;
+        `service`: another handler than MetadataService. Raises Busy (the port or the file is taken) and what
+        SqliteStore.open raises."""
         store = await SqliteStore.open(world, path)
         try:
             memory = CallerMemory(memory_bytes)
@@ -83,7 +84,7 @@ class MetadataServer:
 
     @property
     def store(self) -> SqliteStore:
-        """For sessions of this process."""
+        """Returns the store, for sessions of this process."""
         return self._store
 
     def statistics(self) -> dict[str, int]:
@@ -187,7 +188,7 @@ class MetadataService:
 
 
 def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None:
-    """Unauthorized: a member writes where its role may not. A listener without certificates checks nothing."""
+    """Raises Unauthorized if a member writes where its role may not. A listener without certificates checks nothing."""
     if principal.kind is PrincipalKind.LOCAL:
         return
     role = principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""

@@ -39,9 +39,9 @@ MARGIN_SHARE = 0.05
 and a late timer of the loop do not change the order."""
 CLOSE_TIMEOUT_S = 2.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
-"""Between two attempts, growing."""
+"""Seconds between two attempts, growing."""
 PAUSE_S_LAST = 0.001
-"""Between attempts shortly before a deadline: clocks round, and a pause of what is left may never reach it."""
+"""Seconds between attempts shortly before a deadline: clocks round, and a pause of what is left may never reach it."""
 WATCH_QUEUE_MAX = 10_000
 """Changes that a watch keeps until its reader takes them; more become one Reset."""
 
@@ -108,7 +108,7 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     def _on_lost(self, failure: MagnetarError) -> None:
-        """The session was lost, not closed."""
+        """Handles a session that was lost, not closed."""
 
     @abstractmethod
     def _end_watches(self) -> None: ...

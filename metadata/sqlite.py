@@ -166,7 +166,7 @@ class SqliteStore:
         return await self._ask(partial(self._tree.children, path))
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
-        """`read` a path: of that node."""
+        """Queues a read, or that of the node at a path; returns its future."""
         if self.closed:
             raise Unavailable(_CLOSED)
         future: asyncio.Future[R] = self._loop.create_future()
@@ -209,7 +209,7 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[Operation], session: str) -> Done:
-        """All or nothing, durable when it returns. `session` "": none, and ephemerals are refused.
+        """Commits all operations or none, durable when it returns. `session` "": none, and ephemerals are refused.
 
         Raises BadVersion, SessionExpired, Unavailable, or a fault of the caller (core/rules.py).
         """

@@ -227,11 +227,11 @@ class Tree:
         return sum(sum_of(path, version, revision) for path, version, revision in rows) & _SUM_MASK
 
     def _mark(self) -> None:
-        """Within the open transaction: its revision, and the sum of what is there then."""
+        """Writes, within the open transaction, its revision and the sum of what is there then."""
         self._sql.execute(_MARK, (self.revision, self._total))
 
     def _changed(self, path: str, before: Sequence[int] | None, after: Row | None) -> None:
-        """Version and revision of a node, and its row; None: there is none."""
+        """Updates the sum: takes a node out by its version and revision, and adds its row; None: there is none."""
         if before is not None:
             self._total = (self._total - sum_of(path, *before)) & _SUM_MASK
         if after is not None:
@@ -373,7 +373,7 @@ class Tree:
         return outcomes
 
     def _versions(self, paths: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Version and revision of each that is there."""
+        """Returns version and revision of each path that exists."""
         rows = self._one(_VERSIONS, msgspec.json.encode(paths).decode())
         found: dict[str, tuple[int, int]] = msgspec.json.decode(rows)
         return found
@@ -418,7 +418,7 @@ class AnsweredNote:
         self._file = os.open(path + ENDING, os.O_RDWR | os.O_CREAT, 0o600)
 
     def read(self) -> int:
-        """-1: nothing is noted."""
+        """Returns the noted revision; -1: nothing is noted."""
         data = os.pread(self._file, _NOTE.size + _NOTE_SUM.size, 0)
         if len(data) < _NOTE.size + _NOTE_SUM.size:
             return -1
@@ -472,7 +472,7 @@ def _cannot_open(path: str, error: sqlite3.Error) -> MagnetarError:
 
 
 def _primary(error: sqlite3.Error) -> int:
-    """SQLite's primary result code: extended codes carry it in their low byte."""
+    """Returns SQLite's primary result code: extended codes carry it in their low byte."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code & 0xFF
 

@@ -40,7 +40,7 @@ class Unreadable:
             self.paths[path] = str(error)
 
     def forgive(self, path: str) -> None:
-        """The record was deleted, or can be read again."""
+        """Ends the note on a record that was deleted, or can be read again."""
         self.paths.pop(path, None)
 
     def statistics(self) -> dict[str, int]:

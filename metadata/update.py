@@ -55,7 +55,7 @@ async def update(
     store: MetadataStore, path: str, transform: Transform, *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
 ) -> Versioned | None:  # fmt: skip
-    """`update_together` for one node."""
+    """Updates one node, like `update_together`."""
     changes = (Change(path, transform, absent),)
     return (await update_together(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
 
@@ -188,7 +188,8 @@ async def put_record(
 async def update_record(
     store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
 ) -> tuple[R, int] | None:
-    """`update` for records: `change` returns the new record, or None for no change. The record after that."""
+    """Updates a record, like `update`: `change` returns the new record, or None for no change. Returns the record after
+    that."""
 
     def transform(current: Versioned | None) -> bytes | None:
         record = change(None if current is None else decode(current.value, cls, path))
@@ -199,7 +200,8 @@ async def update_record(
 
 
 async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
-    """`count` ids that no other caller has or will get. An unknown outcome wastes a block; none is allocated twice.
+    """Takes `count` ids that no other caller has or will get. An unknown outcome wastes a block; none is allocated
+    twice.
 
     Ids begin at 1, so that a 0 on the wire is an unset field.
     """

@@ -45,7 +45,7 @@ class KnownNodes(Generic[N]):
         return node
 
     def learn(self, path: str, node: N | None) -> None:
-        """The tree has it so."""
+        """Notes the node as the tree has it."""
         if path in self.nodes:
             self.forget(path)
         if node is not None and len(node.value) > VALUE_BYTES_MAX:
@@ -56,7 +56,7 @@ class KnownNodes(Generic[N]):
             self.forget(next(iter(self.nodes)))
 
     def forget(self, path: str) -> None:
-        """Idempotent."""
+        """Forgets a path. Idempotent."""
         if path in self.nodes:
             self.bytes -= _size(path, self.nodes.pop(path))
 

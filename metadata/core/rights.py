@@ -18,7 +18,8 @@ _NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
 
 
 def may_write(role: str, path: str, *, lasting: bool = True) -> bool:
-    """`role`: "broker", "bookie", "operator"; another one writes nothing. `lasting`: the node outlives its session."""
+    """Whether a role ("broker", "bookie", "operator"; another one writes nothing) may write the path. `lasting`: the
+    node outlives its session."""
     if _is_in(path, paths.MEMBERS):
         return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
     match role:

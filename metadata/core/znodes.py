@@ -196,7 +196,7 @@ MULTI_BYTES = 64
 
 
 def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
-    """At least the bytes of the transaction on the wire; `root_bytes`: of the path above the tree."""
+    """Returns at least the bytes of the transaction on the wire; `root_bytes`: of the path above the tree."""
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(value(step.path).encode())

@@ -113,7 +113,7 @@ class Answer(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ kazoo, adapted
 class _Threadless(SequentialThreadingHandler):  # type: ignore[misc]
-    """Without the callback threads, which this program does not use."""
+    """A handler of kazoo's without the callback threads, which this program does not use."""
 
     def start(self) -> None:
         self._running = True
@@ -282,7 +282,7 @@ class ZooKeeperConnection:
         return future
 
     def get(self, path: str) -> asyncio.Future[Answer]:
-        """(value, stat)"""
+        """Asks for (value, stat) of a node."""
         return self.request(GetData(path, None))
 
     def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
@@ -290,7 +290,7 @@ class ZooKeeperConnection:
         return self.request(Exists(path, None), then)
 
     def children(self, path: str) -> asyncio.Future[Answer]:
-        """(names, stat)"""
+        """Asks for (names, stat) of a node's children."""
         return self.request(GetChildren2(path, None))
 
     def sync(self, path: str) -> asyncio.Future[Answer]:
@@ -303,7 +303,7 @@ class ZooKeeperConnection:
         return self.request(CreateFolder(path, self._acl))
 
     def acl(self, path: str) -> asyncio.Future[Answer]:
-        """(access list, stat)"""
+        """Asks for (access list, stat) of a node."""
         return self.request(GetACL(path))
 
     def watch(self, path: str) -> asyncio.Future[Answer]:
@@ -331,7 +331,8 @@ class ZooKeeperConnection:
         self._push(_CONNECTION_DROP)
 
     def end(self, *, farewell: bool) -> None:
-        """LOST follows. With a farewell the session ends at the server if it can be reached; otherwise it expires."""
+        """Ends the connection; LOST follows. With a farewell the session ends at the server if it can be reached;
+        otherwise it expires."""
         self.client._stopped.set()
         self._push(CloseInstance if farewell else _CONNECTION_DROP)
 
@@ -341,7 +342,7 @@ class ZooKeeperConnection:
             self._connection._write_sock.send(b"\0")
 
     def release(self) -> None:
-        """After LOST: frees what kazoo still has. Its thread keeps two sockets while it tries to reach a server."""
+        """Frees, after LOST, what kazoo still has. Its thread keeps two sockets while it tries to reach a server."""
         if self._connection.connection_stopped.is_set():
             self.client.close()
 

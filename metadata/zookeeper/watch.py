@@ -56,7 +56,7 @@ class TreeWatch:
             self._tell(Changed(path, version, revision))
 
     def looked(self, youngest: int, now: int) -> None:
-        """The end of `begin`: from here on it receives every change above `now`."""
+        """Ends `begin`: from here on the watch receives every change above `now`."""
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
             self._tell(Reset(now))
@@ -132,7 +132,8 @@ class Watches:
         return [folder] if prefix == "/" else [folder, self._root + znodes.value(prefix)]
 
     async def _attach(self, watch: TreeWatch) -> None:
-        """`watch.attached` tells whether it succeeded; after a broken connection the next one attaches."""
+        """Attaches a watch; `watch.attached` tells whether that succeeded. After a broken connection the next one
+        attaches."""
         connection = self._connection
         watch.begin()
         try:
