@@ -58,7 +58,7 @@ _TEXT = int.from_bytes(b"0" * 63)
 
 
 def _times(a: int, b: int) -> int:
-    """a·b, bit by bit."""
+    """Returns a·b, bit by bit."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
@@ -68,7 +68,7 @@ def _times(a: int, b: int) -> int:
 
 
 def _power(exponent: int) -> int:
-    """x^exponent"""
+    """Returns x^exponent."""
     found, square = _ONE, _ONE >> 1
     while exponent:
         if exponent & 1:
@@ -78,7 +78,7 @@ def _power(exponent: int) -> int:
 
 
 def _spread(a: int) -> int:
-    """Bit i becomes bit 8·i."""
+    """Returns the polynomial whose bit 8·i is bit i of `a`."""
     return int.from_bytes(f"{a:032b}".encode()) & _BITS
 
 

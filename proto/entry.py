@@ -62,7 +62,7 @@ ENTRY_BYTES_MAX = 5 << 20
 PROPERTIES_LONG = 1000
 """Properties of a message from which on reading them takes milliseconds."""
 KEYS_MAX = 1000
-"""For which the payload of an entry is encrypted: all of them are looked at."""
+"""Most keys for which the payload of an entry is encrypted: all of them are looked at."""
 
 METADATA_CACHE_SIZE = 4096
 """Bound of each cache of metadata: distinct payload sizes on one side, distinct metadata bytes on the other."""
@@ -75,7 +75,7 @@ _BROKER_HEAD = Struct(">2sI")
 CHECKED_FROM = 6
 """Offset in a client-part at which the checksum begins to count: magic and checksum come before."""
 ENTRY_HEAD_BYTES = _HEAD.size
-"""Before the metadata of a client-part."""
+"""Bytes before the metadata of a client-part."""
 _ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata with only its payload_size
 _BROKER_METADATA_BYTES_MAX = 1 << 16
 
@@ -178,7 +178,8 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | N
 
 
 def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """With a payload that is compressed and encrypted already, as `metadata` declares, or a part of one (chunks)."""
+    """Encodes a client-part with a payload that is compressed and encrypted already, as `metadata` declares, or a part
+    of one (chunks)."""
     return client_part_of_bytes(metadata.SerializeToString(), payload)
 
 
@@ -204,7 +205,8 @@ def broker_part(index: int, timestamp_ms: int) -> bytes:
 
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
-    """(index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its part."""
+    """Returns (index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its
+    part."""
     index, timestamp_ms, start = broker_part_of(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 
@@ -217,7 +219,7 @@ def client_part_of(entry: Buffer) -> memoryview:
 
 
 def broker_part_of(entry: Buffer) -> tuple[int, int, int]:
-    """(index of the last message, broker timestamp, where the client-part begins)."""
+    """Returns (index of the last message, broker timestamp, where the client-part begins)."""
     if entry[:2] != MAGIC_BROKER:
         return -1, 0, 0
     if len(entry) < 6:
@@ -294,7 +296,8 @@ def sequence_id_of(entry: Buffer) -> int | None:
 
 
 def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
-    """Index of the last message (-1: no broker added it) and header of an entry whose checksum is right."""
+    """Returns the index of the last message (-1: no broker added it) and the header of an entry whose checksum is
+    right."""
     index, _, start = broker_part_of(entry)
     return index, EntryHeader(*checked_head(entry, start))
 

@@ -86,7 +86,8 @@ def check_subscription_name(text: str) -> str:
 
 
 def check_producer_name(text: str) -> str:
-    """Any printable text: Pulsar's Java client names its producers of dead letters after topics."""
+    """Returns the name if it is printable text: Pulsar's Java client names its producers of dead letters after topics.
+    """
     _check_size("producer", text)
     if not text or not text.isprintable() or text != text.strip():
         raise InvalidName(f"producer name {text!r} must be printable text, and not empty", name=repr(text))
@@ -98,7 +99,7 @@ def is_role(text: str) -> bool:
 
 
 def check_role(text: str) -> str:
-    """InvalidName."""
+    """Returns the role. Raises InvalidName."""
     if not is_role(text):
         raise InvalidName(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
     return text
@@ -227,7 +228,7 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """`ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        """Parses `ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
         if text in ("earliest", "latest"):
             return cls(*(EARLIEST if text == "earliest" else LATEST))
         found = _TEXT_ID.match(text)

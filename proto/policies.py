@@ -121,13 +121,14 @@ def decode(text: str) -> Policies:
 
 
 def merged(below: Policies, above: Policies) -> Policies:
-    """Each field of `above` where it is set, else that of `below`."""
+    """Returns policies with each field of `above` where it is set, else that of `below`."""
     given = {name: value for name in NAMES if (value := getattr(above, name)) is not None}
     return msgspec.structs.replace(below, **given)
 
 
 def completed(policies: Policies) -> Policies:
-    """Retention by time alone has no limit of size, and the other way round."""
+    """Returns the policies with both parts of retention: by time alone it has no limit of size, and the other way
+    round."""
     found = policies
     for pair in RETENTIONS:
         minutes, mib = (getattr(policies, name) for name in pair)

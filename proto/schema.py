@@ -103,7 +103,7 @@ class Pair(NamedTuple):
 
 
 def type_of(text: str) -> SchemaType:
-    """By its name, in any case; BYTES is NONE. InvalidSchema."""
+    """Returns the type by its name, in any case; BYTES is NONE. Raises InvalidSchema."""
     name = text.upper()
     if name == "BYTES":
         return SchemaType.NONE
@@ -120,7 +120,7 @@ when it reads."""
 
 
 def version_bytes(version: int | None) -> bytes:
-    """None: no version, which is empty."""
+    """Returns the bytes of a version. None: no version, which is empty."""
     return b"" if version is None else _VERSION.pack(version)
 
 

@@ -54,14 +54,14 @@ class TxnId(NamedTuple):
 
     @classmethod
     def checked(cls, most: int, least: int) -> TxnId:
-        """InvalidRequest: the numbers cannot be an id of this cluster."""
+        """Returns the id. InvalidRequest: the numbers cannot be an id of this cluster."""
         if not (0 <= most < COORDINATORS_MAX and 0 <= least < 1 << (COUNTER_BITS + EPOCH_BITS)):
             raise InvalidRequest(f"({most},{least}) is no transaction id")
         return cls(most, least)
 
     @classmethod
     def parse(cls, text: str) -> TxnId:
-        """InvalidRequest: the text is no id."""
+        """Parses an id. InvalidRequest: the text is no id."""
         found = _TEXT.match(text)
         if found is None:
             raise InvalidRequest(f"{text[:100]!r} is no transaction id; one looks like (3,1099511627781)")
@@ -79,7 +79,7 @@ class TxnId(NamedTuple):
 
     @property
     def counter(self) -> int:
-        """Within the epoch, from 0."""
+        """Returns the number within the epoch, from 0."""
         return self.least & (1 << COUNTER_BITS) - 1
 
     def __str__(self) -> str:
