@@ -70,17 +70,18 @@ class Guard(Protocol):
     """Authenticates the callers of one listener, and says which rpcs a principal may call at all."""
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Unauthenticated: no credentials, or wrong, expired or foreign ones; the text says which, never their value.
-        Unavailable: a provider cannot decide now (its issuer does not answer)."""
+        """Returns the principal of a caller. Unauthenticated: no credentials, or wrong, expired or foreign ones; the
+        text says which, never their value. Unavailable: a provider cannot decide now (its issuer does not answer)."""
         ...
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """`path`: of the rpc, "/magnetar.wire.Admin/DeleteTopic". Unauthorized: not by this principal."""
+        """Raises Unauthorized if the principal may not call `path`, an rpc such as "/magnetar.wire.Admin/DeleteTopic".
+        """
         ...
 
     def lapsed(self, principal: Principal) -> str:
-        """Why the credentials of a principal that has streams open hold no more, before they expire: they are revoked,
-        or the key that verified them is replaced. Empty: they hold. Must not wait."""
+        """Returns why the credentials of a principal that has streams open hold no more, before they expire: they are
+        revoked, or the key that verified them is replaced. Empty: they hold. Must not wait."""
         ...
 
 
@@ -164,7 +165,7 @@ class CallerMemory:
 
 
 ROOM_S = 0.01
-"""Between two looks while callers wait for room."""
+"""Seconds between two looks while callers wait for room."""
 ROOM_BYTES = 1 << 20
 """Bytes that a waiter which goes on is expected to bring: an envelope of a client, or the entries of a read."""
 
@@ -200,11 +201,12 @@ class PeerGate(Protocol):
     digits."""
 
     async def admit(self, key: str) -> bool:
-        """Asked at each new connection. A MagnetarError: it cannot be decided now, and the client may try again."""
+        """Whether a new connection with this key is admitted. A MagnetarError: it cannot be decided now, and the client
+        may try again."""
         ...
 
     def principal(self, key: str) -> Principal | None:
-        """Asked for each message. None: the process is a member no more."""
+        """Returns the principal of a key; asked for each message. None: the process is a member no more."""
         ...
 
 
@@ -225,7 +227,7 @@ class PeerCalling:
 
 
 NO_KEY = "00" * 32
-"""No server has it."""
+"""Key that no server has."""
 
 OPEN = ListenerAccess()
 """Every caller is LOCAL, in clear."""

@@ -112,7 +112,7 @@ def with_values(config: Config, values: Mapping[str, object]) -> Config:
 
 
 def settings(kind: type) -> list[Setting]:
-    """All settings of a configuration, in the order of the source."""
+    """Returns all settings of a configuration, in the order of the source."""
     docs = _comments(kind)
     return [
         Setting(
@@ -124,7 +124,8 @@ def settings(kind: type) -> list[Setting]:
 
 
 def defaults_of(kind: type) -> dict[str, object]:
-    """name → default of each setting, REQUIRED where there is none. `kind` is a struct or, in the SDK, a dataclass."""
+    """Returns name → default of each setting, REQUIRED where there is none. `kind` is a struct or, in the SDK, a
+    dataclass."""
     if issubclass(kind, msgspec.Struct):
         fields: Sequence[Any] = msgspec.structs.fields(kind)
     else:
@@ -235,7 +236,7 @@ def _suggest(name: str, names: typing.Sequence[str]) -> str:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """name → the comment on the field's line, or the string literal below the field; inherited ones too."""
+    """Returns name → the comment on the field's line, or the string literal below the field; inherited ones too."""
     import ast
     import io
     import textwrap

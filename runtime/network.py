@@ -63,8 +63,8 @@ STREAM_QUEUE_BYTES = 8 << 20
 
 
 SLOW_S = 0.01
-"""Between two multiparts when a peer server is slowed down: 100 MB/s of requests that are refused. A fence of another
-process waits one such pause for each connection before its own."""
+"""Seconds between two multiparts when a peer server is slowed down: 100 MB/s of requests that are refused. A fence of
+another process waits one such pause for each connection before its own."""
 
 
 class Endpoint(NamedTuple):
@@ -122,7 +122,7 @@ class Rpc(Generic[Req, Rep]):
 
     @property
     def request_bytes_max(self) -> int:
-        """Bound of a request, or of an envelope of requests."""
+        """Returns the bound of a request, or of an envelope of requests."""
         large = self.path.endswith("/Connect") or "/magnetar.wire.Metadata/" in self.path
         return MESSAGE_BYTES_MAX if large else REQUEST_BYTES_MAX
 
@@ -167,7 +167,8 @@ class Stream(Protocol[Out, In]):
 
     async def receive(self) -> Sequence[In]: ...
     async def close(self) -> None:
-        """Client: half-close after the queued items, and wait for the other side to end. Server: nothing to do."""
+        """Closes. Client: half-close after the queued items, and wait for the other side to end. Server: nothing to do.
+        """
         ...
 
     def cancel(self) -> None:
@@ -222,7 +223,7 @@ class PeerServing(Serving, Protocol):
         ...
 
     def slow_down(self, slow: bool) -> None:
-        """True: receive slowly until False, so that what the requesters send waits with them.
+        """Receives slowly (True) until False, so that what the requesters send waits with them.
 
         Slowly is one multipart every SLOW_S, from each connection in turn. So a request that ends the pressure, or has
         nothing to do with it, still gets through, and a connection that is alive still answers heartbeats.
@@ -238,7 +239,7 @@ class Request(Protocol):
 
     @property
     def connection(self) -> Hashable:
-        """Equal for requests of one connection."""
+        """Returns a value that is equal for requests of one connection."""
         ...
 
     @property
@@ -253,7 +254,7 @@ class Request(Protocol):
         ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
-        """May be called later, from the event loop; replies of one turn leave together."""
+        """Replies. May be called later, from the event loop; replies of one turn leave together."""
         ...
 
 
@@ -290,15 +291,15 @@ class Peer(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (no
-        member, or keys where the other end has none) or BackPressure (the queue is full; definite)."""
+        """Sends a request. Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol,
+        Unauthorized (no member, or keys where the other end has none) or BackPressure (the queue is full; definite)."""
         ...
 
     def post(
         self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
-        """`request` without a future: the asker is told, in the turn in which the answer comes. The error: it was not
-        taken, and nothing was sent."""
+        """Sends like `request`, without a future: the asker is told, in the turn in which the answer comes. The error:
+        it was not taken, and nothing was sent."""
         ...
 
     def statistics(self) -> dict[str, int]: ...
@@ -376,7 +377,8 @@ class Network(Protocol):
         ...
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
-        """InvalidConfiguration: a file of TLS cannot be read; or credentials would leave this machine in clear."""
+        """Returns a channel. InvalidConfiguration: a file of TLS cannot be read; or credentials would leave this
+        machine in clear."""
         ...
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
@@ -387,20 +389,20 @@ class Network(Protocol):
         ...
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
-        """With `tls` the certificate and name of the other end are verified, by `ca` or the system's authorities.
-        Unavailable: no process listens there. UntrustedServer. InvalidConfiguration: the files."""
+        """Connects. With `tls` the certificate and name of the other end are verified, by `ca` or the system's
+        authorities. Unavailable: no process listens there. UntrustedServer. InvalidConfiguration: the files."""
         ...
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
     ) -> PeerServing:
-        """Without `access` it speaks in clear. Busy: the port is taken."""
+        """Serves peers. Without `access` it speaks in clear. Busy: the port is taken."""
         ...
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer: ...
 
     def new_keys(self) -> KeyPair:
-        """For the peers of this process."""
+        """Returns keys for the peers of this process."""
         ...
 
 

@@ -112,7 +112,7 @@ class Supervisor:
 
     @classmethod
     def failing_now(cls) -> Counter[str]:
-        """Name → how many tasks of that name fail now, in all parts of the process; 0: all of them run."""
+        """Returns name → how many tasks of that name fail now, in all parts of the process; 0: all of them run."""
         found = Counter[str]()
         for each in cls.everywhere:
             for kept in each._kept:
@@ -127,7 +127,7 @@ class Supervisor:
 
     @property
     def failing(self) -> dict[str, str]:
-        """Name → why, of the tasks that fail now."""
+        """Returns name → why, of the tasks that fail now."""
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
     async def close(self) -> None:

@@ -57,7 +57,7 @@ class Frames:
         self._bytes = bytearray()
 
     def take(self, data: bytes) -> Iterator[Frame]:
-        """ValueError: that is no frame."""
+        """Yields the frames in the data so far. ValueError: that is no frame."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             length, kind, number = _HEAD.unpack_from(self._bytes)

@@ -303,7 +303,7 @@ def _be_called(name: str) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """SIGKILL to this process when its parent ends (Linux; elsewhere the link's end says it)."""
+    """Sends SIGKILL to this process when its parent ends (Linux; elsewhere the link's end says it)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

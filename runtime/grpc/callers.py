@@ -24,7 +24,7 @@ End = Callable[[MagnetarError], None]
 
 
 class Callers:
-    """Without a guard every caller is LOCAL."""
+    """The callers of one listener. Without a guard every caller is LOCAL."""
 
     def __init__(self, guard: Guard | None, clock: Clock) -> None:
         self._guard = guard

@@ -40,9 +40,9 @@ from .messages import MessageStream, prefix
 from .stream import GrpcStream
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long an orderly close of a stream waits for the other side before it cancels."""
+"""Seconds that an orderly close of a stream waits for the other side before it cancels."""
 CONNECT_S = 20.0
-"""For one attempt to connect: TCP, TLS, and the server's settings."""
+"""Seconds for one attempt to connect: TCP, TLS, and the server's settings."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -159,7 +159,7 @@ class _UnaryCall(MessageStream):
         self.fail(TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
 
     def give_up(self) -> None:
-        """No caller waits any more; or the answer was there before the whole request had left."""
+        """Gives the call up: no caller waits any more; or the answer was there before the whole request had left."""
         self.done.cancel()
         if self.connection is not None:
             self.connection.reset(self, Code.CANCEL)
@@ -414,8 +414,8 @@ class GrpcChannel:
         return self._unreached(ConnectionResetError(), has_connected=True)
 
     def _unreached(self, error: Exception, *, has_connected: bool) -> MagnetarError:
-        """`unreached`: "refused" (the host, or a router, refused at once) or "silent" (no answer in time). `listens`
-        "no": the host says that no process does there."""
+        """Returns the error of a broken attempt. Its `unreached`: "refused" (the host, or a router, refused at once) or
+        "silent" (no answer in time). `listens` "no": the host says that no process does there."""
         endpoint = self._endpoint
         match error:
             case ssl.SSLCertVerificationError():

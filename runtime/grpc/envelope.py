@@ -40,8 +40,8 @@ def copied_tags(envelope: type[Any]) -> frozenset[int]:
 
 
 def field_of(data: bytes | bytearray, offset: int) -> tuple[int, int]:
-    """Begin and end of the content of the field whose tag begins at `offset`, by its length; the end is beyond `data`
-    where the field is torn."""
+    """Returns begin and end of the content of the field whose tag begins at `offset`, by its length; the end is beyond
+    `data` where the field is torn."""
     offset, size, shift, end = offset + 1, 0, 0, len(data)
     while offset < end:
         byte = data[offset]

@@ -26,7 +26,7 @@ CALLS_MAX = 1_000
 """Most calls of one connection at a time, with those whose caller is gone and whose handler runs on; further ones are
 refused."""
 LOOKS = 4
-"""At the streams, within the shorter of the two times."""
+"""Number of looks at the streams within the shorter of the two times."""
 TIGHT_LOOKS = 2
 """While memory is tight a caller that took nothing for so many is cut, if more than CROWDED_BYTES wait for it. While
 there is none, after one."""
@@ -72,7 +72,8 @@ class OpenStreams:
 
     @contextlib.contextmanager
     def place(self, peer: str) -> Iterator[None]:
-        """For one stream of this caller, HOST:PORT. BackPressure: its address has as many as it may have."""
+        """Holds a place for one stream of this caller, HOST:PORT. BackPressure: its address has as many as it may have.
+        """
         host, limit = network_of(peer), self._limits.streams_per_address
         if self._hosts[host] >= limit:
             raise BackPressure(f"{host} has {limit} streams open, which is what one address may have")
@@ -104,7 +105,7 @@ class OpenStreams:
                 stream.break_off(ConnectionLost(f"the server cut the stream: {why}"))
 
     def _why_cut(self, stream: Watched, seen: _Seen) -> str:
-        """Empty: it stays."""
+        """Returns why the stream is cut; empty: it stays."""
         if not stream.has_read:
             seen.silent += 1
             return f"it sent nothing for {self._limits.first_frame_s:g} s" if seen.silent > self._silent_max else ""

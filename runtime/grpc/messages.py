@@ -32,7 +32,7 @@ class MessageStream(Http2Stream):
     )  # fmt: skip
 
     def __init__(self, in_bytes_max: int, arrivals: Arrivals | None = None) -> None:
-        """`arrivals`: what bounds the places of long messages; None: nothing does."""
+        """Begins a stream. `arrivals`: what bounds the places of long messages; None: nothing does."""
         super().__init__()
         self._arrivals = arrivals
         self._early: bytearray | None = None  # what came of a long message that has no place yet, and after it …
@@ -47,7 +47,7 @@ class MessageStream(Http2Stream):
         self._has_waiting = False  # a message came and is not read
 
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
-        """`cost`: what the service says when it has `read` it."""
+        """Called with a message. `cost`: what the service says when it has `read` it."""
         raise NotImplementedError
 
     def message_refused(self, size: int) -> None:
@@ -134,11 +134,11 @@ class MessageStream(Http2Stream):
         return self._ended_early
 
     def too_slow(self) -> None:
-        """Others wait for the room of the message."""
+        """Called when others wait for the room of the message: the stream ends."""
         raise NotImplementedError
 
     def forget_message(self) -> None:
-        """The stream is over, or is not read any more."""
+        """Drops the message: the stream is over, or is not read any more."""
         self._early = None
         if self._arrivals is not None:
             self._arrivals.end(self)

@@ -60,7 +60,7 @@ from .messages import MessageStream, prefix
 from .stream import GrpcStream
 
 HANDLERS_TIMEOUT_S = 1.0
-"""How long a server that closes lets handlers end by themselves after their callers were disconnected."""
+"""Seconds that a server which closes lets handlers end by themselves after their callers were disconnected."""
 
 _IDLE_LOOKS = int(IDLE_S / LOOK_S)
 STRANGER_LOOKS = 4
@@ -146,7 +146,7 @@ def _head_of(headers: list[Header]) -> _Head:
 
 
 def _authorization(head: _Head) -> str:
-    """Unauthenticated: the header is too long, or is there twice."""
+    """Returns the header `authorization`. Unauthenticated: it is too long, or is there twice."""
     if len(head.authorization) > 1:
         raise Unauthenticated(f"the call has {len(head.authorization)} headers `authorization`; send one")
     value = head.authorization[0] if head.authorization else ""
@@ -416,7 +416,7 @@ class _UnaryCall(MessageStream):
     __slots__ = ("_changed", "_cost", "_head", "_listener", "_method", "_refused", "_request")
 
     def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
-        """`cost`: of its header block (`HeaderDecoder`)."""
+        """Begins a call. `cost`: of its header block (`HeaderDecoder`)."""
         super().__init__(method.target.request_bytes_max)
         self._listener = listener
         self._method = method
@@ -538,7 +538,7 @@ class _ServerStream(GrpcStream):
     """A stream at the server: it begins with its handler, and ends with it, or with `cut`."""
 
     def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
-        """`cost`: of its header block (`HeaderDecoder`)."""
+        """Begins a stream. `cost`: of its header block (`HeaderDecoder`)."""
         target = method.target
         super().__init__(
             target.request, in_bytes_max=target.request_bytes_max, copied=method.copied, memory=listener.memory

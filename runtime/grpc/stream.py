@@ -68,7 +68,7 @@ class GrpcStream(MessageStream):
         *, in_bytes_max: int = MESSAGE_BYTES_MAX, out_bytes_max: int = COALESCE_BYTES,
         copied: frozenset[int] | None = None, memory: CallerMemory | None = None,
     ) -> None:  # fmt: skip
-        """`memory` has what is queued, and what `receive` gave last."""
+        """Makes a stream that is not open yet. `memory` has what is queued, and what `receive` gave last."""
         super().__init__(in_bytes_max, memory.arrivals if memory is not None else None)
         memory = memory or CallerMemory()
         self._requests, self._answers = memory.requests, memory.answers
@@ -176,10 +176,10 @@ class GrpcStream(MessageStream):
         raise NotImplementedError
 
     def drained_out(self) -> None:
-        """Nothing more will be queued, and all that was has left."""
+        """Called when nothing more will be queued, and all that was has left."""
 
     def _next_envelope(self) -> tuple[int, deque[Buffer]]:
-        """(queued bytes, the parts of gRPC's message) of the next envelope."""
+        """Returns (queued bytes, the parts of gRPC's message) of the next envelope."""
         items, count, size = self._items, 0, 0
         for item_bytes, _ in items:
             if count and size + item_bytes > self._envelope_bytes:
@@ -323,7 +323,7 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ the end
     def fail(self, error: MagnetarError) -> None:
-        """The stream is broken: nothing more is sent, and senders get the error. Items that arrived can be received."""
+        """Breaks the stream: nothing more is sent, and senders get the error. Items that arrived can be received."""
         if self._broken is not None:
             return
         self._broken = error
@@ -336,7 +336,7 @@ class GrpcStream(MessageStream):
         self._changed()
 
     def end(self, how: EndOfStream | MagnetarError) -> None:
-        """Nothing more comes: `receive` says so after the items that arrived."""
+        """Ends what is received: nothing more comes, and `receive` says so after the items that arrived."""
         self._end = self._end or how
         self._changed()
 
@@ -366,7 +366,7 @@ class GrpcStream(MessageStream):
         self.break_off(ConnectionLost("the stream was cancelled"))
 
     async def close(self) -> None:
-        """Nothing at the server: its stream ends with its handler."""
+        """Does nothing at the server: its stream ends with its handler."""
 
     @property
     def is_broken(self) -> bool:
@@ -389,7 +389,7 @@ class GrpcStream(MessageStream):
                 change.set_result(None)
 
     def _changed(self) -> None:
-        """The end has come: for all."""
+        """Wakes all that wait: the end has come."""
         self._has_left()
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)

@@ -74,7 +74,7 @@ JOINED_BYTES = 16 << 10
 SLICE_S = 0.001
 """Seconds of handling what came, for a connection in a turn of the loop."""
 SLICE_BYTES = 2 << 10
-"""Between two looks at the clock: of the shortest frames there are 230, which take 0.3 ms."""
+"""Bytes between two looks at the clock: of the shortest frames there are 230, which take 0.3 ms."""
 CALL_S = 0.0001
 """Seconds of a slice that count for a call that begins: its task runs after the slice."""
 
@@ -147,8 +147,8 @@ class Http2Stream:
         """Called for a stream that exists: with an answer's head or its trailers."""
 
     def data_came(self, data: memoryview) -> int:
-        """`data` is valid during the call only. What is read later is `consumed` later. Returns how many bytes it took:
-        fewer than all when they are much work; it is called again with the others."""
+        """Called with data, which is valid during the call only. What is read later is `consumed` later. Returns how
+        many bytes it took: fewer than all when they are much work; it is called again with the others."""
         return len(data)
 
     def direct_room(self) -> memoryview | None:
@@ -156,7 +156,7 @@ class Http2Stream:
         return None
 
     def direct_came(self, size: int) -> None:
-        """So many bytes are where `direct_room` said."""
+        """Called when so many bytes are where `direct_room` said."""
 
     def input_ended(self) -> None:
         """Called when the other end sends no more."""
@@ -165,14 +165,14 @@ class Http2Stream:
         """Called when there may be room for `send_data`."""
 
     def lost(self, error: MagnetarError, code: int | None) -> None:
-        """The stream is over: reset by the other end with `code`, or its connection is lost."""
+        """Called when the stream is over: reset by the other end with `code`, or its connection is lost."""
 
 
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     """`T`: what the service makes of a header block."""
 
     def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
-        """`first`: what is sent before the settings (a client's preface)."""
+        """Begins a connection. `first`: what is sent before the settings (a client's preface)."""
         self._loop = asyncio.get_running_loop()
         self._decoder = decoder
         self._first = first + frames.settings(settings)
@@ -302,7 +302,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._wait(self._rest)
 
     def _wait(self, rest: memoryview) -> None:
-        """The slice is over: `rest` is taken in the next turn, and what comes after it is read then."""
+        """Ends the slice: `rest` is taken in the next turn, and what comes after it is read then."""
         self._rest, self._ahead = rest, b""
         if self._later is None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -410,7 +410,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return end
 
     def _take_part(self, view: memoryview, offset: int) -> int:
-        """More of a torn frame; returns the end of what it took."""
+        """Takes more of a torn frame; returns the end of what it took."""
         partial = self._partial
         want = self._frame_end if len(partial) >= frames.HEADER_BYTES else frames.HEADER_BYTES
         part = view[offset : offset + want - len(partial)]
@@ -493,7 +493,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return taken
 
     def _data_ended(self) -> None:
-        """The last DATA of its stream is whole."""
+        """Handles the last DATA of its stream, which is whole."""
         stream, self._data_stream = self._data_stream, None
         if stream is not None and stream.connection is not None:
             self._input_ended(stream)
@@ -676,7 +676,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise BrokenRules(Code.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
 
     def _windows_changed(self, change: int) -> None:
-        """Once for all that one SETTINGS says: it may say it thousands of times, of a thousand streams."""
+        """Applies the windows once for all that one SETTINGS says: it may say it thousands of times, of a thousand
+        streams."""
         self.charge(len(self.streams) // 10)
         for stream in list(self.streams.values()):
             stream.send_left += change
@@ -707,13 +708,14 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ patience
     def be_patient(self, most: float, rate: float) -> None:
-        """From now on `most` frames that carry nothing are taken at once, and `rate` more a second."""
+        """Sets the patience: from now on `most` frames that carry nothing are taken at once, and `rate` more a second.
+        """
         self._patience = self._patience_max = most
         self._patience_rate, self._patience_since = rate, self._loop.time()
         self.is_known = most > PATIENCE
 
     def charge(self, frames_: int = 1) -> None:
-        """For what costs as much as so many frames that carry nothing. BrokenRules: it was too much."""
+        """Charges for what costs as much as so many frames that carry nothing. BrokenRules: it was too much."""
         if self._patience_max == math.inf:
             return
         self._charged += frames_
@@ -747,7 +749,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self.write(frames.window_update(0, more))
 
     def consumed(self, stream: Http2Stream, size: int) -> None:
-        """The service has read so many bytes of the stream."""
+        """Credits so many bytes of the stream that the service has read."""
         stream.unread -= size
         if not self.credits_at_once:
             self._owed += size
@@ -788,7 +790,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._transport.write(data)
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
-        """`has_head`: the other end opened it."""
+        """Opens a stream. `has_head`: the other end opened it."""
         stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once
@@ -796,7 +798,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.streams[id_] = stream
 
     def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
-        """`data`: is sent in the same write, when the windows allow; the caller has asked `fits`."""
+        """Sends headers. `data`: is sent in the same write, when the windows allow; the caller has asked `fits`."""
         framed = frames.header_block(stream.id, block, frames.END_STREAM if ends and not data else 0, self._peer_frame)
         if data:
             stream.send_left -= len(data)
@@ -808,7 +810,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._output_ended(stream)
 
     def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
-        """All that a stream sends, in one write; the caller has asked `fits`."""
+        """Sends all that a stream sends, in one write; the caller has asked `fits`."""
         id_, size = stream.id, len(data)
         stream.send_left -= size
         self._send_left -= size
@@ -849,7 +851,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return sent
 
     def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
-        """`send_data` of parts, `size` bytes in all: what it sends is taken from `parts`, without a copy."""
+        """Sends parts like `send_data`, `size` bytes in all: what it sends is taken from `parts`, without a copy."""
         sent, id_ = 0, stream.id
         while not self._paused and not self.is_lost:
             left = part = min(size - sent, stream.send_left, self._send_left, self._peer_frame)
@@ -878,7 +880,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return sent
 
     def _waits(self, stream: Http2Stream, left: int) -> None:
-        """For room in its own window, or in the connection's and the transport; an end alone needs no window."""
+        """Lets a stream wait for room in its own window, or in the connection's and the transport; an end alone needs
+        no window."""
         if left and stream.send_left <= 0:
             stream.is_shut = True
         else:
@@ -971,8 +974,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return bool(done)
 
     def check(self) -> None:
-        """The windows are conserved: what the other end may send, what came and is not credited, and what is on its way
-        in the frame of now are the window."""
+        """Checks that the windows are conserved: what the other end may send, what came and is not credited, and what
+        is on its way in the frame of now are the window."""
         if self.is_lost:
             return
         coming, of = self._data_left, self._data_stream

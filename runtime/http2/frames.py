@@ -41,7 +41,7 @@ class Setting(IntEnum):
 
 
 class Code(IntEnum):
-    """Why a stream or a connection ends (RFC 9113, 7)."""
+    """The reason why a stream or a connection ends (RFC 9113, 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -101,7 +101,7 @@ def goaway(last: int, code: Code, text: str = "") -> bytes:
 
 
 def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
-    """HEADERS, and CONTINUATION where the other end takes no frame as long."""
+    """Encodes HEADERS, and CONTINUATION where the other end takes no frame as long."""
     if len(block) <= frame_max:
         return header(len(block), HEADERS, flags | END_HEADERS, stream) + block
     parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]

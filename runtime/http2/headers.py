@@ -30,7 +30,7 @@ FIELDS_MAX = 256
 FOLDED_BYTES_MAX = 16 << 10
 """Most bytes of a block in Huffman's code: decoding a byte takes 0.03 µs. A token of AUTHORIZATION_MAX has fewer."""
 FOLDED_A_FRAME = 8
-"""So many bytes in Huffman's code cost as much as a frame that carries nothing."""
+"""Bytes in Huffman's code that cost as much as a frame that carries nothing."""
 INTEGER_BITS_MAX = 28
 KNOWN_BLOCKS = 32
 KNOWN_BYTES = 4096
@@ -58,7 +58,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
 
 
 def _string(data: bytes) -> bytes:
-    """Without Huffman's code; the length is an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
+    """Encodes a string without Huffman's code; the length is an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
     size = len(data)
     if size < 127:
         return bytes((size,)) + data
@@ -105,7 +105,7 @@ def _shape(data: bytes) -> _Shape:
 
 
 def _integer(data: bytes, offset: int, mask: int) -> tuple[int, int]:
-    """(the integer, what follows it), RFC 7541, 5.1."""
+    """Returns (the integer, what follows it), RFC 7541, 5.1."""
     value, shift = data[offset] & mask, 0
     offset += 1
     if value < mask:
@@ -121,7 +121,7 @@ def _integer(data: bytes, offset: int, mask: int) -> tuple[int, int]:
 
 
 def _text(data: bytes, offset: int) -> tuple[bytes, int]:
-    """(the string, what follows it), RFC 7541, 5.2. IndexError, ValueError: it is torn. HPACKError."""
+    """Returns (the string, what follows it), RFC 7541, 5.2. IndexError, ValueError: it is torn. HPACKError."""
     is_folded = data[offset] & 0x80
     size, offset = _integer(data, offset, 0x7F)
     after = offset + size
@@ -143,7 +143,7 @@ class HeaderDecoder(Generic[T]):
         self.cost = 0  # of the last block, in frames that carry nothing
 
     def decode(self, data: bytes) -> T:
-        """BrokenRules: it is no header block, or it is more work than the headers of a call are."""
+        """Decodes a header block. BrokenRules: it is none, or it is more work than the headers of a call are."""
         found = self._known.get(data)
         if found is not None:
             self.cost = 0
@@ -169,7 +169,7 @@ class HeaderDecoder(Generic[T]):
         return parsed
 
     def _fields(self, data: bytes) -> list[Header]:
-        """HPACKError, IndexError, ValueError: it is no header block. OversizedHeaderListError."""
+        """Decodes a header block. HPACKError, IndexError, ValueError: it is none. OversizedHeaderListError."""
         table, found = self._table, list[Header]()
         offset, end, left = 0, len(data), self._list_bytes_max
         while offset < end:

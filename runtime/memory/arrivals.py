@@ -19,7 +19,7 @@ from typing import Protocol
 WINDOW_MIN = (64 << 10) - 1
 """Window that HTTP/2 gives to each stream in any case."""
 SLOW_S, SLOW_LOOKS = 10.0, 4
-"""For a message of 5 MiB: a connection of 4 Mbit/s."""
+"""Seconds for a message of 5 MiB, and looks in that time: a connection of 4 Mbit/s."""
 
 
 class LongMessage(Protocol):
@@ -29,7 +29,7 @@ class LongMessage(Protocol):
         """Called when there is room."""
 
     def too_slow(self) -> None:
-        """Others wait for its room: it ends."""
+        """Ends the message: others wait for its room."""
 
 
 class Arrivals:
@@ -55,7 +55,7 @@ class Arrivals:
         self.windows -= size
 
     def begin(self, message: LongMessage, size: int) -> bool:
-        """False: `place` is called when there is room."""
+        """Begins a long message. False: `place` is called when there is room."""
         assert message not in self._coming, "one message of a stream comes at a time"
         if self._waiting or not self._fits(size):
             self._waiting[message] = size
@@ -71,7 +71,7 @@ class Arrivals:
             self._whole[message] = self._whole.get(message, 0) + size
 
     def read(self, message: LongMessage) -> None:
-        """All that came whole of its stream was read."""
+        """Notes that all that came whole of its stream was read."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size

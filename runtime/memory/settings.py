@@ -13,7 +13,7 @@ from .machine import machine_bytes
 from .shares import NO_LIMIT, Share, least_bytes
 
 MACHINE_SHARE = 4
-"""Without the setting: one part in so many of the machine. Its page cache serves reads, and other processes run."""
+"""Divisor of the machine's memory, without the setting. Its page cache serves reads, and other processes run."""
 
 
 class ProcessConfig(msgspec.Struct, frozen=True):

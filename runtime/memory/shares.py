@@ -45,7 +45,7 @@ class Share(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How a process' memory is shared out."""
+    """The plan by which a process' memory is shared out."""
 
     budget: int
     shares: Sequence[Share]
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 
     @property
     def limits(self) -> dict[str, int]:
-        """Share → bytes."""
+        """Returns share → bytes."""
         return {each.name: self.values[each.setting] * each.unit_bytes for each in self.shares}
 
     def applied(self, config: Config, section: str) -> Config:
@@ -68,7 +68,7 @@ def least_bytes(shares: Sequence[Share], given: Mapping[str, int]) -> int:
 
 
 def plan(budget: int, shares: Sequence[Share], given: Mapping[str, int]) -> Plan:
-    """`given`: those that the operator set. InvalidConfiguration."""
+    """Plans the memory. `given`: the shares that the operator set. Raises InvalidConfiguration."""
     needed = least_bytes(shares, given)
     if needed > budget:
         raise _too_small(budget, needed, shares, given)

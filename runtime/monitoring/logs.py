@@ -45,11 +45,12 @@ def configure(
 
 
 def audit_to(path: str) -> None:
-    """The audit log goes to this file, with mode 0600; a file that is moved away is made anew. InvalidConfiguration."""
+    """Writes the audit log to this file, with mode 0600; a file that is moved away is made anew. InvalidConfiguration.
+    """
     from logging.handlers import WatchedFileHandler
 
     class PrivateFile(WatchedFileHandler):
-        """Also a file that is made anew, after a rotation, is of its owner alone."""
+        """A file that is its owner's alone, also when it is made anew after a rotation."""
 
         def _open(self) -> TextIOWrapper:
             descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

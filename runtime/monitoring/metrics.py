@@ -102,7 +102,7 @@ class Histogram:
 
     @property
     def cumulative(self) -> list[tuple[str, float]]:
-        """(bound, count of the values up to it), as in Prometheus' format."""
+        """Returns (bound, count of the values up to it), as in Prometheus' format."""
         so_far = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
@@ -153,7 +153,7 @@ def labels(**values: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """`text` as the value of a label."""
+    """Returns `text` as the value of a label."""
     return text.translate(_ESCAPED) if '"' in text or "\\" in text or "\n" in text else text
 
 
@@ -248,7 +248,7 @@ class Page:
         family.add_metric(list(labels.values()), count, total)
 
     def statistics(self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str) -> None:
-        """All of a part's `statistics()`: the names in `gauges` as gauges, the others as counters."""
+        """Adds all of a part's `statistics()`: the names in `gauges` as gauges, the others as counters."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:

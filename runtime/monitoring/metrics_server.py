@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MEASURE_TIMEOUT_S = 5.0
 """Half of Prometheus' default scrape timeout: the scraper gets the error before it gives up."""
 REQUEST_S = 5.0
-"""Without a byte of a request a connection is closed."""
+"""Seconds without a byte of a request after which a connection is closed."""
 CONNECTIONS_MAX = 16
 """Each has a thread. Above it the oldest is closed: those that send slowly, or nothing, keep no scraper out."""
 
@@ -181,7 +181,7 @@ class MetricsServer:
 
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
-        """Busy: the port is taken, or the address is not of this machine."""
+        """Starts the server. Busy: the port is taken, or the address is not of this machine."""
         application = _application(_Parts(asyncio.get_running_loop(), measure))
         try:
             serving = await asyncio.to_thread(_listen, endpoint, application)

@@ -51,7 +51,7 @@ class Accepted:
         return len(self._open)
 
     def _drain(self) -> None:
-        """All that is there: the descriptor signals once."""
+        """Handles all events that wait: the descriptor signals once."""
         while True:
             try:
                 event, _ = self._monitor.recv_multipart(self._zmq.NOBLOCK)

@@ -73,7 +73,7 @@ class InFlight:
             self._fail(entry[0], error)
 
     def fail_all(self, error: MagnetarError) -> None:
-        """Each with an error of its own: their owners raise them."""
+        """Fails all requests, each with an error of its own: their owners raise them."""
         waiting, self._waiting = self._waiting, {}
         for asker, _ in waiting.values():
             self._fail(asker, type(error)(error.message, **error.fields))

@@ -193,7 +193,7 @@ class InsidePeer:
         return size
 
     def broke(self) -> None:
-        """The server is closed."""
+        """Fails all requests: the server is closed."""
         self._end(ConnectionLost(f"no connection to {self._endpoint}: it broke", endpoint=self._endpoint))
 
     def _end(self, error: ConnectionLost) -> None:

@@ -49,7 +49,7 @@ class SimByteStream:
         return Caller(self.peer)
 
     def admitted(self) -> None:
-        """Simulated connections are not bounded."""
+        """Does nothing: simulated connections are not bounded."""
 
     @property
     def queued_bytes(self) -> int:

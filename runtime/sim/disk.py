@@ -187,7 +187,8 @@ class NameChange:
             directory.volatile.append(self)
 
     def make_durable(self) -> None:
-        """If an earlier change of the same name was lost, this one finds nothing to remove and is lost with it."""
+        """Makes the change durable. If an earlier change of the same name was lost, this one finds nothing to remove
+        and is lost with it."""
         if self.done:
             return
         self.done = True
@@ -247,7 +248,7 @@ class Disk:
             directory.now = dict(directory.durable)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Damage at rest: one bit of the stored content, as read and as durable."""
+        """Damages the disk at rest: flips one bit of the stored content, as read and as durable."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             byte = pages.read(1, offset)
@@ -255,7 +256,7 @@ class Disk:
                 pages.write(bytes([byte[0] ^ (1 << bit)]), offset)
 
     def cut(self, path: str, size: int) -> None:
-        """Damage at rest: the file ends at `size`."""
+        """Damages the disk at rest: the file ends at `size`."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             if pages.size > size:
@@ -293,7 +294,7 @@ class Disk:
 
     # ------------------------------------------------------------------ looking (not operations of a process)
     def paths(self) -> list[str]:
-        """Every file, sorted."""
+        """Returns every file, sorted."""
         found = [
             os.path.join(where, name)
             for directory, where in self._walk(self.root, "/")

@@ -70,7 +70,7 @@ class SimFile:
         self._sync(0)
 
     def _sync(self, size: int) -> None:
-        """`size`: of the direct write that syncs itself; 0 for `fdatasync`."""
+        """Syncs. `size`: of the direct write that syncs itself; 0 for `fdatasync`."""
         try:
             self._operate("fdatasync", size=size)
         except OSError:

@@ -37,7 +37,7 @@ class Process(Protocol):
 
     alive: bool
     held: list[events.Handle] | None
-    """Not None: the process is stopped, and these are its steps since then."""
+    """Steps of a stopped process since then; None: it is not stopped."""
 
     def adopt(self, task: SimTask[Any]) -> None:
         """Keeps the task, so that it is not collected when the process dies."""
@@ -47,11 +47,12 @@ class Process(Protocol):
 PROCESS: ContextVar[Process | None] = ContextVar("magnetar_process", default=None)
 
 CLOCK_RESOLUTION_S = 1e-9
-"""At least; two steps of the clock's floating point number after years: a due timer must count as due."""
+"""Least resolution of the clock. It is two steps of its floating point number where that is more, after years: a due
+timer must count as due."""
 
 
 class Deadlock(Exception):
-    """Nothing is ready and no timer is set: the simulation can never go on."""
+    """The simulation can never go on: nothing is ready and no timer is set."""
 
 
 class OutOfBounds(Exception):
@@ -193,7 +194,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @property
     def elapsed_s(self) -> float:
-        """Virtual seconds since the loop was made; used in messages and for the bounds."""
+        """Returns the virtual seconds since the loop was made; used in messages and for the bounds."""
         return self._now - self.origin_s
 
     def _jump(self) -> None:

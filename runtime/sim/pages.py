@@ -21,7 +21,7 @@ class Pages:
         return Pages(self.size, dict(self._pages))
 
     def numbered(self) -> ItemsView[int, bytes]:
-        """(number, content) of every page that is not all zeros."""
+        """Returns (number, content) of every page that is not all zeros."""
         return self._pages.items()
 
     def read(self, size: int, offset: int) -> bytes:

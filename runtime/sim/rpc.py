@@ -322,7 +322,7 @@ class _Connection:
             stream.broke(errors.ConnectionLost("the stream's handler has returned"))
 
     def _end_of(self, id_: int, stream: SimStream, error: errors.MagnetarError) -> None:
-        """Before the handler's end, by this side."""
+        """Ends a stream before its handler's end, by this side."""
         if not stream.broken:
             self._send(("end", id_, _error_bytes(error)), f"end {id_} expired")
             stream.broke(error)

@@ -124,7 +124,7 @@ class Wires:
 
     # ------------------------------------------------------------------ listeners
     def listen(self, endpoint: Endpoint, listener: Listener) -> Endpoint:
-        """Busy: a living process has the port. Port 0: one that was never used."""
+        """Listens. Busy: a living process has the port. Port 0: one that was never used."""
         port = endpoint.port
         if port == 0:
             self._next_port += 1
@@ -177,7 +177,7 @@ class Wires:
 
     # ------------------------------------------------------------------ faults
     def partition(self, source: str, target: str, *, both: bool = True) -> None:
-        """Nothing from `source` reaches `target` (and back, with `both`) until `heal`."""
+        """Lets nothing from `source` reach `target` (and back, with `both`) until `heal`."""
         self._trace.note(self._loop.elapsed_s, f"fault: {source} -{'/' if not both else 'X'}- {target}")
         self._blocked[source, target] = True
         if both:
@@ -233,7 +233,8 @@ class Wires:
                 self._clogged.pop(pair, None)
 
     def process_died(self, owner: Owner, *, silent: bool) -> None:
-        """`silent`: its machine lost power, and the others notice when a keep-alive fails."""
+        """Breaks the connections of a process that died. `silent`: its machine lost power, and the others notice when a
+        keep-alive fails."""
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
             self._forget(end)

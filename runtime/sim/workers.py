@@ -118,6 +118,6 @@ class SimWorkers:
         return SimWorker(name, self._rng, self._delays, self._is_alive)
 
     async def load(self, *modules: str) -> None:
-        """At once: what this process has imported before must not change a trace."""
+        """Loads at once: what this process has imported before must not change a trace."""
         for each in modules:
             import_module(each)

@@ -31,7 +31,7 @@ BACKLOG = 1024
 """Connections that wait to be accepted: all clients of a broker come back at once."""
 ACCEPTS_A_TURN = 64
 ACCEPT_AGAIN_S = 1.0
-"""After the system had no descriptor for a connection."""
+"""Seconds to the next accept after the system had no descriptor for a connection."""
 
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _LOG = logging.getLogger("magnetar.bytes")
@@ -61,7 +61,7 @@ class Listening:
 async def listen(
     endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: Limits
 ) -> Listening:
-    """Busy: the port is taken, or the address is not of this machine."""
+    """Listens. Busy: the port is taken, or the address is not of this machine."""
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:

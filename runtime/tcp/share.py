@@ -68,7 +68,7 @@ class Share:
         return self._left
 
     def later(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
-        """Not before LOOK_S."""
+        """Calls `go_on` when something is left, not before LOOK_S."""
         turn = Turn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()
@@ -79,7 +79,7 @@ class Share:
             self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Each that waits now has one turn at most; what it does is spent before the next one's."""
+        """Gives each that waits now one turn at most; what it does is spent before the next one's."""
         self._timer = None
         left = self._refilled()
         if len(self._light) + len(self._heavy) > self._tidy_above:

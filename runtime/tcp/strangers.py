@@ -31,7 +31,7 @@ class Stranger(Protocol):
     def is_busy(self) -> bool: ...
 
     def leave(self) -> None:
-        """Others wait. It ends its connection at once."""
+        """Ends its connection at once: others wait."""
         ...
 
 
@@ -59,7 +59,7 @@ class Strangers:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
     def came(self, stranger: Stranger, peer: str) -> bool:
-        """False: there is no room for it, and none leaves."""
+        """Adds a stranger. False: there is no room for it, and none leaves."""
         if len(self._address) >= self.most and not self._push_out():
             return False
         address = network_of(peer)

@@ -23,8 +23,8 @@ _LOG = logging.getLogger("magnetar.bytes")
 
 
 def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """TLS 1.2 or later; with `ca` each caller has to have a certificate of it, or may (`optional`). `protocols`: those
-    that the handshake agrees on (ALPN). InvalidConfiguration."""
+    """Returns the context of a listener: TLS 1.2 or later; with `ca` each caller has to have a certificate of it, or
+    may (`optional`). `protocols`: those that the handshake agrees on (ALPN). InvalidConfiguration."""
     found = _Reloaded(tls, protocols)
     found.outer.sni_callback = found.before_handshake
     return found.outer

@@ -29,7 +29,7 @@ RETRY_MAX_S = 30.0
 SOUND_S = 10.0
 """A process that ran for so long was sound: its end is a new misfortune, and not the last one again."""
 STOP_S = 15.0
-"""For an end in order: half as long again as a part of a process has (runtime/lifecycle.py)."""
+"""Seconds for an end in order: half as long again as a part of a process has (runtime/lifecycle.py)."""
 
 
 class Fork(NamedTuple):
@@ -119,7 +119,7 @@ class Schedule:
         return [Serve()]
 
     def ended(self, name: str, code: int, now: float) -> list[Effect]:
-        """`code`: of the process."""
+        """Handles the end of a process with its exit code."""
         member = self._by_name[name]
         assert member.runs, f"{name} ends, and did not run"
         if self._code is not None:
@@ -137,7 +137,7 @@ class Schedule:
         return self.tick(now)
 
     def stop(self, code: int, now: float) -> list[Effect]:
-        """`code`: of the whole server."""
+        """Stops the server. `code`: of the whole server."""
         if self._code is not None:
             return []
         self._code = code
