@@ -175,7 +175,8 @@ def issue_member(
 
 
 def new_authority(folder: Path, now: datetime.datetime) -> list[str]:
-    """Another authority: it issues from now on, and `ca.pem` has it first and those before too. Returns the files."""
+    """Makes another authority: it issues from now on, and `ca.pem` has it first and those before too. Returns the
+    files."""
     key, before = _new_key(), (folder / "ca.pem").read_bytes()
     _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
     _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
@@ -183,7 +184,7 @@ def new_authority(folder: Path, now: datetime.datetime) -> list[str]:
 
 
 def new_token_key(folder: Path) -> list[str]:
-    """Another key: it signs from now on; tokens of those before hold, because `token-public.pem` has them too."""
+    """Makes another key: it signs from now on; tokens of those before hold, because `token-public.pem` has them too."""
     key, before = _new_key(), (folder / "token-public.pem").read_bytes()
     _replace(folder / "token-public.pem", _public_pem(key) + before, 0o644)
     _replace(folder / "token-key.pem", _private_pem(key), 0o600)
@@ -246,7 +247,7 @@ def _new_key() -> Any:
 def _certificate(
     name: str, hosts: list[Any] | None, key: Any, issuer: Any, issuer_key: Any, now: datetime.datetime, days: int
 ) -> Any:
-    """`hosts` None: an authority's own."""
+    """Makes a certificate. `hosts` None: an authority's own."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import NameOID

@@ -57,7 +57,7 @@ class BasicProvider:
         self._version = 0
 
     async def authenticate(self, credentials: str, caller: Caller) -> Principal:
-        """`credentials`: what follows `Basic `.
+        """Returns the principal of credentials: what follows `Basic `.
 
         Unauthenticated: malformed, wrong, or too many failures of this address or user. Unavailable: too many wait."""
         address = caller.peer.rpartition(":")[0].strip("[]")
@@ -129,7 +129,7 @@ class BasicProvider:
 
 
 def parse(credentials: str) -> tuple[str, bytes]:
-    """User and password; a password may have colons. Unauthenticated: it is not base64 of USER:PASSWORD."""
+    """Returns user and password; a password may have colons. Unauthenticated: it is not base64 of USER:PASSWORD."""
     if len(credentials) > CREDENTIALS_MAX:
         raise Unauthenticated(f"the user and password have more than {CREDENTIALS_MAX} characters")
     try:

@@ -48,7 +48,8 @@ class CertificateProvider:
         self._known = Remembered()
 
     def principal(self, pem: bytes) -> Principal:
-        """Unauthenticated: the certificate has expired, or names no principal of this cluster."""
+        """Returns the principal of a certificate. Unauthenticated: it has expired, or names no principal of this
+        cluster."""
         if len(pem) > CERTIFICATE_BYTES_MAX:
             raise Unauthenticated(f"the client certificate has more than {CERTIFICATE_BYTES_MAX} bytes")
         digest, now_ms = digest_of(pem), self._clock.wall_ms()

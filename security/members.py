@@ -36,7 +36,8 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
 def uri_of(cluster: str, role: str, name: str) -> str:
-    """InvalidConfiguration: one of them has other characters than letters, digits and ._:-"""
+    """Returns the URI of a member. InvalidConfiguration: one of its parts has other characters than letters, digits and
+    ._:-"""
     for part in (cluster, role, name):
         if not _PART.fullmatch(part):
             raise InvalidConfiguration(f"{part!r} is no name of a member: letters, digits and . _ : - only")
@@ -57,7 +58,7 @@ class MemberGuard:
         self._known: OrderedDict[bytes, Principal] = OrderedDict()
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Unauthenticated; CredentialsExpired."""
+        """Returns the member that calls. Raises Unauthenticated; CredentialsExpired."""
         digest = hashlib.sha256(caller.certificate).digest()
         found = self._known.get(digest)
         if found is None:
@@ -69,7 +70,7 @@ class MemberGuard:
         return found
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """Unauthorized."""
+        """Raises Unauthorized if the member may not call it."""
         role = role_of(principal)
         if not path.startswith(SERVICE) or role not in (BROKER, BOOKIE, OPERATOR):
             raise Unauthorized(f"{principal} may not call {path}")
@@ -123,7 +124,7 @@ def tls_files(settings: MembersSection, role: str) -> TlsFiles:
 
 
 def own_name(settings: MembersSection, role: str) -> str:
-    """NAME of the process' certificate. InvalidConfiguration: it is another's, or of another cluster."""
+    """Returns NAME of the process' certificate. InvalidConfiguration: it is another's, or of another cluster."""
     path = tls_files(settings, role).certificate
     try:
         with open(path, "rb") as file:
@@ -138,7 +139,7 @@ def own_name(settings: MembersSection, role: str) -> str:
 
 
 def member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
-    """`role`: of this process. InvalidConfiguration."""
+    """Returns the network of a member. `role`: of this process. Raises InvalidConfiguration."""
     own_name(settings, role)
     files = tls_files(settings, role)
     return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

@@ -53,7 +53,8 @@ class OidcProvider:
         return self._issuer_of(unverified_parts(token)[1].get("iss")) is not None
 
     async def principal(self, token: str) -> Principal:
-        """Unauthenticated. Unavailable: the issuer's keys are not known, and it does not answer."""
+        """Returns the principal of a token. Unauthenticated. Unavailable: the issuer's keys are not known, and it does
+        not answer."""
         version = sum(each.version for each in self._issuers.values())
         if version != self._version:
             self._version = version
@@ -100,7 +101,7 @@ class _Issuer:
         self._fetching: asyncio.Future[dict[str, object]] | None = None
 
     async def key(self, kid: str) -> IssuerKey | None:
-        """Unavailable."""
+        """Returns the key with that id. Raises Unavailable."""
         age_s = self._age_s()
         if age_s is None or age_s >= DROP_S:
             await self._fetch()
@@ -115,7 +116,7 @@ class _Issuer:
         return found
 
     def _may_ask(self) -> bool:
-        """Because of a `kid` that is unknown, or of keys that are old."""
+        """Whether the issuer may be asked again: because of a `kid` that is unknown, or of keys that are old."""
         return self._clock.monotonic() - self._asked_at >= (RETRY_S if self._failure else UNKNOWN_KID_S)
 
     def _find(self, kid: str) -> IssuerKey | None:

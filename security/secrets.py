@@ -46,7 +46,8 @@ class Secret:
 
 
 def read_secret(source: str) -> Secret:
-    """`source`: a path, `file:PATH`, `env:NAME` (text) or `data:;base64,…`. InvalidConfiguration."""
+    """Reads a secret. `source`: a path, `file:PATH`, `env:NAME` (text) or `data:;base64,…`. Raises
+    InvalidConfiguration."""
     if source.startswith("env:"):
         name = source.removeprefix("env:")
         value = os.environ.get(name, "")

@@ -230,7 +230,7 @@ class SecuritySettings:
 
     @classmethod
     def load(cls, path: str) -> SecuritySettings:
-        """InvalidConfiguration: the file cannot be read, or says something that it may not."""
+        """Loads the file. InvalidConfiguration: it cannot be read, or says something that it may not."""
         try:
             with open(path, "rb") as file:
                 text = file.read(SETTINGS_BYTES_MAX).decode()
