@@ -68,7 +68,7 @@ class Access:
     params: str = field(default="", repr=False)  # of the plugin, or where they are
 
     def authentication(self) -> Authentication | None:
-        """InvalidConfiguration, OperationNotSupported: it cannot be made of this."""
+        """Returns the credentials. InvalidConfiguration, OperationNotSupported: they cannot be made of this."""
         if self.token:
             return AuthenticationToken(lambda: _secret(self.token))
         if self.plugin:
@@ -90,7 +90,7 @@ class Access:
         )
 
     def check(self) -> None:
-        """InvalidConfiguration: options contradict each other, as the SDK says, before anything is sent."""
+        """Raises InvalidConfiguration if options contradict each other, as the SDK says, before anything is sent."""
         if self.token and (self.certificate or self.plugin):
             other = "tls.certificate.file" if self.certificate else "auth.plugin"
             raise InvalidConfiguration(f"options 'token' and {other!r} are two ways to say who you are: give one")
@@ -153,12 +153,12 @@ def _profile(found: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _placed(source: str) -> str:
-    """`source`: FILE or env:NAME, as in a command."""
+    """Returns the place of a credential. `source`: FILE or env:NAME, as in a command."""
     return source if source.startswith(_PLACES) else f"file:{source}"
 
 
 def _token_of_plugin(said: dict[str, str]) -> None:
-    """Pulsar's parameters of a token are those of our option."""
+    """Takes Pulsar's parameters of a token as those of our option."""
     if said.get("auth.plugin", "").rpartition(".")[2].lower().removeprefix("authentication") != "token":
         return
     params = said.get("auth.params", "")

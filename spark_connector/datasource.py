@@ -30,7 +30,8 @@ class MagnetarDataSource(DataSource):
         return parse_source(dict(self.options), streaming=streaming)
 
     def schema(self) -> StructType:
-        """Spark does not say whether it wants a stream or a batch: an option that is wrong for both is refused here."""
+        """Returns the columns. Spark does not say whether it wants a stream or a batch: an option that is wrong for
+        both is refused here."""
         from ..proto.errors import InvalidConfiguration
 
         try:

@@ -31,9 +31,9 @@ Incarnations = Mapping[Partition, int]
 UNKNOWN: Incarnations = {}
 
 INCARNATIONS = "incarnations"
-"""Beside the topics of an offset; no full name of a topic is like it."""
+"""Key beside the topics of an offset; no full name of a topic is like it."""
 SOURCE = "source"
-"""Beside them in what a query reports (`report`), and in no offset."""
+"""Key beside them in what a query reports (`report`), and in no offset."""
 _PART = "-partition-"
 
 
@@ -73,13 +73,13 @@ SHORTER = "the topic is shorter than the checkpoint: it was deleted and made ane
 
 
 def differ(one: int, other: int) -> bool:
-    """Two incarnations, both of which are known."""
+    """Whether two incarnations differ, both of which are known."""
     return bool(one and other and one != other)
 
 
 def restarted(start: Index, available: Mapping[Partition, Available], made: Incarnations = UNKNOWN) -> Index:
-    """`start`, with the earliest index of each partition that is not the one of the offset any more: it was made at
-    another time than `made` says, or ends before the offset."""
+    """Returns `start`, with the earliest index of each partition that is not the one of the offset any more: it was
+    made at another time than `made` says, or ends before the offset."""
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
@@ -127,7 +127,7 @@ def report(index: Index, available: Mapping[Partition, Available]) -> dict[str, 
 
 
 def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
-    """InvalidRequest: the offset, which a checkpoint's file gave, is none of this source."""
+    """Parses an offset. InvalidRequest: the offset, which a checkpoint's file gave, is none of this source."""
     try:
         return {
             (topic, int(partition)): operator.index(value)

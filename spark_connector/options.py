@@ -159,7 +159,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOnce:
-    """How a sink writes exactly once (spark_connector/delivery.py)."""
+    """The options with which a sink writes exactly once (spark_connector/delivery.py)."""
 
     sink_id: str = ""  # empty: the query's; of a batch query: it is written once each time that it runs
     batch_id: int | None = None  # of a batch query; a streaming one has its own
@@ -440,7 +440,8 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 
 def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
-    """`complete`: each batch of the stream has the whole result, outputMode("complete")."""
+    """Parses the options of a sink. `complete`: each batch of the stream has the whole result, outputMode("complete").
+    """
     found = _canonical(options)
     _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")
     topic = found.get("topic")

@@ -40,7 +40,7 @@ KEPT_MAX = 16
 """Connections of queries that a Python process keeps: Spark uses a process again for other queries."""
 
 _OF_PROCESS: dict[tuple[int, str], Topics] = {}
-"""By process and identity, the one that was used last at the end."""
+"""(process, identity) → its connection; the one that was used last is at the end."""
 
 
 def topics(options: SourceOptions) -> Topics:
@@ -79,7 +79,7 @@ class Topics:
     """The topics of a query: their partitions, the messages stored, and ranges of them."""
 
     def __init__(self, options: SourceOptions, clock: Clock, held: str = "") -> None:
-        """`held`: a digest of what the files of its keys and credentials hold."""
+        """Makes a connection. `held`: a digest of what the files of its keys and credentials hold."""
         self.held = held
         self.reads = 0  # that are under way
         self._options = options
@@ -97,7 +97,7 @@ class Topics:
         return self._loop.run_until_complete(coroutine)
 
     def partitions(self, *, anew: bool = False) -> Mapping[Partition, TopicName]:
-        """All partitions of the query's topics; listed `anew`, or after topicDiscoveryInterval."""
+        """Returns all partitions of the query's topics; listed `anew`, or after topicDiscoveryInterval."""
         age_s = self._clock.monotonic() - self._discovered_at
         if anew or age_s >= self._options.discovery_interval_s or not self._partitions:
             self._partitions = self._run(self._discover())
@@ -156,7 +156,8 @@ class Topics:
         return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
     def index_by_time(self, partition: Partition, at_ms: int) -> int:
-        """First message published at or after `at_ms`; the end of the partition when there is none."""
+        """Returns the index of the first message published at or after `at_ms`; the end of the partition when there is
+        none."""
         name = self._partitions[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
@@ -231,7 +232,7 @@ class Topics:
         return self._run(self._admin.schema(topic, version)).schema
 
     def is_there(self, part: Part) -> None:
-        """TopicNotFound: it was deleted, or made anew."""
+        """Raises TopicNotFound if the partition was deleted, or made anew."""
         self._run(self._admin.offsets(part.name, incarnation=part.incarnation))
 
     def close(self) -> None:
@@ -242,7 +243,7 @@ class Topics:
 
 
 def _namespace_of(pattern: str) -> tuple[NamespaceName, re.Pattern[str]]:
-    """`[persistent://]tenant/namespace/regex`, or a regex within public/default."""
+    """Parses `[persistent://]tenant/namespace/regex`, or a regex within public/default."""
     rest = pattern.removeprefix("persistent://")
     parts = rest.split("/", 2)
     if len(parts) == 1:

@@ -190,8 +190,8 @@ class RowBuilder:
     def __init__(
         self, schema: StructType, partition: Partition, message_partition: int, decoding: Decoding | None = None
     ) -> None:
-        """`message_partition`: the partition in message ids, -1 for a topic without partitions. `decoding`: of the
-        columns by the topic's schema; None: there are none."""
+        """Makes a builder. `message_partition`: the partition in message ids, -1 for a topic without partitions.
+        `decoding`: of the columns by the topic's schema; None: there are none."""
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._types = [f.type for f in self._schema]
         if decoding is None:
@@ -261,7 +261,7 @@ def _per_entry(builder: RowBuilder, value: Callable[[Entry], Any], type_: pa.Dat
 
 
 def _key_of(m: MessageFields) -> bytes | None:
-    """ValueError: it is marked as base64 and is none."""
+    """Returns the key of a message. ValueError: it is marked as base64 and is none."""
     if m.null_partition_key or not m.HasField("partition_key"):
         return None
     return b64decode(m.partition_key, validate=True) if m.partition_key_b64_encoded else m.partition_key.encode()
@@ -283,7 +283,7 @@ def _is_wrong_key(m: MessageFields) -> bool:
 
 
 def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) -> list[Any]:
-    """`function` of each row's metadata, called once for an entry whose messages share it."""
+    """Returns `function` of each row's metadata, called once for an entry whose messages share it."""
     result: list[Any] = []
     for run in builder.runs:
         if run.entry.uniform:
@@ -337,7 +337,7 @@ _COUNTING = pa.array([], pa.int64())
 
 
 def _counting(count: int) -> pa.Array:
-    """0 … count - 1."""
+    """Returns the numbers 0 … count - 1."""
     global _COUNTING
     if len(_COUNTING) < count:
         _COUNTING = pa.array(range(count), pa.int64())
@@ -361,7 +361,7 @@ _NUMBERS = pa.array([], pa.binary())
 
 
 def _batch_numbers(count: int, type_: pa.DataType) -> pa.Array:
-    """Field `batch_index` of MessageIdData for 0 … count - 1 at least, encoded."""
+    """Returns the field `batch_index` of MessageIdData for 0 … count - 1 at least, encoded."""
     global _NUMBERS
     if len(_NUMBERS) < count:
         empty = len(MessageIdData(ledgerId=0, entryId=0).SerializeToString())
@@ -396,7 +396,7 @@ def _event_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _event_us(m: MessageFields) -> int | None:
-    """OverflowError: it is outside 1970 to 9999."""
+    """Returns the event time in µs. OverflowError: it is outside 1970 to 9999."""
     ms: int = m.event_time
     if ms > TIME_MS_MAX:
         raise OverflowError(ms)

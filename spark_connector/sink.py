@@ -106,7 +106,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Equal but for the nullability of their elements."""
+    """Whether the types are equal but for the nullability of their elements."""
     return found.simpleString() == wanted.simpleString()
 
 
@@ -114,7 +114,8 @@ class _Task:
     """A task's producers, on an event loop that runs while this task waits."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
-        """`schema`: of the topic, by which the rows are encoded; None: they have a column `value`."""
+        """Makes the producers of a task. `schema`: of the topic, by which the rows are encoded; None: they have a
+        column `value`."""
         self._options = options
         self._encoding = None if schema is None else encoding.Encoding(typed(options.topic or "", schema))
         self._loop = asyncio.new_event_loop()
@@ -146,7 +147,8 @@ class _Task:
         return self._txn is not None
 
     def prepare(self, until_s: float) -> str | None:
-        """All rows are stored, and wait for the commit of the batch. The id of their transaction; None: no rows."""
+        """Waits until all rows are stored, and prepares their transaction for the commit of the batch. Returns its id;
+        None: no rows."""
         if not self._sent:
             return None
         assert self._txn is not None, "rows of a batch are sent in a transaction"
@@ -253,7 +255,7 @@ class _Task:
         return Written(self._stored)
 
     def close(self) -> None:
-        """Never raises: the outcome was decided by `finish`, or by the error that ended the task."""
+        """Closes the task. Never raises: the outcome was decided by `finish`, or by the error that ended the task."""
         try:
             self._loop.run_until_complete(self._client.close())
         except Exception as error:
@@ -262,7 +264,7 @@ class _Task:
 
 
 def _encoded(batch: pa.RecordBatch, by: encoding.Encoding) -> pa.RecordBatch:
-    """With the columns that `_Task` writes."""
+    """Returns the batch with the columns that `_Task` writes."""
     import pyarrow as pa
 
     others = [name for name in batch.schema.names if name in encoding.METADATA]
@@ -350,7 +352,7 @@ def _write(
     options: SinkOptions, iterator: Iterator[pa.RecordBatch], schema: SchemaInfo | None = None,
     batch: Batch | None = None,
 ) -> Written:  # fmt: skip
-    """`batch`: that of a sink that writes exactly once."""
+    """Writes the rows of a task. `batch`: that of a sink that writes exactly once."""
     task = _Task(options, schema)
     try:
         if batch is not None:

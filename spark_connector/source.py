@@ -106,7 +106,8 @@ def _tasks(
     options: SourceOptions, names: Mapping[Partition, TopicName], start: Index, end: Index,
     available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
 ) -> list[InputPartition]:  # fmt: skip
-    """`names`: of the partitions that are available. `begun`, `planned`: the incarnations of start and end."""
+    """Returns the tasks. `names`: of the partitions that are available. `begun`, `planned`: the incarnations of start
+    and end."""
     whole, lost = decide.ranges(start, end, available, begun, planned)
     _report(lost, options)
     parts = decide.split(whole, options.min_partitions, options.max_records_per_partition)
@@ -136,7 +137,7 @@ def _report(lost: Sequence[decide.Lost], options: SourceOptions) -> None:
 
 
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of one task's range, in order, each message once."""
+    """Yields Arrow batches of one task's range, in order, each message once."""
     if not isinstance(partition, RangePartition):  # Spark's stand-in for an empty list of partitions
         return
     try:
@@ -147,7 +148,8 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
 
 
 def _rows(options: SourceOptions, schema: StructType, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-    """TopicNotFound, NoSuchTopic (the client's): it was deleted since the task was planned, and perhaps made anew."""
+    """Yields Arrow batches. TopicNotFound, NoSuchTopic (the client's): the topic was deleted since the task was
+    planned, and perhaps made anew."""
     wanted, part = partition.range, partition.part
     asked, at = topics(options), wanted.first
     if options.by_query and partition.done is not None and (query := _query()) is not None:
@@ -188,8 +190,9 @@ def _query() -> str | None:
 
 
 def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: str, part: Part) -> Decoding:
-    """By the schemas that the topic has now, before its entries are read: a read of another incarnation than `part`
-    fails, so entries and schemas are of one topic. One that is registered, or asked for, later is looked at again."""
+    """Returns the decoding by the schemas that the topic has now, before its entries are read: a read of another
+    incarnation than `part` fails, so entries and schemas are of one topic. One that is registered, or asked for, later
+    is looked at again."""
     listed = asked.schemas(topic)
     known = {each.version: each.schema for each in listed}
 

@@ -243,7 +243,7 @@ def _blank(reader: Typed) -> Any:
 
 
 def _plain(schema: Any) -> Any:
-    """Without logical types but decimal: the reader has times as numbers, and so must the writer."""
+    """Returns the schema without logical types but decimal: the reader has times as numbers, and so must the writer."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
@@ -271,8 +271,8 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Python looks for circles among all objects each time that thousands are made; rows have none, and the search
-    costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
+    """Switches the collector off: Python looks for circles among all objects each time that thousands are made; rows
+    have none, and the search costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -32,7 +32,7 @@ SOURCE_ONLY = {f"{META}{name}" for name in ("topic", "offset", "messageId", "pub
 
 
 def check_columns(schema: StructType, topic: str, known: Typed) -> None:
-    """InvalidConfiguration, which names the column."""
+    """Raises InvalidConfiguration, which names the column."""
     fields = {each.name: each for each in known.record.fields}
     for column in schema:
         if column.name in METADATA | SOURCE_ONLY:
@@ -56,7 +56,7 @@ def check_columns(schema: StructType, topic: str, known: Typed) -> None:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Equal but for what may be null: each row is looked at."""
+    """Whether the types are equal but for what may be null: each row is looked at."""
     return found.simpleString() == wanted.simpleString()
 
 
@@ -166,7 +166,8 @@ def _units(type_: pa.DataType) -> set[str]:
 
 
 def _with_maps(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """Arrow has a map as a list of pairs, the encoders as a dict. None: there is none in it."""
+    """Returns a function that turns Arrow's maps, lists of pairs, into the encoders' dicts. None: there is none in it.
+    """
     if pa.types.is_map(type_):
         value = _with_maps(type_.item_type) or _same_value
         return lambda pairs: {key: None if each is None else value(each) for key, each in pairs}

@@ -73,7 +73,7 @@ class Typed(NamedTuple):
 
 
 def typed(topic: str, info: SchemaInfo) -> Typed:
-    """InvalidConfiguration: columns cannot be made of it; it says what to use instead."""
+    """Returns the typed schema. InvalidConfiguration: columns cannot be made of it; it says what to use instead."""
     shape = _SINGLE.get(info.type)
     if shape is not None:
         return Typed(info, Record((Field("value", shape),), None, None, is_single=True))
@@ -91,7 +91,7 @@ def typed(topic: str, info: SchemaInfo) -> Typed:
 
 
 def newest(topic: str, versions: Iterable[TopicSchema]) -> Typed:
-    """InvalidConfiguration: there is none."""
+    """Returns the newest schema. InvalidConfiguration: there is none."""
     living = [each for each in versions if not each.deleted]
     if not living:
         raise InvalidConfiguration(

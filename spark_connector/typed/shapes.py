@@ -137,7 +137,7 @@ def record_of(info: SchemaInfo) -> Record:
 
 
 def narrowed(record: Record, names: Collection[str]) -> Record:
-    """With these fields alone, for payloads of JSON."""
+    """Returns the record with these fields alone, for payloads of JSON."""
     if record.is_single:
         return record
     fields = tuple(each for each in record.fields if each.name in names)
@@ -210,7 +210,7 @@ class _Shapes:
         return self._logical(schema, kind, path)
 
     def _named(self, schema: Any, what: dict[str, Any]) -> Any:
-        """Avro defines a name once; after that it is a reference."""
+        """Returns the definition of a named type; after the first time its name, as Avro defines a name once."""
         name = schema["name"]
         if name in self._seen:
             return name
@@ -273,7 +273,8 @@ class _Shapes:
         return self.of(kind, path, ())
 
     def _decimal(self, schema: Any, kind: str) -> Shape | None:
-        """None: it has more digits than Spark, and stays bytes. Avro: who does not know a logical type ignores it."""
+        """Returns the shape of a decimal. None: it has more digits than Spark, and stays bytes. Avro: a reader that
+        does not know a logical type ignores it."""
         precision, scale = schema.get("precision"), schema.get("scale", 0)
         if not (isinstance(precision, int) and isinstance(scale, int)):
             return None
