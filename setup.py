@@ -137,7 +137,8 @@ GROUP = "magnetar.proto.compiled"
 
 
 def compiled() -> list[Extension]:
-    """Module names come from the folders below the current one, so the repository is seen through a link `magnetar`."""
+    """Returns the extensions. Module names come from the folders below the current one, so the repository is seen
+    through a link `magnetar`."""
     from mypyc.build import mypycify
 
     root = Path.cwd()
@@ -172,8 +173,8 @@ def compiled() -> list[Extension]:
 
 
 def together(sources: list[str], place: Path) -> list[str]:
-    """UNITS files that include the sources, of about the same size each: the headers of all are 2.8 MB, and half a
-    second of the compiler for each file."""
+    """Returns UNITS files that include the sources, of about the same size each: the headers of all are 2.8 MB, and
+    half a second of the compiler for each file."""
     units: list[tuple[int, int, list[str]]] = [(0, number, []) for number in range(UNITS)]
     for source in sorted(sources, key=lambda each: -os.stat(each).st_size):
         size, number, members = heapq.heappop(units)
@@ -231,7 +232,7 @@ class Modules(build_py):
 
 
 class Compile(build_ext):
-    """With all cores. What cannot be compiled is installed as Python, unless MAGNETAR_COMPILE=1 asks for it."""
+    """Builds with all cores. What cannot be compiled is installed as Python, unless MAGNETAR_COMPILE=1 asks for it."""
 
     def run(self) -> None:
         if not WANTED:
@@ -278,7 +279,7 @@ def say(line: str) -> None:
 
 
 def why_not() -> str:
-    """Why nothing can be compiled here; "": it can."""
+    """Returns why nothing can be compiled here; "": it can."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler ({compiler})"
