@@ -103,7 +103,8 @@ class BookieConfig(msgspec.Struct, frozen=True):
 
 
 class Bookie:
-    """`metadata` stays the caller's; `new_session` makes another when its session is lost (None: it stays lost)."""
+    """A bookie. `metadata` stays the caller's; `new_session` makes another when its session is lost (None: it stays
+    lost)."""
 
     def __init__(
         self, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None

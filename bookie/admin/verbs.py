@@ -87,7 +87,8 @@ class Asked(Protocol):
 
 
 class BookieAdmin:
-    """`answer` is BookieService's `on_admin`; `metadata` returns the present session."""
+    """Answers the administration of a bookie: `answer` is BookieService's `on_admin`; `metadata` returns the present
+    session."""
 
     def __init__(self, bookie: Asked, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._bookie = bookie

@@ -86,7 +86,7 @@ class Snapshot(NamedTuple):
         return None if self.mark is None else open_logs(self.mark).get(log)
 
     def committed(self, log: int) -> bool:
-        """A log that the mark does not know yet belongs to a checkpoint that has not ended."""
+        """Whether the mark knows the log; one that it does not know yet belongs to a checkpoint that has not ended."""
         return self.mark is None or log <= self.mark.last_log
 
 

@@ -171,7 +171,7 @@ def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[E
 
 
 def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | Gone:
-    """Reads all of it."""
+    """Summarizes a journal; reads all of it."""
     end, size, damages = ALIGNMENT, 0, list[Damage]()
     for found in journals.walk(snapshot, number):
         match found:

@@ -43,7 +43,7 @@ class EntryRepairer:
         self._asked = asyncio.Event()
 
     def found(self) -> None:
-        """Entries were quarantined just now."""
+        """Starts a repair: entries were quarantined just now."""
         self._report()
         self._asked.set()
 

@@ -110,7 +110,8 @@ OnProgress = Callable[[GarbageProgress], None]
 
 
 class Collector:
-    """`metadata` returns the present session; `may_compact_major` is asked before each major compaction.
+    """Collects the garbage of a bookie. `metadata` returns the present session; `may_compact_major` is asked before
+    each major compaction.
 
     `went_back`: the metadata lost something that this process stored in it (identity.py); only a restart resets it.
     While `disk_is_full`, each pass compacts every log that gives something back (`CompactionPolicy.full_share`): a

@@ -124,7 +124,7 @@ class DiskMonitor:
         self._on_read_only(self.read_only)
 
     def no_space_found(self) -> None:
-        """A write found no room: clients' adds are refused at once, the rest follows at the next check of the disk."""
+        """Refuses clients' adds at once, as a write found no room; the rest follows at the next check of the disk."""
         self._become(DiskState.NO_ROOM)
         self.look_soon()
 

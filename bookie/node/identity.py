@@ -332,7 +332,7 @@ async def forget(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 
 async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> bool:
-    """With `more`, all or nothing. False: the bookie is registered."""
+    """Deletes a bookie's cookie; with `more`, all or nothing. False: the bookie is registered."""
     try:
         await metadata.commit([Check(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more])
     except (BadVersion, NodeExists):

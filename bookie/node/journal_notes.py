@@ -36,7 +36,8 @@ END_S = 2.0
 
 
 class JournalNotes:
-    """`hold` takes the answers of before the first note; `on_first` says that there are none to hold any more."""
+    """The notes of how far a bookie's journal is synced. `hold` takes the answers of before the first note; `on_first`
+    says that there are none to hold any more."""
 
     def __init__(
         self, store: Store, metadata: Callable[[], MetadataStore], mine: Identity, on_first: Callable[[], None]

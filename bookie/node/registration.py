@@ -47,7 +47,8 @@ NewSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Registration:
-    """`metadata` stays the caller's; `new_session` makes another when its session is lost (None: it stays lost)."""
+    """The registration of a bookie. `metadata` stays the caller's; `new_session` makes another when its session is lost
+    (None: it stays lost)."""
 
     def __init__(
         self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,

@@ -47,7 +47,7 @@ Run = tuple[int, int]
 
 
 class CopyFailed(Exception):
-    """`entry`: the one that could not be read; -1: it was not about reading."""
+    """A copy failed. `entry`: the one that could not be read; -1: it was not about reading."""
 
     def __init__(self, stuck: Stuck, text: str, entry: int = -1) -> None:
         super().__init__(text)

@@ -105,7 +105,8 @@ async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None
 
 
 async def enabled(store: MetadataStore) -> bool:
-    """Settings that cannot be read switch nothing off: copies that are missing are the greater harm."""
+    """Whether auto-recovery is on. Settings that cannot be read switch nothing off: copies that are missing are the
+    greater harm."""
     found = await readable(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
     return found is None or found[0].enabled
 

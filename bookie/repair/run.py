@@ -37,7 +37,8 @@ def new_token(world: World) -> str:
 
 
 class Repair:
-    """`metadata` and `client` stay the caller's. `name`: whose worker this is; a bookie's is its id.
+    """The auditor and the worker of one process. `metadata` and `client` stay the caller's. `name`: whose worker this
+    is; a bookie's is its id.
 
     `token` marks its ephemeral nodes. One for all that runs, one after the other, in the same metadata session: what
     the one left is then the next one's own.

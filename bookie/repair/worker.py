@@ -128,7 +128,7 @@ class Worker:
                 await asyncio.sleep(self._config.retry_min_s)
 
     async def _look_at_all(self) -> None:
-        """A lock that was given back wakes no waiter: each waiter looks again."""
+        """Looks at all marked ledgers again and again: a lock that was given back wakes no waiter."""
         while True:
             await asyncio.sleep(self._config.poll_interval_s)
             try:

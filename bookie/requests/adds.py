@@ -170,7 +170,7 @@ class Adds:
             self._admit(batch)
 
     def take_one(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
-        """An ADD without flags, as most requests are."""
+        """Takes an ADD without flags, as most requests are."""
         opened = open_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
             self._refuse_whole(request, Op.ADD, ledger, entry, came)

@@ -85,7 +85,8 @@ READ_BYTES_MIN = 64 << 10
 """Least bytes that a read counts, however little was asked for: its entry may be long."""
 
 class BookieService:
-    """`serve` is the PeerService. Owns the requests that wait; none is answered after `close`.
+    """The peer service of a bookie. `serve` is the PeerService. Owns the requests that wait; none is answered after
+    `close`.
 
     With `metadata` a ledger that is not here begins only when the metadata has its record. `slow_down` is the socket's.
     """
@@ -313,7 +314,7 @@ class BookieService:
             self._refuse(request, head, Status.BUSY)
 
     def _read_ended(self, _: object) -> None:
-        """The next ones start. One that waited for READ_WAIT_S is refused: its sender gives it up soon."""
+        """Starts the next reads. One that waited for READ_WAIT_S is refused: its sender gives it up soon."""
         while self._queued and not self._closed:
             request, head, came = self._queued[0]
             late = self._clock.monotonic() - came > READ_WAIT_S
@@ -374,7 +375,8 @@ class BookieService:
             self._admins.spawn(self._do_admin(request, head, sender), "bookie-admin")
 
     async def _do_admin(self, request: Request, head: RequestHead, sender: Principal) -> None:
-        """A ValueError of the verb is the caller's fault; any other error is ours, and must not end the service."""
+        """Answers an admin request. A ValueError of the verb is the caller's fault; any other error is ours, and must
+        not end the service."""
         try:
             answer = await self.on_admin(bytes(request.frames[0]), sender, request.is_local)
         except ValueError as error:

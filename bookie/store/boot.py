@@ -153,7 +153,7 @@ async def enter_limbo(
 
 
 class Replay:
-    """Step 5."""
+    """The replay of the journal into the memtable: step 5."""
 
     def __init__(
         self, memtable: Memtable, descriptors: Descriptors, checkpoint: Checkpoint, losses: DataLossLog
@@ -225,7 +225,8 @@ class Replay:
             await flushing
 
     def _apply(self, records: Records) -> None:
-        """The records of one block, in order. Looks a ledger up once for all its entries between records of others."""
+        """Applies the records of one block, in order. Looks a ledger up once for all its entries between records of
+        others."""
         table = self._memtable.active
         found: dict[int, tuple[dict[int, Stored], Descriptor]] = {}
         lac_of = ENTRY_LAC.unpack_from

@@ -124,7 +124,7 @@ def sync(files: Files, file: File) -> None:
 
 
 def write_back(files: Files, file: File) -> None:
-    """A sync that no guarantee needs: it makes the next sync, for which a caller waits, shorter.
+    """Syncs a file although no guarantee needs it: it makes the next sync, for which a caller waits, shorter.
 
     The crash-point enumeration never counts it as durable (tests/crashes).
     """

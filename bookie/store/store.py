@@ -63,7 +63,7 @@ class StorePorts(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """Made by `Store.open`; one per data directory (the lock is the service's, bookie/node/identity.py)."""
+    """The store of a data directory, made by `Store.open` (the lock is the service's, bookie/node/identity.py)."""
 
     def __init__(
         self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: Loaded, ports: StorePorts
@@ -140,7 +140,7 @@ class Store:
         return store
 
     async def _begin(self, end: JournalPosition) -> None:
-        """Steps 6 and 7: a journal after `end`, and a mark in it."""
+        """Takes steps 6 and 7: a journal after `end`, and a mark in it."""
         await self._journal.start(end)
         # From now on the mark names a journal that must be there.
         await self._checkpoint.run(Source(lambda: self._journal.position, self._journal.release))
@@ -305,7 +305,7 @@ class Store:
         self, fencing: dict[int, Descriptor], keying: dict[int, Descriptor],
         adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]], ok: bool,
     ) -> None:  # fmt: skip
-        """The group with these fences, keys and entries is durable, or found no room."""
+        """Handles the end of a group with these fences, keys and entries: it is durable, or found no room."""
         self._fenced -= fencing.keys()
         for descriptor in fencing.values():
             descriptor.fence_synced = descriptor.fence_synced or ok
@@ -372,7 +372,7 @@ class Store:
 
     @property
     def has_room(self) -> bool:
-        """An add is admitted; False: it is BUSY."""
+        """Whether an add is admitted; False: it is BUSY."""
         return not (self.memtable.full or self._journal.full)
 
     @property

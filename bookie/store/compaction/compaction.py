@@ -61,7 +61,7 @@ STEPS = ("list_living", "begin_cold_log", "copy", "write_index", "commit", "remo
 EXTENTS_MAX = 1 << 18
 """Living extents of the sources of one move, about 30 MB; a single log may have more."""
 SOURCES_MAX = 64
-"""Each has two files open while it is moved."""
+"""Most logs that are moved at a time: each has two files open meanwhile."""
 BYTES = tuple(float(1 << power) for power in range(12, 33, 2))
 """Bounds for sizes, from 4 KiB to 4 GiB."""
 
@@ -313,4 +313,4 @@ class _Move:
 
 
 _DELETE = CompactionPolicy(0.0, 0.0, 0)
-"""Compacts nothing."""
+"""A policy that compacts nothing."""

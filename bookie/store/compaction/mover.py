@@ -145,7 +145,7 @@ class Mover:
         self.records += 1
 
     def _note_bad(self, ledger: int, bad: list[tuple[int, int]], seen: BitMap64 | None) -> None:
-        """Entries none of whose copies here was good. A range may say too much: it concerns misses only."""
+        """Notes entries none of whose copies here was good. A range may say too much: it concerns misses only."""
         for first, last in bad:
             if seen is None or first != last or first not in seen:
                 self.bad.append(Quarantined(ledger, first, last))

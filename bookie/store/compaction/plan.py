@@ -126,7 +126,7 @@ def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -
 
 
 def worth_rolling(log: LogFacts, share: float) -> bool:
-    """An open log that compaction would move if it were closed."""
+    """Whether the log is an open one that compaction would move if it were closed."""
     return log.state is not CompactionState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 

@@ -174,7 +174,7 @@ class Logs:
         self._losses.record()
 
     def _mourn(self, number: int) -> None:
-        """The log is gone and its index says what it held."""
+        """Handles a log that is gone, whose index says what it held."""
         before = len(self.facts)
         try:
             readable(self._index(number), lambda: self._quarantine(number))
@@ -188,7 +188,7 @@ class Logs:
         self.facts.append(Drained(number))
 
     def _quarantine(self, number: int, start: int = 0, end: int | None = None) -> None:
-        """The entries that the index has in that part of the log."""
+        """Quarantines the entries that the index has in that part of the log."""
         for extents in log_files.read_extents(self._files, self._directory, number, self._uuid, None):
             self.facts += [
                 Quarantined(extent.ledger, extent.first, extent.last)

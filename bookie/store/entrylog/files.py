@@ -146,7 +146,7 @@ def remove(files: Files, directory: str, number: int) -> None:
 
 
 def remove_data(files: Files, directory: str, number: int) -> None:
-    """The log without its index, which says what it held. Not synced."""
+    """Removes the log without its index, which says what it held. Not synced."""
     _remove(files, join(directory, log_name(number)))
 
 

@@ -52,7 +52,7 @@ class Lost(NamedTuple):
 
 
 class Scan:
-    """`records` gives every valid record of the log, in order; then `lost` says what is missing between them."""
+    """A scan of a log. `records` gives every valid record, in order; then `lost` says what is missing between them."""
 
     def __init__(self, file: File, *, exact: bool = True) -> None:
         self._file = file

@@ -71,7 +71,7 @@ class _Open:
         self.tail = self.log_tail = b""  # of a log that is written direct: what its last block holds before the end
 
     def rewind(self) -> None:
-        """The next append goes after what is committed."""
+        """Makes the next append go after what is committed."""
         self.end, self.tail = self.log_end, self.log_tail
 
 
@@ -215,7 +215,7 @@ class LogWriter:
         return self._written
 
     def committed(self) -> None:
-        """The mark names the ends of what was written: the next goes after them."""
+        """Notes that the mark names the ends of what was written: the next append goes after them."""
         assert self._open is not None
         assert self._written is not None
         _, self._open.log_end, self._open.index_end = self._written.open

@@ -121,7 +121,7 @@ class Group:
         return group
 
     def feed(self, heads: bytes) -> None:
-        """The next heads, in whole pages except the last time. ValueError: they are not sorted."""
+        """Adds the next heads, in whole pages except the last time. ValueError: they are not sorted."""
         columns = columns_of(heads)
         ledgers = columns.ledgers
         in_order = sorted(ledgers)
@@ -235,7 +235,7 @@ class _Log:
 
 
 class Index:
-    """`bytes_max`: of the LRU."""
+    """The index of a bookie's entry logs. `bytes_max`: of the LRU."""
 
     def __init__(self, bytes_max: int) -> None:
         self._logs: dict[int, _Log] = {}
@@ -249,7 +249,7 @@ class Index:
         self.publish(group, ())
 
     def publish(self, group: Group | None, drop: Collection[int]) -> None:
-        """A new group becomes visible and logs vanish, in one synchronous step."""
+        """Makes a new group visible and logs vanish, in one synchronous step."""
         if group is not None and group.extents:
             log = self._logs.get(group.log)
             if log is None:
@@ -291,7 +291,7 @@ class Index:
         return Missing(log, ledger, groups, pages, known)
 
     def keep(self, run: Run) -> None:
-        """A run that was loaded."""
+        """Keeps a run that was loaded."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
     def is_nowhere(self, ledger: int, entry: int) -> bool:

@@ -15,8 +15,9 @@ COPIED_APART_BYTES = 4096
 
 
 class Arenas:
-    """`count` of `size` bytes. A longer block makes the one in turn as long, and it stays so: to map memory for each
-    such block costs the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets entries of 1 MiB."""
+    """The arenas of a journal, `count` of `size` bytes. A longer block makes the one in turn as long, and it stays so:
+    to map memory for each such block costs the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets entries
+    of 1 MiB."""
 
     def __init__(self, files: Files, size: int, count: int) -> None:
         self._files = files

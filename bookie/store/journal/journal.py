@@ -275,7 +275,8 @@ class Journal:
                 await self._work.wait()
 
     def _written(self, written: asyncio.Future[float]) -> None:
-        """A worker has ended a block: it is answered now, if it is the oldest one. The task does the rest."""
+        """Handles a block that a worker has ended: it is answered now, if it is the oldest one. The task does the rest.
+        """
         stored = not written.cancelled() and written.exception() is None
         if stored and self._fault is None and not self._closing:
             try:
@@ -367,7 +368,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ room
     @property
     def no_space(self) -> bool:
-        """The last block, or the last spare segment, found no room; until one does, or `try_room` finds it."""
+        """Whether the last block, or the last spare segment, found no room; until one does, or `try_room` finds it."""
         return self.core.no_room or self._segments.full
 
     async def try_room(self) -> None:

@@ -150,7 +150,7 @@ class JournalReader:
         return following.header.a
 
     def _next_source(self, offset: int = ALIGNMENT) -> None:
-        """The next journal that can be read, from `offset` on; the end when there is none."""
+        """Opens the next journal that can be read, from `offset` on; notes the end when there is none."""
         self.close()
         while self._at + 1 < len(self._sources):
             self._at += 1
@@ -182,7 +182,8 @@ class JournalReader:
         return None
 
     def _judge(self, blocks: _Blocks, bad: int, header: BlockHeader | None, durable_end: int | None) -> None:
-        """The block at `bad` is not whole: damage in durable data, after which the reader goes on, or the end."""
+        """Judges a block at `bad` that is not whole: damage in durable data, after which the reader goes on, or the
+        end."""
         behind = bad + (header.padded_bytes if header is not None else ALIGNMENT)
         following = blocks.find(behind, durable_end, bad if durable_end is None else -1)
         what = "the records of a block do not decode" if header is not None else "no valid block"

@@ -100,7 +100,7 @@ class Unwritten(NamedTuple):
 
 
 class Descriptors(StateLog):
-    """All descriptors and facts of a bookie; the module says where a descriptor is."""
+    """The descriptors and facts of a bookie; the module says where a descriptor is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Descriptors(StateLog):
         return descriptor
 
     def touch(self, descriptor: Descriptor) -> None:
-        """The descriptor changed: the next checkpoint writes it."""
+        """Makes the next checkpoint write the descriptor, which has changed."""
         self.dirty_ledgers[descriptor.ledger] = descriptor
 
     def delete(self, first: int, last: int) -> None:
@@ -184,7 +184,7 @@ class Descriptors(StateLog):
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.changed)
 
     def begin_write(self) -> None:
-        """The checkpoint that begins writes all changes until now, and those of a checkpoint that failed."""
+        """Takes all changes until now for the checkpoint that begins, and those of a checkpoint that failed."""
         if self._settling:
             self._settling.update(self.dirty_ledgers)
         else:

@@ -31,9 +31,9 @@ _LOG = logging.getLogger("magnetar.bookie.store.ledgers")
 
 SUFFIX = ".lidx"
 _OUTDATED_MAX = 4
-"""A file is rewritten when it has more than this many times the records that are alive,"""
+"""Multiple of the records that are alive above which a file is rewritten, if it is larger than _REWRITE_BYTES_MIN."""
 _REWRITE_BYTES_MIN = 1 << 20
-"""and is larger than this."""
+"""Least bytes of a file that is rewritten for that."""
 _READ_BYTES = 4096 * ledger_index.RECORD_BYTES
 _WRITE_BYTES = 1 << 20
 """Bytes written and synced at once, so that a large rewrite does not delay the journal's syncs."""
@@ -94,7 +94,7 @@ class LedgerIndexFile:
             file.close()
 
     def outdated(self, alive: int) -> bool:
-        """The next `write` rewrites the file."""
+        """Whether the next `write` rewrites the file."""
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
@@ -132,7 +132,7 @@ class LedgerIndexFile:
         return generation, size
 
     def committed(self, generation: int, end: int) -> None:
-        """The mark names them; other generations are removed."""
+        """Notes that the mark names them; other generations are removed."""
         old, self.generation, self.end = self.generation, generation, end
         if old != generation:
             self._faulty = False

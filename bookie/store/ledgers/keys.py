@@ -41,7 +41,7 @@ class LedgerKeys:
         self._introduced = Lru(INTRODUCED_MAX)
 
     def introduce(self, ledger: int, key: bytes) -> None:
-        """The metadata has a record of the ledger with this key."""
+        """Notes that the metadata has a record of the ledger with this key."""
         if self._introduced is not None:
             self._introduced.put(ledger, key, 1)
 

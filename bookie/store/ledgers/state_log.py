@@ -36,12 +36,12 @@ class StateLog:
         self._changes: list[State] = []
 
     def state(self, fact: Fact) -> None:
-        """A new fact: true from now on, durable with the next checkpoint."""
+        """States a new fact: true from now on, durable with the next checkpoint."""
         self._changes.append(fact)
         self.apply(fact)
 
     def apply(self, fact: Fact) -> None:
-        """A fact that is durable already."""
+        """Applies a fact that is durable already."""
         match fact:
             case Tombstone(first, last):
                 self.tombstones.add(first, last)

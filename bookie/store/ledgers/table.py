@@ -68,7 +68,7 @@ class LedgerTable:
         return state
 
     def __iter__(self) -> Iterator[int]:
-        """The ledgers, ascending."""
+        """Yields the ledgers, ascending."""
         for leaf in self.leaves:
             for (ledger,) in struct.iter_unpack(f">{_LEDGER_AT}xq{RECORD_BYTES - _LEDGER_AT - 8}x", leaf):
                 yield ledger

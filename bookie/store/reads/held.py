@@ -31,7 +31,7 @@ _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class HeldEntries:
-    """`sealed`: the journal has, or refused, what was enqueued before the call."""
+    """The lookup of held entries. `sealed`: the journal has, or refused, what was enqueued before the call."""
 
     def __init__(
         self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,

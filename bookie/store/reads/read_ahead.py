@@ -73,7 +73,7 @@ class SequentialRead:
 
     @property
     def left(self) -> int:
-        """Entries that are ready."""
+        """Returns the number of entries that are ready."""
         return len(self._ready) - self._at
 
     @property

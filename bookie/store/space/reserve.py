@@ -25,7 +25,8 @@ _PAGE = 4096
 
 
 class Reserve:
-    """All calls from a worker; `held` is true while the whole file is there, or none is wanted."""
+    """The reserve of one data directory. All calls from a worker; `held` is true while the whole file is there, or none
+    is wanted."""
 
     def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
         self._files = files

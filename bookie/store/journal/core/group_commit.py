@@ -200,7 +200,7 @@ class GroupCommit(Generic[G]):
 
     @property
     def waits(self) -> bool:
-        """Groups are in no block yet."""
+        """Whether groups are in no block yet."""
         return bool(self._waiting)
 
     @property
