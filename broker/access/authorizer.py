@@ -39,7 +39,8 @@ _RIGHTS = {Permission.PRODUCE: Right.PRODUCE, Permission.CONSUME: Right.CONSUME,
 
 
 class Authorizer:
-    """`rights` reads the grants of a namespace, `administrators` those of a tenant; `loaded` has the topics here."""
+    """Decides for callers. `rights` reads the grants of a namespace, `administrators` those of a tenant; `loaded` has
+    the topics here."""
 
     def __init__(
         self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[Rights]],
@@ -101,7 +102,8 @@ class Authorizer:
         return lambda topic: not self._decide(principal, Right.LOOKUP, rights, TopicName.parse(topic), "")
 
     async def administers(self, principal: Principal, tenant: str) -> bool:
-        """A tenant whose record is damaged has no administrators: it is no matter of others' lists."""
+        """Whether the principal administers the tenant. A tenant whose record is damaged has no administrators: it is
+        no matter of others' lists."""
         if may_everything(principal):
             return True
         try:

@@ -29,7 +29,7 @@ WAITING_MAX = 1000
 
 
 class Topics(NamedTuple):
-    """All existing topics, by full name."""
+    """The existing topics of a namespace, by full name."""
 
     names: list[str]
     revision: int

@@ -106,7 +106,7 @@ class Appender:
 
     # ------------------------------------------------------------------ confirming
     def begin(self, writer: LedgerWriter) -> None:
-        """The committed list names its ledger, which is written from now on."""
+        """Begins to write the ledger, which the committed list names."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
         writer.listener = self
         self.queue.opened(writer.ledger_id)

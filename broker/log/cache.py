@@ -166,7 +166,7 @@ class TailCache:
                 self._drop_oldest()
 
     def put_all(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
-        """Entries of one ledger, in order."""
+        """Puts entries of one ledger, in order."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             entries = self._ledgers[ledger_id] = {}
@@ -182,7 +182,7 @@ class TailCache:
             self._drop_oldest()
 
     def resize(self, bytes_max: int) -> None:
-        """The oldest entries are dropped that are too many now."""
+        """Drops the oldest entries that are too many now."""
         self.bytes_max = bytes_max
         while self.bytes > bytes_max:
             self._drop_oldest()

@@ -23,7 +23,7 @@ from .snapshot_ledger import StateLedgers
 
 
 class CompactedLog:
-    """`open` it; `read` gives survivors as entries of the topic, at their original positions."""
+    """A compacted ledger. `open` it; `read` gives survivors as entries of the topic, at their original positions."""
 
     def __init__(self, record: Compacted, reader: LedgerReader, rows: list[Row]) -> None:
         self.record = record

@@ -221,14 +221,14 @@ class SnapshotLedger(Generic[P]):
                 _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
 
     async def drop(self) -> None:
-        """The record names no ledger any more: it is deleted."""
+        """Deletes the ledger, because the record names none any more."""
         await self._stop_writing()
         old, self.ledger_id = self.ledger_id, -1
         await self._ledgers.delete(old)
 
 
 async def append_all(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    """Entries are confirmed in their order, so the last one is waited for."""
+    """Appends entries and waits for the last one: they are confirmed in their order."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:
         return

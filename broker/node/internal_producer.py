@@ -27,7 +27,7 @@ AT_ONCE = 16
 
 
 class InternalProducer:
-    """`endpoint`: where this broker listens; it answers look-ups like any other."""
+    """Publishes for a broker. `endpoint`: where this broker listens; it answers look-ups like any other."""
 
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:
         self._world = world

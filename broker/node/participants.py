@@ -26,14 +26,15 @@ OWNERS_MAX = 10_000
 
 @runtime_checkable
 class Settles(Protocol):
-    """A loaded topic."""
+    """A loaded topic that settles transactions."""
 
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
         """An answer for each: None when its outcome is durable at the topic; TimedOut. Idempotent."""
 
 
 class Participants:
-    """`load`: the topic, loaded here; NotOwner. `owner`: the endpoint of the broker that serves it; empty: this one."""
+    """The participants of transactions. `load`: the topic, loaded here; NotOwner. `owner`: the endpoint of the broker
+    that serves it; empty: this one."""
 
     def __init__(
         self, metadata: MetadataStore, load: Callable[[TopicName], Awaitable[object]],

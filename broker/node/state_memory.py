@@ -33,7 +33,7 @@ CLIENT_BYTES = 1 << 10
 """Memory of a producer or consumer. With the two above: 12 KB for a topic with one of each (`python -m benchmarks
 topics`)."""
 CONNECTION_BYTES = 20 << 10
-"""docs/performance.md."""
+"""Memory of a connection (docs/performance.md)."""
 HOLES_BYTES_MIN = 64 << 10
 """Memory for holes that a subscription may have in any case, however many there are: 400,000 acknowledgements in a row
 of every second entry."""

@@ -19,7 +19,7 @@ from .start import mark_of, place_of
 
 PEEK_MESSAGES_MAX = 1000
 AGE_S_MAX = 10_000_000_000
-"""300 years."""
+"""Longest age in seconds: 300 years."""
 
 
 class Shown(msgspec.Struct, frozen=True):

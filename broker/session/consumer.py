@@ -366,7 +366,7 @@ class ConsumerSession:
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
-        """The first message that arrived then or later is delivered next."""
+        """Moves the subscription: the first message that arrived then or later is delivered next."""
         async with self.subscription.moving:
             log = self.subscription.log
             place = await log.reader.locate_time(publish_time_ms)
@@ -374,7 +374,8 @@ class ConsumerSession:
             await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
-        """The message of that index is delivered next, or the first one after it that is kept."""
+        """Moves the subscription: the message of that index is delivered next, or the first one after it that is kept.
+        """
         async with self.subscription.moving:
             log = self.subscription.log
             place = await log.reader.locate(index)

@@ -36,7 +36,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class RangeReader:
-    """`next_index` is the first index that is not covered by what `entries` has given so far."""
+    """Reads an index range. `next_index` is the first index that is not covered by what `entries` has given so far."""
 
     def __init__(self, broker: TopicManager, wanted: Range, caller: CallContext) -> None:
         self._caller = caller

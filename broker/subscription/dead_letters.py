@@ -72,7 +72,7 @@ Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int]
 
 
 class Governed(Protocol):
-    """The topic."""
+    """The topic, as its dead letters use it."""
 
     name: TopicName
     applied: Applied
@@ -261,7 +261,7 @@ class DeadLetters:
         await self._told(f"message {first} of {position}", times)
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
-        """The message at these places is stored in the dead-letter topic."""
+        """Handles a message at these places that is stored in the dead-letter topic."""
         if position not in self.held:
             return  # acknowledged meanwhile, or the subscription was moved and wants it again
         for place in places:

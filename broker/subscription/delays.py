@@ -72,7 +72,7 @@ def _not_started() -> None: ...
 
 
 class Governed(Protocol):
-    """The topic."""
+    """The topic, as its delayed delivery uses it."""
 
     applied: Applied
 
@@ -160,7 +160,7 @@ class DelayedDelivery:
             self._spawn(self._find())
 
     def noted(self, position: Position, at_ms: int) -> None:
-        """An entry was stored that no consumer has got yet."""
+        """Notes the delivery time of an entry that was stored and that no consumer has got yet."""
         if at_ms > self.now_ms and self.on and not self.core.full:
             self.core.hold(position, at_ms)
             if self.core.seals:
@@ -288,7 +288,7 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ loading
     async def _find(self) -> None:
-        """Reads the directories of the buckets that earlier owners named."""
+        """Finds the buckets that earlier owners named: reads their directories."""
         now_ms, reads = self.now_ms, asyncio.Semaphore(READS_MAX)
 
         async def one(bucket: DelayBucket) -> None:

@@ -223,7 +223,7 @@ class Pump(ABC):
         """Drops entries that the broker acknowledges."""
 
     def noted(self, position: Position, at_ms: int) -> None:
-        """A new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""
+        """Notes that a new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""
         if self.delayed is not None and (self.dispatcher.delaying or self.delayed.core.count):
             self.delayed.noted(position, at_ms)
 

@@ -65,7 +65,8 @@ _NONE: deque[StoredEntry] = deque()
 
 
 class ReadAheadBuffer:
-    """`wake` makes the subscription pump in the next turn, `hand_out` in this one."""
+    """The entries of a subscription in memory. `wake` makes the subscription pump in the next turn, `hand_out` in this
+    one."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
@@ -233,7 +234,7 @@ class ReadAheadBuffer:
         self._tasks.spawn(self._read(position), "read")
 
     def _read_ahead(self) -> None:
-        """Has what follows in memory while this is handed out: from a cache, before that drops it, or by a read."""
+        """Reads ahead what follows, while this is handed out: from a cache, before that drops it, or from bookies."""
         if self._reading or not self._ahead or self._ahead_bytes > AHEAD * self._memory.chunk(self._config.read_bytes):
             return
         following = self._log.shape.after(self._ahead[-1].position)

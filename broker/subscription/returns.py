@@ -68,9 +68,8 @@ class Returns:
         self.some()
 
     def freed_in_part(self, batches: Iterable[Position]) -> None:
-        """An aborted transaction had some messages of them. Each counts as given back, also by a consumer that has the
-        rest of it.
-        """
+        """Gives back entries of which an aborted transaction had some messages. Each counts as given back, also by a
+        consumer that has the rest of it."""
         for position in batches:
             holder = self._dispatcher.holder(position)
             if holder is not None:

@@ -329,8 +329,8 @@ class Subscription(Pump):
             raise AckRefusal.NOT_KEPT.error(f"subscription {self.name!r}: {AckRefusal.NOT_KEPT.value}")
 
     def settle(self, txn: TxnId, committed: bool) -> None:
-        """The transaction ended: what it acknowledged here counts, or comes again. Idempotent; durable after `stored`.
-        """
+        """Settles a transaction that ended: what it acknowledged here counts, or comes again. Idempotent; durable after
+        `stored`."""
         settled = self._acks.settle(txn, committed=committed)
         if settled is None:
             return

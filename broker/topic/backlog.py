@@ -51,9 +51,8 @@ async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> l
 
 
 async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> None:
-    """The next so many messages (-1: all) count as acknowledged, durably, but those that are pending in a transaction.
-    Each chunk of a message counts as one, as in the size of the backlog; of the last one all chunks are skipped.
-    """
+    """Acknowledges the next so many messages (-1: all), durably, but those that are pending in a transaction. Each
+    chunk of a message counts as one, as in the size of the backlog; of the last one all chunks are skipped."""
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:

@@ -236,7 +236,7 @@ class TopicMaintenance:
 
 
 async def look_after(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
-    """A look at each of the topics, a few at a time."""
+    """Looks at each of the topics, a few at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
         await together([life.look() for life in waiting[start : start + at_once]], "topic-maintenance")

@@ -50,7 +50,7 @@ class Outcomes(Protocol):
         ...
 
     def closed(self, error: MagnetarError) -> None:
-        """The broker closes the producer with this error; nothing more is answered."""
+        """Called when the broker closes the producer with this error; nothing more is answered."""
         ...
 
     def waits(self, error: MagnetarError) -> None:
@@ -66,8 +66,8 @@ class ProducerOutlet(Outcomes, Protocol):
         ...
 
     def freed(self, size: int) -> None:
-        """An entry of `size` bytes in the log has another outcome, or a closed producer is told none. Called before the
-        outcome is."""
+        """Called when an entry of `size` bytes in the log has another outcome, or a closed producer is told none.
+        Called before the outcome is."""
         ...
 
 
@@ -280,7 +280,7 @@ class Producer:
             self.transactions.failed(publish.txn, publish.name)
 
     def _go_on(self) -> None:
-        """An entry has its outcome: answers to refused entries after it may follow."""
+        """Goes on after the outcome of an entry: answers to refused entries after it may follow."""
         while self._refused and self._refused[0][0] <= self._settled:
             _, sequence_id, error = self._refused.popleft()
             self._answer(sequence_id, error)

@@ -109,7 +109,7 @@ class ProducerRegistry:
             producer.close(error)
 
     def leave(self, producer: Producer) -> None:
-        """The producer's stream ended. Idempotent."""
+        """Removes a producer whose stream ended. Idempotent."""
         if self._here.pop(producer.id, None) is not None:
             self._topic.dedup.left(producer.name)
         for successor in self._table.leave(producer.id):

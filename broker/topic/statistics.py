@@ -20,7 +20,7 @@ class BrokerRates:
 
 
 class Rates(NamedTuple):
-    """Traffic per second."""
+    """The traffic per second."""
 
     messages_in: float
     messages_out: float

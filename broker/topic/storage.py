@@ -65,7 +65,7 @@ class Owner(Protocol):
         """Called when the log drops entries unless they are handed out now."""
 
     def delayed(self, position: Position, at_ms: int) -> None:
-        """An entry that was just stored has a delivery time."""
+        """Called when an entry that was just stored has a delivery time."""
 
     def lose(self, error: MagnetarError) -> None: ...
     def waits(self, error: MagnetarError) -> None:

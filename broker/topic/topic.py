@@ -195,8 +195,8 @@ class Topic:
             raise
 
     async def _make_lost_ones(self) -> None:
-        """A subscription that the record names, and that has no record: it was lost, not deleted. It begins anew at the
-        oldest message, so that nothing is skipped, and nothing is trimmed that it did not acknowledge."""
+        """Makes subscriptions that the record names, and that have no record: each was lost, not deleted. It begins
+        anew at the oldest message, so that nothing is skipped, and nothing is trimmed that it did not acknowledge."""
         if not self.name.persistent:
             return
         named = self.log.record.subscriptions
@@ -257,7 +257,7 @@ class Topic:
                 subscription.hand_out()
 
     def delayed(self, position: Position, at_ms: int) -> None:
-        """A new entry has a delivery time."""
+        """Tells subscriptions the delivery time of a new entry."""
         for subscription in self.subscriptions.values():
             subscription.noted(position, at_ms)
 
@@ -339,9 +339,8 @@ class Topic:
             subscription.read_from(wanted)
 
     def _compacted(self) -> None:
-        """A subscription that reads compacted and is before the new horizon starts over, with what is left there: when
-        its next consumer joins (`show`).
-        """
+        """Starts subscriptions over that read compacted and are before the new horizon, with what is left there: when
+        their next consumer joins (`show`)."""
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
@@ -431,7 +430,7 @@ class Topic:
             each.show(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
 
     def decided(self) -> None:
-        """The last stable position, or what is aborted, has changed."""
+        """Tells subscriptions that the last stable position, or what is aborted, has changed."""
         if self.transactions.core is not None:
             self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():

@@ -95,13 +95,13 @@ class Transacting(Protocol):
         """The durable subscriptions."""
 
     def merge_numbers(self, end: TxnEnd) -> None:
-        """A transaction ended: which sequence ids count from now on, and which do not."""
+        """Called when a transaction ended: which sequence ids count from now on, and which do not."""
 
     def show_committed(self, core: Transactions) -> None:
         """Called when the topic has seen a transaction: what is shown ends at the last stable position from here on."""
 
     def decided(self) -> None:
-        """The last stable position, or what is aborted, has changed."""
+        """Called when the last stable position, or what is aborted, has changed."""
 
 
 class _Writes(NamedTuple):
@@ -222,7 +222,7 @@ class TopicTransactions:
         return self.core.position if self.core is not None else None
 
     def replay(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
-        """An entry of a transaction, in the order of the log. Whether it is aborted."""
+        """Takes an entry of a transaction, in the order of the log. Returns whether it is aborted."""
         if self.core is None:
             return False
         if entry.position > self.core.position:
@@ -420,7 +420,7 @@ class TopicTransactions:
             core.refused(txn)
 
     def _is_in(self, core: Transactions, txn: TxnId, owner: str | None) -> bool:
-        """The coordinator has the topic as a participant. False: it has ended meanwhile."""
+        """Notes that the coordinator has the topic as a participant. False: the transaction has ended meanwhile."""
         if not core.joined(txn):
             return False
         if owner is not None:
@@ -586,7 +586,7 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ asking
     def _ask_for_pending(self, core: Transactions) -> None:
-        """Acknowledgements that wait for a transaction are asked for like entries."""
+        """Asks for the transactions of acknowledgements that wait, as for those of entries."""
         for each in self._topic.pending_acks():
             for txn in each.pending_transactions:
                 core.ask(txn)
@@ -653,7 +653,7 @@ class TopicTransactions:
             self._told(txn, joined)
 
     def _told(self, txn: TxnId, joined: Joined) -> None:
-        """A transaction that is not settled here has this outcome."""
+        """Handles the outcome of a transaction that is not settled here."""
         if isinstance(joined, Settlement):
             self._settle_soon(joined)
         elif joined is TxnState.ABORTED:

@@ -382,7 +382,7 @@ class RunningCoordinator:
             self._write()
 
     def _fail(self, error: BaseException) -> None:
-        """A fault of the program is like an append of unknown outcome."""
+        """Ends the epoch after a fault of the program, as after an append of unknown outcome."""
         _LOG.error("coordinator %d fails", self.number, exc_info=error)
         self._end(self._lose(InternalError(f"coordinator {self.number} fails: {error}")))
 

@@ -53,7 +53,7 @@ _LOG = logging.getLogger("magnetar.broker.transactions")
 TAKE_OVER = ("read_record", "recover_ledger", "claim_record", "serve")
 """The order of a take-over, as names of methods of CoordinatorLog."""
 ROLL = ("create", "append", "name", "delete")
-"""The order of a roll."""
+"""Steps of a roll, in their order."""
 
 ROLL_BYTES = 16 << 20
 """A ledger ends with so many bytes, if they are twice its snapshot: the next take-over reads them all."""

@@ -53,7 +53,7 @@ class _Waiting(NamedTuple):
 
 
 class Settler:
-    """`settled(txn, topic)` is called once for each that is added."""
+    """Settles transactions at topics. `settled(txn, topic)` is called once for each that is added."""
 
     def __init__(self, world: World, topics: Topics, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world

@@ -92,7 +92,7 @@ class KeySurvey:
         return self._low >= _SPACE
 
     def look(self, first_index: int, count: int, entry: Opened | None) -> None:
-        """The next entry, in the order of the topic."""
+        """Surveys the next entry, in the order of the topic."""
         if entry is None:
             if not self._low:
                 self.survivors.add_range(first_index, first_index + count)

@@ -70,7 +70,7 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ facts
     def opened(self, ledger_id: int) -> None:
-        """A new ledger is in the committed list and takes entries."""
+        """Opens a new ledger, which is in the committed list and takes entries."""
         assert self.ledger_id < 0, "one ledger takes entries at a time"
         assert not self._sent, "nothing is outstanding on another ledger"
         self.ledger_id, self.next_entry = ledger_id, 0

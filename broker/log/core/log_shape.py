@@ -58,7 +58,7 @@ class LogShape:
         return span
 
     def close_span(self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int) -> None:
-        """The ledger is CLOSED in its metadata and ends here, for ever."""
+        """Closes a span: the ledger is CLOSED in its metadata and ends here, for ever."""
         span = self._spans[ledger_id]
         assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
         span.last_entry, span.end_index, span.size = last_entry, end_index, size
@@ -259,7 +259,7 @@ class LogShape:
         return spans[place] if place < len(spans) else None
 
     def check(self) -> None:
-        """Ids increase; only the last ledger is open; indexes do not overlap."""
+        """Checks that ids increase, only the last ledger is open, and indexes do not overlap."""
         assert self._ids == sorted(self._spans), "ids are not the spans, in order"
         for ledger_id in self._ids[:-1]:
             assert not self._spans[ledger_id].open, "a ledger that is not the last is open"

@@ -49,7 +49,7 @@ LIST_TIMEOUT_S = 5.0
 
 
 class _OtherBrokers:
-    """`OtherBrokers` of the administration, over the Admin service of each."""
+    """Asks the Admin service of each other broker, for the administration."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -79,7 +79,8 @@ def _needed(path: str, rule: Rule, request: Any) -> Permission:
 
 
 async def authorize(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
-    """The border's question alone ("Admin.DeleteTopic"). Unauthorized; InvalidName of what the request names."""
+    """Authorizes a request ("Admin.DeleteTopic") as the border does. Raises Unauthorized; InvalidName of what the
+    request names."""
     if not may_everything(context.principal):
         await _authorize(path, RULES[path], request, context, access)
 

@@ -218,7 +218,7 @@ class Connection:
                 await self._paid
 
     async def end(self) -> None:
-        """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""
+        """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
         handlers = list(self.handlers.values())
         self.handlers.clear()
         for handler in handlers:

@@ -97,7 +97,7 @@ def _parts(
 
 
 SHORT = 4096
-"""Most entries are."""
+"""Number below which the prefixes are made ahead: most entries are shorter."""
 _VARINTS = [varint(size) for size in range(SHORT)]
 _PREFIXES = [_FIELD_3 + size for size in _VARINTS]
 """Tag and length of an entry in `deliveries`."""

@@ -79,7 +79,7 @@ class Connection(Protocol):
 
 
 class Handler:
-    """`number` is its id on the stream."""
+    """A handler of one producer or consumer. `number` is its id on the stream."""
 
     __slots__ = ("_connection", "_deferred", "_requests", "_work", "number", "opened", "over")
 
@@ -277,7 +277,7 @@ class Handler:
 
 
 class ProducerHandler(Handler):
-    """Is its session's port (broker/session/producer.py `ProducerPort`)."""
+    """The handler of a producer, and its session's port (broker/session/producer.py `ProducerPort`)."""
 
     __slots__ = ("_hears_waits", "_session")
 
@@ -351,7 +351,7 @@ class ProducerHandler(Handler):
 
 
 class ConsumerHandler(Handler):
-    """Is its session's port (broker/session/consumer.py `ConsumerPort`)."""
+    """The handler of a consumer, and its session's port (broker/session/consumer.py `ConsumerPort`)."""
 
     __slots__ = ("_head", "_session", "queued_bytes", "sent")
 

@@ -145,7 +145,7 @@ class Connection:
 
     @property
     def _lacks_place(self) -> bool:
-        """A long frame begins: it is not read on before `_wait_for_place`."""
+        """Whether a long frame begins: it is not read on before `_wait_for_place`."""
         return not self._has_place and self._frames.coming > LONG_FRAME_BYTES
 
     async def _wait_for_place(self) -> None:
@@ -511,7 +511,7 @@ class Connection:
 
     # ------------------------------------------------------------------ the end
     async def end(self) -> None:
-        """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""
+        """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
         handlers: list[ProducerHandler | ConsumerHandler] = [*self._producers.values(), *self._consumers.values()]
         self._producers.clear()
         self._consumers.clear()

@@ -46,7 +46,7 @@ SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
 
 
 class ConsumerHandler:
-    """Is its session's port (`broker.session.consumer.ConsumerPort`)."""
+    """The handler of a consumer, and its session's port (`broker.session.consumer.ConsumerPort`)."""
 
     def __init__(
         self, connection: Connection, asked: pulsar.CommandSubscribe, before: ConsumerHandler | None = None
@@ -214,7 +214,7 @@ class ConsumerHandler:
         return self.sought or self._connection.full
 
     def _message(self, delivery: Delivery, position: Position) -> bytes:
-        """A CommandMessage."""
+        """Encodes a CommandMessage."""
         assert self.session is not None, "a delivery comes after the opening"
         partition = self.session.topic.name.partition
         place = b"".join((b"\x08", varint(position[0]), b"\x10", varint(position[1])))

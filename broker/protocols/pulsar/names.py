@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Named(Protocol):
-    """An open producer."""
+    """An open producer and its name."""
 
     epoch: int
     place: str  # its host

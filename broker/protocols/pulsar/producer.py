@@ -57,7 +57,7 @@ NOTHING = b""
 
 
 class ProducerHandler:
-    """Is its session's port (`broker.session.producer.ProducerPort`)."""
+    """The handler of a producer, and its session's port (`broker.session.producer.ProducerPort`)."""
 
     def __init__(self, connection: Connection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id

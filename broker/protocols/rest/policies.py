@@ -103,7 +103,8 @@ Fields = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """`namespace` and `topic`: the last part of the path; empty: it has none. `key`: in the JSON of a namespace."""
+    """A row of the table of policies. `namespace` and `topic`: the last part of the path; empty: it has none. `key`: in
+    the JSON of a namespace."""
 
     namespace: str
     topic: str
@@ -198,7 +199,7 @@ def _limit(value: int | None, name: str) -> int:
 
 
 def show_quotas(policies: Policies) -> dict[str, object]:
-    """The map of both kinds."""
+    """Returns the map of both kinds of quota."""
     policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
     if policies.backlog_quota_bytes:
         found["destination_storage"] = _quota(policies.backlog_quota_bytes, -1, policy)
@@ -400,7 +401,8 @@ QUOTA_FIELDS = {
 
 
 def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
-    """Ours, of the JSON of a namespace (wire-protocol: partly filled, unknown keys are no error). 400, 412."""
+    """Returns our fields of the JSON of a namespace (wire-protocol: partly filled, unknown keys are no error). 400,
+    412."""
     found = Fields()
     for row in POLICIES:
         value = given.get(row.key) if row.key else None

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 
 class RestProtocol:
-    """`services`: the checked services "Admin" and "Broker". `measure` writes the page of `GET /metrics`."""
+    """The service of an HTTP listener. `services`: the checked services "Admin" and "Broker". `measure` writes the page
+    of `GET /metrics`."""
 
     def __init__(self, broker: TopicManager, services: Mapping[str, object]) -> None:
         self._broker = broker

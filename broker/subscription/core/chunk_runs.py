@@ -24,7 +24,7 @@ class Chunk(NamedTuple):
 
 
 class Run(NamedTuple):
-    """`chunks`: where each chunk is, in order; `places`: those and the entries that repeat one."""
+    """A run of chunks. `chunks`: where each chunk is, in order; `places`: those and the entries that repeat one."""
 
     chunks: Sequence[Position]
     places: Sequence[Position]

@@ -327,7 +327,7 @@ class Cursor:
         return self.mark != before
 
     def stored(self, version: int, mark: Position) -> None:
-        """The fact: the state of that version (with that mark) is durable."""
+        """Notes that the state of that version (with that mark) is durable."""
         assert version <= self.version, "a version was stored that never was"
         if version >= self.persisted:
             self.persisted, self.persisted_mark = version, mark
@@ -519,7 +519,7 @@ class Cursor:
             yield from self.pending.keys()
 
     def state(self) -> CursorState:
-        """A copy to be stored."""
+        """Returns a copy of the state, to be stored."""
         return CursorState(
             self.mark,
             {ledger_id: holes.copy() for ledger_id, holes in self.acked.items()},

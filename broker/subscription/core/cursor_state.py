@@ -103,7 +103,7 @@ class TxnAcks(msgspec.Struct):
         return part.bits if part is not None else 0
 
     def add(self, position: Position, bits: int = 0, size: int = 0) -> None:
-        """The entry, or some messages of it."""
+        """Adds the entry, or some messages of it."""
         if not bits:
             self.entries.setdefault(position[0], BitMap()).add(position[1])
         else:

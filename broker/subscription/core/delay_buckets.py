@@ -76,7 +76,7 @@ class Bucket(msgspec.Struct, eq=False):
 
 
 class Buckets(msgspec.Struct):
-    """All buckets of a subscription, and the keys that are loaded."""
+    """The buckets of a subscription, and the keys that are loaded."""
 
     _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
     _heads: list[tuple[int, int, Keys, Bucket | None]] = msgspec.field(default_factory=list)  # a heap by key and order

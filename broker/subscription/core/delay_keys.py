@@ -65,7 +65,7 @@ class Keys(msgspec.Struct, eq=False):
 
     @property
     def left(self) -> int:
-        """How many keys are left."""
+        """Returns how many keys are left."""
         return (len(self.body) - self.offset) // KEY_BYTES
 
     def rest(self) -> list[int]:

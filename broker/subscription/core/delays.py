@@ -260,7 +260,7 @@ class DelayIndex:
         return draft
 
     def sealed(self, ledger_id: int) -> None:
-        """The draft is durable in that ledger, and the record names the ledger."""
+        """Makes the draft a bucket: it is durable in that ledger, and the record names the ledger."""
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.pull(keys)
@@ -284,7 +284,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ buckets
     def found(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
-        """A bucket of an earlier time (of another broker): what of it is still early is held."""
+        """Takes a bucket of an earlier time (of another broker): what of it is still early is held."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [unpack_places(segment.places) for segment in segments]
         bucket = Bucket.of(ledger_id, segments, places, first)
@@ -318,11 +318,11 @@ class DelayIndex:
         return self._memory.buckets.wanted(now_ms)
 
     def loaded(self, load: Load, body: bytes) -> None:
-        """The keys of those segments."""
+        """Takes the keys of segments that were loaded."""
         self._be_fresh(self._memory.buckets.loaded(load, body))
 
     def lost(self, ledger_id: int) -> None:
-        """The bucket cannot be read."""
+        """Marks a bucket as lost: it cannot be read."""
         bucket = self._memory.buckets.lost(ledger_id)
         if bucket is not None:
             for place in [each for each in self._memory.held if bucket.first_ledger <= each <= bucket.last[0]]:

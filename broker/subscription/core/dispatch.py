@@ -374,7 +374,7 @@ class Dispatcher:
     def redeliver(
         self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
     ) -> None:
-        """The consumer gives entries back (None: all it holds); entries that it does not hold are ignored."""
+        """Takes back entries of a consumer (None: all it holds); entries that it does not hold are ignored."""
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:

@@ -78,7 +78,8 @@ class SequenceProgress(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """`persisted` is the effect of the entries up to `position`, and of none after it."""
+    """The stored state of deduplication. `persisted` is the effect of the entries up to `position`, and of none after
+    it."""
 
     position: Position
     persisted: dict[str, SequenceProgress]
@@ -177,7 +178,8 @@ class Dedup:
         return verdict(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """The log has an entry after all that are known: one that was NEW, or one of before that is replayed."""
+        """Notes that the log has an entry after all that are known: one that was NEW, or one of before that is
+        replayed."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         before, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -205,12 +207,12 @@ class Dedup:
             del self._pushed[name]
 
     def failed(self, name: str) -> None:
-        """An entry that was NEW has no known position in the log. No later entry may pass it: disconnect the producer.
-        """
+        """Notes that an entry that was NEW has no known position in the log. No later entry may pass it: disconnect the
+        producer."""
         self._settle(name, self._pushed[name])
 
     def _filled(self, name: str, numbers: SequenceRange) -> None:
-        """The range is what a header declares: no bitmap is made of it."""
+        """Fills a gap with a range of ids as a header declares it: no bitmap is made of it."""
         gaps = self._gaps[name]
         gaps.remove_range(numbers.first, min(numbers.last + 1, ID_END))
         if not gaps:
@@ -234,12 +236,12 @@ class Dedup:
         return self._judge_gap(persisted, pushed, numbers)
 
     def passed(self, position: Position) -> None:
-        """The log has an entry there whose numbers do not count, or not yet (core/transactions.py)."""
+        """Notes that the log has an entry there whose numbers do not count, or not yet (core/transactions.py)."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
 
     def taken_back(self, numbers: Mapping[str, BitMap64]) -> None:
-        """A transaction is aborted: what it sent of each producer is not in the log."""
+        """Takes back what an aborted transaction sent of each producer: it is not in the log."""
         for name, sent in numbers.items() if self.enabled else ():
             if not sent:
                 continue
@@ -251,7 +253,7 @@ class Dedup:
                 self._away.setdefault(name, self._opened)
 
     def merged(self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT) -> None:
-        """A transaction is committed: its numbers count from now on."""
+        """Counts, from now on, the numbers of a transaction that is committed."""
         for name in self._gaps.keys() & sent.keys():
             self._fill(name, sent[name])
         for name, progress in numbers.items():

@@ -169,7 +169,7 @@ class ProducerTable:
         return registration.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.registered
 
     def check(self) -> None:
-        """An exclusive producer is alone; a producer waits only while another is registered."""
+        """Checks that an exclusive producer is alone, and that a producer waits only while another is registered."""
         if any(registration.mode != SHARED for registration in self.registered.values()):
             assert len(self.registered) == 1, "an exclusive producer shares the topic"
         assert self.registered or not self.waiting, "a producer waits and none is registered"

@@ -46,7 +46,7 @@ from .dedup import NOTHING, DedupVerdict, SequenceProgress, verdict
 
 NOWHERE = Position(-1, -1)
 OPEN_MAX = 100_000
-"""Each takes about 2 KB."""
+"""Most open transactions of a topic: each takes about 2 KB."""
 
 
 class TxnPhase(enum.Enum):
@@ -58,7 +58,7 @@ class TxnPhase(enum.Enum):
 
 
 _NONE = BitMap64()
-"""Never changed."""
+"""An empty bitmap; never changed."""
 
 
 class TxnNumbers:
@@ -112,7 +112,7 @@ class TopicTxn:
 
     @property
     def count(self) -> int:
-        """Entries."""
+        """Returns the number of entries."""
         return len(self.starts)
 
     def after(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
@@ -254,7 +254,7 @@ class Transactions:
         return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
 
     def joined(self, txn: TxnId) -> bool:
-        """The coordinator has the topic as a participant. False: it has ended meanwhile."""
+        """Notes that the coordinator has the topic as a participant. False: the transaction has ended meanwhile."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return False
@@ -311,7 +311,8 @@ class Transactions:
         return None
 
     def failed(self, txn: TxnId, name: str) -> None:
-        """An entry that was NEW is not in the log, or nothing is known of it. No later one of its producer may pass."""
+        """Notes that an entry that was NEW is not in the log, or nothing is known of it. No later one of its producer
+        may pass."""
         own = self._landed(txn, name).numbers[name]
         if not own.flying:
             own.sent -= _above(own)
@@ -336,7 +337,7 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """An entry that was NEW is in the log, there."""
+        """Notes that an entry that was NEW is in the log, there."""
         found = self.known[txn]
         if found.phase is TxnPhase.ENDED:
             self._abort_one(position, first_index, count, size)
@@ -348,7 +349,8 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """The log has an entry after all that are known; it is hidden until the transaction has an outcome."""
+        """Notes, in a replay, an entry of the log after all that are known; it is hidden until the transaction has an
+        outcome."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         if txn in self._ended:
@@ -358,7 +360,8 @@ class Transactions:
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
     def noted(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
-        """An entry of the log that is known: its ids are, from now on, where it is open. Whether it is aborted."""
+        """Notes an entry of the log that is known: its ids are, from now on, where it is open. Returns whether it is
+        aborted."""
         if position[1] in self.aborted.get(position[0], ()):
             return True
         found = self.known.get(txn)

@@ -23,9 +23,10 @@ from .records import FORGOTTEN, AnyRecord, Named, Owned, SinkBatch, SinkKept, Un
 from .state import State
 
 BLOCK_MAX = 1_000
-"""Ids of one Begin, …"""
+"""Most ids of one Begin."""
 BLOCKS = 64
-"""… or this part of what there is room for: those who take ids and do not use them leave some for the others."""
+"""Divisor of the room that is left, which one Begin takes at most: those who take ids and do not use them leave some
+for the others."""
 NOTES = 24
 """Notes of how long a name or a sink was idle, in the time after which it is forgotten."""
 

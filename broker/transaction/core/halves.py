@@ -212,7 +212,7 @@ class Halves:
         self._noted = now
 
     def start(self, now: float) -> None:
-        """Halves of earlier epochs are asked about anew."""
+        """Starts with the halves of earlier epochs, which are asked about anew."""
         for record in self._state.open.values():
             half = Half(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
             self._add(half)
@@ -498,7 +498,7 @@ class Halves:
             ))  # fmt: skip
 
     def _undecided(self, half: Half, intent: EndHalf, now: float) -> None:
-        """The member that was asked cannot say."""
+        """Handles an answer of the member that was asked: it cannot say."""
         self._leave(half)
         if intent.verb is HalfVerb.FAILED:
             half.why = f"a check failed: {intent.why}"[:WHY_MAX]
@@ -529,7 +529,7 @@ class Halves:
         return min(self._limits.pause_s_max, doubled)
 
     def _make_ready(self, half: Half, now: float, *, ask: bool = True) -> None:
-        """The next member with room is asked. While there is none, its deadline alone matters."""
+        """Makes a half ready: the next member with room is asked. While there is none, its deadline alone matters."""
         self._groups[half.key].ready[half.record.half] = None
         self._arm(half, half.born + self._limits.open_s)
         if ask:
@@ -642,7 +642,7 @@ class Halves:
                     self._publish(half, now)
 
     def _forget(self, now: float) -> None:
-        """Outcomes are kept for `retention_s`, and up to an eighth longer."""
+        """Forgets outcomes that were kept for `retention_s`, up to an eighth longer."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
             self._desk.decide(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)

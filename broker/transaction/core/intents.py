@@ -59,7 +59,8 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """`topic` empty: none joins, and its time begins. `owner`: who writes there; None: the topic itself asks."""
+    """Joins a topic. `topic` empty: none joins, and its time begins. `owner`: who writes there; None: the topic itself
+    asks."""
 
     request: object
     txn: int
@@ -80,7 +81,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class CommitBatch(msgspec.Struct, frozen=True):
-    """`sink_id` empty: of no sink."""
+    """Commits the transactions of a batch. `sink_id` empty: of no sink."""
 
     request: object
     owner: str
@@ -92,7 +93,7 @@ class CommitBatch(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """`owner`: who asks; None: an operator."""
+    """Asks for the state of a transaction. `owner`: who asks; None: an operator."""
 
     request: object
     txn: int
@@ -325,7 +326,7 @@ class Counters(msgspec.Struct):
     lasted_s: float = 0.0  # of all together
 
     def ended(self, lasted_s: float) -> None:
-        """A transaction has its outcome."""
+        """Counts a transaction that has its outcome."""
         self.lasted[bisect_left(LASTED_S, lasted_s)] += 1
         self.lasted_s += lasted_s
 

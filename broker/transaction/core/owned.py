@@ -119,7 +119,7 @@ class KeptCommits:
             yield Kept(high, everything.serialize(), owners)
 
     def listed(self) -> dict[str, set[int]]:
-        """The ids by owner."""
+        """Returns the ids by owner."""
         found = {"": self._free, **self._of}
         listed = {
             owner: {high << LOW_BITS | low for high, lows in ids.items() for low in lows}

@@ -35,7 +35,8 @@ class Gone(NamedTuple):
 
 
 class Table:
-    """`state` is what the ledger says, and from here on the coordinator alone applies records to it."""
+    """The table of ids. `state` is what the ledger says, and from here on the coordinator alone applies records to it.
+    """
 
     def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
         assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"

@@ -35,7 +35,7 @@ async def read(call: Call, place: dict[str, str], *, applied: bool = False) -> P
 
 
 async def change(call: Call, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()) -> None:
-    """A field that is None is inherited again."""
+    """Changes policies; a field that is None is inherited again."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()

@@ -19,7 +19,7 @@ from .shared import Shared
 
 
 class SubscriptionType(msgspec.Struct, frozen=True):
-    """A registered type."""
+    """A registered subscription type."""
 
     number: int
     name: str

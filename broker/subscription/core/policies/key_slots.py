@@ -60,9 +60,8 @@ class Slot:
 
 
 class Slots:
-    """All slots in use. `target` (number, slot): the consumer that may get the slot's first waiting entry; None: none
-    yet.
-    """
+    """The slots that are in use. `target` (number, slot): the consumer that may get the slot's first waiting entry;
+    None: none yet."""
 
     def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
         self.of: dict[int, Slot] = {}
@@ -348,7 +347,7 @@ class Slots:
         ]  # fmt: skip
 
     def check(self, outstanding: set[Position]) -> None:
-        """Slots and entries agree; each slot is in use; nothing ready is missing."""
+        """Checks that slots and entries agree, each slot is in use, and nothing ready is missing."""
         assert not NOTHING, "nothing is something"
         assert set(self._held) <= outstanding, "an entry is held without a consumer"
         counts: dict[int, int] = {}

@@ -52,7 +52,7 @@ class Entry(Protocol):
     def position(self) -> Position: ...
     @property
     def count(self) -> int:
-        """Messages in it."""
+        """Returns the number of messages in it."""
         ...
 
     @property
