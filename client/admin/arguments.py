@@ -49,7 +49,7 @@ class _Unfit(Exception):
 
 
 def checked(kind: C) -> C:
-    """A class decorator."""
+    """Decorates a class: its asynchronous methods check their arguments."""
     for name in dir(kind):
         method = getattr(kind, name)
         if not name.startswith("_") and inspect.iscoroutinefunction(method):

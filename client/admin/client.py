@@ -79,7 +79,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ tenants
     async def tenants(self) -> list[str]:
-        """Names, sorted."""
+        """Returns the names of the tenants, sorted."""
         return await self._all(op.LIST_TENANTS)
 
     async def create_tenant(
@@ -190,7 +190,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return decode(await self._call(op.GET_POLICIES, namespace=full_namespace(name), applied=applied))
 
     async def set_namespace_policies(self, name: str, policies: Policies) -> None:
-        """The fields that are not None get these values; the others stay."""
+        """Sets policies of a namespace: the fields that are not None get these values; the others stay."""
         await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), set=encode(policies))
 
     async def remove_namespace_policies(self, name: str, *fields: str) -> None:
@@ -487,7 +487,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return values.BrokerInfo(listed.name, listed.endpoint, own)
 
     async def bookies(self) -> list[values.BookieInfo]:
-        """The registered bookies."""
+        """Returns the registered bookies."""
         return await self._all(op.LIST_BOOKIES)
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:

@@ -49,7 +49,7 @@ _ANSWER_FIELD = {"Lookup": "owner", "Partitions": "partitions", "GetSubscription
 
 
 class GrpcTransport:
-    """`timeout_s` bounds an operation with all its attempts. `world`: of tests."""
+    """The transport over gRPC. `timeout_s` bounds an operation with all its attempts. `world`: of tests."""
 
     def __init__(
         self, service_url: str, timeout_s: float, world: World | None = None, authentication: object = None,

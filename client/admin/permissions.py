@@ -55,7 +55,8 @@ class PermissionAdmin:
         await self._change_permissions(full_namespace(name), "", grant_subscription=change)
 
     async def revoke_subscription_permission(self, name: str, subscription: str, role: str) -> None:
-        """The role leaves the list; with the last one every role with `consume` may use the subscription again."""
+        """Removes the role from the list; with the last one every role with `consume` may use the subscription again.
+        """
         change = {"subscription": check_subscription_name(subscription), "roles": [role]}
         await self._change_permissions(full_namespace(name), "", revoke_subscription=change)
 

@@ -51,7 +51,8 @@ class TransactionAdmin:
         return await self._call(op.ABORT_TRANSACTION, **_fields(txn))
 
     async def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
-        """The transaction does not wait any more for a topic that can store its outcome no more. NotFound."""
+        """Detaches a topic that can store the outcome no more: the transaction does not wait for it any longer.
+        NotFound."""
         await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
     # ------------------------------------------------------------------------------ half messages

@@ -462,7 +462,7 @@ class BookieInfo:
 
 @dataclass(frozen=True, slots=True)
 class OrphanLedger:
-    """`subscription` is empty for a ledger of a topic."""
+    """A ledger without an owner. `subscription` is empty for a ledger of a topic."""
 
     ledger_id: int
     topic: str
@@ -474,7 +474,8 @@ class OrphanLedger:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """`orphans`: ledgers that no topic and no cursor refers to; `missing`: listed by a topic, but deleted."""
+    """The result of a search for orphans. `orphans`: ledgers that no topic and no cursor refers to; `missing`: listed
+    by a topic, but deleted."""
 
     orphans: tuple[OrphanLedger, ...]
     missing: tuple[OrphanLedger, ...]

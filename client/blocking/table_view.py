@@ -78,11 +78,11 @@ class TableView(Handle[AsyncTableView]):
         return iter(self._current())
 
     def keys(self) -> KeysView[str]:
-        """A copy."""
+        """Returns a copy of the keys."""
         return self._current().keys()
 
     def values(self) -> ValuesView[Any]:
-        """A copy."""
+        """Returns a copy of the values."""
         return self._current().values()
 
     def items(self) -> ItemsView[str, Any]:

@@ -274,7 +274,7 @@ MESSAGE_ID: Table = {
 }
 """Checks of the numbers of a message id."""
 SOUGHT: Table = {"ledger_id": whole(-1, INT64_MAX - 1), "entry_id": whole(-1, INT64_MAX - 1)}
-"""… to begin there, or at the next one."""
+"""Checks of a place that is sought: to begin there, or at the next one."""
 ACKNOWLEDGED: Table = {
     "ledger_id": whole(0, INT64_MAX),
     "entry_id": whole(0, ENTRY_ID_MAX),

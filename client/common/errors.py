@@ -142,7 +142,7 @@ class PulsarException(MagnetarError):
         cls.result = Result.__members__.get(cls.__name__, cls.result)
 
     def __init__(self, message: str | Result = "", msg: str | None = None, **fields: object) -> None:
-        """A text; or a Result, and its text, as pulsar.asyncio makes it."""
+        """Makes an error from a text; or from a Result, and its text, as pulsar.asyncio makes it."""
         if isinstance(message, Result):
             self.result, message = message, msg or message.name
         super().__init__(message or self.result.name, **fields)

@@ -32,7 +32,7 @@ class LoggerLevel(ClientEnum):
 
 
 class ConsoleLogger:
-    """Standard output."""
+    """Logs to standard output."""
 
     def __init__(self, log_level: LoggerLevel = LoggerLevel.Info) -> None:
         self.log_level = _level(log_level)

@@ -70,7 +70,7 @@ class Claim:
         self.want(queue_size)
 
     def want(self, queue_size: int) -> None:
-        """The receiver queue's size."""
+        """Claims the receiver queue's size."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted

@@ -116,7 +116,8 @@ class Attachment:
             await asyncio.sleep(delay)
 
     def reopen(self, after_s: float) -> None:
-        """A timer, and no task until then: of many owners that wait, and of a loop that ends meanwhile."""
+        """Opens again after a pause. That is a timer, and no task until then, because many owners may wait, and a loop
+        may end meanwhile."""
         assert not self.is_attached, "one connection at a time"
         if self._pause is not None:
             self._pause.cancel()
@@ -164,7 +165,7 @@ class Attachment:
                 self._answer = None
 
     def opened(self) -> None:
-        """The owner read that it is open."""
+        """Called when the owner read that it is open."""
         if self._answer is None or self._answer.done():
             self.closed(ConnectionLost("the broker opened it twice"))
         else:
@@ -187,7 +188,7 @@ class Attachment:
 
     # ------------------------------------------------------------------------------ without it
     def closed(self, error: MagnetarError) -> None:
-        """The owner read that the broker gave it up."""
+        """Called when the owner read that the broker gave it up."""
         self._detach()
         self.lost(error)
 
@@ -202,7 +203,8 @@ class Attachment:
         self._owner.on_lost(error)
 
     def out_of_turn(self, kind: str | None) -> None:
-        """The owner read a frame that it does not take: the broker and it do not agree on what the id is."""
+        """Called when the owner read a frame that it does not take: the broker and it do not agree on what the id is.
+        """
         self.leave()
         self.lost(ConnectionLost(f"the broker said {kind} out of turn"))
 
@@ -235,7 +237,7 @@ class Attachment:
                 self.done()
 
     def done(self) -> None:
-        """The owner read that the broker has forgotten it."""
+        """Called when the owner read that the broker has forgotten it."""
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 

@@ -61,7 +61,7 @@ class Owner(Protocol):
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def lost(self, error: MagnetarError) -> None:
-        """The stream broke, or another broker owns the topic; the id is not attached any more."""
+        """Called when the stream broke, or another broker owns the topic; the id is not attached any more."""
         ...
 
     def broke(self, error: Exception) -> None:

@@ -39,7 +39,7 @@ class NotSpoken(Exception):
 
 
 class Discovery:
-    """`timeout_s`: of one address."""
+    """The discovery of a service URL. `timeout_s`: of one address."""
 
     def __init__(self, url: ServiceUrl, network: Network, access: CallerAccess, timeout_s: float) -> None:
         self._url = url

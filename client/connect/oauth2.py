@@ -100,7 +100,7 @@ class TokenSource:
             self._ends_at = began + lifetime_s - min(MARGIN_S, lifetime_s / 10)
 
     def _asked(self) -> tuple[str, float]:
-        """A token, and seconds."""
+        """Returns a token, and the seconds that it lives."""
         endpoint = self._client.ask(self._issuer.removesuffix("/") + DISCOVERY).get("token_endpoint")
         if not isinstance(endpoint, str) or not self._client.is_allowed(endpoint):
             raise Unavailable(f"the issuer {self._issuer} names no `token_endpoint` with https://")

@@ -20,7 +20,8 @@ DISCOVER_EVERY_S = 60.0
 
 
 class PartitionsWatcher:
-    """`grow(topic, partitions)` is awaited when a topic of `counts` has more partitions than were known."""
+    """Watches topics for more partitions: `grow(topic, partitions)` is awaited when a topic of `counts` has more than
+    were known."""
 
     def __init__(
         self, connections: Connections, counts: dict[TopicName, int], grow: Callable[[TopicName, int], Awaitable[None]]

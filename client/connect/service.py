@@ -31,7 +31,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class Service:
-    """`given`: the client's `service_url`. `options`: its parameters. InvalidUrl, InvalidConfiguration."""
+    """The service of a client. `given`: the client's `service_url`. `options`: its parameters. InvalidUrl,
+    InvalidConfiguration."""
 
     def __init__(self, given: object, authentication: object, options: Mapping[str, Any]) -> None:
         self._options = dict(options)

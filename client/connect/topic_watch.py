@@ -38,9 +38,8 @@ Changed = Callable[[list[TopicName], list[TopicName]], Awaitable[list[TopicName]
 
 
 class TopicPattern:
-    """`[DOMAIN://TENANT/NAMESPACE/]REGEX`: the topics of one namespace whose local name matches as a whole. `mode` says
-    of which domain; the one in the text says nothing, as in Pulsar.
-    """
+    """A pattern `[DOMAIN://TENANT/NAMESPACE/]REGEX`: the topics of one namespace whose local name matches as a whole.
+    `mode` says of which domain; the one in the text says nothing, as in Pulsar."""
 
     def __init__(
         self, pattern: re.Pattern[str], mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly

@@ -33,7 +33,8 @@ Pending = Message | MessageId
 
 
 class AckSender:
-    """`wake` is called, from the same thread, when the event loop is to look after what was appended."""
+    """Sends the acknowledgements of one consumer. `wake` is called, from the same thread, when the event loop is to
+    look after what was appended."""
 
     def __init__(
         self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float]
@@ -95,7 +96,7 @@ class AckSender:
         return self._longer_ms(redelivery_count) / 1000
 
     def _gather_acks(self) -> None:
-        """The messages of one entry that follow each other are one step."""
+        """Gathers acknowledgements; messages of one entry that follow each other are one step."""
         take, core = self._acked.popleft, self._core
         entry: ReceivedEntry | None = None
         bits = messages = 0

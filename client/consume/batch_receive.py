@@ -22,12 +22,12 @@ from ..model.message import Message
 from .receiver_queue import ReceiverQueue
 
 DEFAULT_BYTES = 10 << 20
-"""Pulsar's."""
+"""Pulsar's default of bytes in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerBatchReceivePolicy:
-    """`batch_receive` returns when one of these is reached; 0 or -1: no such limit."""
+    """The policy of `batch_receive`, which returns when one of these is reached; 0 or -1: no such limit."""
 
     max_num_message: int = -1
     max_num_bytes: int = DEFAULT_BYTES

@@ -105,7 +105,7 @@ def is_dead_letter(message: Message) -> bool:
 
 
 def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
-    """The dead-letter topic of this very subscription: nothing leaves it."""
+    """Whether the topic is the dead-letter topic of this very subscription: nothing leaves it."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base

@@ -137,7 +137,7 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ what waits folded
     def took_large(self, received: ReceivedEntry) -> None:
-        """The application took a message of it. From any thread; call `unfold` soon."""
+        """Notes that the application took a message of it. From any thread; call `unfold` soon."""
         size, received.unfolded = received.unfolded, 0
         self._taken.append(size)
 

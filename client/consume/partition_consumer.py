@@ -100,7 +100,7 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ from any thread
     def taken(self, message: Message) -> None:
-        """The last message of an entry (with ack time-outs: any message) was taken from the inbox."""
+        """Called when the last message of an entry (with ack time-outs: any message) was taken from the inbox."""
         wake = self.core.permits.used(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:

@@ -77,7 +77,7 @@ class Reader(ClosedAfterAsyncWith):
         return consumer
 
     async def _grow(self, topic: TopicName, found: int) -> None:
-        """Partitions were added: they are read from their beginning."""
+        """Adds partitions, which are read from their beginning."""
         missing = self._partitions.missing([topic.with_partition(i) for i in range(found)])
         begin = Start(MessageId.earliest, False)
         await self._partitions.grow([self._consumer(each, begin, ReceiverQueue(), len(missing)) for each in missing])

@@ -117,11 +117,11 @@ class TableView(ClosedAfterAsyncWith):
         return iter(list(self._values))
 
     def keys(self) -> KeysView[str]:
-        """A copy."""
+        """Returns a copy of the keys."""
         return dict(self._values).keys()
 
     def values(self) -> ValuesView[Any]:
-        """A copy."""
+        """Returns a copy of the values."""
         return dict(self._values).values()
 
     def items(self) -> ItemsView[str, Any]:

@@ -57,10 +57,10 @@ tells them that limit (broker/protocols/pulsar/connection.py). Not where an entr
 EXPIRE_S = 60.0
 """Seconds without a chunk after which an incomplete message makes room (Pulsar's figure)."""
 GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0
-"""A chunk comes again after a time between these …"""
+"""Seconds, least and most, after which a chunk comes again."""
 GIVEN_BACK_FIRST_S_MAX = 1.0
-"""… the first time after the delay of a negative ack, if that is shorter: its message did not fail. Another consumer
-has the beginning of it, and had no room for this chunk at that moment."""
+"""Most seconds until it comes again the first time, or the delay of a negative ack if that is shorter: its message did
+not fail. Another consumer has the beginning of it, and had no room for this chunk at that moment."""
 GIVEN_BACK_MAX = 10_000
 """Messages of which it is remembered that they were given back."""
 
@@ -326,7 +326,7 @@ class Chunks:
         self.expect_again(uuid)
 
     def expect_again(self, uuid: str) -> None:
-        """A chunk of the message came and is not kept, but delivered again later."""
+        """Notes that a chunk of the message came and is not kept, but delivered again later."""
         self._note(self._given_back, uuid, self.rounds(uuid))
 
     def _note(self, of: dict[str, int], uuid: str, times: int) -> None:

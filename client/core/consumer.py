@@ -182,7 +182,7 @@ class ConsumerCore:
         return self.dropped(0)
 
     def is_dead(self, redelivery_count: int) -> bool:
-        """The application saw the entry as often as it may: it is a dead letter."""
+        """Whether the application saw the entry as often as it may: it is a dead letter."""
         return self._options.dead_after is not None and redelivery_count > self._options.dead_after
 
     def chunk(
@@ -199,7 +199,8 @@ class ConsumerCore:
         return outcome.complete
 
     def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
-        """An entry came that cannot be decrypted (core/withheld.py). It may leave a gap in chunks: none is dropped."""
+        """Withholds an entry that cannot be decrypted (core/withheld.py). It may leave a gap in chunks: none is
+        dropped."""
         self.has_new_times = True
         self._withheld.add(place, permits)
         self.watch(place, now, longer_s)
@@ -213,7 +214,7 @@ class ConsumerCore:
         return bool(self._withheld)
 
     def release(self, place: Position) -> None:
-        """An entry that may have been withheld is decrypted, or acknowledged."""
+        """Releases an entry that may have been withheld: it is decrypted, or acknowledged."""
         self._free(self._withheld.release(place))
 
     def _free(self, permits: int) -> None:
@@ -221,7 +222,7 @@ class ConsumerCore:
             self.permits.used(permits, self.permits.stream)
 
     def passed(self, producer: str, place: Position, now: float) -> None:
-        """An entry that is no chunk came."""
+        """Notes that an entry came that is no chunk."""
         self._settle_chunks(ChunkOutcome(None, self.chunks.passed(producer, place), []), now)
 
     def _settle_chunks(self, outcome: ChunkOutcome, now: float, rounds: int = 0) -> None:
@@ -241,7 +242,7 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what the application does
     def watch(self, place: Position, now: float, longer_s: float) -> None:
-        """A message of the entry was taken: it is to be acknowledged in time."""
+        """Watches an entry of which a message was taken: it is to be acknowledged in time."""
         if self._options.ack_timeout_s:
             self._unacked.watch(place, now, longer_s)
 
@@ -438,7 +439,7 @@ class ConsumerCore:
         return self._last_request
 
     def forget_acknowledged(self) -> None:
-        """A seek is asked for: acks of before it say nothing about what comes after it."""
+        """Forgets acks, as a seek is asked for: those of before it say nothing about what comes after it."""
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:

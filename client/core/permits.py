@@ -24,7 +24,7 @@ from typing import Any
 
 
 class Permits:
-    """`used` may be called from any thread: `lock` guards the counts."""
+    """The permits of one consumer. `used` may be called from any thread: `lock` guards the counts."""
 
     def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)
@@ -45,14 +45,15 @@ class Permits:
             return self._size
 
     def resize(self, queue_size: int) -> None:
-        """The queue is shared with more others, or fewer: what is granted next makes up for it."""
+        """Changes the size of the queue, which is shared with more others, or fewer: what is granted next makes up for
+        it."""
         with self._lock:
             self._used += max(1, queue_size) - self._size
             self._size = max(1, queue_size)
             self._block = max(1, self._size // 4)
 
     def came(self, messages: int) -> None:
-        """The broker charged so many."""
+        """Counts messages that the broker charged."""
         with self._lock:
             self.at_broker -= messages
             self.held += messages

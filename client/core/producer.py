@@ -138,7 +138,7 @@ class ProducerCore:
         return None if waits else Added.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
-        """An entry that is encoded already; before the producer is opened, or between turns."""
+        """Adds an entry that is encoded already; before the producer is opened, or between turns."""
         batch = Batch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
@@ -431,7 +431,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ the end
     def close(self, error: MagnetarError) -> None:
-        """A message that is added from now on is refused with this; what was added goes its way."""
+        """Refuses, with this error, messages that are added from now on; what was added goes its way."""
         with self.lock:
             self.closing = error
             self.max_pending = 0  # so that `add` looks

@@ -20,7 +20,8 @@ class PartitionsRoutingMode(ClientEnum):
 
 
 class Router:
-    """`window_s`, `messages_max` and `bytes_max` are those of batching; a window of 0 changes with each message."""
+    """The router of one producer. `window_s`, `messages_max` and `bytes_max` are those of batching; a window of 0
+    changes with each message."""
 
     def __init__(
         self, partitions: int, mode: PartitionsRoutingMode, rng: Chance, *,
@@ -42,7 +43,7 @@ class Router:
         return self._partitions
 
     def grow(self, partitions: int) -> None:
-        """Partitions are added, never taken away."""
+        """Adds partitions; none is ever taken away."""
         assert partitions >= self._partitions, "partitions are never taken away"
         self._partitions = partitions
 

@@ -103,7 +103,7 @@ class Idle(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """`error`: what who ended it is told; None: it did what was asked."""
+    """The end of a transaction. `error`: what who ended it is told; None: it did what was asked."""
 
     error: PulsarException | None
 
@@ -164,8 +164,8 @@ class InTransaction:
         raise NotImplementedError
 
     def enter(self, where: Part, connections: object) -> None:
-        """A message will be sent there, or an acknowledgement; from any thread. TransactionEnded, MessageTooBig,
-        InvalidConfiguration: it must not be. `connections`: of whose client."""
+        """Enters an operation: a message will be sent there, or an acknowledgement; from any thread. TransactionEnded,
+        MessageTooBig, InvalidConfiguration: it must not be. `connections`: of whose client."""
         raise NotImplementedError
 
     def share(self, where: Part, connections: object, lock: AbstractContextManager[Any]) -> Share:
@@ -183,15 +183,15 @@ class InTransaction:
         raise NotImplementedError
 
     def stored(self, where: Part, messages: int, position: Position) -> None:
-        """An entry has its receipt; `messages` 0: a chunk, which is not the last of its message."""
+        """Notes that an entry has its receipt; `messages` 0: a chunk, which is not the last of its message."""
         raise NotImplementedError
 
     def refused(self, messages: int, error: MagnetarError) -> None:
-        """An entry is not stored, or may not be."""
+        """Notes that an entry is not stored, or may not be."""
         raise NotImplementedError
 
     def acknowledged(self, error: MagnetarError | None) -> None:
-        """An acknowledgement has its outcome; None: it is durable."""
+        """Notes the outcome of an acknowledgement; None: it is durable."""
         raise NotImplementedError
 
 
@@ -218,8 +218,8 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ from any thread
     def enter(self, topic: str, *, message: bool) -> None:
-        """An operation begins: a message is sent there, or it is acknowledged there. TransactionEnded, MessageTooBig:
-        it does not, and nothing may be sent."""
+        """Begins an operation: a message is sent there, or it is acknowledged there. TransactionEnded, MessageTooBig:
+        it does not begin, and nothing may be sent."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -229,7 +229,7 @@ class TransactionCore:
             self._touch(topic)
 
     def share(self, topic: str, share: Share) -> None:
-        """The producer of that topic sends through `share`, which may be new. Errors as of `enter`."""
+        """Lets the producer of that topic send through `share`, which may be new. Errors as of `enter`."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -441,7 +441,7 @@ class TransactionCore:
 
     @property
     def was_lost(self) -> bool:
-        """The coordinator aborted it, as its end or an operation was told, and may have lost others with it."""
+        """Whether the coordinator aborted it, as its end or an operation was told, and may have lost others with it."""
         causes = (self.error, self.failure)
         return self.state in (TransactionState.ABORTED, TransactionState.OPEN) and any(
             isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)

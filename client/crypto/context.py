@@ -39,7 +39,7 @@ class EncryptionContext:
         return [EncryptionKey(each) for each in self._metadata.encryption_keys]
 
     def param(self) -> bytes:
-        """The IV of AES-256-GCM."""
+        """Returns the IV of AES-256-GCM."""
         return self._metadata.encryption_param
 
     def algorithm(self) -> str:

@@ -47,7 +47,7 @@ class CryptoKeyReader:
     """Reads the same two files for every name of a key, as Pulsar's class of this name does. CryptoError: it cannot."""
 
     def __init__(self, public_key_path: str, private_key_path: str) -> None:
-        """Paths of PEM files. A producer needs the first one only, and a consumer the second."""
+        """Takes the paths of PEM files. A producer needs the first one only, and a consumer the second."""
         check(_PATHS, {"public_key_path": public_key_path, "private_key_path": private_key_path})
         self._public_key_path = public_key_path
         self._private_key_path = private_key_path

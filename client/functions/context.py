@@ -12,11 +12,11 @@ class Context:
 
     @abstractmethod
     def get_message_id(self) -> Any:
-        """The id of the message."""
+        """Returns the id of the message."""
 
     @abstractmethod
     def get_message_key(self) -> Any:
-        """The key of the message."""
+        """Returns the key of the message."""
 
     @abstractmethod
     def get_message_eventtime(self) -> Any:
@@ -44,7 +44,7 @@ class Context:
 
     @abstractmethod
     def get_function_id(self) -> Any:
-        """The id of the function."""
+        """Returns the id of the function."""
 
     @abstractmethod
     def get_instance_id(self) -> Any:
@@ -56,7 +56,7 @@ class Context:
 
     @abstractmethod
     def get_logger(self) -> Any:
-        """A logger."""
+        """Returns a logger."""
 
     @abstractmethod
     def get_user_config_value(self, key: str) -> Any:
@@ -72,7 +72,7 @@ class Context:
 
     @abstractmethod
     def get_partition_key(self) -> Any:
-        """The key of the message."""
+        """Returns the key of the message."""
 
     @abstractmethod
     def get_ordering_key(self) -> Any:

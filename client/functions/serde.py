@@ -12,11 +12,11 @@ class SerDe:
 
     @abstractmethod
     def serialize(self, input: Any) -> Any:
-        """The bytes of a value."""
+        """Returns the bytes of a value."""
 
     @abstractmethod
     def deserialize(self, input_bytes: Any) -> Any:
-        """The value of bytes."""
+        """Returns the value of bytes."""
 
 
 class PickleSerDe(SerDe):

@@ -15,7 +15,7 @@ from ..common.guard import survived
 
 
 class ConsumerEventListener(Protocol):
-    """Is told, per partition, whether this consumer of a Failover subscription gets its messages.
+    """A listener that is told, per partition, whether this consumer of a Failover subscription gets its messages.
 
     `partition_id` -1: the topic is not partitioned. What it raises is logged.
     """
@@ -43,7 +43,7 @@ class ActiveEvents:
             self._call()
 
     def attach(self, consumer: Any) -> None:
-        """The consumer exists from now on."""
+        """Attaches the consumer, which exists from now on."""
         self._consumer = consumer
         self._call()
 

@@ -84,7 +84,7 @@ class Field(Generic[V]):
         return val
 
     def call(self, name: str) -> None:
-        """Errors of the field, and of what is in it, say `name`."""
+        """Gives the field a name, which errors of the field, and of what is in it, say."""
         self.name = name
 
     def default(self) -> Any:
@@ -110,7 +110,8 @@ class Field(Generic[V]):
             raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
 
     def is_of_type(self, value: Any) -> bool:
-        """The value, which is not None, is of the field's type; it may still be too large, or have wrong parts."""
+        """Whether the value, which is not None, is of the field's type; it may still be too large, or have wrong parts.
+        """
         return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
     def made(self, value: Any) -> Any:
@@ -245,7 +246,7 @@ class Float(Field[V]):
 
 
 class Double(Field[V]):
-    """A float of 64 bits."""
+    """A field of a float of 64 bits."""
 
     avro, python = "double", (float, int)
 
@@ -298,7 +299,7 @@ class Bytes(Field[V]):
 
 
 class String(Field[V]):
-    """Text."""
+    """A field of text."""
 
     avro, python = "string", (str,)
 

@@ -48,7 +48,7 @@ class Origin(Protocol):
         ...
 
     def taken(self, message: Message) -> None:
-        """The application (or a filter) took the last message of an entry: its permits are free."""
+        """Called when the application (or a filter) took the last message of an entry: its permits are free."""
         ...
 
     def interrupted(self) -> None:

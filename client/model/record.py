@@ -329,7 +329,7 @@ class Record(metaclass=_RecordType):
         )
 
     def type(self) -> str:
-        """The name of its class."""
+        """Returns the name of its class."""
         return type(self).__name__
 
     def python_type(self) -> Any:

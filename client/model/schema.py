@@ -91,7 +91,7 @@ class SchemaDescription:
         return self._type
 
     def name(self) -> str:
-        """The name of its type."""
+        """Returns the name of its type."""
         return self._name
 
     def schema(self) -> str:
@@ -131,11 +131,11 @@ class Schema:
             raise WrongValue(f"a schema of type {shown(schema_type)} and this definition cannot be: {error}") from error
 
     def encode(self, obj: Any) -> bytes:
-        """The payload of a value."""
+        """Returns the payload of a value."""
         raise NotImplementedError
 
     def decode(self, data: bytes) -> Any:
-        """The value of a payload."""
+        """Returns the value of a payload."""
         raise NotImplementedError
 
     def decode_message(self, msg: Encoded) -> Any:
@@ -201,12 +201,12 @@ class BytesSchema(Schema):
         return bytes(data)
 
     def decode(self, data: bytes) -> bytes:
-        """The payload itself."""
+        """Returns the payload itself."""
         return data
 
 
 class StringSchema(Schema):
-    """Text, as UTF-8."""
+    """The schema of text, as UTF-8."""
     def __init__(self) -> None:
         super().__init__(str, SchemaType.STRING, None, "STRING")
 

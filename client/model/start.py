@@ -11,7 +11,7 @@ from ...proto.names import Position
 from .message_id import MessageId
 
 BATCH_INDEX_MAX = 2**31 - 1
-"""Pulsar's: an int32."""
+"""Largest batch index: Pulsar's is an int32."""
 
 
 class Start:

@@ -216,7 +216,7 @@ class ClientConfiguration(Configuration):
     }  # fmt: skip
 
     def set_logger(self, logger: object) -> ClientConfiguration:
-        """A logger of Python's."""
+        """Sets a logger of Python's."""
         check_logger(logger)
         self._values["logger"] = logger
         return self

@@ -10,7 +10,7 @@ from ...proto.errors import MagnetarError
 
 
 class OutboxError(MagnetarError):
-    """Base of these."""
+    """The base of the errors of an outbox."""
 
     definite = True
 

@@ -151,8 +151,8 @@ class Sender:
         }  # fmt: skip
 
     async def _open_as(self, destination: str, text: str | None) -> None:
-        """The producer of the destination, which has nothing in flight, is one of this schema from now on. ValueError;
-        IncompatibleSchema and what else opening a producer raises: it stays as it was."""
+        """Makes the producer of the destination, which has nothing in flight, one of this schema from now on.
+        ValueError; IncompatibleSchema and what else opening a producer raises: it stays as it was."""
         before = self._producers[destination]
         schema = BytesSchema() if text is None else Written(schema_of(text))
         settings = ProducerSettings(schema=schema, **self._options())

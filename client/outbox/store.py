@@ -129,7 +129,7 @@ class Store:
         return [ClaimedRow._make(each) for each in found]
 
     def renumber(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
-        """Ids continue at `next_seq`; claimed rows wait again. RelayFenced: the shard has a newer holder."""
+        """Makes ids continue at `next_seq`; claimed rows wait again. RelayFenced: the shard has a newer holder."""
         shards, rows = self._shards, self._rows
         with translated(), self._engine.begin() as connection:
             here = shards.c.shard == self._shard, shards.c.epoch == epoch

@@ -41,7 +41,8 @@ _VALUE = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 class SQLAlchemyOutbox:
-    """`metadata`: the application's, so that its migrations make the tables; `table`: the name of the first."""
+    """The outbox of an application that uses SQLAlchemy. `metadata`: the application's, so that its migrations make the
+    tables; `table`: the name of the first."""
 
     def __init__(self, metadata: MetaData, table: str = TABLE, *, schema: str | None = None) -> None:
         self.rows = Table(
@@ -101,7 +102,8 @@ class SQLAlchemyOutbox:
         properties: Mapping[str, str] | None = None, event_time: int | None = None, deliver_at: int | None = None,
         schema: Schema | None = None,
     ) -> None:  # fmt: skip
-        """A message for `topic`, if and when the transaction of `session` commits. Nothing is sent here.
+        """Writes a message for `topic`, which is sent if and when the transaction of `session` commits. Nothing is sent
+        here.
 
         `value` is bytes, or what `schema` encodes, which the row names and the topic gets; None: a message without a
         value. The key of a pair that is apart is the message's, in the place of `key`. Times are ms since the epoch.

@@ -27,7 +27,7 @@ Where = Sequence[ColumnElement[bool]]
 
 
 class UnitClaim:
-    """`phases`: what may be claimed, in the order in which it is looked for."""
+    """The claim of whole units. `phases`: what may be claimed, in the order in which it is looked for."""
 
     def __init__(self, connection: Connection, rows: Table, claim: Claim, phases: Sequence[Where]) -> None:
         self._connection, self._rows, self._claim, self._phases = connection, rows, claim, phases

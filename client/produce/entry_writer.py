@@ -37,7 +37,8 @@ Done = Callable[[Stored], None]
 
 
 class EntryWriter:
-    """Is its attachment's owner (client/connect/attachment.py). `done` is told what is stored."""
+    """Publishes encoded entries, and is its attachment's owner (client/connect/attachment.py). `done` is told what is
+    stored."""
 
     def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
         self.topic = topic

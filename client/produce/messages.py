@@ -56,7 +56,7 @@ class MessageDraft:
         return (self._message.ordering_key or b"").decode("utf-8", "replace")
 
     def properties(self) -> dict[str, str]:
-        """A copy."""
+        """Returns a copy of the properties."""
         return dict(self._message.properties)
 
     def event_timestamp(self) -> int:

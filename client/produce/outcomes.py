@@ -33,7 +33,7 @@ def settle(outcome: Settle, topic: TopicName) -> None:
 
 
 def tell(txn: InTransaction, where: Part, outcome: Settle) -> None:
-    """The transaction that an entry belongs to, after the callbacks of its messages."""
+    """Tells the transaction that an entry belongs to, after the callbacks of its messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
         txn.stored(where, batch.count, Position(ledger_id, entry_id))

@@ -82,7 +82,7 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
-        """A message with a payload and nothing else."""
+        """Adds a message with a payload and nothing else."""
         added = self.core.add(payload, callback)
         if added is Added.WAKE:
             self._wake()
@@ -353,7 +353,7 @@ class PartitionProducer:
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def broke(self, error: Exception) -> None:
-        """An unforeseen failure: every waiter gets that error."""
+        """Handles an unforeseen failure: every waiter gets that error."""
         self._finish(translate(error))
 
     def _finish(self, error: PulsarException) -> None:

@@ -71,7 +71,8 @@ class PartitionProducers:
         self._router.grow(len(self.all))  # last: other threads ask it
 
     async def _add(self, names: list[TopicName], epoch: int = 0) -> None:
-        """The broker names the first one; all carry that name. None is added when one cannot be opened."""
+        """Adds partitions. The broker names the first one; all carry that name. None is added when one cannot be
+        opened."""
         new = [
             PartitionProducer(self.connections, name, self._settings, self._pending_max, self._encrypt)
             for name in names

@@ -133,7 +133,7 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least)
 
     def take_anew(self, name: str) -> None:
-        """The next begin of the name takes it from who has it, also from this client."""
+        """Makes the next begin of the name take it from who has it, also from this client."""
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends

@@ -93,7 +93,7 @@ class Applied(NamedTuple):
 
 
 class FunctionFailed(Exception):
-    """`__cause__` is what is to be raised."""
+    """The function failed. `__cause__` is what is to be raised."""
 
 
 Apply = Callable[[list[Message]], Awaitable[list[Applied]]]
@@ -330,7 +330,7 @@ class Loop:
                 return
 
     async def _failed(self, message: Message, error: Exception) -> None:
-        """The function, on a message."""
+        """Handles a failure of the function on a message."""
         self._statistics.failed += 1
         if self._options.on_error == "raise":
             raise FunctionFailed from error

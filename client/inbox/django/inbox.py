@@ -18,7 +18,8 @@ _clock = SystemClock()
 
 
 class DjangoInbox:
-    """`using`: the alias of the database; by default the one that Django's routers say."""
+    """The inbox of an application that uses Django. `using`: the alias of the database; by default the one that
+    Django's routers say."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using

@@ -331,7 +331,7 @@ class RelayCore:
         )
 
     def woken(self, now: float) -> list[Effect]:
-        """A row was committed."""
+        """Looks for rows at once: one was committed."""
         self._claim_due = min(self._claim_due, now)
         self._find_due = min(self._find_due, now)
         return self.time_passed(now)

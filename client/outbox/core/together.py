@@ -145,7 +145,7 @@ class Together:
         return found
 
     def waits_in_vain(self) -> bool:
-        """The first unit needs a destination that takes nothing now."""
+        """Whether the first unit needs a destination that takes nothing now."""
         needed = (self._at[row.destination].state for row in self.queue[0]) if self.queue else ()
         return not self.flight and any(each is State.WAITS for each in needed)
 

@@ -36,7 +36,8 @@ class _Written:
 
 
 class DjangoOutbox:
-    """`using`: the alias of the database; by default the one that Django's routers say."""
+    """The outbox of an application that uses Django. `using`: the alias of the database; by default the one that
+    Django's routers say."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
