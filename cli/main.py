@@ -50,7 +50,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not fou
 
 
 class Root(LazyGroup):
-    """`magnetar`, with `--version`."""
+    """The group `magnetar`, with `--version`."""
 
     def __init__(self) -> None:
         super().__init__("magnetar", COMMANDS, help=HELP)

@@ -82,7 +82,7 @@ class Field(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A row of `VERBS`."""
+    """A row of `VERBS`: one verb of the policies' commands."""
 
     name: str  # set-NAME for topics
     fields: tuple[Field, ...]

@@ -22,7 +22,7 @@ STREAM_FIRST_ROWS = 200
 
 
 class Output:
-    """`kind` is "table" or "json"."""
+    """The output of a command. `kind` is "table" or "json"."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -32,7 +32,7 @@ class Output:
         return self.kind == "json"
 
     def rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """A list of records; `columns` are those that the table shows, in order."""
+        """Prints a list of records; `columns` are those that the table shows, in order."""
         if self.json:
             self.document(list(rows))
         elif not rows:
@@ -48,7 +48,7 @@ class Output:
             stream_table(iter(rows), columns, empty)
 
     def names(self, names: Sequence[str], *, empty: str = "none") -> None:
-        """A plain list: one a line, or a JSON array."""
+        """Prints a plain list: one a line, or a JSON array."""
         if self.json:
             self.document(list(names))
         else:
@@ -91,7 +91,7 @@ class Output:
 
 
 def stream_json(rows: Iterable[Row]) -> None:
-    """A JSON array, an object a line."""
+    """Prints a JSON array, an object a line."""
     before = "["
     for row in rows:
         print(before, json.dumps(row, ensure_ascii=False), sep="\n", end="")

@@ -112,7 +112,7 @@ class Process:
         raise NotReady(f"{self.name} did not become ready\n{self.output()}")
 
     def _pin(self, url: str) -> None:
-        """The next start uses the port of this one, which others know by then."""
+        """Makes the next start use the port of this one, which others know by then."""
         host, _, port = url.partition("://")[2].rpartition(":")
         was = ("", *self.arguments)
         for at, argument in enumerate(self.arguments):

@@ -63,7 +63,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
-        """A thread sends; this one draws the bar, kills a bookie under load, and restarts it."""
+        """Publishes in a thread; meanwhile draws the bar, kills a bookie under load, and restarts it."""
         sender = _Sender(cluster.url, messages)
         victim = cluster.bookies[-1]
         killed_at: float | None = None
@@ -93,7 +93,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ topic → topic
     def aggregate_in_spark(self, cluster: Cluster, total: int) -> None:
-        """The query runs in its own process group, which this step ends in any case."""
+        """Runs the query in its own process group, which this step ends in any case."""
         directory = self.directory / "spark"
         directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "magnetar.cli.demo.flights_query", cluster.url, SOURCE, SINK, str(directory)]
@@ -127,7 +127,7 @@ class Steps:
         return rows
 
     def aggregate_in_python(self, cluster: Cluster, total: int) -> None:
-        """Spark's part without Spark: a subscription over all partitions, and a row per route at the end."""
+        """Does Spark's part without Spark: a subscription over all partitions, and a row per route at the end."""
         import msgspec
 
         from ...client.blocking.client import Client

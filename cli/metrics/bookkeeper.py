@@ -21,7 +21,8 @@ QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
 
 
 class Second(NamedTuple):
-    """`ours`: names on our page; of two, the first counts successes and the second failures. `note`: what differs."""
+    """A metric under BookKeeper's name. `ours`: names on our page; of two, the first counts successes and the second
+    failures. `note`: what differs."""
 
     name: str
     ours: tuple[str, ...]

@@ -27,7 +27,7 @@ LATENCY = "pulsar_txn_execution_latency_le_"
 
 
 class Second(NamedTuple):
-    """`ours`: the names of the numbers that are added."""
+    """A metric under Pulsar's name. `ours`: the names of the numbers that are added."""
 
     name: str
     ours: tuple[str, ...]

@@ -167,7 +167,7 @@ class Copying:
         await self._keep(part)
 
     async def _keep(self, part: TopicName) -> None:
-        """A subscription keeps the copies until consumers have theirs, and names the source."""
+        """Keeps the copies by a subscription until consumers have theirs; it names the source."""
         here = ",".join(map(str, self._source.endpoints))
         try:
             known = (await self._admin.subscription_properties(part.full, PRODUCER)).get(FROM, here)

@@ -56,11 +56,11 @@ _ERRORS: dict[int, type[errors.MagnetarError]] = {
     pulsar.IncompatibleSchema: errors.IncompatibleSchema,
     pulsar.UnsupportedVersionError: errors.WrongProtocol,
 }
-"""All others may pass."""
+"""Errors that do not pass; all others may."""
 
 
 class Entry(NamedTuple):
-    """`data` is its client-part (proto/entry.py)."""
+    """An entry of the source. `data` is its client-part (proto/entry.py)."""
 
     position: Position
     data: bytes
@@ -391,7 +391,7 @@ class PartitionReader:
                 return None
 
     def took(self, messages: int) -> None:
-        """The source may send as many more."""
+        """Lets the source send as many more."""
         self._owed += messages
         if self._owed * 4 >= PERMITS:
             self.flow(self._owed)

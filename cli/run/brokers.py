@@ -70,7 +70,7 @@ LOADED = ("broker.server", "metadata.connect", "metadata.remote", "runtime.confi
 
 
 async def run(given: Given, world: World, voice: Voice) -> None:
-    """A process with a broker in it, until it is cancelled."""
+    """Runs a process with a broker in it, until it is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, pulsars_names

@@ -20,7 +20,7 @@ STANDALONE_BYTES = 256 << 20
 """Memory of the broker and of each bookie of a standalone server, at most, when nothing is set: others are on its
 machine."""
 DERIVED = frozenset({"broker.client_memory_bytes", "broker.state_memory_bytes"})
-"""0 asks for the share."""
+"""Settings whose value 0 asks for the share."""
 
 
 def planned(

@@ -100,7 +100,7 @@ class Memory(NamedTuple):
 async def _storage(
     given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
 ) -> None:
-    """The metadata, and these bookies."""
+    """Runs the metadata, and these bookies."""
     from ...metadata.server import MetadataServer
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, second_names

@@ -26,7 +26,7 @@ def is_ready() -> bool:
 
 
 def ready(url: str, **facts: object) -> None:
-    """The line that scripts wait for; nothing else is printed on stdout."""
+    """Prints the line that scripts wait for; nothing else is printed on stdout."""
     _said.append(url)
     print_ready(url, **facts)
 

@@ -131,7 +131,7 @@ class Given(NamedTuple):
 
 
 async def run(given: Given, world: World, voice: Voice) -> None:
-    """A process with a bookie in it, until it is cancelled."""
+    """Runs a process with a bookie in it, until it is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, second_names

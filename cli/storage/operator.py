@@ -35,7 +35,8 @@ METADATA = click.option(
 
 
 class Operator(NamedTuple):
-    """`--security` and `--metadata` of a command. Without `security` it has no key, and its requests are in clear."""
+    """An operator: `--security` and `--metadata` of a command. Without `security` it has no key, and its requests are
+    in clear."""
 
     security: str | None = None
     metadata: str = ""
