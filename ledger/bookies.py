@@ -119,16 +119,17 @@ class Bookies:
             pause_s = min(2 * pause_s, timeout_s / PAUSE_PART)
 
     def failed(self, bookie: str) -> None:
-        """The bookie failed just now: for a while it is chosen last, and asked last."""
+        """Notes that the bookie failed just now: for a while it is chosen last, and asked last."""
         self._quarantine.failed(bookie, self._world.clock.monotonic())
         self.note(bookie, TroubleKind.FAILED)
 
     def note(self, bookie: str, kind: TroubleKind) -> None:
-        """A read from the bookie went wrong: for a while it is asked last (core/bookie_health.py)."""
+        """Notes that a read from the bookie went wrong: for a while it is asked last (core/bookie_health.py)."""
         self._trouble.note(bookie, kind, self._world.clock.monotonic())
 
     def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
-        """The bookie sent bytes that are not the entry: it is asked last for a while, and reported (damage.py)."""
+        """Notes that the bookie sent bytes that are not the entry: it is asked last for a while, and reported
+        (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.note(bookie, TroubleKind.DAMAGED)
         self.damage.note(ledger, bookie, entry)

@@ -97,7 +97,7 @@ class LedgerEnd(NamedTuple):
 
 
 class AppendListener(Protocol):
-    """Is told what becomes of entries that were pushed. Neither method may raise."""
+    """A listener that is told what becomes of entries that were pushed. Neither method may raise."""
 
     def appended(self, writer: LedgerWriter, last_entry: int) -> None:
         """Called when every entry up to `last_entry` is stored. In entry order, once for all that one step has
@@ -105,7 +105,7 @@ class AppendListener(Protocol):
         ...
 
     def append_failed(self, writer: LedgerWriter) -> None:
-        """An entry that was pushed is not confirmed any more: `close` says whether it is stored."""
+        """Called when an entry that was pushed is not confirmed any more: `close` says whether it is stored."""
         ...
 
 
@@ -447,13 +447,14 @@ class LedgerWriter:
         self._watchdog = self._loop.call_later(self._config.quorum_timeout_s / _WATCH_TICKS, self._watch)
 
     def _stop_watching(self) -> None:
-        """A pending timer would keep the handle in memory until it is due."""
+        """Cancels the timer: a pending one would keep the handle in memory until it is due."""
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
 
     def _tell_lac(self) -> None:
-        """The bookies know the LAC before the last entry; WRITE_LAC lets other processes read the last one."""
+        """Tells the LAC to the bookies, which know the one before the last entry; by WRITE_LAC other processes can read
+        the last one."""
         if self._core.state is WriterState.OPEN:
             head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self.adds.lac, 0, 0, self._record.key)
             for bookie in self.adds.ensemble:

@@ -58,7 +58,8 @@ class EndedElsewhere(Unavailable):
 
 
 class Recovered(NamedTuple):
-    """`last`: the last entry, if this recovery read it. `end`: the close, to be committed; the record is as it will be.
+    """The result of a recovery. `last`: the last entry, if this recovery read it. `end`: the close, to be committed;
+    the record is as it will be.
 
     The transform of `end` raises EndedElsewhere; Unavailable when the record does not allow it.
     """

@@ -154,7 +154,7 @@ class AddSender:
         self._closed = False
 
     def send(self, add: Payload, lac: int) -> None:
-        """A new entry, to where it is `sent`, with this LAC in its header."""
+        """Sends a new entry to where it is `sent`, with this LAC in its header."""
         waiting = self._waiting
         add.header = seal(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
         if not add.sent:  # all its bookies failed: it goes to those that replace them
@@ -170,7 +170,7 @@ class AddSender:
                 waiting[place] = [add]
 
     def send_again(self, effect: SendAdd[Payload]) -> None:
-        """An entry to another bookie, in the place of one that failed."""
+        """Sends an entry to another bookie, in the place of one that failed."""
         add, slot, bookie, _ = effect
         if not self._waiting:
             self._loop.call_soon(self._flush)

@@ -82,7 +82,8 @@ class NotPlaced(enum.Enum):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """`bookies` for the open slots, in slot order; `racks_short`: some write set covers fewer racks than wanted."""
+    """The chosen bookies. `bookies` for the open slots, in slot order; `racks_short`: some write set covers fewer racks
+    than wanted."""
 
     bookies: tuple[str, ...]
     racks_short: bool = False

@@ -342,7 +342,7 @@ class Recovery:
         return self._sends(sends)
 
     def _remember(self, ensemble: tuple[str, ...]) -> None:
-        """The ensemble applies from LAC + 1, the first entry that is not stored yet."""
+        """Remembers the ensemble, which applies from LAC + 1, the first entry that is not stored yet."""
         start = self._adds.lac + 1
         assert start >= self.fragments[-1].first_entry, "a change never begins before the last fragment"
         if start == self.fragments[-1].first_entry:
