@@ -137,7 +137,7 @@ def _copy(source: str, to: str) -> None:
 
 
 def remove(path: str) -> None:
-    """The file, its write-ahead log and its note, where they are."""
+    """Removes the file, its write-ahead log and its note, where they are."""
     for end in ("", "-wal", "-shm", ENDING):
         if os.path.exists(path + end):
             os.remove(path + end)

@@ -133,7 +133,7 @@ class Members:
         return self._session
 
     async def _begin(self) -> None:
-        """A session with our key in it."""
+        """Opens a session with our key in it."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -127,7 +127,7 @@ class CookieRecord(Record, frozen=True, kw_only=True):
 
 
 class BookieRecord(Record, frozen=True, kw_only=True):
-    """A bookie that runs."""
+    """The record of a bookie that runs."""
 
     kind = 5
     bookie: str
@@ -150,7 +150,7 @@ class RacksRecord(Record, frozen=True, kw_only=True):
 
 
 class BrokerRecord(Record, frozen=True, kw_only=True):
-    """A broker that runs."""
+    """The record of a broker that runs."""
 
     kind = 6
     name: str

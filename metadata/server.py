@@ -45,7 +45,7 @@ WATCHES_MAX = 1024
 SESSIONS_OF_ADDRESS_MAX = 1024
 """A process has one or two; more are BackPressure. Sessions are rows of the file, and last for minutes."""
 WATCHES_OF_ADDRESS_MAX = 4096
-"""Each is checked after every commit, which takes about a microsecond."""
+"""Most watches of an address: each is checked after every commit, which takes about a microsecond."""
 OPEN_TIMEOUT_S = 10.0
 """A stream that has not sent `open` by then is ended."""
 

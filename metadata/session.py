@@ -82,7 +82,7 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its deadline
     def _lived(self, sent: float) -> None:
-        """The service answered what was sent at that moment."""
+        """Notes that the service answered what was sent at that moment."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
         self._alarm.set_by(self._deadline)
 
@@ -137,7 +137,8 @@ class SessionStore(MetadataStore):
         """Keeps the session connected and alive, until it is lost or closed."""
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """The task that keeps the session has ended. Without it there are no signs of life, so the session is lost."""
+        """Handles the end of the task that keeps the session. Without it there are no signs of life, so the session is
+        lost."""
         if keeper.cancelled() and not self._closing:
             self._lose(InternalError("the task that keeps the metadata session was cancelled"))
         elif not keeper.cancelled() and (fault := keeper.exception()) is not None:

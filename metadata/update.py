@@ -181,7 +181,7 @@ def put_of(path: str, record: Record, expected: int = ANY) -> Put:
 async def put_record(
     store: MetadataStore, path: str, record: Record, expected: int = ANY, *, ephemeral: bool = False
 ) -> int:
-    """The new version."""
+    """Puts a record; returns its new version."""
     return await store.put(path, encode(record, path), expected, ephemeral=ephemeral)
 
 

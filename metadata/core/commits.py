@@ -40,7 +40,7 @@ Row = tuple[str, bytes, int, int, str | None]
 
 
 class CommitBatch:
-    """`revision`: of the tree, after the commits that were added."""
+    """A batch of commits. `revision`: of the tree, after the commits that were added."""
 
     def __init__(self, versions: Mapping[str, int], revision: int) -> None:
         self.revision = revision
@@ -59,7 +59,7 @@ class CommitBatch:
         return done
 
     def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: Done) -> int:
-        """The node's new version."""
+        """Applies an operation; returns the node's new version."""
         path = operation.path
         written = nodes if path in nodes else self.nodes
         if path in written:

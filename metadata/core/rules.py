@@ -75,7 +75,7 @@ def _too_large(put: Put) -> MessageTooLarge:
 
 
 def check_version(path: str, expected: int, found: int) -> None:
-    """The compare of compare-and-set. Raises NodeExists, NoNode or BadVersion, with path, expected and found."""
+    """Compares, as compare-and-set does. Raises NodeExists, NoNode or BadVersion, with path, expected and found."""
     if expected in (ANY, found):
         return
     facts = {"path": path, "expected": expected, "found": found}

@@ -37,7 +37,8 @@ from .rules import check_version
 
 VALUE = "="
 RETYPED_VERSION_MAX = 500
-"""Each version is a step of the transaction. Only liveness records change their kind, and their versions stay small."""
+"""Most versions of a node that is written anew with another kind: each version is a step of the transaction. Only
+liveness records change their kind, and their versions stay small."""
 
 _FORBIDDEN = re.compile("^[=]|[\\\\\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 """ZooKeeper checks Java chars: a character beyond the basic plane is a pair of surrogates, which it forbids."""

@@ -313,7 +313,7 @@ class ZookeeperStore(SessionStore):
         return self._watches.follow(prefix, after_revision, self._ready)
 
     async def _ready(self) -> None:
-        """A watch waits for a connection until the session is lost."""
+        """Waits for a connection, as a watch does until the session is lost."""
         await self._settled.wait()
         self._check_session()
 
