@@ -445,7 +445,7 @@ class AlikePayloads:
         self._items, self._first, self._size, self._step = items, first, size, step
 
     def __getitem__(self, at: int) -> bytes:
-        """A copy of one."""
+        """Returns a copy of one payload."""
         begin = self._first + at * self._step
         return self._items[begin : begin + self._size]
 
