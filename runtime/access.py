@@ -230,7 +230,7 @@ NO_KEY = "00" * 32
 """Key that no server has."""
 
 OPEN = ListenerAccess()
-"""Every caller is LOCAL, in clear."""
+"""Access of a listener without a guard: every caller is LOCAL, in clear."""
 
 NOTHING = CallerAccess()
 

@@ -195,7 +195,7 @@ class Channel(Protocol):
 
 
 class Serving(Protocol):
-    """A listener."""
+    """A listener that serves."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -259,7 +259,7 @@ class Request(Protocol):
 
 
 class Reply(NamedTuple):
-    """A peer's answer."""
+    """The answer of a peer."""
 
     head: bytes
     frames: Sequence[Buffer]
@@ -334,7 +334,7 @@ class ByteStream(Protocol):
         ...
 
     def admitted(self) -> None:
-        """The service knows its caller: the connection is no stranger any more, which others may push out.
+        """Notes that the service knows its caller: the connection is no stranger any more, which others may push out.
         ConnectionLost: its address has as many as it may have."""
         ...
 

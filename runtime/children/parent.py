@@ -65,7 +65,7 @@ class _Running:
 
 
 class Parent:
-    """`on_serve(facts)` is called once, when all serve."""
+    """The parent of several processes. `on_serve(facts)` is called once, when all serve."""
 
     def __init__(self, tiers: Sequence[Sequence[Spec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}
@@ -211,7 +211,7 @@ class Parent:
         self._selector.register(ours, selectors.EVENT_READ, running)
 
     def _be(self, spec: Spec, parent: int, ours: socket.socket, theirs: socket.socket) -> None:
-        """The rest of the life of a process."""
+        """Lives the rest of the life of a process."""
         code = 1
         try:
             _die_with(parent)

@@ -194,7 +194,7 @@ class _ClientStream(GrpcStream):
                 self._reset(Code.CANCEL)
 
     def over(self, error: MagnetarError) -> None:
-        """The stream ended with an error: of the server, or of the connection."""
+        """Ends the stream with an error: of the server, or of the connection."""
         self.fail(_broken_by(error))
         self.end(error)
         self._reset(Code.CANCEL)

@@ -24,7 +24,8 @@ prefix: Callable[[int], bytes] = partial(PREFIX.pack, 0)
 
 
 class MessageStream(Http2Stream):
-    """`in_bytes_max`: of a message. The subclass says what becomes of a message, and of one that is refused."""
+    """A stream of messages. `in_bytes_max`: of a message. The subclass says what becomes of a message, and of one that
+    is refused."""
 
     __slots__ = (
         "_arrivals", "_cost", "_early", "_ended_early", "_filled", "_has_waiting", "_message", "_place", "_prefix",
@@ -56,7 +57,7 @@ class MessageStream(Http2Stream):
 
     @property
     def is_torn(self) -> bool:
-        """A message has begun and is not whole."""
+        """Whether a message has begun and is not whole."""
         return self._message is not None or self._early is not None or bool(self._prefix)
 
     def data_came(self, data: memoryview) -> int:
@@ -110,7 +111,7 @@ class MessageStream(Http2Stream):
         self._place = memoryview(self._message)
 
     def window_opened(self) -> None:
-        """The service reads the stream: a long message that began before is read on."""
+        """Called when the service reads the stream: a long message that began before is read on."""
         if self._early is not None and self._arrivals is not None and self._arrivals.begin(self, self._size):
             self.place()
 
@@ -164,7 +165,7 @@ class MessageStream(Http2Stream):
             self.message_came(message, self._cost)
 
     def read(self, cost: int) -> None:
-        """The service has read all messages that came, of this `cost`."""
+        """Notes that the service has read all messages that came, of this `cost`."""
         self._has_waiting = False
         if self._arrivals is not None:
             self._arrivals.read(self)
@@ -174,7 +175,7 @@ class MessageStream(Http2Stream):
                 self._credit_long()
 
     def _credit_long(self) -> None:
-        """A message that would fill half of the window is credited as it comes, while none waits to be read."""
+        """Credits a message that would fill half of the window as it comes, while none waits to be read."""
         message, connection = self._message, self.connection
         if message is None or 2 * len(message) <= self._window or self._has_waiting or not self.is_read:
             return

@@ -304,7 +304,7 @@ class _ServerConnection(Http2Connection[_Head]):
         self.abort(ConnectionLost("others wait, and no call of this connection was admitted"))
 
     def admitted(self) -> None:
-        """A call of it was, for the first time."""
+        """Notes that a call of the connection was admitted, for the first time."""
         self.be_patient(PATIENCE_KNOWN, PATIENCE_RATE)
         self._listener.strangers.left(self)
 
@@ -345,7 +345,7 @@ class _ServerConnection(Http2Connection[_Head]):
             self.write(frames.goaway(self._last, Code.NO_ERROR))
 
     def refused(self, cost: int) -> None:
-        """A call of it was, whose header block has this cost."""
+        """Charges for a call of the connection that was refused, whose header block has this cost."""
         try:
             self.charge(REFUSED + cost)
         except frames.BrokenRules as error:

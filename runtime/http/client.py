@@ -31,7 +31,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JsonClient:
-    """`tls.ca`: whom to trust; empty: the system's authorities. `require_https` False takes http:// to this machine.
+    """Asks for JSON over HTTP. `tls.ca`: whom to trust; empty: the system's authorities. `require_https` False takes
+    http:// to this machine.
 
     InvalidConfiguration: a file of `tls` cannot be used."""
 

@@ -169,7 +169,7 @@ class Http2Stream:
 
 
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
-    """`T`: what the service makes of a header block."""
+    """A connection of HTTP/2. `T`: what the service makes of a header block."""
 
     def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
         """Begins a connection. `first`: what is sent before the settings (a client's preface)."""
@@ -623,7 +623,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._opened(stream)
 
     def _charge_update(self, id_: int, size: int) -> None:
-        """An update gives back what was sent. One that grants more than any before, or little, is charged."""
+        """Charges for window updates: an update gives back what was sent. One that grants more than any before, or
+        little, is charged."""
         sent = frames.WINDOW_DEFAULT + self._granted - self._send_left
         if id_:
             self._granted_streams += size
@@ -733,7 +734,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ windows
     def open_window(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
-        """The service reads this stream: it gets this window, and the connection its whole one."""
+        """Opens the window of a stream that the service reads: it gets this window, and the connection its whole one.
+        """
         stream.is_read = True
         if stream._window < window:
             more, stream._window = window - stream._window, window
@@ -779,8 +781,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ out
     def write(self, data: bytes) -> None:
-        """A frame that no window bounds. A peer that makes us write it and does not read is cut, in a step of its own:
-        the caller may be in the middle of what it does to a stream."""
+        """Writes a frame that no window bounds. A peer that makes us write it and does not read is cut, in a step of
+        its own: the caller may be in the middle of what it does to a stream."""
         if self.is_lost:
             return
         if self._paused and self._cutting is None and self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:

@@ -60,7 +60,7 @@ class AuditLog:
         self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
         **more: object,
     ) -> None:  # fmt: skip
-        """An act, once it has its result. A LOCAL caller has no name to write down."""
+        """Writes an act, once it has its result. A LOCAL caller has no name to write down."""
         if principal.kind is PrincipalKind.LOCAL:
             return
         now, name = self._clock.monotonic(), str(principal)

@@ -73,7 +73,7 @@ def _audit_to(handler: logging.Handler) -> None:
 
 
 def facts(record: logging.LogRecord) -> dict[str, object]:
-    """The values of `extra`."""
+    """Returns the values of `extra`."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 

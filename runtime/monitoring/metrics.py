@@ -188,7 +188,7 @@ class Series:
 
 
 class Page:
-    """All metrics at one moment: prometheus-client's Collector interface, and the `series` of very many things.
+    """The metrics at one moment: prometheus-client's Collector interface, and the `series` of very many things.
 
     `shown` has every number and histogram of the page, by name and labels, for a caller that shows it a second time.
     """
@@ -231,7 +231,7 @@ class Page:
         self.shown[name, tuple(labels.items())] = histogram
 
     def foreign(self, name: str, help: str, value: float, **labels: str) -> None:
-        """A number under another system's name; without a type, which would add a suffix to the name."""
+        """Adds a number under another system's name; without a type, which would add a suffix to the name."""
         from prometheus_client.core import UnknownMetricFamily
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
@@ -239,7 +239,7 @@ class Page:
     def foreign_summary(
         self, name: str, help: str, count: int, total: float, quantiles: Mapping[str, float], **labels: str
     ) -> None:
-        """A summary under another system's name: quantiles, count and sum."""
+        """Adds a summary under another system's name: quantiles, count and sum."""
         from prometheus_client.core import SummaryMetricFamily
 
         family = self._family(SummaryMetricFamily, name, help, labels, ours=False)

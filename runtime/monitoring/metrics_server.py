@@ -43,7 +43,8 @@ MEASURE_TIMEOUT_S = 5.0
 REQUEST_S = 5.0
 """Seconds without a byte of a request after which a connection is closed."""
 CONNECTIONS_MAX = 16
-"""Each has a thread. Above it the oldest is closed: those that send slowly, or nothing, keep no scraper out."""
+"""Most connections: each has a thread. Above it the oldest is closed: those that send slowly, or nothing, keep no
+scraper out."""
 
 Measure = Callable[[Page], Awaitable[None]]
 
@@ -190,7 +191,7 @@ class MetricsServer:
         return cls(*serving, endpoint.host)
 
     async def close(self) -> None:
-        """The port is free when this returns. Requests in progress end by themselves."""
+        """Closes the server: the port is free when this returns. Requests in progress end by themselves."""
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:

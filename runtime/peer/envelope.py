@@ -83,7 +83,7 @@ class Item:
 
 @dataclass(slots=True)
 class Envelope:
-    """A decoded header."""
+    """A decoded header of an envelope."""
 
     kind: EnvelopeKind
     identity: bytes

@@ -235,7 +235,8 @@ class ZmqPeerServer:
         self._flush()
 
     def _writable(self) -> None:
-        """A ROUTER is nearly always writable for some peer, so refused sends are repeated by the timer."""
+        """Does nothing: a ROUTER is nearly always writable for some peer, so refused sends are repeated by the timer.
+        """
 
     def _send(self, route: bytes, parts: Sequence[Buffer]) -> bool:
         import zmq

@@ -263,7 +263,7 @@ class Disk:
                 pages.resize(size)
 
     def wipe(self) -> None:
-        """A new, empty disk."""
+        """Makes the disk new and empty."""
         self.root = Directory()
         self.process_died()
 

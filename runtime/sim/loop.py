@@ -106,8 +106,8 @@ class _Interruptible(Coroutine[Any, Any, T]):
 
 
 def throw_into(task: SimTask[Any], fault: Exception) -> None:
-    """The task gets `fault` at the await where it waits now, as if its own code raised it. It must wait, and belong to
-    a process."""
+    """Throws `fault` into the task at the await where it waits now, as if its own code raised it. It must wait, and
+    belong to a process."""
     coroutine = task.get_coro()
     assert isinstance(coroutine, _Interruptible), "tasks of processes can be thrown into"
     coroutine.fault = fault

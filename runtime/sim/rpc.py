@@ -297,7 +297,8 @@ class _Connection:
         self._send(answer, f"{answer[0]} {id_} {len(answer[2])} B")
 
     async def _stream(self, id_: int, stream: SimStream, function: Callable[..., Any], authorization: str) -> None:
-        """A handler is not cancelled when its caller disconnects: it gets the error from its stream."""
+        """Runs the handler of a stream. It is not cancelled when its caller disconnects: it gets the error from its
+        stream."""
         failure = b""
         try:
             context = await self._context(authorization, stream.path)

@@ -68,7 +68,7 @@ class Listener(Protocol):
     owner: Owner
 
     def accept(self, end: End) -> None:
-        """A connection was made. Sets the end's `receive` and `lost`."""
+        """Called when a connection was made. Sets the end's `receive` and `lost`."""
         ...
 
 
@@ -105,7 +105,7 @@ class End:
 
 
 class Wires:
-    """All connections and listeners of one simulation."""
+    """The connections and listeners of one simulation."""
 
     def __init__(self, loop: VirtualLoop, trace: Trace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
@@ -224,7 +224,7 @@ class Wires:
         return len(ends) // 2
 
     def clog(self, source: str, target: str, seconds: float) -> None:
-        """Messages between the two take up to so much longer; 0 ends it."""
+        """Delays messages between the two by up to so much more; 0 ends it."""
         self._trace.note(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
             if seconds:

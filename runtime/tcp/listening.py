@@ -111,7 +111,7 @@ class TlsDoor:
         self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     async def shaken(self, connection: socket.socket, peer: str) -> None:
-        """The protocol of the connection is made when this returns, or the connection is over."""
+        """Makes the protocol of the connection, which exists when this returns, or the connection is over."""
         try:
             await self._loop.connect_accepted_socket(
                 self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S,

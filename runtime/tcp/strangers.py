@@ -51,7 +51,7 @@ class Strangers:
         return stranger in self._address
 
     def __iter__(self) -> Iterator[Stranger]:
-        """The oldest first."""
+        """Yields the oldest first."""
         return iter(list(self._address))
 
     @property

@@ -51,11 +51,11 @@ class Kill(NamedTuple):
 
 
 class Serve(NamedTuple):
-    """All have served for the first time."""
+    """Reports that all have served for the first time."""
 
 
 class Exit(NamedTuple):
-    """All have ended."""
+    """Ends the parent: all have ended."""
 
     code: int
 
