@@ -292,7 +292,7 @@ def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """A new file with mode 0600. AlreadyExists; InvalidConfiguration: it cannot be made."""
+    """Writes a new file with mode 0600. AlreadyExists; InvalidConfiguration: it cannot be made."""
     try:
         _write(path, data)
     except FileExistsError:
@@ -302,7 +302,7 @@ def write_secret(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """A reader sees the old file or the new one."""
+    """Replaces a file: a reader sees the old one or the new one."""
     temporary = path.with_suffix(".new")
     temporary.unlink(missing_ok=True)
     _write(temporary, data, mode)

@@ -19,7 +19,7 @@ BCRYPT_COST_MAX = 14
 """A password of cost 14 takes about 1.3 s of a core; each caller may ask for one."""
 
 BCRYPT_BYTES_MAX = 72
-"""bcrypt looks at these bytes of a password; htpasswd cuts what is longer."""
+"""Bytes of a password that bcrypt looks at; htpasswd cuts what is longer."""
 
 _BCRYPT = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _APR1 = re.compile(r"\$apr1\$([./A-Za-z0-9]{1,8})\$[./A-Za-z0-9]{22}")
