@@ -149,7 +149,8 @@ class Entry:
 
 
 def _is_uniform(fields: list[MessageFields]) -> bool:
-    """Messages with equal metadata share one object (proto/entry.py), so few of them are compared."""
+    """Whether all rows are alike. Messages with equal metadata share one object (proto/entry.py), so few of them are
+    compared."""
     distinct = {id(each): each for each in fields}
     if len(distinct) == 1:
         return True

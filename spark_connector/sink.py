@@ -193,7 +193,7 @@ class _Task:
         self._loop.run_until_complete(self._room(PENDING_MAX))
 
     def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
-        """The common case, at the speed of the SDK: only values."""
+        """Writes rows in the common case, at the speed of the SDK: only values."""
         enqueue, done, extras = producer.enqueue, self._done, self._in_txn
         for value in values:
             try:

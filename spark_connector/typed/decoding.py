@@ -226,7 +226,7 @@ def _converted(found: pa.Array, field: Field, type_: pa.DataType) -> pa.Array:
 
 
 def _has_nanos(type_: pa.DataType) -> bool:
-    """Spark's times end at the microsecond; what is below is left out."""
+    """Whether the type has nanoseconds: Spark's times end at the microsecond, and what is below is left out."""
     if pa.types.is_timestamp(type_):
         return bool(type_.unit == "ns")
     return any(_has_nanos(type_.field(at).type) for at in range(type_.num_fields))

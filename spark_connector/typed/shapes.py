@@ -62,7 +62,7 @@ MISSING_IS_NULL = None
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A type, everywhere."""
+    """The shape of a type, everywhere: in Spark, Arrow and JSON."""
 
     spark: DataType
     raw: pa.DataType
@@ -85,7 +85,7 @@ class Field:
 
     @property
     def fills(self) -> bool:
-        """A payload of JSON that lacks it has another value than null."""
+        """Whether a payload of JSON that lacks it has another value than null."""
         return self.has_default and self.default is not None
 
 
