@@ -50,7 +50,7 @@ LIMIT = 1000
 SAMPLE = 500
 """Marked ledgers whose records are read for an estimate."""
 FRESH_MS = 15_000
-"""A worker whose progress is older is idle or gone."""
+"""Age of a worker's progress, in ms, above which the worker is idle or gone."""
 
 
 class RepairVerbs:

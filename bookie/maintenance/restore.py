@@ -127,7 +127,7 @@ class Restorer:
         return None
 
     async def _missing_run(self, ledger: int, first: int, last: int) -> int:
-        """The last of the entries from `first` that are all missing here."""
+        """Returns the last of the entries from `first` that are all missing here."""
         end = min(last, first + RUN_MAX - 1)
         for entry in range(first + 1, end + 1):
             if (await self._store.read(ledger, entry)).status is Status.OK:

@@ -36,7 +36,7 @@ _LOG = logging.getLogger("magnetar.bookie.node")
 
 FLOOR_BYTES = 256 << 20
 SMALL_SHARE = 0.05
-"""A floor that is not set is FLOOR_BYTES, and at most this share of the disk."""
+"""Share of the disk that a floor which is not set has at most; else it is FLOOR_BYTES."""
 LEAVES_SHARE = 1.1
 """Free space at which a full bookie takes adds again, as a multiple of the floor: at 1.0 it would change state at each
 check."""

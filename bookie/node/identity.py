@@ -341,7 +341,7 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> 
 
 
 async def move(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
-    """The bookie's directory is at `place` from now on. NotFound; Busy while it is registered."""
+    """Moves the bookie's directory to `place`, from now on. NotFound; Busy while it is registered."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, directories=(place,))
 

@@ -72,7 +72,8 @@ Intent = AddBatch | Callable[[bool], None]
 """An item that waits for the journal: a request of adds, or a call with True once it is durable, False if it found no
 room."""
 SEAL_BYTES = 1 << 20
-"""The adds of a turn are sealed in groups of about this size: a group is never split, and larger blocks sync slower."""
+"""Size of the groups in which the adds of a turn are sealed, about: a group is never split, and larger blocks sync
+slower."""
 
 
 class Intents:
@@ -123,7 +124,8 @@ class _Queue:
 
 
 class Adds:
-    """The service calls `take` within a turn, and `admit_held` when there may be room; `pressure` slows the socket."""
+    """Admits the adds of a bookie: the service calls `take` within a turn, and `admit_held` when there may be room;
+    `pressure` slows the socket."""
 
     def __init__(
         self, store: Store, clock: Clock, intents: Intents, newcomer: Callable[[Request, RequestHead, float], None],

@@ -73,8 +73,8 @@ FENCES_PART, LACS_PART = 2, 8
 """Divisors of `held_bytes_max`: the parts for fences and for LACs. Each takes about 1 KiB (waiting.py): 16,000 fences
 with the default, as when brokers take over the topics of another one."""
 HELD_PARTS = 4
-"""Times `held_bytes_max` that requests hold together: adds of clients, adds of recoverers and first requests of ledgers
-once each, fences, LACs and reads less than once."""
+"""Multiple of `held_bytes_max` that requests hold together: adds of clients, adds of recoverers and first requests of
+ledgers once each, fences, LACs and reads less than once."""
 READS_PART = 8
 """Divisor of `held_bytes_max`: the part for reads that wait for room, 8,000 with the default, of which one connection
 has half."""

@@ -93,7 +93,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
 
 
 def open_once(files: Files, path: str) -> File:
-    """The file opened to be read once, past the page cache where its file system does that."""
+    """Opens a file to be read once, past the page cache where its file system does that."""
     try:
         file = files.open(path, write=False, direct=True)
         try:

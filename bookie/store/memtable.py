@@ -23,7 +23,7 @@ from .intervals import Intervals
 Stored = tuple[bytes, ...]
 """An entry in one or more pieces."""
 TABLES = 3
-"""Times `bytes_max` that both tables have together at most, beside one request."""
+"""Multiple of `bytes_max` that both tables have together at most, besides one request."""
 ENTRY_OVERHEAD_BYTES = 200
 """Memory of an entry besides its bytes: slot, key, tuple and bytes objects of CPython."""
 LEDGER_OVERHEAD_BYTES = 400

@@ -37,7 +37,7 @@ _PAGE_BYTES = 4096
 """Bytes that a smaller read counts as: a disk reads no less than a page."""
 WRITE_BYTES = 1 << 20
 EXTENT_ENTRIES_MAX = 1 << 14
-"""A table is loaded whole for one entry of its extent: 128 KiB."""
+"""Most entries of an extent: a table is loaded whole for one entry of it, 128 KiB."""
 _EXTENT_BYTES_MAX = 1 << 30
 _RECORD_BYTES_MAX = 16 << 20
 """Length above which a record is damage: no entry is that large."""

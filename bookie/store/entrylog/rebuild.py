@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """No record can be read between these offsets."""
+    """A stretch of a log, between two offsets, in which no record can be read."""
 
     start: int
     end: int

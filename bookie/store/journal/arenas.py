@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ....runtime.files import Buffer, Files
 
 COPIED_APART_BYTES = 4096
-"""Buffers of more than this on average are copied into the arena one by one, smaller ones joined first."""
+"""Average size of buffers above which they are copied into the arena one by one; smaller ones are joined first."""
 
 
 class Arenas:

@@ -47,7 +47,8 @@ from .. import disk
 from .segments import JournalPosition, journal_name, journal_numbers
 
 WINDOW_BYTES = 4 << 20
-"""Read at once: the memory that a replay needs besides the memtable, and one system call for some blocks."""
+"""Bytes that are read at once: the memory that a replay needs besides the memtable, and one system call for some
+blocks."""
 
 
 class Replayed(NamedTuple):

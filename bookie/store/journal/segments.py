@@ -40,7 +40,7 @@ SPARE = "spare-"
 FILLING = "filling-"
 FILL_SLICE_BYTES = 256 << 10
 FILL_PAUSE_S = 0.002
-"""Zeros are written in slices of about 0.5 ms with pauses, so that they delay the blocks' syncs little."""
+"""Seconds between slices of zeros, each of about 0.5 ms, so that they delay the blocks' syncs little."""
 
 _REFUSALS = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
 """Errors of a file system that does not write direct."""

@@ -45,7 +45,8 @@ class HeldEntries:
         self._worker = worker
 
     async def within(self, ledger: int, first: int, last: int) -> Intervals:
-        """The held entries of `first … last`; none of a deleted ledger. Waits for the journal, if memory has some."""
+        """Returns the held entries of `first … last`; none of a deleted ledger. Waits for the journal, if memory has
+        some."""
         while True:
             if ledger in self._descriptors.tombstones:
                 return Intervals()

@@ -87,7 +87,7 @@ class Reads:
         return LacResult(Status.OK, descriptor.lac, descriptor.last)
 
     def _read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """The answer, when it needs no disk; else None."""
+        """Returns the answer, if it needs no disk; else None."""
         if self._descriptors.get(ledger) is None and not self._in_limbo(ledger):
             return self._miss(ledger, entry)
         entries: list[Buffer] = []
@@ -187,7 +187,7 @@ class Reads:
         return self._miss(ledger, entry, damaged or search.damaged)
 
     def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
-        """The answer when every place was searched. `damaged`: one of them could not be read."""
+        """Returns the answer when every place was searched. `damaged`: one of them could not be read."""
         descriptors = self._descriptors
         lac = self._lac(ledger)
         if ledger in descriptors.tombstones:

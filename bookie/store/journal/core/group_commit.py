@@ -59,7 +59,7 @@ DEPTH = 3
 
 # ---------------------------------------------------------------------------------------- facts
 class SegmentBegun(NamedTuple):
-    """A new file is durable: its header, its name."""
+    """Fact: a new file is durable: its header, its name."""
 
     number: int
     size: int  # bytes that are filled ahead
@@ -215,7 +215,7 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
-        """The answers that the fact allows, in order."""
+        """Returns the answers that the fact allows, in order."""
         match fact:
             case BlockSynced():
                 return self._back(fact.sequence, True)
