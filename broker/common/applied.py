@@ -109,7 +109,7 @@ def as_policies(applied: Applied) -> Policies:
 
 
 UNUSED_S = 60
-"""A non-persistent topic without producers and consumers ends after so long, where no policy says otherwise."""
+"""Seconds without producers and consumers after which a non-persistent topic ends, where no policy says otherwise."""
 
 
 def of_non_persistent(applied: Applied) -> Applied:

@@ -23,9 +23,10 @@ MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
 """Largest message that a ledger takes, without what the broker puts in front. The log's entry ids are those of the
 ledger only as long as the ledger refuses no entry for its size."""
 SNAPSHOT_BYTES_LIMIT = 256 << 10
-"""A node of the metadata holds 1 MiB, and all nodes are in its memory."""
+"""Most bytes of a snapshot: a node of the metadata holds 1 MiB, and all nodes are in its memory."""
 RESULT_RETENTION_S_MIN = 60.0
-"""Twice what an operation of a client takes with all its attempts, by default: a repeated commit gets its answer."""
+"""Least seconds that results are kept, twice what an operation of a client takes with all its attempts, by default: a
+repeated commit gets its answer."""
 
 
 HAND_OUT_BYTES = 1 << 20

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from ...proto.errors import ConnectionLost, SessionExpired, Unavailable
 
 PATIENCE_S = 1.0
-"""Several times what a metadata process needs for an answer under load."""
+"""Seconds to wait for the metadata: several times what its process needs for an answer under load."""
 ANSWERS_MAX = 10_000
 
 K = TypeVar("K", bound=Hashable)

@@ -146,7 +146,7 @@ class Appender:
             seconds.take()
 
     def ended(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
-        """The ledger ended there: what in it is not confirmed yet, and its row in the list (None: no ledger)."""
+        """Ends the ledger there; returns what in it is not confirmed yet, and its row in the list (None: no ledger)."""
         if self.writer is None:
             return [], None
         stored = self.queue.ended(last_entry)

@@ -49,7 +49,7 @@ class StoredEntry:
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
-        """An entry read from a bookie. CorruptEntry when it does not parse."""
+        """Parses an entry that was read from a bookie. CorruptEntry when it does not parse."""
         index, timestamp_ms, metadata, _ = parse_stored(entry)
         if metadata.HasField("num_messages_in_batch"):
             count, slots = metadata.num_messages_in_batch, None

@@ -363,7 +363,7 @@ class CompactionRun:
 
     # ------------------------------------------------------------------ reading and writing
     def _live(self) -> int:
-        """Messages to read in one pass."""
+        """Returns the number of messages to read in one pass."""
         first = self._old.record.end_index if self._old is not None else self._log.shape.first_index
         return self._end_index - first + (self._old.record.messages if self._old is not None else 0)
 

@@ -261,7 +261,7 @@ class ManagedLedger:
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def closed(self, last_entry: int, end_index: int) -> TopicLedger:
-        """The list's row for the last ledger, which ended there."""
+        """Returns the list's row for the last ledger, which ended there."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail.size
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 

@@ -87,8 +87,8 @@ class TopicLogReader:
         raise data_lost(position[0], (position[1], await self._lost_upto(position))) from lost
 
     async def _lost_upto(self, position: Position) -> int:
-        """The last of the entries that are lost from `position` on, as far as LOST_LOOKED_AT entries show. An operator
-        has to decide: looks at more of them would bring nothing back."""
+        """Returns the last of the entries that are lost from `position` on, as far as LOST_LOOKED_AT entries show. An
+        operator has to decide: looks at more of them would bring nothing back."""
         ledger_id, last = position
         span = self._shape.span(ledger_id)
         end = last if span is None else min(span.last_entry, last + LOST_LOOKED_AT)

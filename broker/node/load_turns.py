@@ -20,9 +20,11 @@ import asyncio
 from ...runtime.clock import Clock
 
 TURN_S, TURN_S_MAX = 1.0, 10.0
-"""A load takes some milliseconds when its bookies answer. Clients wait for 30 s."""
+"""Seconds of a turn, usual and longest: a load takes some milliseconds when its bookies answer, and clients wait for 30
+s."""
 USUAL_PART = 8
-"""A load that was quicker counts for one part in so many of what is usual; a slower one is it."""
+"""Divisor: a load that was quicker counts for one part in so many of what is usual; a slower one is the usual time from
+then on."""
 
 
 class LoadTurns:

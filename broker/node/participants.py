@@ -29,7 +29,7 @@ class Settles(Protocol):
     """A loaded topic that settles transactions."""
 
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """An answer for each: None when its outcome is durable at the topic; TimedOut. Idempotent."""
+        """Settles; returns an answer for each: None when its outcome is durable at the topic; TimedOut. Idempotent."""
 
 
 class Participants:

@@ -50,11 +50,11 @@ ATTEMPTS_MAX = 50
 """Tries to change the list, while others change it too."""
 READ_AT_ONCE = 20
 LONG_BYTES = 16 << 10
-"""Definitions of more bytes together are compared in a thread."""
+"""Bytes of definitions together above which they are compared in a thread."""
 TOGETHER_BYTES_MAX = 4 << 20
 """Most bytes of the versions that are listed, or that a new schema is compared with in a transitive mode."""
 CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
-"""Definitions that are kept, and of how many bytes at most: those that clients ask for again and again."""
+"""Most definitions that are kept, and most bytes of one: those that clients ask for again and again."""
 
 T = TypeVar("T")
 _Known = tuple[str, int, bytes]

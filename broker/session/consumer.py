@@ -60,7 +60,7 @@ from .producer import check_size
 from .start import last_message, mark_of, place_of
 
 ACK_ENTRIES = 100
-"""Acknowledged in one step: some tenths of a millisecond."""
+"""Entries that are acknowledged in one step: some tenths of a millisecond."""
 PREDECESSORS_MAX = 8
 """Transactions that have ended elsewhere, and whose ends an acknowledgement waits for, one after the other."""
 PERMITS_MAX = (1 << 31) - 1
@@ -399,7 +399,7 @@ class ConsumerSession:
             self._removing = False
 
     async def last_message(self) -> LastMessage:
-        """The last message that the subscription would be shown. Unavailable: the topic may go on elsewhere."""
+        """Returns the last message that the subscription would be shown. Unavailable: the topic may go on elsewhere."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.last_shown() or (EARLIEST, -1, -1)
         self.topic.check_end()

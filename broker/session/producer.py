@@ -50,7 +50,7 @@ METADATA_BYTES = (10 << 10) - 512
 told, and take frames of 10 KiB more."""
 
 CREDIT_SHARE = 4
-"""Credit is given back when this share of the grant is owed: one frame for thousands of small entries."""
+"""Divisor of the grant: credit is given back when so much is owed, one frame for thousands of small entries."""
 
 
 def room_of(config: BrokerConfig) -> int:

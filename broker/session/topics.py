@@ -26,7 +26,7 @@ from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
 
 TIMES_MAX = 1000
-"""Looked up in one request for offsets: each costs some reads."""
+"""Most times that one request for offsets looks up: each costs some reads."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -73,7 +73,8 @@ class Topics:
         self._broker = broker
 
     async def lookup(self, topic: TopicName, listener: str = "") -> Owner:
-        """The topic need not exist. Unavailable: it is not known now. NotFound: the owner has no such listener."""
+        """Returns the owner of a topic, which need not exist. Unavailable: it is not known now. NotFound: the owner has
+        no such listener."""
         owner = await self._broker.lookup(topic)
         return Owner(reached_by(owner, listener), owner.name == self._broker.name)
 
@@ -96,9 +97,9 @@ class Topics:
         self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> Offsets:  # fmt: skip
-        """A durable `subscription` is made at the earliest message when it is missing. `aborted_in`: a range of
-        indexes, whose messages of aborted transactions are counted; an index without a message that is none of them
-        has lost its message. `incarnation`: see `check_incarnation`."""
+        """Returns the offsets of a topic. A durable `subscription` is made at the earliest message when it is missing.
+        `aborted_in`: a range of indexes, whose messages of aborted transactions are counted; an index without a message
+        that is none of them has lost its message. `incarnation`: see `check_incarnation`."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)

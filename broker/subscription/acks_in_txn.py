@@ -37,7 +37,7 @@ from .core.pending_acks import ENTRIES_MAX, Clash, Conflict, Settled
 from .core.policies.policy import Member
 
 STEP_ENTRIES = 100
-"""Gathered in one step: some tenths of a millisecond."""
+"""Entries that are gathered in one step: some tenths of a millisecond."""
 
 
 class AcksInTxn(Acks):

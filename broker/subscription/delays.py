@@ -65,7 +65,7 @@ READS_MAX = 16
 MAX_SLEEP_S = 1.0
 WAITING_MAX = 10_000
 CLOSE_ENTRIES_MIN = 1000
-"""Fewer unsealed entries are read again by the next owner; more are sealed when the topic closes in order."""
+"""Fewest unsealed entries that are sealed when the topic closes in order; fewer are read again by the next owner."""
 
 
 def _not_started() -> None: ...

@@ -35,7 +35,7 @@ SEARCH_ENTRIES_MAX = 200_000
 """Entries that one search reads, in both directions and of all messages that it looks for: some seconds. A chunk that
 is not found by then counts as missing. A skip or seek among chunks of very many foreign messages costs no more."""
 INCOMPLETE_MS = 3_600_000
-"""A message whose latest chunk was stored so long ago, at the end of the log, has no producer any more."""
+"""Milliseconds without a chunk after which an incomplete message at the end of the log has no producer any more."""
 
 
 class _Budget:
@@ -160,7 +160,7 @@ class _Search:
         self.at_end = budget.left > 0
 
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
-        """Entries of one ledger from `first` to `last`; `once`: of one read."""
+        """Yields entries of one ledger from `first` to `last`; `once`: of one read."""
         shape = self._log.shape
         position = shape.there(first)
         while position <= last and shape.readable(position):

@@ -321,7 +321,8 @@ class Deduplication:
         self.snapshots += 1
 
     def _snapshot_now(self) -> Snapshot:
-        """Numbers of plain entries after its position are in it too: replaying those changes nothing."""
+        """Returns a snapshot. Numbers of plain entries after its position are in it too: replaying those changes
+        nothing."""
         snapshot, undecided = self.core.snapshot(), self._undecided()
         return snapshot if undecided is None or undecided > snapshot.position else snapshot._replace(position=undecided)
 

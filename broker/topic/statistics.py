@@ -53,7 +53,7 @@ class TopicStatistics:
         self.bytes_out += size
 
     def rates(self) -> Rates:
-        """The rates since the last call (at least a second ago, else the last answer)."""
+        """Returns the rates since the last call (at least a second ago, else the last answer)."""
         now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:

@@ -413,7 +413,8 @@ class Topic:
 
     # ------------------------------------------------------------------ transactions
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Transactions ended so; an answer for each, when that is durable here (transactions.py). NotOwner."""
+        """Settles transactions; returns an answer for each, when that is durable here (transactions.py). Raises
+        NotOwner."""
         self.check_open()
         return await self.transactions.settle(settlements, timeout_s)
 

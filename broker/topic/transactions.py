@@ -70,7 +70,7 @@ OPEN_ASK_S = 30.0
 SETTLEMENT_S = 10.0
 ASK_AT_ONCE = 1_000
 SETTLE_AT_ONCE = 100
-"""Applied in one step of the loop: a millisecond."""
+"""Settlements that are applied in one step of the loop: a millisecond."""
 
 
 class PendingAcks(Protocol):
@@ -449,7 +449,8 @@ class TopicTransactions:
         return core
 
     async def _patiently(self, txn: TxnId, owner: str | None) -> Joined:
-        """The coordinator's answer. Unavailable: there is none for JOIN_S; the entry is certainly not in the log."""
+        """Returns the coordinator's answer. Unavailable: there is none for JOIN_S; the entry is certainly not in the
+        log."""
         end = self._world.clock.monotonic() + JOIN_S
         while True:
             try:
@@ -513,7 +514,7 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ the end
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """The transactions ended so; an answer for each, when that is durable here. Idempotent. NotOwner: another
+        """Settles transactions; returns an answer for each, when that is durable here. Idempotent. NotOwner: another
         broker has the topic, or may have it; the coordinator asks the owner again. TimedOut: it is not durable so far.
         """
         runs: list[asyncio.Future[None]] = []

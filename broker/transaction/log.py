@@ -56,7 +56,7 @@ ROLL = ("create", "append", "name", "delete")
 """Steps of a roll, in their order."""
 
 ROLL_BYTES = 16 << 20
-"""A ledger ends with so many bytes, if they are twice its snapshot: the next take-over reads them all."""
+"""Bytes at which a ledger ends, if they are twice its snapshot: the next take-over reads them all."""
 _WHAT_TO_DO = (
     ": the outcomes of its transactions are not known, so what is open stays open, and it begins none. Restore the "
     "metadata from a copy that has it"

@@ -140,7 +140,7 @@ def settlement_to_wire(settlement: Settlement, topic: TopicName) -> wire.Settlem
 
 
 def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
-    """The answers by the number of the item; one that was not answered is unknown."""
+    """Returns the answers by the number of the item; one that was not answered is unknown."""
     lost = wire.Done(error=wire.Error(code=ConnectionLost.code, message="the broker did not answer this settlement"))
     found = {done.request_id: done for done in reply.items}
     return [found.get(number, lost) for number in range(count)]

@@ -29,7 +29,7 @@ _LOG = logging.getLogger("magnetar.broker.transactions")
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 10.0
 REST_S_MIN = 0.001
-"""A shorter rest of a pause is none: added to the time of the loop it may be nothing."""
+"""Shortest rest of a pause: added to the time of the loop a shorter one may be nothing."""
 AT_ONCE = 256
 """Topics that are told at a time."""
 TOGETHER = 1_000

@@ -52,7 +52,7 @@ KEY_BYTES = 200
 """Memory that a key takes in the table: its hash (16 bytes, 49 as an object), an index, and their place in a
 dictionary."""
 _SPACE = 1 << 32
-"""Hashes are shared out between rounds by their first four bytes."""
+"""Size of the space of hashes, which are shared out between rounds by their first four bytes."""
 _TAKEN_OUT = item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=0))
 
 Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]

@@ -88,7 +88,8 @@ class LogQueue(Generic[Q]):
         self.ledger_id = -1
 
     def ended(self, last_entry: int) -> list[Q]:
-        """The ledger ended at `last_entry`: these are in it and are confirmed; the rest goes back to the front."""
+        """Ends the ledger at `last_entry`; returns the publishes that are in it and are confirmed; the rest goes back
+        to the front."""
         assert self.ledger_id < 0, "a ledger that ended takes no entries"
         stored: list[Q] = []
         while self._sent and self._sent[0].entry <= last_entry:

@@ -41,9 +41,9 @@ from .transactions import has_txn
 from .translate import schema_of
 
 WAIT_NOTICE_S = 0.05
-"""A producer that waits for its turn is told so after this, which stops its client's time-out."""
+"""Seconds after which a producer that waits for its turn is told so, which stops its client's time-out."""
 UNKNOWN = (1 << 64) - 1
-"""-1 as uint64: of a duplicate, whose position is not known."""
+"""Value -1 as uint64: of a duplicate, whose position is not known."""
 TRANSACTIONAL = (TransactionAborted, TransactionEnded, TransactionFenced, TransactionForgotten)
 """Errors of a message whose transaction takes nothing any more: told as NotAllowedError, because Java's client ends its
 connection at other numbers in a SEND_ERROR."""

@@ -99,7 +99,8 @@ class Call:
 
     # ------------------------------------------------------------------ the services
     async def ask(self, service: str, method: str, request: Message) -> Any:
-        """The answer of the service in this process. What it raises; NotOwner: another broker has the topic."""
+        """Returns the answer of the service in this process. Raises what it raises; NotOwner: another broker has the
+        topic."""
         handler = getattr(self.services[service], re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower())
         return await handler(request, self.context)
 
@@ -119,8 +120,8 @@ class Call:
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def each_partition(self, method: str, request: Callable[[str], Message]) -> list[Any]:
-        """The answer of the topic, or of each of its partitions, in order. The first error ends it: what was asked
-        before is done."""
+        """Returns the answer of the topic, or of each of its partitions, in order. The first error ends it: what was
+        asked before is done."""
         whole = request(self.topic.full)
         await self.authorize(f"Admin.{method}", whole)
         partitions = await self.partitions()
@@ -129,14 +130,14 @@ class Call:
         return [await self.anywhere(method, each, request(each.full)) for each in partitions]
 
     async def anywhere(self, method: str, topic: TopicName, request: Message) -> Any:
-        """The answer of the topic's owner."""
+        """Returns the answer of the topic's owner."""
         try:
             return await self.admin(method, request)
         except NotOwner:
             return await ask(self.broker.world, (await self.broker.lookup(topic)).endpoint, method, request)
 
     async def at_coordinator(self, method: str, request: Message) -> Any:
-        """The answer of the broker that has the coordinator of transactions that is asked for."""
+        """Returns the answer of the broker that has the coordinator of transactions that is asked for."""
         try:
             return await self.admin(method, request)
         except NotOwner as error:

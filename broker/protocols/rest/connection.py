@@ -40,7 +40,7 @@ HEAD_LINES_MAX = 256
 LINE_COST = 8
 """Cost of a line, in frames that carry nothing (runtime/tcp/share.py): 10 to 20 µs."""
 LIGHT = 512
-"""A connection whose caller is not known and that was charged less goes before the others: of a request's head."""
+"""Charge below which a connection whose caller is not known goes before the others: that of a request's head."""
 LINES_AT_ONCE = 32
 """Lines that are parsed at once: h11 takes 20 µs for a chunk of a byte, so 64 KiB of them would hold the loop for 200
 ms."""

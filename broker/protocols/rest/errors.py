@@ -82,7 +82,7 @@ def reply(status: int, reason: str, headers: dict[str, str] | None = None) -> Re
 
 
 def reply_to(error: Exception, busy: int = 409) -> Response:
-    """A fault of the broker is logged, and its text stays here."""
+    """Returns the response for an error. A fault of the broker is logged, and its text stays here."""
     if isinstance(error, HTTPException):
         return reply(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):

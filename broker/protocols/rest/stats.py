@@ -265,7 +265,8 @@ def _cursor(found: Any) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ of all partitions
 def merged(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Numbers are added, times are the latest, averages are averaged, lists follow each other, maps are merged."""
+    """Merges the parts: numbers are added, times are the latest, averages are averaged, lists follow each other, maps
+    are merged."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found[name] = _merged(name, [part[name] for part in parts if name in part])

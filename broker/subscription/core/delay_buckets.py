@@ -28,7 +28,7 @@ from ....proto.names import Position
 from .delay_keys import NEVER, TIME, DelaySegment, Draft, Keys
 
 LOOKAHEAD_MS = 3_000
-"""Segments are in memory this long before their first entry is due: a read may fail a few times."""
+"""Milliseconds before its first entry is due that a segment is in memory: a read may fail a few times."""
 LOAD_SEGMENTS_MAX = 32
 """Segments of one bucket that are read at once."""
 MERGE_MIN, MERGE_MAX = 16, 64
@@ -168,7 +168,7 @@ class Buckets(msgspec.Struct):
         return min(looks, default=None)
 
     def wanted(self, now_ms: int) -> list[Load]:
-        """Segments to be read now; each is asked for once."""
+        """Returns segments to be read now; each is asked for once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -199,7 +199,7 @@ class Buckets(msgspec.Struct):
         return self._taken(bucket) + keys.rest()
 
     def lost(self, ledger_id: int) -> Bucket | None:
-        """The bucket cannot be read: its keys that are not in memory will never be loaded."""
+        """Marks a bucket as lost, which cannot be read: its keys that are not in memory will never be loaded."""
         bucket = self._all.get(ledger_id)
         if bucket is None:
             return None

@@ -314,7 +314,7 @@ class DelayIndex:
         return True
 
     def wanted(self, now_ms: int) -> list[Load]:
-        """Segments to be read now; each is asked for once."""
+        """Returns segments to be read now; each is asked for once."""
         return self._memory.buckets.wanted(now_ms)
 
     def loaded(self, load: Load, body: bytes) -> None:

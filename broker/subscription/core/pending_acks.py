@@ -204,7 +204,7 @@ def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
 
 
 def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
-    """The transaction ended: what was pending in it is acknowledged, or free. None: nothing was."""
+    """Settles a transaction that ended: what was pending in it is acknowledged, or free. None: nothing was."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None

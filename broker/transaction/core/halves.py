@@ -83,11 +83,11 @@ ASKED_MAX = 16
 """Questions to one member at a time."""
 MEMBERS_MAX = 10_000
 ROLE_SHARE = 4
-"""A role has at most this part of the bytes, and of the members."""
+"""Divisor of the bytes, and of the members, that one role may have."""
 PUBLISH_S = 30.0
 """Seconds that a transaction which publishes a half may take: readers of its topics wait for no longer."""
 TRIES_S = 60.0
-"""A commit whose messages cannot be published is tried again for so long, and then answered."""
+"""Seconds for which a commit whose messages cannot be published is tried again, and then answered."""
 TRY_PAUSE_S_MAX = 5.0
 MARKS = 8
 """Groups of outcomes that are forgotten together, per retention."""
@@ -118,7 +118,7 @@ _SHOWN = {
 
 
 class Waits(Exception):
-    """The intent waits for what is on its way."""
+    """Raised when the intent waits for what is on its way."""
 
 
 class Desk(Protocol):

@@ -108,8 +108,8 @@ class AbortByAdmin(msgspec.Struct, frozen=True):
 
 
 class AbortOpen(msgspec.Struct, frozen=True):
-    """A topic of it is deleted by force. Answered by its Row; only one that is open is aborted: who prepared a
-    transaction was told that it can commit."""
+    """Aborts a transaction for a topic of it that is deleted by force. Answered by its Row; only one that is open is
+    aborted: who prepared a transaction was told that it can commit."""
 
     request: object
     txn: int
@@ -173,7 +173,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
-    """A process of the group can be asked from now on, until `Halves.left`."""
+    """Lets a process of the group be asked from now on, until `Halves.left`."""
 
     request: object
     member: object
@@ -232,7 +232,7 @@ class Settle(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """The coordinator ends here; the next epoch goes on."""
+    """Ends the coordinator here; the next epoch goes on."""
 
     why: str
 

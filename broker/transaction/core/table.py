@@ -153,7 +153,7 @@ class Table:
 
     @property
     def done_below(self) -> int:
-        """Ids below it have ended, and every participant has stored how."""
+        """Returns the id below which all have ended, and every participant has stored how."""
         return self._lowest()
 
     def _lowest(self) -> int:

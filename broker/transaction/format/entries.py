@@ -34,7 +34,8 @@ from ..core.records import AnyRecord
 MAGIC = b"MX"
 SNAPSHOT, SNAPSHOT_END, RECORDS = 1, 2, 3
 ENTRY_BYTES = 1 << 20
-"""An entry ends after the record that reaches it; a record is at most RECORD_BYTES_MAX of the core."""
+"""Bytes of an entry, which ends after the record that reaches them; a record is at most RECORD_BYTES_MAX of the core.
+"""
 
 _HEAD = struct.Struct(">2sBBI")
 _CRC = struct.Struct(">I")

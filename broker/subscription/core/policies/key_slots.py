@@ -122,7 +122,8 @@ class Slots:
 
     # ------------------------------------------------------------------ entries that failed
     def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """An outstanding entry is about to be given back; those outstanding after it, in one of its slots."""
+        """Notes that an outstanding entry is about to be given back; returns those outstanding after it, in one of its
+        slots."""
         numbers = self._held.get(position, ())
         self._failed[position] = numbers
         for number in numbers:
