@@ -95,7 +95,7 @@ CLOSE_QUIET_S = 5.0
 """Seconds that a client which is closed waits for a word of its brokers: longer than one that owns a topic is replaced.
 """
 KEPT_MIN = 16
-"""Closed objects are removed only above this number: a removal at each opening would scan all the others."""
+"""Number of closed objects above which they are removed: a removal at each opening would scan all the others."""
 
 
 class Client(ClosedAfterAsyncWith):
@@ -216,7 +216,7 @@ class Client(ClosedAfterAsyncWith):
         return await translated(batches.commit(self.transactions.coordinators, batch, txns))
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """The last batch that was committed for a sink, and its query; None: none was."""
+        """Returns the last batch that was committed for a sink, and its query; None: none was."""
         check_one("sink_id", NAME, sink_id)
         return await translated(batches.sink_status(self.transactions.coordinators, sink_id))
 

@@ -141,7 +141,7 @@ def _whole(value: Any) -> int:
 
 
 def _number(value: Any) -> float:
-    """A whole number stays one. Text has no `__float__`."""
+    """Returns the number; a whole number stays one. Text has no `__float__`."""
     if isinstance(value, bool) or hasattr(type(value), "__index__"):
         return _whole(value)
     if not hasattr(type(value), "__float__"):

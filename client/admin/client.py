@@ -357,7 +357,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         await self._call(op.COMPACT, topic=full_topic(topic))
 
     async def compaction_status(self, topic: str) -> values.CompactionStatus:
-        """The last compaction of one partition, and the compacted ledger that is read now."""
+        """Returns the last compaction of one partition, and the compacted ledger that is read now."""
         return await self._call(op.COMPACTION_STATUS, topic=full_topic(topic))
 
     async def last_message_id(self, topic: str) -> MessageId:

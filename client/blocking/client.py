@@ -275,7 +275,7 @@ class Client(ClosedAfterWith):
         return Transaction(self.inner(), timeout, name, id, self._bodies)
 
     def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """The last batch that was committed for a sink, and its query; None: none was."""
+        """Returns the last batch that was committed for a sink, and its query; None: none was."""
         return loop_thread().run(self.inner().sink_status(sink_id))
 
     def commit_transaction(self, txn_id: TxnId | str) -> None:

@@ -249,7 +249,7 @@ class Consumer(_Receiving[AsyncConsumer]):
         self._thread.run(aio.translated(inner.seek(messageid)))
 
     def get_last_message_id(self) -> MessageId:
-        """The id of the topic's last message. OperationNotSupported: there are several partitions."""
+        """Returns the id of the topic's last message. OperationNotSupported: there are several partitions."""
         inner = self._current()
         return self._thread.run(aio.translated(inner.get_last_message_id()))
 

@@ -29,7 +29,7 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
 DURATION_MS_MAX = 1 << 40
-"""35 years; what timers take, and more than anybody waits."""
+"""Longest duration, 35 years: what timers take, and more than anybody waits."""
 ENTRY_ID_MAX = 2**32 - 1
 """Largest entry id that can be acknowledged: sets of entries have 32 bits (no ledger has as many)."""
 BATCH_INDEX_MAX = 1 << 24

@@ -412,7 +412,7 @@ class DataLost(BrokerPersistenceError):
 
     @property
     def last(self) -> int:
-        """The last of them, as far as it is known."""
+        """Returns the last of them, as far as it is known."""
         return int(self.fields.get("last", -1))
 
 

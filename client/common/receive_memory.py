@@ -34,7 +34,7 @@ to one consumer, if it can take them. Less than a queue: what comes first may be
 FIRST_BYTES = 16 << 10
 """Bytes that a message counts whose size is not known."""
 LARGE_BYTES = 1 << 20
-"""Unfolded: a client's batch has an eighth by default."""
+"""Unfolded bytes from which on an entry is large: a client's batch has an eighth by default."""
 NEW_WEIGHT = 1 / 4
 """Weight of the newest messages in the average size."""
 

@@ -34,7 +34,7 @@ from .connections import Connections
 PUBLISH_TAG = b"\x1a"
 """Tag of ClientFrame.publish, field 3, length-delimited."""
 WAITED_S = 1.0
-"""The broker took the opening and lets it wait: it did not just fail."""
+"""Seconds of a wait after which an opening did not just fail: the broker took it and let it wait."""
 
 
 class AttachedOwner(Protocol):
@@ -142,7 +142,7 @@ class Attachment:
         await self._answered(await self._attach())
 
     async def _attach(self) -> asyncio.Future[None]:
-        """The future of the answer to its first frame, which is sent."""
+        """Sends its first frame; returns the future of the answer."""
         stream = await self._connections.broker_stream(self._owner.topic)
         first = self._owner.first_frame()
         answer = self._answer = asyncio.get_running_loop().create_future()

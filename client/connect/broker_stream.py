@@ -41,12 +41,13 @@ from .silence import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, Silence
 IDLE_S = 60.0
 """Seconds that a stream without owners stays open: a program that opens one producer after another uses one stream."""
 HELD_FROM_BYTES = 2 << 20
-"""Two envelopes' worth, one that gRPC writes and the next: less is sent at once, by any sender. (With one, every second
-envelope has a single frame, because nothing waits when the write before it ends.)"""
+"""Bytes on the way from which on frames are held: two envelopes' worth, one that gRPC writes and the next: less is sent
+at once, by any sender. (With one, every second envelope has a single frame, because nothing waits when the write before
+it ends.)"""
 SLICE_FRAMES = 512
 TURN_S = 0.005
 LATE_S = 0.01
-"""A timer may be early by the clock's step."""
+"""Seconds by which a timer may be early: the clock's step."""
 CLOSE = 1 << 62
 """The request id of `close`: no other request has it."""
 

@@ -22,7 +22,8 @@ from ...runtime.network import Endpoint
 from .service_url import PULSAR_PORTS
 
 REFUSED_S = 1.0
-"""A server that is being started listens within half a second."""
+"""Seconds for which a refused connection is tried again: a server that is being started listens within half a second.
+"""
 SERVED_PORT = 7650
 """Port at which `magnetar standalone` listens without being told."""
 

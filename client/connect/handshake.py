@@ -18,8 +18,8 @@ ISOLATIONS = {
 
 
 def producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool) -> ProducerOptions:
-    """Chunks are for persistent topics, as in Pulsar's clients: another one drops some of them, and the rest of the
-    message is useless."""
+    """Returns the options of a producer's core. Chunks are for persistent topics, as in Pulsar's clients: another one
+    drops some of them, and the rest of the message is useless."""
     return ProducerOptions(
         initial_sequence_id=settings.initial_sequence_id,
         batching=settings.batching_enabled,

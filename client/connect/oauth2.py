@@ -30,7 +30,7 @@ LIFETIME_S = 60.0
 MARGIN_S = 10.0
 """Seconds before its end from which on a token is not used any more; of a short one a tenth of its life."""
 RENEW_AT = 0.75
-"""The part of its life after which a use of it fetches the next."""
+"""Part of a token's life after which a use of it fetches the next."""
 RETRY_S = 1.0
 FILE_BYTES_MAX = 64 << 10
 _REFUSALS = {"400", "401", "403"}

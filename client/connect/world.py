@@ -68,7 +68,7 @@ class _ClientNetwork:
 
 
 class _NoFiles:
-    """A server's files are POSIX's, and a client runs on Windows too."""
+    """The files of a client: none, as a server's are POSIX's, and a client runs on Windows too."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotAllowed("a client has no files of a server")

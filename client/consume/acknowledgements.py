@@ -28,7 +28,7 @@ from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType
 _LOG = logging.getLogger("magnetar.client")
 
 DELAY_MS_MAX = 1 << 40
-"""35 years: more than a timer of any event loop needs, and less than it takes."""
+"""Longest delay, 35 years: more than a timer of any event loop needs, and less than it takes."""
 Pending = Message | MessageId
 
 

@@ -398,7 +398,7 @@ class Consumer(ClosedAfterAsyncWith):
         await self._partitions.seek(messageid)
 
     async def get_last_message_id(self) -> MessageId:
-        """The id of the topic's last message. OperationNotSupported: there are several partitions."""
+        """Returns the id of the topic's last message. OperationNotSupported: there are several partitions."""
         if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
         found = MessageId.from_wire((await self.partitions[0].requests.last_message_id()).id)

@@ -57,7 +57,7 @@ _tuple = tuple.__new__
 SLOTS_KNOWN_MAX = 65_536
 """Entries whose keys are known: what failed earlier holds back its entry alone here, and its keys at the broker."""
 SAY_EVERY_S = 10.0
-"""The log is told so often, at most, that a partition has entries that are not decrypted."""
+"""Seconds between two log lines that a partition has entries that are not decrypted."""
 
 
 class StaysFolded(Exception):
@@ -189,7 +189,7 @@ class Deliveries:
             self.start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
 
     def start_after(self, place: Place) -> Start:
-        """A reader goes on after what it read."""
+        """Returns the start of a reader that goes on after what it read."""
         if place.taken is not None:
             self.start = Start(place.taken, False, place.begun)
         return self.start or Start(MessageId.latest, False)
@@ -272,7 +272,8 @@ class Deliveries:
             moved.popitem(last=False)
 
     def _without_moved(self, received: ReceivedEntry, wanted: list[Message], moved: int) -> list[Message]:
-        """A dead letter is on its way, or there: its entry comes again when its acknowledgement was lost."""
+        """Leaves out messages whose dead letter is on its way, or stored: the entry comes again when its
+        acknowledgement was lost."""
         there = moved & ~self._core.moving.get(received.position, 0)
         for message in wanted:
             if there >> message.batch_index & 1:

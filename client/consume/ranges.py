@@ -25,7 +25,7 @@ from ..crypto.key_reader import KeyReader
 from ..model.message_id import KnownId, MessageId
 
 CHUNK_BYTES = 32 << 20
-"""Asked for at a time; the stream's own flow control bounds what is in memory."""
+"""Bytes that are asked for at a time; the stream's own flow control bounds what is in memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,12 @@ CHUNKED_BYTES_MAX = 256 << 20
 """Most bytes of a chunked message on the wire; uncompressed it has the limit of every payload (proto/compression.py).
 """
 PENDING_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
-"""Declared by all messages of a partition that are begun and not complete."""
+"""Most bytes that all messages of a partition declare which are begun and not complete."""
 METADATA_BYTES = 10 << 10
-"""A chunk's payload is so much smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a broker
-tells them that limit (broker/protocols/pulsar/connection.py). Not where an entry has less than ten times that."""
+"""Bytes by which a chunk's payload is smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a
+broker tells them that limit (broker/protocols/pulsar/connection.py). Pulsar's Java and Go clients drop larger ones
+unseen, as a broker tells them that limit (broker/protocols/pulsar/connection.py). Not where an entry has less than ten
+times that."""
 EXPIRE_S = 60.0
 """Seconds without a chunk after which an incomplete message makes room (Pulsar's figure)."""
 GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0

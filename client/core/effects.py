@@ -150,7 +150,7 @@ class SendSeek(NamedTuple):
 
 
 class Sought(NamedTuple):
-    """The cursor is there: what is delivered from now on is from there."""
+    """Reports that the cursor is there: what is delivered from now on is from there."""
 
     to: Any
 

@@ -269,7 +269,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ the connection
     def opening(self) -> int:
-        """An opening is begun; its number."""
+        """Counts an opening that is begun; returns its number."""
         self.connections += 1
         return self.connections
 
@@ -387,7 +387,7 @@ class ProducerCore:
         return effects
 
     def waits(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """The broker says why what was sent has no answer yet; it is neither stored nor refused."""
+        """Notes why what was sent has no answer yet, as the broker says: it is neither stored nor refused."""
         if self._entries.sent and (text := self._reasons.note(error, now)) is not None:
             return [Warn(f"messages are not acknowledged yet: {text}")]
         return []

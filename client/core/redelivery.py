@@ -89,7 +89,8 @@ def places_of(sets: EntrySets) -> Iterator[Position]:
 
 
 class NackTracker:
-    """Times are whole milliseconds of any clock that does not go back."""
+    """Watches entries for negative acknowledgements. Times are whole milliseconds of any clock that does not go back.
+    """
 
     def __init__(self) -> None:
         self._buckets: dict[int, EntrySets] = {}  # due time → entries

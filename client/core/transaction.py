@@ -99,7 +99,7 @@ class End(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """Every operation has its outcome: the commit that waits goes on."""
+    """Reports that every operation has its outcome: the commit that waits goes on."""
 
 
 class Ended(NamedTuple):
@@ -298,7 +298,7 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
-        """An entry of so many messages has its receipt; 0: a chunk of a message."""
+        """Notes that an entry of so many messages has its receipt; 0: a chunk of a message."""
         if self._entries[topic] >= 0:
             self._entries[topic] += 1
             if position[1] < 0:
@@ -310,7 +310,7 @@ class TransactionCore:
             return self._look()
 
     def refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
-        """An entry of so many messages is not stored, or may not be."""
+        """Notes that an entry of so many messages is not stored, or may not be."""
         self._note(error)
         with self._lock:
             self._over += messages
@@ -363,7 +363,7 @@ class TransactionCore:
         return [End(Verb.COMMIT, self._participants())]
 
     def give_up(self, error: MagnetarError) -> list[TransactionEffect]:
-        """The operations have no outcome in time: it aborts."""
+        """Gives the operations up, which have no outcome in time: the transaction aborts."""
         self._waiting = False
         self._note(error)
         return self.decide()
@@ -382,7 +382,7 @@ class TransactionCore:
         return [End(Verb.ABORT, ())]
 
     def answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
-        """The coordinator's answer to End, or to a question for the status."""
+        """Handles the coordinator's answer to End, or to a question for the status."""
         if error is not None:
             return self._refused(error)
         committing = self.state in WAITING

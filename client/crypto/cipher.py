@@ -24,7 +24,7 @@ IV_BYTES = 12
 TAG_BYTES = 16
 RSA_BITS_MIN = 2048
 RSA_BITS_MAX = 16384
-"""The cost of an unwrapping grows with the third power of the length: 0.1 s at this one."""
+"""Most bits of a key. The cost of an unwrapping grows with the third power of the length: 0.1 s at this one."""
 
 
 class DataKey(Protocol):

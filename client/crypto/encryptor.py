@@ -27,7 +27,7 @@ from .cipher import DATA_KEY_BYTES, IV_BYTES, DataKey, data_key, public_key, req
 from .key_reader import KEPT_S, EncryptionKeyInfo, KeyReader
 
 USES_MAX = 1 << 31
-"""Half of what random IVs of 96 bits allow to one key."""
+"""Most uses of a key: half of what random IVs of 96 bits allow."""
 
 
 class Encryptor:

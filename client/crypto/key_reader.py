@@ -16,7 +16,7 @@ from ..common.errors import CryptoError
 KEPT_S = 4 * 3600.0
 """Seconds that a data key is used, and that a key is kept before it is read again: Pulsar's figure."""
 KEY_FILE_BYTES_MAX = 1 << 16
-"""A PEM of a key of 16,384 bits has 13 KB."""
+"""Most bytes of a key's file: a PEM of a key of 16,384 bits has 13 KB."""
 
 
 class EncryptionKeyInfo(NamedTuple):

@@ -13,9 +13,9 @@ from typing import Any
 from ..common.errors import InvalidMessage
 
 DEPTH_MAX = 200
-"""Types in one another, of a payload."""
+"""Most types in one another, in a payload."""
 EMPTY_ITEMS_MAX = 64
-"""Items without bytes, for each byte of the payload."""
+"""Most items without bytes, for each byte of the payload."""
 
 _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _VARINTS = ("int", "long", "enum")

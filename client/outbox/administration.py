@@ -23,7 +23,7 @@ from .store import Store
 from .tables import SQLAlchemyOutbox
 
 ALIVE_MS = 10_000
-"""A relay that was seen so recently runs."""
+"""Milliseconds since a relay was seen within which it runs."""
 
 
 class OutboxRow(NamedTuple):

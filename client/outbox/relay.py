@@ -37,7 +37,7 @@ from .tables import SQLAlchemyOutbox
 
 _LOG = logging.getLogger("magnetar.outbox")
 STANDBY_S = 10.0
-"""A relay in standby takes the shard when its holder was not seen for so long, by its own clock."""
+"""Seconds without a sight of the shard's holder, by its own clock, after which a relay in standby takes the shard."""
 _clock = SystemClock()
 
 
@@ -218,8 +218,8 @@ class Relay:
                     raise self._why(core, error)
 
     def _why(self, core: RelayCore, error: MagnetarError) -> MagnetarError:
-        """A newer relay may have sent what looks like rows of another database: then it has the shard, and that is
-        the reason."""
+        """Returns the reason of an end. A newer relay may have sent what looks like rows of another database: then it
+        has the shard, and that is the reason."""
         if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.holder()[0] != core.epoch:
             return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
         return error

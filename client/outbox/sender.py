@@ -50,7 +50,7 @@ _LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]
 
 FLIGHT_S = 60.0
-"""The time-out of a flight's transaction: readers of its topics wait no longer for one whose relay is gone."""
+"""Seconds of a flight's transaction: readers of its topics wait no longer for one whose relay is gone."""
 ABORT_S = 2.0
 """Seconds that a relay which ends waits for the abort of its flight."""
 NO_DELAY_MS = 3_600_000

@@ -119,7 +119,7 @@ class Producer(ClosedAfterAsyncWith):
         return f"producer {self.producer_name()} of {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """Counters since it was opened; `pending_messages` have no outcome yet."""
+        """Returns counters since it was opened; `pending_messages` have no outcome yet."""
         stored = sum(each.core.stored for each in self.partitions)
         pending = sum(each.core.pending for each in self.partitions)
         return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions)}

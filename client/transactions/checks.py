@@ -36,7 +36,7 @@ _LOG = logging.getLogger("magnetar.client")
 
 AT_ONCE = 16
 CONNECTED_S = 5.0
-"""A stream that lasted so long worked: the next one is opened soon after it."""
+"""Seconds that a stream lasted which worked: the next one is opened soon after it."""
 
 
 class Decision(Enum):
@@ -131,7 +131,7 @@ class CheckWatch:
     async def _ask(
         self, check: wire.HalfCheck, id_: TxnId
     ) -> tuple[wire.EndHalfRequest.Verb, str]:
-        """The answer; FAILED and why: there is none."""
+        """Returns the answer; FAILED and why: there is none."""
         if self._busy >= AT_ONCE:
             return wire.EndHalfRequest.FAILED, f"{AT_ONCE} checks are under way, or hang"
         answer_s = check.answer_ms / 1000

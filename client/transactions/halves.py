@@ -42,7 +42,7 @@ _LOG = logging.getLogger("magnetar.client")
 
 NAME_MAX = 512
 IDS_TRIED = 3
-"""Void ones: their coordinator was lost since it gave them."""
+"""Ids that are tried in turn, when they are void: their coordinator was lost since it gave them."""
 TABLE = {
     "group": Check(f"text of 1 to {NAME_MAX} characters", (str,), lambda text: 0 < len(text) <= NAME_MAX),
     "check_key": Check(f"text of at most {NAME_MAX} characters", (str,), lambda text: len(text) <= NAME_MAX),
@@ -214,7 +214,7 @@ class Halves:
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | MagnetarError:
-    """An error is its caller's, and none of the task's."""
+    """Returns the result of `work`, or its error, which is its caller's, and none of the task's."""
     try:
         return await work
     except MagnetarError as error:

@@ -393,7 +393,8 @@ class Transaction(InTransaction):
         self._do(core.answered(state, error))
 
     async def _look(self, item: wire.EndItem) -> tuple[TxnState, MagnetarError | None]:
-        """The commit got no answer in time: what the coordinator knows of it. One that still is open is committed."""
+        """Returns what the coordinator knows of a commit that got no answer in time. One that still is open is
+        committed."""
         deadline = self._home.now() + self._home.connections.settings.operation_timeout_s
         while True:
             try:

@@ -140,7 +140,7 @@ class RelayCore:
             self.together.add(rows)
 
     def found(self, topics: Sequence[str], now: float) -> list[Effect]:
-        """Rows wait for these topics."""
+        """Notes the topics for which rows wait."""
         self._finding = False
         self._find_due = now + self._settings.find_s
         for topic in topics:
@@ -179,7 +179,7 @@ class RelayCore:
         return []
 
     def opened(self, destination: str, last: int, now: float) -> list[Effect]:
-        """A producer is open; `last`: the highest sequence id that the topic has of its name."""
+        """Handles a producer that is open; `last`: the highest sequence id that the topic has of its name."""
         at = self.destinations[destination]
         given = at.last_claimed if self._sure else self._next_seq - 1  # ids of what was aborted were given back
         if last > given:
@@ -212,7 +212,7 @@ class RelayCore:
         return []
 
     def settled(self, destination: str, outcome: Outcome, error: str, now: float) -> list[Effect]:
-        """The group in flight has its outcome."""
+        """Handles the outcome of the group in flight."""
         at = self.destinations[destination]
         match outcome:
             case Outcome.STORED:
@@ -321,7 +321,7 @@ class RelayCore:
         return []
 
     def fenced(self) -> list[Effect]:
-        """The database says that another relay has the shard."""
+        """Stops: the database says that another relay has the shard."""
         return self._stop(self._fenced())
 
     def _fenced(self) -> RelayFenced:

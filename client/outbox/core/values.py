@@ -133,7 +133,7 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The relay ends with this error; what is in flight is not waited for."""
+    """Ends the relay with this error; what is in flight is not waited for."""
 
     error: MagnetarError
 

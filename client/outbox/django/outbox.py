@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Written:
-    """Rows were written in a transaction: called when it commits."""
+    """The rows that were written in a transaction: called when it commits."""
 
     def __init__(self, outbox: DjangoOutbox) -> None:
         self.outbox = outbox
