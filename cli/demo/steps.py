@@ -27,9 +27,10 @@ KILL_AT = 0.3
 DOWN_S = 1.0
 """Seconds that the bookie is down: long enough that brokers notice, short enough for a demo."""
 SILENCE_MS = 10_000
-"""A topic without a message for so long is at its end, whatever number was expected."""
+"""Milliseconds without a message after which a topic is at its end, whatever number was expected."""
 SPARK_TIMEOUT_S = 300.0
-"""Spark starts in 5 to 10 s and works for about as long; on a busy machine it may take minutes."""
+"""Seconds that Spark may take: it starts in 5 to 10 s and works for about as long; on a busy machine it may take
+minutes."""
 
 
 class Steps:
@@ -155,7 +156,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ out of the topic
     def consume_result(self, cluster: Cluster) -> dict[Route, Delays]:
-        """The last row of each carrier and origin."""
+        """Returns the last row of each carrier and origin."""
         import msgspec
 
         from ...client.blocking.client import Client

@@ -32,7 +32,7 @@ def _is_text(_context: click.Context, option: click.Parameter, given: Any) -> An
 
 
 class _WithHint(click.Command):
-    """A message is an option here: one that is given as an argument is answered with how."""
+    """A command whose message is an option: one that is given as an argument is answered with how."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

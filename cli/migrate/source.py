@@ -36,13 +36,13 @@ from ...runtime.network import ByteStream, Endpoint
 from ...runtime.world import World
 
 FRAME_BYTES_MAX = 128 << 20
-"""An entry of a source may be larger than ours: the destination refuses it then, by name."""
+"""Most bytes of a frame. An entry of a source may be larger than ours: the destination refuses it then, by name."""
 PERMITS = 2000
 """Messages that the source may send ahead; TCP holds them back when the destination is slower."""
 PROTOCOL = 19
 REDIRECTS_MAX = 20
 _EARLIEST = (1 << 64) - 1
-"""-1 as uint64: a reader begins at the oldest entry."""
+"""Value -1 as uint64: a reader begins at the oldest entry."""
 _CONSUMER = 1
 
 _ERRORS: dict[int, type[errors.MagnetarError]] = {
@@ -255,7 +255,7 @@ class Connection:
         return str(answer.server_version)
 
     async def ask(self, wanted: str, of: str, timeout_s: float, **command: Any) -> Any:
-        """The answer of that kind. TimedOut; ConnectionLost; what the source says."""
+        """Asks, and returns the answer of that kind. Raises TimedOut; ConnectionLost; what the source says."""
         self.send(**command)
         try:
             async with asyncio.timeout(timeout_s):

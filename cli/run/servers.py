@@ -39,7 +39,7 @@ WAIT_S = 60.0
 FILES_ENOUGH = 4096
 """Value of RLIMIT_NOFILE below which the start warns. A server has about 200 files open, and a client of it one."""
 NOTICE_S = 1.0
-"""The wait after which it logs that it waits."""
+"""Seconds of a wait after which it logs that it waits."""
 
 
 def server_options(

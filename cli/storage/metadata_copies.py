@@ -32,7 +32,8 @@ TIMEOUT_S = 600.0
 ASK_S = 5.0
 AGAIN_S = 0.25
 WAIT_S = 60.0
-"""Bookies come to a service that answers again within a second, and after their session's time at the latest."""
+"""Seconds to wait for bookies: they come to a service that answers again within a second, and after their session's
+time at the latest."""
 
 OUTPUT = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 
@@ -156,7 +157,7 @@ async def _ask(found: Contents) -> dict[str, int | str]:
 
 
 async def _highest(peer: BookiePeer) -> int | Exception:
-    """The answer of a bookie, whose connection is closed then."""
+    """Returns the answer of a bookie, whose connection is closed then."""
     from ...proto.errors import MagnetarError
     from ..common.exits import Failure
 
