@@ -39,7 +39,7 @@ from .memory import AppendMemory
 _LOG = logging.getLogger("magnetar.ledger")
 
 PAUSE_PART = 4
-"""A busy bookie is asked again after one part in so many of the time-out, at the latest."""
+"""Divisor of the time-out: a busy bookie is asked again after such a part of it, at the latest."""
 
 
 class Bookies:
@@ -93,7 +93,8 @@ class Bookies:
     async def ask(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float, busy_s: float = 0.0
     ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """The answer; None when none arrives within `timeout_s` or it cannot be decoded: the outcome is unknown.
+        """Asks a bookie, and returns the answer; None when none arrives within `timeout_s` or it cannot be decoded: the
+        outcome is unknown.
 
         A bookie that answers BUSY did nothing; it is asked again, ever more slowly, until the time is over. It lives,
         and others are before us: with each such answer the time begins anew, for `busy_s` in all.

@@ -41,8 +41,9 @@ from .reader import LedgerReader
 _LOG = logging.getLogger("magnetar.ledger")
 
 IDS_LAST_S, IDS_MAX = 1.0, 1024
-"""Blocks of ids grow up to IDS_MAX while one lasts for less than IDS_LAST_S: a client that creates hundreds of ledgers
-a second would otherwise spend half of its time on the counter. The rest of a block is lost at a stop, out of 2^63."""
+"""Seconds that a block of ids lasts, below which the next one is larger, up to IDS_MAX: a client that creates hundreds
+of ledgers a second would otherwise spend half of its time on the counter. The rest of a block is lost at a stop, out of
+2^63."""
 WRITERS_MIN = 16
 """Number of ended writers that may be kept before they are dropped: dropping them walks over every open writer."""
 

@@ -30,11 +30,12 @@ from ..metadata.update import get_record, put_of, update_record
 from ..proto.errors import BadVersion
 
 PAGE_IDS = 4096
-"""A page in which every second id is deleted has 50 kB of JSON; blocks of ids (ledger/client.py) are a part of one."""
+"""Ids of a page: one in which every second id is deleted has 50 kB of JSON; blocks of ids (ledger/client.py) are a part
+of one."""
 ATTEMPTS_MAX = 20
 PAUSE_S = 0.01
 DELETED_AT_ONCE = 512
-"""Half of what a commit may contain."""
+"""Ledgers that are deleted in one commit: half of what it may contain."""
 
 
 async def among(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:

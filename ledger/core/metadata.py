@@ -86,7 +86,7 @@ def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping
 
 
 def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
-    """The fragment of `entry` (the largest key <= entry) and its last possible entry (-1: open end)."""
+    """Returns the fragment of `entry` (the largest key <= entry) and its last possible entry (-1: open end)."""
     at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1
     assert at >= 0, "the first fragment of a ledger begins at entry 0"
     end = record.fragments[at + 1].first_entry - 1 if at + 1 < len(record.fragments) else -1

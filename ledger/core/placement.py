@@ -43,7 +43,7 @@ import msgspec
 from .striping import Striping
 
 WEIGHT_RATIO_MAX = 3.0
-"""BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""
+"""Greatest weight, as a multiple of the median: BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""
 STEPS_MAX = 5_000
 """Bound of the search for racks: a few milliseconds. All arrangements of six bookies are 1,956 steps."""
 UNKNOWN_RACK = ""

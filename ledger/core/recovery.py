@@ -244,7 +244,8 @@ class Recovery:
         return self._read_more()
 
     def _lower_bound(self) -> int:
-        """Entries up to it are stored: the largest LAC reported, and at least all earlier fragments (M02, #2615)."""
+        """Returns the entry up to which all are stored: the largest LAC reported, and at least all earlier fragments
+        (M02, #2615)."""
         return max([*self._lacs, self._last.first_entry - 1])
 
     # ------------------------------------------------------------------------------ reading

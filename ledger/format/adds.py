@@ -36,10 +36,10 @@ ADDS_MAX = 4096
 """Entries of one request: a table of 160 KiB."""
 
 RUN_BYTES_MAX = 1 << 20
-"""A frame with more than one payload is closed at about this much."""
+"""Bytes at which a frame with more than one payload is closed, about."""
 
 JOINED_BYTES_MAX = 32 << 10
-"""Payloads up to this share a frame: copying one costs less than a part of a message."""
+"""Largest payloads that share a frame: copying one costs less than a part of a message."""
 
 _ROW = struct.Struct(">IqqqqI")
 _SIZE = struct.Struct(">I")
