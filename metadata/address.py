@@ -20,7 +20,7 @@ SCHEME = "zk://"
 PORT = 2181
 ROOT = "/magnetar"
 JUTE_MAXBUFFER = (1 << 20) - 1
-"""ZooKeeper's own default: it closes the connection of a client that sends a larger request."""
+"""Largest request to a ZooKeeper, by its own default: it closes the connection of a client that sends a larger one."""
 
 
 class ZookeeperAccess(NamedTuple):

@@ -43,11 +43,12 @@ TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
 """Watches of one session."""
 SESSIONS_OF_ADDRESS_MAX = 1024
-"""A process has one or two; more are BackPressure. Sessions are rows of the file, and last for minutes."""
+"""Most sessions of an address: a process has one or two; more are BackPressure. Sessions are rows of the file, and last
+for minutes."""
 WATCHES_OF_ADDRESS_MAX = 4096
 """Most watches of an address: each is checked after every commit, which takes about a microsecond."""
 OPEN_TIMEOUT_S = 10.0
-"""A stream that has not sent `open` by then is ended."""
+"""Seconds by which a stream has to send `open`, or is ended."""
 
 SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 

@@ -398,7 +398,7 @@ class SqliteStore:
 
 
 def _read_all(tree: Tree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
-    """The answer to each, or its error. All nodes are read together."""
+    """Returns the answer to each, or its error. All nodes are read together."""
     paths = [read for read in reads if isinstance(read, str)]
     nodes, failed = _outcome(lambda: tree.get_all(paths)) if len(paths) > 1 else ({}, None)
     answers: list[tuple[Any, Exception | None]] = []

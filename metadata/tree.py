@@ -52,7 +52,7 @@ from .store import ABSENT, Changed
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
 INCARNATIONS_MAX = 256
-"""A process that was away for more restarts of the metadata than this is not told about them."""
+"""Most incarnations that are kept: a process that was away for more restarts of the metadata is not told about them."""
 NOTE_MAGIC = b"MGTA"
 ENDING = "-answered"
 _NOTE = struct.Struct(">4sQ")

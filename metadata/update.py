@@ -35,9 +35,11 @@ from .store import ABSENT, ANY, Check, MetadataStore, Operation, Put, Transform,
 ATTEMPTS_MAX = 100
 DEADLINE_S = 30.0
 PART_OPERATIONS = 500
-"""Half of what a commit may have; with the longest names still below what ZooKeeper takes in one (1 MiB)."""
+"""Operations of a part: half of what a commit may have; with the longest names still below what ZooKeeper takes in one
+(1 MiB)."""
 CONFLICT_PAUSE_S_MAX = 0.05
-"""A conflict means that another writer made progress, so the pause starts near zero and grows only to spread them."""
+"""Longest pause after a conflict. It means that another writer made progress, so the pause starts near zero and grows
+only to spread them."""
 TROUBLE_PAUSE_S_MAX = 1.0
 
 R = TypeVar("R", bound=Record)

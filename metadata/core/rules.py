@@ -15,10 +15,10 @@ from ...proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooL
 from ..store import ABSENT, ANY, VALUE_BYTES_MAX, Operation, Put
 
 PATH_BYTES_MAX = 4096
-"""Several times the length of a percent-encoded topic name and subscription name."""
+"""Most bytes of a path: several times the length of a percent-encoded topic name and subscription name."""
 OPERATIONS_MAX = 1024
 COMMIT_BYTES_MAX = 8 << 20
-"""Half of the largest gRPC message, so that a permitted commit also fits into a request."""
+"""Most bytes of a commit: half of the largest gRPC message, so that a permitted commit also fits into a request."""
 
 _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 

@@ -20,7 +20,7 @@ import msgspec
 from ...proto.errors import SessionExpired
 
 LATE_S = 1.0
-"""A healthy event loop runs a timer within milliseconds; a second means that the process was stopped."""
+"""Seconds by which a timer is late when the process was stopped: a healthy event loop runs it within milliseconds."""
 
 
 class _Session(msgspec.Struct):

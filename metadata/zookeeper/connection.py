@@ -57,7 +57,8 @@ _KAZOO_LOG = logging.getLogger("magnetar.kazoo")
 _KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each attempt to connect; metadata/zookeeper/store.py logs the outcome
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""A server that is starting may drop the request that opens a session; kazoo would wait a session timeout for it."""
+"""Seconds that a handshake may take: a server that is starting may drop the request that opens a session; kazoo would
+wait a session timeout for it."""
 WAITING_MAX = 10_000
 """Requests without an answer."""
 
@@ -250,7 +251,8 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- asking
     def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
-        """The answer, or Missing, Taken, or a MagnetarError; `then` is called with it in order with events."""
+        """Sends a request; its future gets the answer, or Missing, Taken, or a MagnetarError; `then` is called with it
+        in order with events."""
         future: asyncio.Future[Answer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))

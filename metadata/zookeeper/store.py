@@ -323,7 +323,7 @@ def _below(prefix: str, segment: str) -> str:
 
 
 async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
-    """The answer for each item; ASKED_AT_ONCE are requested together."""
+    """Returns the answer for each item; ASKED_AT_ONCE are requested together."""
     answers: list[bool] = []
     for start in range(0, len(items), ASKED_AT_ONCE):
         answers += await asyncio.gather(*[ask(item) for item in items[start : start + ASKED_AT_ONCE]])
