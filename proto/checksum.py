@@ -94,10 +94,10 @@ class _Shifts(dict[int, int]):
 
 
 _BACK = _power((1 << 31) - 1 - 32)
-"""x^(-32): the order of x is 2^31 - 1."""
+"""The power x^(-32): the order of x is 2^31 - 1."""
 _LOW, _HIGH = _Shifts(1), _Shifts(1 << _DIGIT)
 JOINED_BYTES_MAX = 1 << 2 * _DIGIT
-"""The powers of all sizes below it take less than 1 MB."""
+"""Sizes below which the powers are kept: those of all of them take less than 1 MB."""
 
 
 def joined(first: int, second: int, size: int) -> int:

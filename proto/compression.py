@@ -48,7 +48,7 @@ class _Codecs(NamedTuple):
 
 @cache
 def _codecs() -> _Codecs:
-    """The library is loaded by the first payload that is compressed: it takes 2 MB, and most processes need none."""
+    """Loads the library, at the first payload that is compressed: it takes 2 MB, and most processes need none."""
     import cramjam
 
     return _Codecs(
@@ -68,7 +68,7 @@ def _codecs() -> _Codecs:
 
 
 def compress(kind: int, payload: bytes) -> bytes:
-    """An empty payload stays empty only under NONE; `decompress` reverses every codec."""
+    """Compresses a payload. An empty one stays empty only under NONE; `decompress` reverses every codec."""
     return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 

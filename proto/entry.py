@@ -149,7 +149,7 @@ def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
 def encode_batch(
     metadata: MessageMetadata, items: Sequence[bytes], count: int, encrypt: Encrypt | None = None
 ) -> bytes:
-    """The client-part of `count` messages whose prefixes and payloads `items` are; one copy of each payload.
+    """Encodes the client-part of `count` messages whose prefixes and payloads `items` are; one copy of each payload.
 
     The caller sets producer_name, sequence_id, publish_time and `compression` in `metadata`; this function sets what
     describes the batch (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set).

@@ -26,7 +26,7 @@ from .errors import InvalidName
 
 ROLE_CHARACTERS_MAX = 256
 NAME_BYTES_MAX = 255
-"""Bound of each part of a name, usual for file systems and ZooKeeper; it keeps metadata paths short."""
+"""Most bytes of each part of a name, usual for file systems and ZooKeeper; it keeps metadata paths short."""
 
 TEXT_MAX = 4 * NAME_BYTES_MAX + 20
 """Bound of a whole name, in characters; a longer one is neither parsed nor quoted."""
