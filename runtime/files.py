@@ -17,7 +17,7 @@ from typing import Protocol
 Buffer = bytes | bytearray | memoryview
 
 DIRECT_ALIGNMENT = 4096
-"""Offsets and sizes of reads and writes of a file that was opened `direct` are multiples of this."""
+"""Unit of offsets and sizes of reads and writes of a file that was opened `direct`."""
 
 
 class File(Protocol):

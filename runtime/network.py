@@ -56,7 +56,7 @@ parts only takes the event loop 5 ms (measured: 9 ms a MiB). A client splits wha
 Entries and the records of the metadata have MESSAGE_BYTES_MAX."""
 
 COALESCE_BYTES = 1 << 20
-"""A flusher closes an envelope at this size (measured: larger ones stall the receiver, smaller ones cost calls)."""
+"""Size at which a flusher closes an envelope (measured: larger ones stall the receiver, smaller ones cost calls)."""
 
 STREAM_QUEUE_BYTES = 8 << 20
 """Bound of the queue in one direction of a stream; above it `send` waits (back-pressure)."""

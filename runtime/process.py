@@ -178,10 +178,10 @@ def _mallopt() -> Callable[[int, int], int] | None:
 
 
 GC_THRESHOLDS = (100_000, 20, 50)
-"""A server makes few cycles and many short-lived records. With Python's 700 allocations between two collections they
-cost a tenth of the throughput (three bookies, 1 KB: 60,600 to 88,800 msg/s; with these 88,000 to 108,500), and of the
-time of a replay. What is delivered and not acknowledged yet lives through a collection for nothing: with 20,000 a
-fiftieth of the server's time under `key-shared` was collections."""
+"""Thresholds of the collector: a server makes few cycles and many short-lived records. With Python's 700 allocations
+between two collections they cost a tenth of the throughput (three bookies, 1 KB: 60,600 to 88,800 msg/s; with these
+88,000 to 108,500), and of the time of a replay. What is delivered and not acknowledged yet lives through a collection
+for nothing: with 20,000 a fiftieth of the server's time under `key-shared` was collections."""
 
 GC_START = (200_000, 20, 50)
 """Thresholds of the collector until `settle`: the objects of imported modules stay alive, so collecting them is

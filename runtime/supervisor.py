@@ -27,9 +27,10 @@ _LOG = logging.getLogger("magnetar.background")
 
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
-"""The cost of a task that fails at once: a log line and its first steps, twice a minute."""
+"""Seconds between two starts, at most: a task that fails at once costs a log line and its first steps, twice a minute.
+"""
 SOUND_S = 60.0
-"""A task that ran for so long was sound: its next failure is a new one."""
+"""Seconds after which a task that runs is sound: its next failure is a new one."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 Final = Callable[[Exception], bool]

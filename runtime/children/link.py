@@ -26,7 +26,7 @@ _HEAD = struct.Struct(">IBI")
 _LENGTH = 5
 """Bytes of a frame that are no body, after its length."""
 FRAME_BYTES_MAX = 256 << 20
-"""A page has a kilobyte for each topic: more than 100,000 topics of one process."""
+"""Most bytes of a frame. A page has a kilobyte for each topic: more than 100,000 topics of one process."""
 
 
 class Kind(enum.IntEnum):

@@ -444,7 +444,7 @@ class GrpcChannel:
         return Unavailable(f"cannot connect to {endpoint}: {why}", endpoint=endpoint, unreached=how, listens=listens)
 
     def _head(self, path: str) -> bytes:
-        """The header block of a call. It is made once for each credential."""
+        """Returns the header block of a call. It is made once for each credential."""
         credential = authorization_of(self._access)
         found = self._heads.get((path, credential))
         if found is None:

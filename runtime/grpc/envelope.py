@@ -16,7 +16,7 @@ from ...proto.varint import varint
 from ..network import REQUEST_BYTES_MAX
 
 ITEMS_AT_ONCE = 2000
-"""Parsed in one step of the loop, when an envelope may have more: some hundred microseconds."""
+"""Items that are parsed in one step of the loop, when an envelope may have more: some hundred microseconds."""
 
 PARSED_AT_ONCE = REQUEST_BYTES_MAX
 """Bytes that protobuf parses in one step of the loop, at a server: so many of the smallest parts take 5 ms."""

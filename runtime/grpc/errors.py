@@ -48,7 +48,8 @@ from ..network import MESSAGE_BYTES_MAX, Endpoint
 ERROR_TRAILER = b"magnetar-error-bin"
 
 _DETAILS_MAX = 1024
-"""The status' text is for other tools, and headers are bounded; the trailer has the whole error."""
+"""Most characters of a status' text: it is for other tools, and headers are bounded; the trailer has the whole error.
+"""
 
 _UNESCAPED = "".join(chr(each) for each in range(0x20, 0x7F) if each != ord("%"))
 
@@ -83,8 +84,8 @@ def copy_of(error: MagnetarError) -> MagnetarError:
 
 
 def error_of(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
-    """The MagnetarError for a call that ended with `status`, by the table of this module. `trailer`: the value of
-    `magnetar-error-bin`, empty where there is none."""
+    """Returns the MagnetarError for a call that ended with `status`, by the table of this module. `trailer`: the value
+    of `magnetar-error-bin`, empty where there is none."""
     if trailer:
         try:
             return from_wire(wire.Error.FromString(base64.b64decode(trailer + b"=" * (-len(trailer) % 4))))

@@ -21,15 +21,15 @@ from ..network import network_of
 from .stream import CROWDED_BYTES
 
 IDLE_S = 120
-"""A connection without a call for so long is closed; the caller's next call makes a new one."""
+"""Seconds without a call after which a connection is closed; the caller's next call makes a new one."""
 CALLS_MAX = 1_000
 """Most calls of one connection at a time, with those whose caller is gone and whose handler runs on; further ones are
 refused."""
 LOOKS = 4
 """Number of looks at the streams within the shorter of the two times."""
 TIGHT_LOOKS = 2
-"""While memory is tight a caller that took nothing for so many is cut, if more than CROWDED_BYTES wait for it. While
-there is none, after one."""
+"""Looks after which, while memory is tight, a caller that took nothing is cut, if more than CROWDED_BYTES wait for it.
+While there is none, after one."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 

@@ -64,7 +64,7 @@ HANDLERS_TIMEOUT_S = 1.0
 
 _IDLE_LOOKS = int(IDLE_S / LOOK_S)
 STRANGER_LOOKS = 4
-"""A connection without a call that was admitted is closed after so many."""
+"""Looks after which a connection without a call that was admitted is closed."""
 
 _ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _ANSWER_BLOCK = block(_ANSWER)

@@ -51,7 +51,7 @@ from .messages import PREFIX_BYTES, MessageStream, prefix
 PARSED_COPIES = 2
 """Copies of what is received: the envelope, and the items that are parsed from it."""
 APART_BYTES = 16 << 10
-"""A piece of an item that is as long is not copied into the envelope: shorter ones cost less joined."""
+"""Size of a piece of an item from which on it is not copied into the envelope: shorter ones cost less joined."""
 CREDIT_BYTES = 256 << 10
 """Bytes from which on credit leaves at once: to work on as many takes a millisecond, which the other end would wait for
 its credit."""

@@ -46,7 +46,7 @@ from .headers import HeaderDecoder
 
 READ_BYTES = 256 << 10
 DIRECT_BYTES = 64 << 10
-"""A message that lacks so many bytes is read straight into its place."""
+"""Bytes that a message lacks from which on it is read straight into its place."""
 FRAME_BYTES_MAX = (1 << 20) + (64 << 10)
 """Most bytes of DATA in a frame that this end takes: an envelope. It holds up the other streams of its connection for
 half a millisecond."""
@@ -69,7 +69,7 @@ UNSENT_BYTES_MAX = WRITE_BUFFER_BYTES + FRAME_BYTES_MAX + UNSENT_CONTROL_BYTES_M
 """Most bytes in a transport: what streams may have given to it, with the last frame that it took, and what no window
 bounds."""
 JOINED_BYTES = 16 << 10
-"""A shorter payload is copied after its header, which costs less than a second write."""
+"""Size of a payload below which it is copied after its header, which costs less than a second write."""
 
 SLICE_S = 0.001
 """Seconds of handling what came, for a connection in a turn of the loop."""
@@ -84,21 +84,21 @@ REST_S = 0.002
 
 STRANGERS_TURN = 25
 STRANGERS_BYTES = 256
-"""The slice of a stranger that has waited, and between two looks at it: many wait."""
+"""Bytes of the slice of a stranger that has waited, and between two looks at it: many wait."""
 LIGHT = 64
-"""A stranger that was charged less goes before the others: an honest one is charged about ten."""
+"""Charge below which a stranger goes before the others: an honest one is charged about ten."""
 
 PATIENCE, PATIENCE_KNOWN = 500.0, 20_000.0
 """Frames that carry nothing; handling one takes 1.5 µs. A client sends about ten before its first call is admitted."""
 PATIENCE_RATE = 2_000.0
-"""A second, for a connection that is known: 0.3 % of the loop. A stranger's grows a hundred times slower: it has
-seconds at most."""
+"""Growth of the patience a second, for a connection that is known: 0.3 % of the loop. A stranger's grows a hundred
+times slower: it has seconds at most."""
 REFUSED = 20
-"""A call that is refused, or reset before its end, costs as much as so many frames that carry nothing."""
+"""Cost of a call that is refused, or reset before its end, in frames that carry nothing."""
 SMALL_DATA = 64
-"""DATA of fewer bytes before the stream's service reads it costs more than it carries."""
+"""Bytes of DATA below which it costs more than it carries, before the stream's service reads it."""
 SMALL_UPDATE = 8
-"""A window update by fewer bytes does."""
+"""Bytes of a window update below which it costs more than it carries."""
 
 LOOK_S = 2.5
 HANDSHAKE_LOOKS = 2

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import zmq
 
 _RETRY_S = 0.002
-"""A ROUTER does not report when one of its routes takes messages again."""
+"""Seconds between tries to send: a ROUTER does not report when one of its routes takes messages again."""
 
 ANSWERS_BYTES_MAX = 256 << 20
 """Bound of all queues together; above it a connection with more than LAGGARD_BYTES in its queue gets no more."""

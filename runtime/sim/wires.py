@@ -31,7 +31,7 @@ from .loop import VirtualLoop
 from .trace import Trace
 
 DIAL_TIMEOUT_S = 20.0
-"""A connection attempt into a partition ends after this (as runtime/grpc/client.py)."""
+"""Seconds after which a connection attempt into a partition ends (as runtime/grpc/client.py)."""
 
 PING_S = 0.0005
 """Seconds of a ping, each way."""

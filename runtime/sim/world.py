@@ -45,8 +45,8 @@ EPOCH_MS = 1_700_000_000_000
 """The wall clock of every node when a simulation starts."""
 
 UPTIMES_S = (0, 60, 86_400, 100_000_000)
-"""A host has been up for at most one of these, up to three years. The origin of a monotonic clock has no other meaning,
-and no two origins agree: those of two nodes, or of `loop.time()` and `clock.monotonic()` of one."""
+"""Seconds that a host has been up, at most one of these, up to three years. The origin of a monotonic clock has no
+other meaning, and no two origins agree: those of two nodes, or of `loop.time()` and `clock.monotonic()` of one."""
 
 
 def uptime_s(rng: random.Random) -> float:

@@ -21,7 +21,7 @@ from .tls import caller_context, listener_context
 EARLY_BYTES = 16 << 10
 """Most bytes that came while no reader waited; then the socket is not read until one does."""
 CLOSE_S = 1.0
-"""Time for what is queued when a connection is closed: a peer that does not read must not keep it open."""
+"""Seconds for what is queued when a connection is closed: a peer that does not read must not keep it open."""
 
 _LOG = logging.getLogger("magnetar.bytes")
 
