@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 CERTIFICATE_BYTES_MAX = 64 << 10
-"""PEM; a certificate of RSA-4096 with fifty names has 6 KiB."""
+"""Most bytes of a certificate in PEM; one of RSA-4096 with fifty names has 6 KiB."""
 
 _URI = re.compile(r"magnetar://([A-Za-z0-9._-]+)/(role|broker|bookie|operator)/([^/?#%\s]+)")
 

@@ -16,7 +16,7 @@ from ..proto.errors import InvalidConfiguration
 from ..proto.names import is_role
 
 BCRYPT_COST_MAX = 14
-"""A password of cost 14 takes about 1.3 s of a core; each caller may ask for one."""
+"""Greatest cost of bcrypt: a password of cost 14 takes about 1.3 s of a core; each caller may ask for one."""
 
 BCRYPT_BYTES_MAX = 72
 """Bytes of a password that bcrypt looks at; htpasswd cuts what is longer."""

@@ -29,12 +29,12 @@ from .watched import Watched
 
 TOKEN_CHARACTERS_MAX = 16 << 10
 NEAR_MS = 120_000
-"""Around a whole hour: clocks and lifetimes are not exact."""
+"""Milliseconds around a whole hour that still count as one: clocks and lifetimes are not exact."""
 SECRET_BYTES_MIN = 32
 """Least bytes of an HMAC key, as RFC 7518 asks for HS256."""
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 16_384
 KEYS_MAX = 4
-"""Public keys in one file: each is tried, so a wrong token costs that many verifications."""
+"""Most public keys in one file: each is tried, so a wrong token costs that many verifications."""
 
 _NO_TOKEN = "that is no token: it has three parts of base64, signed JSON"
 _HMAC = ("HS256", "HS384", "HS512")
@@ -180,7 +180,8 @@ def _check_times(claims: Mapping[str, Any], skew_ms: int, now_ms: int) -> int:
 
 
 def _clocks(apart_ms: int) -> str:
-    """A difference near whole hours is often a clock that shows local time as UTC."""
+    """Returns a hint to compare the clocks, or "": a difference near whole hours is often a clock that shows local time
+    as UTC."""
     hours, rest_ms = divmod(apart_ms + NEAR_MS, 3_600_000)
     if not 1 <= hours <= 14 or rest_ms > 2 * NEAR_MS:
         return ""
