@@ -295,7 +295,8 @@ def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) 
 
 
 def _signed(ms: int) -> int:
-    """Times are unsigned in the entry; above 2**63 is a negative time of the Java and C++ clients."""
+    """Returns the time with its sign: times are unsigned in the entry; above 2**63 is a negative time of the Java and
+    C++ clients."""
     return ms - (1 << 64) if ms >> 63 else ms
 
 

@@ -70,7 +70,8 @@ ADMIN_TIMEOUT_S = 30.0
 
 _NOW = SystemClock().monotonic
 BEGUN_S = 60.0
-"""A transaction in which nothing was sent for so long is begun again: a coordinator keeps an unused id for 600 s."""
+"""Seconds after which a transaction in which nothing was sent is begun again: a coordinator keeps an unused id for 600 s.
+"""
 
 _TYPES: dict[str, tuple[DataType, ...]] = {
     "value": (BinaryType(), StringType()),

@@ -287,7 +287,8 @@ class _Shapes:
 
 
 def _struct(name: str, fields: tuple[Field, ...]) -> Any:
-    """Fields have numbers for names: Python forbids some of Avro's. What a payload lacks is its default, or null."""
+    """Returns a class for the fields, with numbers for names: Python forbids some of Avro's. What a payload lacks is
+    its default, or null."""
     defined = []
     for number, each in enumerate(fields):
         default: Any = MISSING_IS_NULL
