@@ -1,4 +1,4 @@
-"""The decisions on what a trigger reads, from index ranges. Pure. No I/O here.
+"""The decisions on what a trigger reads, from index ranges: pure, no I/O here.
 
 An offset is one index per partition: that of the first unread message. Spark compares offsets as JSON text, so the JSON
 form (`to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A partition that is missing

@@ -70,8 +70,7 @@ ADMIN_TIMEOUT_S = 30.0
 
 _NOW = SystemClock().monotonic
 BEGUN_S = 60.0
-"""Seconds after which a transaction in which nothing was sent is begun again: a coordinator keeps an unused id for 600 s.
-"""
+"""Seconds after which a transaction without a message is begun again: a coordinator keeps an unused id for 600 s."""
 
 _TYPES: dict[str, tuple[DataType, ...]] = {
     "value": (BinaryType(), StringType()),
