@@ -43,7 +43,7 @@ class EncryptionContext:
         return self._metadata.encryption_param
 
     def algorithm(self) -> str:
-        """Returns the empty text, as Pulsar's clients write it."""
+        """Returns the algorithm: empty, as Pulsar's clients write it."""
         return self._metadata.encryption_algo
 
     def compression_type(self) -> int:

@@ -454,7 +454,7 @@ class Halves:
         self._ask(key, now)
 
     def left(self, member: object, now: float) -> None:
-        """Removes a member that is not connected any more; its questions go to others."""
+        """Removes a member that is not connected any more; halves it was asked about wait again."""
         key = self._group_of.pop(member, None)
         if key is None:
             return
