@@ -104,7 +104,7 @@ class LimboRow(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """Everything that lives in this log was copied elsewhere: no reader needs it, and a start removes it."""
+    """A log from which everything that lives was copied elsewhere: no reader needs it, and a start removes it."""
 
     log: int
 

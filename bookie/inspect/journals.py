@@ -178,7 +178,7 @@ def _judge(
 
 
 def _durable_end(snapshot: Snapshot, number: int) -> int | None:
-    """How much of a journal the header of the next one says is synced."""
+    """Returns how much of a journal the header of the next one says is synced."""
     file = open_file(snapshot, snapshot.path(JOURNAL, journal_name(number + 1)))
     if file is None:
         return None

@@ -61,7 +61,7 @@ BEGIN_S = 10.0
 
 
 class ScrubPlace(msgspec.Struct):
-    """Everything before extent `extent` of log `log` was checked in this pass."""
+    """How far a pass came: everything before extent `extent` of log `log` was checked."""
 
     number: int = 1  # of the pass
     began_ms: int = 0

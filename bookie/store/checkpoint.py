@@ -181,9 +181,9 @@ class Checkpoint:
         self._flush = flush
 
     def _at_once(self, flush: TableFlush) -> int:
-        """How many slices the worker writes before it waits for a turn of the loop: one, so that adds have the disk and
-        the interpreter in between; many while the other table fills faster than this one is written, because adds wait
-        when it is full."""
+        """Returns how many slices the worker writes before it waits for a turn of the loop: one, so that adds have the
+        disk and the interpreter in between; many while the other table fills faster than this one is written, because
+        adds wait when it is full."""
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
         return SLICES_LAGGING if filled > flush.taken else 1
 

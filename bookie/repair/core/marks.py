@@ -52,7 +52,7 @@ class Stuck(enum.Enum):
 
 
 class Absences:
-    """Since when each bookie is not registered. Starts anew with each auditor: a bookie gets the whole grace."""
+    """The times since which bookies are not registered. Begins anew with each auditor: a bookie gets all the grace."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -130,7 +130,7 @@ def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
 def waits_s(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
-    """How long the ledger waits for its next try; `seen_s`: how long the reader has known this mark.
+    """Returns how long the ledger waits for its next try; `seen_s`: how long the reader has known this mark.
 
     `retry_ms` is of the clock of the worker that failed, which may be a day off. So it counts for no more than the
     back-off that the mark's attempts ask for, measured with the reader's own clock from when it saw the mark.

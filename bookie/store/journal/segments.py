@@ -47,7 +47,7 @@ _REFUSALS = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
 
 
 class JournalPosition(NamedTuple):
-    """Everything before `offset` of journal `journal`, and in journals with smaller ids."""
+    """A position in the journals: byte `offset` of journal `journal`; journals with smaller ids are before it."""
 
     journal: int
     offset: int

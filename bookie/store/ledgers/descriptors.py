@@ -66,7 +66,7 @@ class Descriptor:
 
 
 class Settled(NamedTuple):
-    """Everything that the ledger index must have, and the new part of it."""
+    """The content that the ledger index must have: all of it, and the new part."""
 
     table: LedgerTable
     changes: list[bytes]  # encoded facts and ledgers
