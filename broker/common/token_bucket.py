@@ -122,7 +122,7 @@ def wait_s(rates: Iterable[Rate], now: float) -> float:
 
 
 def portion(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
-    """How many of the entries may go now: those that the tokens cover, and the one that leaves a debt."""
+    """Returns how many of the entries may go now: those that the tokens cover, and the one that leaves a debt."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)

@@ -127,7 +127,7 @@ def _slots_of_one(metadata: MessageMetadata) -> tuple[int, ...]:
 
 
 class _Slots(dict[bytes, tuple[int, ...]]):
-    """key → its slot: the keys of a topic recur, and their entries share the tuples."""
+    """The slots of keys: the keys of a topic recur, and their entries share the tuples."""
 
     def __missing__(self, key: bytes) -> tuple[int, ...]:
         if len(self) >= KNOWN_KEYS_MAX:

@@ -187,7 +187,7 @@ class ConsumerSession:
         return self._consumer.member
 
     def messages_of(self, position: Position) -> int:
-        """How many messages an entry has that this consumer holds; 0: it is not known."""
+        """Returns how many messages an entry has that this consumer holds; 0: it is not known."""
         cursor, member = self.subscription.cursor, self.member
         if position in member.unshown:
             return member.unshown[position].size

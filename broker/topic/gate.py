@@ -36,7 +36,7 @@ class PublishGate:
 
     @property
     def throttled(self) -> int:
-        """How often a producer had to wait for a rate."""
+        """Returns how often a producer had to wait for a rate."""
         return sum(rate.throttled for rate in self.rates[:1])
 
     @property

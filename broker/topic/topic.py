@@ -446,7 +446,7 @@ class Topic:
 
     @property
     def users(self) -> int:
-        """How many producers and consumers are connected."""
+        """Returns how many producers and consumers are connected."""
         return len(self.producers) + sum(len(each.consumers) for each in self.subscriptions.values())
 
     # ------------------------------------------------------------------ trimming

@@ -265,7 +265,7 @@ class RunningCoordinator:
         return {reason.name.lower(): self._core.counters.aborted.get(reason, 0) for reason in Reason}
 
     def lasted(self) -> tuple[Sequence[int], float]:
-        """How long transactions were open, until they had an outcome: counts by LASTED_S, and the sum in seconds."""
+        """Returns how long transactions were open until their outcome: counts by LASTED_S, and the sum in seconds."""
         return self._core.counters.lasted, self._core.counters.lasted_s
 
     @property

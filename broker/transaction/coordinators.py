@@ -111,7 +111,7 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ finding
     async def count(self) -> int:
-        """How many there are; the first question of the cluster fixes it."""
+        """Returns how many coordinators there are; the first question of the cluster fixes it."""
         if not self._count:
             wanted = self._config.transaction_coordinators
             found = await update_record(

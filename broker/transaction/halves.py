@@ -32,7 +32,7 @@ AT_ONCE = 64
 
 
 class PublishesHalves(Protocol):
-    """broker/node/half_publisher.py."""
+    """Publishes half messages in a transaction (broker/node/half_publisher.py)."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
         """Publishes; returns each topic's receipts. An error: some may be in their topics, and the transaction must not

@@ -40,7 +40,7 @@ class Decided(Protocol):
         """Returns the index after the last message of the stable part."""
 
     def aborted_messages(self, first: int, end: int) -> int:
-        """How many of the messages `first` … `end - 1` are aborted."""
+        """Returns how many of the messages `first` … `end - 1` are aborted."""
 
 
 class CommittedShape(LogShape):

@@ -138,7 +138,7 @@ class LogShape:
         return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
 
     def messages_from(self, index: int) -> int:
-        """How many messages at or after it are kept."""
+        """Returns how many messages at or after it are kept."""
         if not self._ids or index >= self.tail.end_index:
             return 0
         count = 0
@@ -236,7 +236,7 @@ class LogShape:
         return max(0, span.last_entry - first + 1) if span is not None else 0
 
     def aborted_messages(self, first: int, end: int) -> int:
-        """How many of the messages `first` … `end - 1` are in aborted transactions."""
+        """Returns how many of the messages `first` … `end - 1` are in aborted transactions."""
         return 0
 
     def passed(self, mark: Position) -> Position:

@@ -59,7 +59,7 @@ class Json(Response):
 
 
 class BadRequest(HTTPException):
-    """400 (unless said otherwise) with a reason."""
+    """The answer 400 (unless `status` is another), with a reason."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(status, reason)

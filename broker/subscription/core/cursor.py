@@ -424,7 +424,7 @@ class Cursor:
         return list(ones(partial.bits)) if partial is not None else []
 
     def acked_count(self, position: Position) -> int:
-        """How many messages of an entry that is not done as a whole are done."""
+        """Returns how many messages of an entry that is not done as a whole are done."""
         partial: Partial | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 

@@ -363,7 +363,7 @@ class DelayIndex:
         return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes
 
     def held_in(self, ledger_id: int) -> int:
-        """How many entries of that ledger of the topic are held."""
+        """Returns how many entries of that ledger of the topic are held."""
         held = self._memory.held.get(ledger_id)
         return len(held) if held is not None else 0
 

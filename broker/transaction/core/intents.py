@@ -315,7 +315,7 @@ LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.
 
 
 class Counters(msgspec.Struct):
-    """Since the owner's take-over. `lasted`: from the first use of an id to its outcome, by LASTED_S, and above."""
+    """Counts since the owner's take-over. `lasted`: from an id's first use to its outcome, by LASTED_S, and above."""
 
     begun: int = 0
     committed: int = 0

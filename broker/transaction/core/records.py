@@ -54,7 +54,7 @@ class Tag(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Owned(msgspec.Struct, frozen=True, array_like=True):
-    """Whose a transaction is."""
+    """The owner of a transaction, and its name."""
 
     owner: str  # role that began it
     timeout_s: float

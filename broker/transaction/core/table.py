@@ -161,7 +161,7 @@ class Table:
         return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
 
     def oldest_s(self, now: float) -> float:
-        """How long the oldest transaction without an outcome is open; 0: there is none."""
+        """Returns how long the oldest transaction without an outcome is open; 0: there is none."""
         began = (live.began for live in self._live.values())
         return now - min(began, default=now)
 

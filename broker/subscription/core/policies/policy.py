@@ -219,7 +219,7 @@ class Policy(Protocol):
 
     def __init__(self, options: SubscriptionOptions) -> None: ...
     def differs(self, newcomer: Member) -> str | None:
-        """How the options of the consumer contradict those of the others; None: they agree."""
+        """Returns how the options of the consumer contradict those of the others; None: they agree."""
         ...
 
     def refuses(self, newcomer: Member) -> str | None:
@@ -294,7 +294,7 @@ class Policy(Protocol):
     def waiting(self) -> Waiting: ...
     @property
     def unread_entries(self) -> int:
-        """How many of those that wait are to be read before it is known what they wait for."""
+        """Returns how many of those that wait are to be read before it is known what they wait for."""
         ...
 
     def events(self) -> Sequence[ActiveChanged]:

@@ -63,7 +63,7 @@ class SlotOwners(Protocol):
 
 
 class Ring:
-    """AUTO_SPLIT by consistent hashing."""
+    """Owners of slots, AUTO_SPLIT by consistent hashing."""
 
     def __init__(self) -> None:
         self._points: list[int] = []
@@ -124,7 +124,7 @@ def _points(name: str, number: int) -> list[int]:
 
 
 class Halves:
-    """AUTO_SPLIT by halving ranges."""
+    """Owners of slots, AUTO_SPLIT by halving ranges."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []  # the last slot of each range, rising; the last one is STICKY_SLOTS
