@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class AskedOf(Enum):
-    """Which broker can answer an operation."""
+    """The broker that can answer an operation."""
 
     ANY = "any broker"
     OWNER = "the owner of the argument `topic`: a partition, or a topic without partitions"

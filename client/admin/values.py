@@ -98,7 +98,7 @@ class TopicState(_Words):
 
 
 class LedgerState(_Words):
-    """OPEN: the topic's owner writes it."""
+    """The state of a ledger. OPEN: the topic's owner writes it."""
 
     OPEN = "open"
     CLOSED = "closed"

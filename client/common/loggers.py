@@ -65,7 +65,7 @@ class _Forward(logging.Handler):
 
 
 class _Console(logging.StreamHandler):  # type: ignore[type-arg]
-    """Standard output as it is when a message comes: a program may replace it."""
+    """Handler for standard output, as it is when a message comes: a program may replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stdout

@@ -28,7 +28,7 @@ _NOT_LOADED = "a library of Pulsar's C++ client is not loaded: derive from Authe
 
 
 class Authentication:
-    """Base of all. A program's own derives from it: it overrides `authorization`, and names its `auth_method_name`.
+    """Base of all; a program's own derives from it. One overrides `authorization`, and names its `auth_method_name`.
 
     By itself it is one of the others, as Pulsar's client names them (or Java's classes):
     `Authentication("tls", "tlsCertFile:…,tlsKeyFile:…")`, `("token", "token:…" or "file:///…")`, `("basic", JSON)`,

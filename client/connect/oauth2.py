@@ -37,7 +37,7 @@ _REFUSALS = {"400", "401", "403"}
 
 
 class TokenSource:
-    """InvalidConfiguration: the parameters do not fit. No issuer is asked yet."""
+    """Access tokens of an issuer, which is not asked yet. Raises InvalidConfiguration if the parameters do not fit."""
 
     def __init__(self, parameters: Mapping[str, Any], clock: Clock) -> None:
         said = {name: value for name, value in parameters.items() if isinstance(value, str)}

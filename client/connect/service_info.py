@@ -65,7 +65,7 @@ class ServiceInfo:
 
 
 class ServiceInfoProvider:
-    """Base of a program's own: it says where the client connects first, and later where else.
+    """Base of a program's own providers: one says where the client connects first, and later where else.
 
     `initialize` is called once, when the client is made; it keeps `on_service_info_update`, which any thread may call
     with a ServiceInfo, until `close`, which is called when the client is closed.

@@ -37,7 +37,7 @@ from ...runtime.world import World
 
 
 class _ClientNetwork:
-    """gRPC channels; nothing is served."""
+    """The network of a client: gRPC channels; nothing is served."""
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return client.connect(endpoint, access)

@@ -88,8 +88,8 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
 
 
 def times_of(told: str) -> int:
-    """How often a message was reconsumed later, by its property. Another program may use that name for anything else:
-    what is no plain number counts as none."""
+    """Returns how often a message was reconsumed later, by its property. Another program may use that name for
+    anything else: what is no plain number counts as 0."""
     return (whole(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 

@@ -30,7 +30,7 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """How long to wait before the next attempt."""
+        """Returns how long to wait before the next attempt."""
         delay = self._next_s
         self._next_s = min(delay * GROWTH, self._last_s)
         return delay * (1 - self._rng.random() / 10)

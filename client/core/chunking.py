@@ -223,7 +223,7 @@ class Chunks:
 
     # ------------------------------------------------------------------ questions
     def rounds(self, uuid: str) -> int:
-        """How often chunks of the message came for which there was no room, or no beginning."""
+        """Returns how often chunks of the message came for which there was no room, or no beginning."""
         return self._given_back.get(uuid, 0)
 
     def unshown(self) -> list[Position]:

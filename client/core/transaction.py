@@ -243,7 +243,7 @@ class TransactionCore:
             self._touch(topic)
 
     def _allow(self, messages: int) -> int:
-        """How many of so many more there may be: one or more. MessageTooBig: none."""
+        """Returns how many of `messages` more messages there may be: one or more. Raises MessageTooBig if none."""
         if self._allowed >= MESSAGES_MAX:
             for share in self._shares:  # what others do not use
                 self._allowed -= share.allowed

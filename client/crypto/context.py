@@ -47,7 +47,7 @@ class EncryptionContext:
         return self._metadata.encryption_algo
 
     def compression_type(self) -> int:
-        """How the payload was compressed before it was encrypted: a number of CompressionType."""
+        """Returns how the payload was compressed before it was encrypted: a number of CompressionType."""
         return int(self._metadata.compression)
 
     def uncompressed_message_size(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Context:
-    """Base of what a runtime gives to functions, or a test."""
+    """Base of the contexts that a runtime, or a test, gives to functions."""
 
     @abstractmethod
     def get_message_id(self) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class SerDe:
-    """Base of a program's own."""
+    """Base of a program's own serializers."""
 
     @abstractmethod
     def serialize(self, input: Any) -> Any:

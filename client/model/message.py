@@ -220,7 +220,7 @@ class Message:
         return int.from_bytes(self.writer_version) if self.writer_version else -1
 
     def redelivery_count(self) -> int:
-        """How often it was delivered before, as the broker counts it; 0: this is the first time."""
+        """Returns how often the message was delivered before, as the broker counts it; 0: this is the first time."""
         entry = self.entry
         if entry.redelivery_count and entry.consumer.holds_order and self.batch_index > entry.first_index:
             return 0
@@ -231,7 +231,7 @@ class Message:
         return self.entry.consumer.topic.full
 
     def encryption_context(self) -> EncryptionContext | None:
-        """How its entry was encrypted; None: it was not."""
+        """Returns how its entry was encrypted; None: it was not."""
         metadata = self.entry.header.metadata
         return EncryptionContext(metadata, failed=False) if metadata.encryption_param else None
 

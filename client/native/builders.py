@@ -15,7 +15,7 @@ class DeadLetterPolicyBuilder:
         self._subscription: str | None = None
 
     def maxRedeliverCount(self, count: int) -> DeadLetterPolicyBuilder:
-        """How often a message may come back."""
+        """Sets how often a message may come back."""
         self._count = count
         return self
 

@@ -42,7 +42,7 @@ _clock = SystemClock()
 
 
 class HasTables(Protocol):
-    """SQLAlchemyOutbox and DjangoOutbox."""
+    """An outbox with its tables: SQLAlchemyOutbox or DjangoOutbox."""
 
     relays: Any
 

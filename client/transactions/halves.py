@@ -51,7 +51,7 @@ TABLE = {
 
 
 class Watch(Protocol):
-    """client/transactions/checks.py."""
+    """The watch that asks a program about its half messages (client/transactions/checks.py)."""
 
     def stop(self) -> None: ...
     async def close(self) -> None: ...
