@@ -77,7 +77,7 @@ class SchemaVersions:
         self._known: dict[bytes, bytes] = {}
 
     async def copy_all(self) -> int:
-        """How many. IncompatibleSchema: the destination refuses one."""
+        """Copies all versions; returns how many have a copy. Raises IncompatibleSchema if one is refused."""
         newest = await self._source.schema(self._topic)
         if newest is None:
             return 0

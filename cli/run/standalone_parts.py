@@ -49,7 +49,7 @@ def broker_settings(given: Given, bookies: int) -> BrokerConfig:
 
 
 def count_bookies(folder: Path, wanted: int | None) -> int:
-    """How many bookies to start: as many as have data in the folder, or more."""
+    """Returns how many bookies to start: as many as have data in the folder, or more."""
     from ...proto.errors import InvalidConfiguration
 
     there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
