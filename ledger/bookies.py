@@ -366,7 +366,7 @@ class _Unregistered:
 
 
 class _Peers(dict[str, Peer]):
-    """Bookie → how to reach it."""
+    """The peers, by bookie; a bookie without one is not registered."""
 
     def __missing__(self, bookie: str) -> _Unregistered:
         return _Unregistered(bookie)

@@ -58,7 +58,7 @@ class Striping:
         return self.write_quorum - self.ack_quorum + 1
 
     def run_length(self, entry: int, slot: int) -> int:
-        """How many consecutive entries from `entry` are on `slot`: 0 if not even the first; 1 << 62 if E = Qw."""
+        """Returns how many entries in a row from `entry` are on `slot`: 0 if not even the first; 1 << 62 if E = Qw."""
         offset = (slot - entry) % self.ensemble_size
         if offset >= self.write_quorum:
             return 0
