@@ -423,7 +423,7 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionsRecord(Record, frozen=True, kw_only=True):
-    """Fixed by the first transaction of the cluster: ids have the number of their coordinator."""
+    """The coordinators. The cluster's first transaction fixes how many: ids have the number of their coordinator."""
 
     kind = 27
     coordinators: int

@@ -31,7 +31,7 @@ N = TypeVar("N", bound=Known)
 
 
 class KnownNodes(Generic[N]):
-    """Path → node, or None: there is none."""
+    """The nodes that were read last, by path; None: the node does not exist. At most `bytes_max` bytes of memory."""
 
     def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
         self.bytes = 0
