@@ -83,7 +83,7 @@ def _spread(a: int) -> int:
 
 
 class _Shifts(dict[int, int]):
-    """digit → the factor, spread, that moves a polynomial by so many units of bytes."""
+    """Factors by digit, spread: one moves a polynomial by so many units of bytes."""
 
     def __init__(self, unit: int) -> None:
         self._unit = unit

@@ -114,7 +114,7 @@ class EntryHeader:
 
 # --------------------------------------------------------------------------------------------- encoding
 class _PlainPrefixes(dict[int, bytes]):
-    """payload size → `u32 size | SingleMessageMetadata` of a message that has only a payload."""
+    """`u32 size | SingleMessageMetadata` of a message that has only a payload, by the size of the payload."""
 
     def __missing__(self, payload_size: int) -> bytes:
         encoded = SingleMessageMetadata(payload_size=payload_size).SerializeToString()
