@@ -88,7 +88,7 @@ class Guard(Protocol):
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """PEM files. They are read again when they change: at a listener for its next handshake, at a client for its next
-    connection; those that are open stay."""
+    connection; open connections stay."""
 
     certificate: str = ""
     key: str = ""

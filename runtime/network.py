@@ -339,9 +339,9 @@ class ByteStream(Protocol):
         ...
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
-        """How many bytes came, straight into what `room` gave; 0: the other end has closed. ConnectionLost. One reader
-        at a time. With `enough` it returns when that says so, and its number is that of the last piece; a reader that
-        is cancelled has lost nothing that `enough` was told of, without it nothing."""
+        """Returns how many bytes came, straight into what `room` gave; 0: the other end has closed. ConnectionLost. One
+        reader at a time. With `enough` it returns when that says so, and its number is that of the last piece; a reader
+        that is cancelled has lost nothing that `enough` was told of, without it nothing."""
         ...
 
     def write_nowait(self, data: bytes) -> None:

@@ -31,7 +31,7 @@ Text = Callable[[], Awaitable[bytes]]
 
 
 class Others(NamedTuple):
-    """Name → text of those that answered in time; name → how often it was started again, of all."""
+    """The other processes, by name: the texts of those that answered in time, and how often each was started again."""
 
     pages: Mapping[str, bytes]
     restarts: Mapping[str, int]

@@ -475,7 +475,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._data_ended()
 
     def _take_data(self, data: memoryview, size: int) -> int:
-        """How many of the `size` bytes the stream took."""
+        """Returns how many of the `size` bytes the stream took."""
         stream, taken = self._data_stream, size
         if stream is None or stream.connection is None:
             self._credit(size)

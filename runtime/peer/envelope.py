@@ -69,7 +69,7 @@ class Malformed(ValueError):
 
 
 class WrongMagic(ValueError):
-    """Another protocol, or a version that this process does not speak."""
+    """The bytes are of another protocol, or of a version that this process does not speak."""
 
 
 @dataclass(slots=True)
