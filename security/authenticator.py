@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 
 class Authenticator:
-    """InvalidConfiguration: a key cannot be read, or does not fit. `workers` compare passwords and ask issuers."""
+    """Finds out who a caller is. `workers` compare passwords and ask issuers. Raises InvalidConfiguration if a key
+    cannot be read, or does not fit."""
 
     def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
         self._settings = settings

@@ -37,7 +37,8 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class BasicProvider:
-    """InvalidConfiguration: the file cannot be read, others may read it, or a line cannot be used."""
+    """Names and passwords of a file. Raises InvalidConfiguration if it cannot be read, others may read it, or a line
+    cannot be used."""
 
     def __init__(self, settings: BasicSection, clock: Clock, workers: Workers) -> None:
         try:

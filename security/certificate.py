@@ -36,7 +36,7 @@ _URI = re.compile(r"magnetar://([A-Za-z0-9._-]+)/(role|broker|bookie|operator)/(
 
 
 class CertificateProvider:
-    """InvalidConfiguration: the library for certificates is missing."""
+    """Principals of client certificates. Raises InvalidConfiguration if the library for certificates is missing."""
 
     def __init__(self, settings: CertificateSection, clock: Clock) -> None:
         try:

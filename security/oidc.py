@@ -34,7 +34,8 @@ _LOG = logging.getLogger("magnetar.security")
 
 
 class OidcProvider:
-    """InvalidConfiguration: an issuer's address is not https, or `ca` cannot be read. No issuer is asked yet."""
+    """Tokens of OpenID issuers, which are not asked yet. Raises InvalidConfiguration if an issuer's address is not
+    https, or `ca` cannot be read."""
 
     def __init__(self, settings: OidcSection, clock: Clock, workers: Workers, client: JsonClient | None = None) -> None:
         client = client or JsonClient(clock, TlsFiles(ca=settings.ca), require_https=settings.require_https)

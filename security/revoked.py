@@ -22,7 +22,7 @@ HEAD = "# Tokens that are refused: one id (jti) or role (sub) a line. See docs/s
 
 
 class Revoked:
-    """InvalidConfiguration: the file cannot be read, or a line is neither an id nor a role."""
+    """The refused tokens. Raises InvalidConfiguration if the file cannot be read, or a line is neither id nor role."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._listed = Watched(path, lambda: read(path), clock)
