@@ -162,7 +162,7 @@ class Topics:
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
     def aborted(self, part: Part, first: int, end: int) -> int:
-        """How many of the messages `first` … `end - 1` are of aborted transactions: no reader is shown them.
+        """Returns how many of the messages `first` … `end - 1` are of aborted transactions: no reader is shown them.
         TopicNotFound."""
         asked = self._admin.offsets(part.name, aborted_in=(first, end), incarnation=part.incarnation)
         return self._run(asked).aborted
