@@ -91,7 +91,7 @@ def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Fou
 
 
 def _end(snapshot: Snapshot, log: int) -> int | None:
-    """The length that the log must have; None: not known."""
+    """Returns the length that the log must have; None: not known."""
     ends = snapshot.ends(log)
     if ends is not None:
         return ends[0]

@@ -83,7 +83,7 @@ class TrustVerdict(enum.Enum):
 
 
 def judge(seen: Seen, shown: Shown) -> TrustVerdict:
-    """The table in the module's docstring."""
+    """Compares what was seen with what is shown, by the table in the module's docstring."""
     if not _is_behind(seen, shown):
         return TrustVerdict.CURRENT
     restore = _last_restore(shown.incarnations)
@@ -189,8 +189,9 @@ class Memory:
 
 
 async def _shown(metadata: MetadataStore, here: int) -> Shown:
-    """The revision first: the metadata may be started again in between, and a revision of the next incarnation would be
-    remembered with the token of this one, which looks like an older copy from then on."""
+    """Reads what the metadata shows, the revision first: the metadata may be started again in between, and a revision
+    of the next incarnation would be remembered with the token of this one, which looks like an older copy from then
+    on."""
     revision = await metadata.revision()
     incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)

@@ -143,7 +143,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def judge(facts: BootFacts) -> BootVerdict:
-    """The table in the module's docstring."""
+    """Decides how the bookie starts, by the table in the module's docstring."""
     cookie, record = facts.cookie, facts.record
     if cookie is None:
         if facts.store:

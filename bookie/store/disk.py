@@ -69,7 +69,7 @@ def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> i
 
 
 def opened(files: Files, path: str, *, direct: bool = False) -> File:
-    """A file that is there, to be written."""
+    """Opens an existing file, to be written."""
     try:
         return files.open(path, direct=direct)
     except OSError as error:

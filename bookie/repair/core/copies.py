@@ -217,7 +217,7 @@ def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesR
 
 
 def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
-    """The table in the module's docstring. `tried`: each gap was tried in this turn."""
+    """Returns the next step, by the table in the module's docstring. `tried`: each gap was tried in this turn."""
     record = look.record
     if record is None:
         return Unmark("the ledger was deleted")

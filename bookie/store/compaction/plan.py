@@ -99,7 +99,7 @@ class CompactionPolicy(NamedTuple):
     full_share: float = 0.9
 
     def on_a_full_disk(self) -> CompactionPolicy:
-        """A move gives back what is dead in its sources, whenever the next major compaction is due."""
+        """Returns the policy for a full disk: a move gives back dead bytes, whenever the next major one is due."""
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 

@@ -115,7 +115,7 @@ class Group:
 
     @classmethod
     def begin(cls, log: int, offset: int, extents: int) -> Group:
-        """A group of so many extents; all its heads must be fed."""
+        """Returns a group of `extents` extents; all its heads must be fed."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
         return group
@@ -269,7 +269,7 @@ class Index:
         return [number for number, log in self._logs.items() if ledger in log.ledgers]
 
     def ledgers_of(self, log: int) -> BitMap64:
-        """A copy; empty when there is no such log."""
+        """Returns a copy of the log's ledgers; empty when there is no such log."""
         found = self._logs.get(log)
         return BitMap64() if found is None else found.ledgers.copy()
 

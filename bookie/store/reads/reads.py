@@ -200,7 +200,7 @@ class Reads:
         return ReadResult(missing, [], lac)
 
     async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> EntriesRead:
-        """A run of entries with one file read; for a single entry more of the extent, which goes to the cache."""
+        """Reads a run of entries with one file read; for a single entry more of the extent, which goes to the cache."""
         ledger = place.extent.ledger
         table = self._index.table(place)
         ahead = (1 << 20, self._read_ahead_bytes) if count == 1 else (count, bytes_max)
