@@ -68,7 +68,7 @@ class Grants:
 
     # ------------------------------------------------------------------ asking
     async def rights(self, name: NamespaceName) -> Rights:
-        """A namespace or tenant that does not exist has none. Unavailable: they cannot be read."""
+        """Returns the rights; none if the namespace or tenant does not exist. Unavailable: they cannot be read."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)

@@ -72,7 +72,7 @@ class Ownership:
         return found
 
     async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
-        """The broker that serves the topic; when none did this one, or that of the group whose share it is.
+        """Returns the broker that serves the topic; if none did, this one, or that of the group whose share it is.
         Unavailable: the owner is just going away.
         """
         number = bundle_number(topic, policies.bundles)

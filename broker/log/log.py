@@ -111,11 +111,11 @@ class Log(ReadableLog, Protocol):
 
     @property
     def replication(self) -> Replication | None:
-        """The quorums of that ledger; None: there is none."""
+        """The quorums of the ledger that is written, or was last; None: there is none."""
 
     @property
     def wanted(self) -> Replication:
-        """The quorums of the policy, when that ledger was made."""
+        """The quorums of the policy when the ledger that is written was made."""
 
     @property
     def degraded(self) -> bool: ...

@@ -178,7 +178,7 @@ class TopicLogReader:
         return (await self.entry(mark)).index + 1
 
     def index_now(self, mark: Position) -> int | None:
-        """The same; None: the entry has to be read for it."""
+        """Returns what `index_after` does; None: the entry has to be read for it."""
         position = self._following(mark)
         span = self._shape.span(position[0])
         if span is None:
@@ -214,7 +214,7 @@ class TopicLogReader:
         return self._shape.has(first) and first < (Position(span.ledger_id + 1, 0) if entry is None else entry.position)
 
     async def _since(self, span: Span, time_ms: int) -> Found:
-        """A ledger whose last entry arrived before the time is not searched."""
+        """Finds the first entry that arrived at or after the time; a ledger that ended before is not searched."""
         last = await self._one(span, span.last_entry)
         if last is not None and last.timestamp_ms < time_ms:
             return Found(None)

@@ -48,7 +48,7 @@ class Piece(Protocol):
 
     @property
     def sequence(self) -> int:
-        """The number of its write; it grows by one with each."""
+        """The number of the write that it is of; it grows by one with each."""
 
     @property
     def piece(self) -> int:
@@ -86,7 +86,7 @@ class StateLedgers:
         )  # fmt: skip
 
     async def create_closed(self, entries: Sequence[bytes]) -> int:
-        """A ledger of those entries that is closed already; its id. After an error no record needs to know it."""
+        """Makes a closed ledger of the entries; returns its id. After an error no record needs to know it."""
         writer = await self.create()
         try:
             await append_all(writer, entries)

@@ -86,7 +86,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ asking
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
-        """The newest that is not deleted, or that version, deleted or not. SchemaNotFound."""
+        """Returns the newest schema that is not deleted, or that version, deleted or not. Raises SchemaNotFound."""
         record, _ = await self._list(topic)
         entries = [e for e in record.schemas if (not e.deleted if version is None else e.version == version)]
         if not entries:
@@ -103,7 +103,7 @@ class SchemaRegistry:
         return await self._together(topic, live, "ask for each by its number")
 
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
-        """The number of an equal one. InvalidSchema; SchemaNotFound."""
+        """Returns the version of the topic's schema that equals `info`. Raises InvalidSchema, SchemaNotFound."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         for each in _live(record):
@@ -122,7 +122,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ producers and consumers
     async def of_producer(self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str) -> int | None:
-        """The version of its messages; None: they have none. IncompatibleSchema, InvalidSchema."""
+        """Returns the version of a producer's messages; None: they have none. IncompatibleSchema, InvalidSchema."""
         if info is not None and info.type not in _UNTYPED:
             return await self.register(topic, info, rules, user=user)
         if rules.enforced and _live((await self._last_list(topic))[0]):
@@ -201,7 +201,7 @@ class SchemaRegistry:
         return number
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """The newest of those that are deleted with this; None: there were none. `force`: their definitions too."""
+        """Deletes all versions, with `force` their definitions too; returns the newest; None: there were none."""
         for _ in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -270,7 +270,7 @@ class SchemaRegistry:
         return (SchemaListRecord(), ABSENT) if found is None else found
 
     async def _versions(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
-        """A version that another broker deletes meanwhile is left out. SchemaNotFound: none is left."""
+        """Reads versions, without those that another broker deletes meanwhile. SchemaNotFound: none is left."""
         found: list[SchemaInfo | None] = []
         for start in range(0, len(entries), READ_AT_ONCE):
             some = entries[start : start + READ_AT_ONCE]
@@ -338,7 +338,7 @@ class SchemaRegistry:
         return await self._run(work, len(asked.info.data) + sum(len(each.info.data) for each in known))
 
     async def _defined(self, info: SchemaInfo) -> Definition:
-        """The first look at a schema here: it loads the code that reads schemas."""
+        """Parses a schema; the first call loads the code that reads schemas."""
         await self._world.workers.load(f"{__package__}.core.definition")
         from .core.definition import Definition
 
@@ -360,8 +360,8 @@ def _live(record: SchemaListRecord) -> list[SchemaEntry]:
 
 
 def _path(topic: TopicName, version: int | None = None) -> str:
-    """A topic that is not persistent has schemas of its own: who has a grant on one of two namesakes has none on the
-    other."""
+    """Returns the path of the topic's schemas. A topic that is not persistent has schemas of its own: who has a grant
+    on one of two namesakes has none on the other."""
     local = topic.base.local
     where = (topic.tenant, topic.namespace, local if topic.persistent else f"non-persistent/{local}")
     return paths.schemas(*where) if version is None else paths.schema(*where, version)

@@ -98,7 +98,7 @@ class Backlogs:
         return entries
 
     async def peek(self, name: str, messages: int) -> list[Shown]:
-        """The next ones of the subscription."""
+        """Returns the next messages of the subscription, up to `messages`, as entries."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.subscription(name)
@@ -118,7 +118,7 @@ class Backlogs:
         return Shown(await examine.message(self._topic.shown, position), [])
 
     async def at_time(self, publish_time_ms: int) -> MessageId:
-        """The first that arrived then or later; where the next will be, when there is none."""
+        """Returns the id of the first message that arrived then or later; where the next will be, if there is none."""
         position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 

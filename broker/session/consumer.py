@@ -92,7 +92,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic that it read before; 0: it begins
 
     def at(self, topic: Topic) -> SubscribeOptions:
-        """A consumer that returns to a topic which was made anew is at none of its messages: it begins at the first."""
+        """Returns the options at this topic: a consumer that returns to one that was made anew begins at the first."""
         if not is_another(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)

@@ -294,7 +294,7 @@ async def of_subscription(
 
 
 async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
-    """An entry that is lost, or that no bookie gives in time, makes no statistics impossible."""
+    """Returns when the oldest message came, in ms; 0: none, or not known: it is lost, or no bookie gives it in time."""
     try:
         async with asyncio.timeout(OLDEST_S):
             return await topic.life.oldest_ms(subscription) or 0

@@ -219,7 +219,7 @@ class Acks:
                 return  # it was refused
 
     def _checked(self, position: Position, bits: int) -> int:
-        """The bits. InvalidRequest: more than the entry's ledger has messages.
+        """Returns the bits. Raises InvalidRequest if they are more than the entry's ledger has messages.
 
         So an index of a few bytes costs no more memory than the ledger's messages need, and no caller gets the answer
         that a message was acknowledged which was not.
@@ -242,7 +242,7 @@ class Acks:
 
 
 def entries_of(data: bytes) -> BitMap:
-    """The set that the bytes contain. InvalidRequest: they do not parse."""
+    """Returns the set that the bytes contain. Raises InvalidRequest if they do not parse."""
     try:
         return BitMap.deserialize(data)
     except (ValueError, IndexError, MemoryError) as error:

@@ -369,7 +369,7 @@ class DurableCursor:
         return Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
 
     async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
-        """The write, if it is stored; what it took from the cursor goes back otherwise."""
+        """Stores the next write; returns it, or None if it is not stored: what it took from the cursor goes back."""
         write, done = log.plan(self.cursor, self._ledger.sequence), False
         try:
             done = await store(write)

@@ -133,7 +133,8 @@ class ReadAheadBuffer:
 
     # ------------------------------------------------------------------ what is in memory
     def take(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
-        """The first of them, CHUNK_ENTRIES at most, and fewer when it takes until `end` to look at their keys."""
+        """Returns the first of the wanted entries that are in memory, CHUNK_ENTRIES at most; fewer if `end` comes while
+        it looks at their keys."""
         entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
@@ -142,7 +143,7 @@ class ReadAheadBuffer:
         return entries
 
     def _with_slots(self, entries: Sequence[StoredEntry], end: float) -> Sequence[StoredEntry]:
-        """The first of them, each with its slots known."""
+        """Returns the first of the entries, each with its slots known."""
         found: list[StoredEntry] = []
         for entry in entries:
             if not entry.slots_known:

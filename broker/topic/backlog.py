@@ -18,7 +18,7 @@ async def size(log: ReadableLog, subscription: Subscription) -> int:
 
 
 def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
-    """The same; None when something would have to be read."""
+    """Returns what `size` does; None when something would have to be read."""
     after = log.reader.index_now(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 

@@ -84,7 +84,7 @@ class Storage(Protocol):
     async def create(
         self, owner: Owner, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        """A new one that has acknowledged everything up to `mark` (None: to the end)."""
+        """Makes a subscription that has acknowledged everything up to `mark` (None: to the end)."""
 
     def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
         """A subscription that ends with its last consumer, and keeps no data. `tracks` False: what a consumer got is

@@ -313,7 +313,7 @@ class Topic:
         self.admission.check_consumer(self.applied, type_, consumer, subscription.name, everybody, mine)
 
     def shape(self, *, compacted: bool) -> LogShape:
-        """The positions of the topic, as a consumer that reads compacted sees them, or as any other consumer does."""
+        """Returns the positions of the topic as a consumer that reads compacted, or any other consumer, sees them."""
         return self.readable(compacted=compacted).shape
 
     def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:

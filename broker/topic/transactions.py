@@ -92,7 +92,7 @@ class Transacting(Protocol):
     name: TopicName
 
     def pending_acks(self) -> Iterable[PendingAcks]:
-        """The durable subscriptions."""
+        """Returns the pending acknowledgements of each durable subscription."""
 
     def merge_numbers(self, end: TxnEnd) -> None:
         """Called when a transaction ended: which sequence ids count from now on, and which do not."""
@@ -335,7 +335,7 @@ class TopicTransactions:
         self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key],
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> asyncio.Future[None]:  # fmt: skip
-        """The run that each of them has, until it is over."""
+        """Starts a run of `work`; until it is over, each of `txns` has it."""
         if self._ended:
             return self._refused()
         future: asyncio.Future[None] = self._loop.create_future()

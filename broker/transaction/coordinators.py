@@ -143,7 +143,7 @@ class TransactionCoordinators:
         return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
 
     async def find(self, number: int) -> BrokerRecord:
-        """The broker that has it; this one, if no broker did. NotFound: there is none of that number. Unavailable."""
+        """Returns the broker that has it; this one, if no broker did. NotFound: no such coordinator. Unavailable."""
         await self._check_number(number)
         if number in self._loaded:
             return self._ownership.me
@@ -231,7 +231,7 @@ class TransactionCoordinators:
         self, number: int, here: Callable[[RunningCoordinator], Awaitable[Answer]],
         there: Callable[[str], Awaitable[Answer]],
     ) -> Answer:  # fmt: skip
-        """A question to a coordinator, here or at the broker that has it."""
+        """Asks a coordinator, here or at the broker that has it."""
         running = self._loaded.get(number)
         if running is not None:
             return await here(running)

@@ -201,7 +201,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         return wire.Names(names=filter(shown, found))
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
-        """A namespace that is missing has no topics for a caller who could not see any."""
+        """Returns a namespace's topics. A missing one has none for a caller who could not see any."""
         try:
             return await self._administration.topics(name, partitions=partitions)
         except NotFound:

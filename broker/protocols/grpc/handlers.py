@@ -224,7 +224,7 @@ class Handler:
             self._requests -= 1
 
     def _owes(self, request_id: int) -> Callable[[MagnetarError | None], None]:
-        """A request without a task: to be called once with its outcome."""
+        """Begins a request without a task; returns the function to be called once with its outcome."""
         self._requests += 1
         self._connection.owes(1)
 

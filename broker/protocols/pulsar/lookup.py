@@ -176,7 +176,8 @@ def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _new_schema(connection: Connection, asked: pulsar.CommandGetOrCreateSchema) -> bytes:
-    """The topic exists: it is not made for its schema. Java's client asks again and again where it is refused."""
+    """Registers the schema of an existing topic: none is made for it. Java's client asks again and again where it is
+    refused."""
     topic = TopicName.parse(asked.topic)
     await connection.broker.access.require(connection.caller.principal, Permission.PRODUCE, topic=topic)
     await connection.broker.catalog.existing_partitions(topic)

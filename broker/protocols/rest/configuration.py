@@ -44,7 +44,7 @@ def setting(name: str, act: str) -> str:
 
 
 def taken(name: str, text: str) -> dict[str, Any]:
-    """The field of Policies, of a value in the path. 412: it is no such value."""
+    """Returns the field of Policies that a value in the path sets. 412: it is no such value."""
     ours = setting(name, "update")
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
     try:
@@ -55,7 +55,7 @@ def taken(name: str, text: str) -> dict[str, Any]:
 
 
 def removed(name: str) -> tuple[str, ...]:
-    """The fields that are inherited again: what is set together goes together."""
+    """Returns the fields that are inherited again: what is set together goes together."""
     ours = setting(name, "delete")
     return next((pair for pair in RETENTIONS if ours in pair), (ours,))
 

@@ -459,7 +459,7 @@ class Cursor:
         return position
 
     def free_up_to(self, position: Position) -> Iterator[Position]:
-        """The entries up to and with it that are neither acknowledged nor pending, in log order."""
+        """Yields the entries up to `position`, included, that are neither acknowledged nor pending, in log order."""
         at = self.next_free(self.mark)
         while at <= position and self._shape.readable(at):
             if not self.is_done(at):

@@ -676,7 +676,7 @@ class Halves:
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
-        """The oldest first; `half`: this one alone; `group`: this one's; empty: of each."""
+        """Returns the half messages, the oldest first; `half`: this one alone; `group`: those of one; empty: of all."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:

@@ -71,7 +71,7 @@ class Outcomes(Table, abc.ABC):
         return Append(self._number, [each.record for each in self._writing])
 
     def appended(self, number: int, now: float) -> list[Effect]:
-        """The records of that append are durable."""
+        """Notes that the records of an append are durable; returns the effects."""
         assert number == self._number, "one append at a time"
         assert self._writing, "an append has records"
         decisions, self._writing = self._writing, []

@@ -170,7 +170,7 @@ class Table:
         return self.state.sinks.find(owner, sink_id)
 
     def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:
-        """The oldest first; `txn`: this one alone."""
+        """Returns up to `limit` transactions, the oldest first; `txn`: this one alone."""
         found = sorted({*self._live, *self._ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
 

@@ -211,7 +211,7 @@ class KeyShared:
         return self.slots.waits(entry.position, entry.slots)
 
     def ready(self, count: int) -> Sequence[Position]:
-        """A share for each slot, so that none with many entries keeps the others waiting."""
+        """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
         if self._stale and self.slots.entries:
             self.look_again(len(self._stale))
         return self.slots.ready(count, self._members)

@@ -252,7 +252,7 @@ class Slots:
 
     # ------------------------------------------------------------------ which of them could go out
     def ready(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
-        """A share for each slot, so that none with many entries keeps the others waiting."""
+        """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
         if not self.entries:
             return ()
         while True:

@@ -235,8 +235,8 @@ class Policy(Protocol):
         ...
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
-        """The consumer that gets it; it is outstanding there. None: it waits with the policy; the next one may go out.
-        """
+        """Returns the consumer that gets the entry; it is outstanding there. None: it waits with the policy; the next
+        one may go out."""
         ...
 
     def released(self, positions: Sequence[Position]) -> None:
