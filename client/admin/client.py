@@ -373,7 +373,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
 
     async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[values.StoredMessage]:
-        """The messages of an entry. NotFound: there is none."""
+        """Returns the messages of an entry. Raises NotFound if there is no such entry."""
         return await self._all(op.GET_MESSAGE, topic=full_topic(topic), ledger_id=ledger_id, entry_id=entry_id)
 
     async def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> values.StoredMessage:
@@ -460,7 +460,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
 
     async def schema_version(self, topic: str, schema: SchemaInfo) -> int:
-        """The version of an equal one. SchemaNotFound."""
+        """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
         return await self._call(op.FIND_SCHEMA, topic=full_topic(topic), schema=schema)
 
     async def test_schema(self, topic: str, schema: SchemaInfo) -> values.SchemaTest:

@@ -57,7 +57,7 @@ class _Receiving(Handle[Receiving]):
         raise NotImplementedError
 
     def _wait(self, inbox: ReceiverQueue, timeout_millis: int | None) -> Message:
-        """The next message, where none is there."""
+        """Waits for the next message, where none is there, and returns it."""
         if threading.get_ident() == self._thread.ident:
             raise exception_of(Result.Interrupted, "receiving inside a callback would wait for itself")
         return take_blocking(inbox, None if timeout_millis is None else timeout_millis / 1000)

@@ -86,7 +86,7 @@ class TableView(Handle[AsyncTableView]):
         return self._current().values()
 
     def items(self) -> ItemsView[str, Any]:
-        """A copy: later changes are not in it."""
+        """Returns a copy: later changes are not in it."""
         return self._current().items()
 
 

@@ -89,7 +89,7 @@ class Transaction:
         return self._inner.state
 
     def inner(self) -> AsyncTransaction:
-        """The asyncio one. TransactionEnded: it stayed in the parent of this process."""
+        """Returns the asyncio transaction. Raises TransactionEnded if it stayed in the parent of this process."""
         if self._epoch != EPOCH[0]:
             raise TransactionEnded("the transaction is of the process before the fork")
         return self._inner

@@ -161,7 +161,7 @@ class Connections:
         return (await self._owner_by(self.channel(endpoint), topic, UNANSWERED_S)).endpoint
 
     async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """A question that every broker answers."""
+        """Asks any broker; returns its answer."""
 
         async def attempt() -> Any:
             asked = await self.any()
@@ -170,8 +170,8 @@ class Connections:
         return await self.retry(attempt)
 
     async def ask_owner(self, topic: TopicName, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """A question that the owner of the topic answers. At first any broker is asked: it answers, or names the owner,
-        as a look-up does; if it does neither, the owner is looked up."""
+        """Asks the owner of the topic; returns its answer. At first any broker is asked: it answers, or names the
+        owner, as a look-up does; if it does neither, the owner is looked up."""
         guess = True
 
         async def call(channel: Channel) -> Any:

@@ -38,8 +38,8 @@ class FirstContact:
         self._refused: set[str] = set()
 
     def failed(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
-        """An attempt failed with `error`, and the next one would begin `next_s` after the first. What to raise instead;
-        None: try again."""
+        """Notes that an attempt failed with `error`; the next one would begin `next_s` after the first. Returns what to
+        raise instead; None: try again."""
         how, endpoint = how_unreached(error), error.fields.get("endpoint", "")
         if how == "refused":
             self._refused.add(endpoint)

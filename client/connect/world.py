@@ -75,5 +75,5 @@ class _NoFiles:
 
 
 def client_world() -> World:
-    """A new one each time: connections belong to it, and to one event loop."""
+    """Returns a new world each time: connections belong to it, and to one event loop."""
     return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())

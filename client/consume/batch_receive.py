@@ -41,7 +41,7 @@ class ConsumerBatchReceivePolicy:
             )
 
     def policy(self) -> ConsumerBatchReceivePolicy:
-        """The policy itself: of Pulsar's client, which has two kinds."""
+        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
         return self
 
     def getMaxNumMessages(self) -> int:

@@ -230,7 +230,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ acknowledging
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
-        """The partition that it came from. InvalidMessage: none of this consumer's."""
+        """Returns the partition that a message came from. Raises InvalidMessage if it is none of this consumer's."""
         if isinstance(which, Message):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:

@@ -113,7 +113,7 @@ def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDead
 
 
 def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
-    """The topic whose retries it holds; itself, when it holds none of this subscription."""
+    """Returns the topic whose retries `topic` holds; itself, when it holds none of this subscription."""
     suffix = f"-{subscription}-RETRY"
     if not policy.retry_letter_topic and topic.base.local.endswith(suffix):
         return TopicName.parse(topic.base.full.removesuffix(suffix))

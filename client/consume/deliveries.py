@@ -354,7 +354,7 @@ class Deliveries:
         return ()
 
     def _take_chunk(self, received: ReceivedEntry, body: bytes) -> list[Message]:
-        """The message that it completes, if it does. Raises CorruptEntry."""
+        """Returns the message that the chunk completes, if it does. Raises CorruptEntry."""
         start, header = self.start, received.header
         if start is not None and not start.wants_chunk(received.position):
             return []

@@ -32,8 +32,9 @@ def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iter
 
 
 def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool) -> wire.Seek:
-    """A subscription that lasts is moved to exactly that message (`at_message`) and nothing is left out here: others
-    may move its cursor back at any time. A reader's place is its own: it leaves out what is before (`Start`)."""
+    """Returns the request. A subscription that lasts is moved to exactly that message (`at_message`), and nothing is
+    left out here: others may move its cursor back at any time. A reader's place is its own: it leaves out what is
+    before (`Start`)."""
     seek = wire.Seek(request_id=request_id)
     if isinstance(to, MessageId):
         seek.message_id.CopyFrom((at_message(to, inclusive=inclusive) if exact else to).to_wire())
@@ -43,7 +44,7 @@ def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool)
 
 
 def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
-    """The requests, in order; the last of them is answered."""
+    """Returns the requests of a group, in order; the last of them is answered."""
     acks: list[wire.Ack] = []
     if group.cumulative is not None:
         (ledger_id, entry_id), last = group.cumulative

@@ -125,7 +125,7 @@ class TableView(ClosedAfterAsyncWith):
         return dict(self._values).values()
 
     def items(self) -> ItemsView[str, Any]:
-        """A copy, as `keys` and `values`: later changes are not in it."""
+        """Returns a copy, as `keys` and `values` do: later changes are not in it."""
         return dict(self._values).items()
 
     def for_each(self, callback: Listener) -> asyncio.Future[None]:

@@ -163,7 +163,7 @@ class Chunks:
     def add(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> ChunkOutcome:
-        """A chunk came. CorruptEntry: it contradicts itself, or those before it."""
+        """Takes a chunk. Raises CorruptEntry if it contradicts itself, or those before it."""
         _check(metadata, len(body))
         begun = self.begun.get(metadata.uuid)
         if begun is None:
@@ -177,7 +177,7 @@ class Chunks:
         return self._take(begun, metadata, place, body, now, entry)
 
     def passed(self, producer: str, place: Position) -> list[Position]:
-        """An entry of the producer came: what it has begun before and not ended is dropped."""
+        """Notes that an entry of the producer came: drops what it has begun and not ended; returns the places."""
         if not self.log_order:
             return []
         dropped: list[Position] = []
@@ -206,7 +206,7 @@ class Chunks:
             del self._whole[last]
 
     def given_back(self, last: Position) -> tuple[Position, ...]:
-        """The complete message that ends there comes again; all its entries."""
+        """Notes that the complete message that ends there comes again; returns all its entries."""
         begun = self._whole.get(last)
         if begun is None:
             return ()
@@ -273,7 +273,7 @@ class Chunks:
         return not self.begun or (len(self.begun) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
 
     def _gives_way_to(self, newcomer: str) -> str | None:
-        """The message that makes room for that one; None: none does."""
+        """Returns the message that makes room for `newcomer`; None: none does."""
         if self.auto_ack:
             return next(iter(self.begun))
         times = self._made_room.get

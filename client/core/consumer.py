@@ -132,7 +132,7 @@ class ConsumerCore:
         return effects
 
     def lost(self, error: MagnetarError) -> list[ConsumerEffect]:
-        """The connection broke, the broker gave the consumer up, or an attempt to open it again failed."""
+        """Notes that the connection broke, the broker gave the consumer up, or an attempt to open it again failed."""
         if self.state is State.CLOSED:
             return []
         alone = self._options.leaves_alone
@@ -188,7 +188,7 @@ class ConsumerCore:
     def chunk(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> Begun | None:
-        """A chunk came; the message, when it is complete. Raises CorruptEntry."""
+        """Takes a chunk; returns the message, when it is complete. Raises CorruptEntry."""
         self.has_new_times = True
         if not self.chunks.begun:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000

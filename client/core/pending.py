@@ -55,7 +55,7 @@ class PendingEntries:
         self.unsent.append(batch)
 
     def next(self) -> Batch:
-        """The next one to publish now, while there is one, and credit above zero."""
+        """Takes the next batch to publish. Call it while there is one, and credit above zero."""
         batch = self.unsent.popleft()
         self.credit -= len(batch.entry) + ENTRY_COST_BYTES
         batch.connections += 1
@@ -77,7 +77,7 @@ class PendingEntries:
                 batch.entry = with_schema_version(batch.entry, now)
 
     def pop_message(self) -> list[Batch]:
-        """The oldest one, with the other chunks of its message."""
+        """Removes and returns the oldest batch, with the other chunks of its message."""
         popped: list[Batch] = []
         while not popped or not popped[-1].callbacks:
             popped.append((self.sent or self.unsent).popleft())

@@ -89,7 +89,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback, share: Share | None = None) -> Added | None:
-        """A message with a payload and nothing else. `share`: of the transaction that it is sent in, with our `lock`.
+        """Adds a message with a payload and nothing else. `share`: of the transaction it is sent in, with our `lock`.
         """
         if len(payload) > self.payload_max:
             return Added.TOO_LARGE
@@ -327,7 +327,7 @@ class ProducerCore:
         return effects
 
     def lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """The connection broke, the broker gave the producer up, or an attempt to open it again failed."""
+        """Notes that the connection broke, the broker gave the producer up, or an attempt to open it again failed."""
         effects: list[ProducerEffect] = []
         if self.state in (State.CLOSED, State.CLOSING):
             return effects
@@ -346,7 +346,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> Batch | None:
-        """The oldest entry, if the receipt is for it: it is stored. None: `receipt` says what follows."""
+        """Takes a receipt; returns the oldest entry, if the receipt is for it. None: `receipt` says what follows."""
         sent = self._entries.sent
         if not sent or sequence_id != sent[0].sequence_id:
             return None
@@ -375,7 +375,7 @@ class ProducerCore:
         return [Leave(), *self.lost(error, now)]
 
     def failed(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """The broker refused the oldest entry, for good or for now."""
+        """Notes that the broker refused the oldest entry, for good or for now."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
             return [Leave(), *self.lost(error, now)]
         effects: list[ProducerEffect] = []

@@ -43,7 +43,7 @@ class ErrorLogThrottle:
         self._said: dict[str, float] = {}  # by kind, which is the name of an error class: bounded
 
     def note(self, error: MagnetarError, now: float) -> str | None:
-        """The broker gave this as its reason; what is to be said now. A lost connection says nothing about messages."""
+        """Notes an error that the broker gave; returns what to log now, if anything. A lost connection says nothing."""
         if isinstance(error, ConnectionLost | TimedOut):
             return None
         kind = type(error).__name__

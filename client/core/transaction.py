@@ -141,7 +141,7 @@ class Share:
         return self.allowed - self.left
 
     def close(self) -> int:
-        """The messages; no more come until more are allowed."""
+        """Returns the number of messages; no more come until more are allowed."""
         with self.lock:
             self.allowed -= self.left
             self.left = 0

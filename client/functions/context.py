@@ -100,7 +100,7 @@ class Context:
 
     @abstractmethod
     def get_output_serde_class_name(self) -> Any:
-        """The class that makes bytes of it."""
+        """The name of the class that makes bytes of the output."""
 
     @abstractmethod
     def ack(self, msgid: Any, topic: str) -> Any:

@@ -179,7 +179,7 @@ class Message:
         return self.entry.header.metadata.schema_version
 
     def properties(self) -> dict[str, str]:
-        """A copy. What is not UTF-8 in them is U+FFFD."""
+        """Returns a copy of the properties. What is not UTF-8 in them is U+FFFD."""
         return properties_of(self.fields)
 
     def partition_key(self) -> str:

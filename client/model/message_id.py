@@ -113,7 +113,7 @@ class MessageId:
 
     @classmethod
     def wrap(cls, msg_id: MessageId | Any) -> MessageId:
-        """The id itself: of Pulsar's client, which has two kinds."""
+        """Returns the id itself: a method of Pulsar's client, which has two kinds."""
         if not isinstance(msg_id, MessageId):
             raise WrongMessageType(f"wrap takes a MessageId, not {shown(msg_id)}")
         return msg_id

@@ -210,7 +210,7 @@ class ConsumerKeySharedPolicy:
         return self._out_of_order
 
     def policy(self) -> ConsumerKeySharedPolicy:
-        """The policy itself: of Pulsar's client, which has two kinds."""
+        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
         return self
 
     @property
@@ -251,7 +251,7 @@ class ConsumerDeadLetterPolicy:
                 object.__setattr__(self, name, "")
 
     def policy(self) -> ConsumerDeadLetterPolicy:
-        """The policy itself: of Pulsar's client, which has two kinds."""
+        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
         return self
 
     def getMaxRedeliverCount(self) -> int:

@@ -226,7 +226,7 @@ class ClientConfiguration(Configuration):
         return self.set_logger(ConsoleLogger(level))
 
     def set_file_logger(self, level: LoggerLevel, file: str) -> ClientConfiguration:
-        """A file, from `level` on."""
+        """Logs to a file, from `level` on."""
         return self.set_logger(FileLogger(level, file))
 
     def parameters(self) -> dict[str, Any]:

@@ -254,8 +254,8 @@ class Sender:
         return _Landed(Outcome.STORED, "", ())
 
     async def _begin(self) -> Transaction:
-        """A later holder of the name: this relay is fenced in the database, too, or the name is taken again when that
-        has said that the shard is still ours."""
+        """Begins a transaction. If the name has a later holder, this relay is fenced in the database, too, or the name
+        is taken again when that has said that the shard is still ours."""
         home = Transactions.of(self._client.inner().connections)
         if not self._named:
             home.coordinators.take_anew(self._name)
@@ -302,7 +302,7 @@ class _Landed(NamedTuple):
 
 
 def _worst(failed: Sequence[_Landed]) -> _Landed:
-    """A destination that is in trouble says nothing of the rows; a row that is refused is, only where none is."""
+    """Returns the outcome of a failed flight: that of its destinations in trouble, if any; else the refused row's."""
     off = [each for each in failed if each.outcome is not Outcome.ROW_REFUSED]
     if not off:
         return failed[0]

@@ -228,7 +228,7 @@ class Loop:
         self._tasks = Tasks()
 
     async def run(self) -> ProcessStatistics:
-        """The statistics, when it was idle for long enough."""
+        """Runs until it was idle for long enough; returns the statistics."""
         try:
             while True:
                 messages = await self._take()

@@ -68,7 +68,7 @@ def shard_of(destination: str, shards: int) -> int:
 
 
 def partition_name(topic: str, partition: int, partitions: int) -> str:
-    """The destination; `partitions` 0: the topic has none."""
+    """Returns the name of a destination; `partitions` 0: the topic itself, which has none."""
     return f"{topic}-partition-{partition}" if partitions else topic
 
 
@@ -293,7 +293,7 @@ class RelayCore:
         self._failures.append(Failure(row, error, parked, wait))
 
     def turned(self, turn: Turn, rows: Sequence[ClaimedRow], next_seq: int, now: float) -> list[Effect]:
-        """The transaction took place. `rows` were claimed, in the order of their ids."""
+        """Notes that the turn's transaction took place. `rows` were claimed, in the order of their ids."""
         assert turn is self._turning, "one turn at a time"
         self._turning = None
         self._turn_failed = 0

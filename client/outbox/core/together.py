@@ -71,7 +71,7 @@ class Together:
 
     # ------------------------------------------------------------------------------ a flight
     def take_off(self) -> Parts:
-        """The next one; empty: there is none, or a destination of the first unit is not ready."""
+        """Begins the next flight; empty: there is none, or a destination of the first unit is not ready."""
         if self.flight:
             return {}
         chosen: list[Unit] = []
