@@ -61,7 +61,7 @@ class SourceAdmin:
         self._timeout_s = timeout_s
 
     async def subscriptions(self, topic: TopicName) -> list[SourceSubscription]:
-        """The durable ones of one partition. Unavailable, TopicNotFound, Unauthorized."""
+        """Returns the durable subscriptions of one partition. Raises Unavailable, TopicNotFound, Unauthorized."""
         stats = await asyncio.to_thread(self._get, topic, "stats")
         cursors = (await asyncio.to_thread(self._get, topic, "internalStats"))["cursors"]
         marks = {unquote(name): each["markDeletePosition"] for name, each in cursors.items()}
