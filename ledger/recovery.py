@@ -160,8 +160,8 @@ class _Attempt:
         ).encode()
 
     async def _ask(self, bookie: str, head: bytes) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """A busy bookie, as while brokers take over the topics of another one, is waited for: to start over would ask
-        it for more."""
+        """Asks a bookie. One that is busy, as while brokers take over the topics of another one, is waited for: to
+        start over would ask it for more."""
         config = self._config
         return await self._bookies.ask(bookie, head, timeout_s=config.fence_timeout_s, busy_s=config.close_timeout_s)
 
