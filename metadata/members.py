@@ -82,7 +82,7 @@ class Members:
         return replace(world, network=network.with_peers(PeerListening(self.keys, self)))
 
     async def record(self, path: str, cls: type[records.R]) -> records.R | None:
-        """A record, by the session that has our key."""
+        """Returns a record, or None, by the session that has our key."""
         found = await get_record(self._living(), path, cls)
         return None if found is None else found[0]
 

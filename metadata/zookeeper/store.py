@@ -225,7 +225,7 @@ class ZookeeperStore(SessionStore):
         return await self._repeated(once)
 
     async def _read_fresh(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
-        """A sync, and the read on the same connection, where it waits for the sync at the server.
+        """Reads after a sync on the same connection, where the read waits for the sync at the server.
 
         Kazoo's thread may drop the connection between the two: the read then uses the next one, to a server that may
         lag. So the answer counts only when the sync was answered and the connection is still the same.
@@ -272,7 +272,7 @@ class ZookeeperStore(SessionStore):
         raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
     async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.Plan:
-        """A plan without steps, or a refusal, is decided by a fresh read."""
+        """Returns the plan of a commit; one without steps, or a refusal, is decided by a fresh read."""
         try:
             plan = znodes.plan(operations, await self._found(operations, fresh=fresh), self._line.session)
         except BadVersion:
