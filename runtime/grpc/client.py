@@ -365,7 +365,7 @@ class GrpcChannel:
                 old.drain()
 
     def _opened(self) -> _ClientConnection | None:
-        """The connection, if it is there and takes calls."""
+        """Returns the connection, if it is there and takes calls."""
         connection = self._connection
         return connection if connection is not None and connection.is_open else None
 

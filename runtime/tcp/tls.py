@@ -54,7 +54,7 @@ class _Reloaded:
     def before_handshake(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext
     ) -> int | None:
-        """An alert: the handshake ends."""
+        """Loads changed files before a handshake. Returns None, or an alert, which ends the handshake."""
         try:
             stamps = _stamps(self._tls)
             if stamps != self._stamps:
