@@ -140,7 +140,7 @@ class _Issuer:
         return Unavailable(f"the keys of the issuer {self._name} are not known: {failure or 'it does not answer'}")
 
     def _start(self) -> asyncio.Future[dict[str, object]]:
-        """A fetch that is under way is everybody's."""
+        """Starts a fetch of the keys, or joins the one that is under way."""
         if self._fetching is None:
             self._asked_at = self._clock.monotonic()
             if self._worker is None:
