@@ -218,7 +218,7 @@ def _spelled(name: str) -> str:
 
 
 def _meant(name: str, allowed: Iterable[str]) -> str:
-    """A hint: the name of the same thing here, or the nearest of those that are allowed. Empty: there is none."""
+    """Returns a hint: the name of the same thing here, or the nearest of those that are allowed; or an empty text."""
     if name in _ELSEWHERE:
         return f"; use {_ELSEWHERE[name]}"
     if name.startswith("kafka."):
@@ -464,7 +464,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete:
 
 
 def _exactly_once(found: Mapping[str, str], *, streaming: bool, complete: bool) -> ExactlyOnce | None:
-    """A stream's default, where it can be. None: at least once."""
+    """Returns the settings of exactly-once, a stream's default where it can be. None: at least once."""
     transient = found.get("topic", "").startswith("non-persistent:")
     least, once = "at-least-once", "exactly-once"
     default = (once, least) if streaming and not (complete or transient) else (least, once)

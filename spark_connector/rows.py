@@ -329,7 +329,7 @@ def _partition(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _offset(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    """The number of the row, and what the offsets of its entry are ahead of that."""
+    """Returns the offsets of the rows: the number of each, plus what the offsets of its entry are ahead of that."""
     before = accumulate((run.rows for run in builder.runs), initial=0)
     ahead = [run.entry.first_index + run.skipped - at for run, at in zip(builder.runs, before, strict=False)]
     return pc.add(_spread(builder, pa.array(ahead, type_)), _counting(builder.rows))

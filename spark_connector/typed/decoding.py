@@ -146,7 +146,7 @@ class Decoding:
             return self._unfit(builder, row, error)
 
     def _unfit(self, builder: Rows, row: int, error: Exception) -> Any:
-        """The row of a payload that is not of its schema."""
+        """Returns a row of nulls for a payload that is not of its schema; InvalidMessage with schemaErrors=fail."""
         if self._is_strict:
             raise InvalidMessage(
                 f"message {builder.offset_of(row)} of {builder.topic} partition {builder.partition} is not of its "
