@@ -53,7 +53,7 @@ class CompactedLog:
         return self.record.entries
 
     def number_of(self, position: Position) -> int:
-        """The number of the first survivor at or after it; `entries` when there is none."""
+        """The number of the first survivor at or after `position`; `entries` when there is none."""
         at = bisect_left(self._ids, position[0])
         if at == len(self.rows):
             return self.entries

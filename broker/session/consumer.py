@@ -255,8 +255,9 @@ class ConsumerSession:
             raise refused[0]
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
-        """Acknowledges everything up to and with it, in steps of what the consumer holds. NotAllowed: several consumers
-        share the subscription. TransactionConflict: some of it is pending in a transaction, and nothing of it counts.
+        """Acknowledges everything up to the entry, included, in steps of what the consumer holds. NotAllowed: several
+        consumers share the subscription. TransactionConflict: some of it is pending in a transaction, and nothing
+        of it counts.
         """
         self.subscription.check_cumulative(self._consumer, acked)
         for mark in self.subscription.marks_up_to(self._consumer, acked.position):

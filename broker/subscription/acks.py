@@ -101,7 +101,7 @@ class Acks:
         return everything & ~unshown if unshown else 0
 
     def _is_pending(self, position: Position, bits: int) -> bool:
-        """Whether one of those messages (0: all of the entry) is pending."""
+        """Whether one of the messages `bits` (0: all of the entry) is pending."""
         pending = self._cursor.pending
         if pending is None or self._cursor.is_acked(position):
             return False
@@ -153,7 +153,7 @@ class Acks:
         return next((each for each in found if not self._cursor.is_acked(each)), None)
 
     def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
-        """Acknowledges everything up to and with it, or up to a message of it."""
+        """Acknowledges everything up to the entry, included, or up to a message of it."""
         position, bits = acked
         if not self._exists(position):
             return

@@ -63,7 +63,7 @@ class CommittedShape(LogShape):
 
     # ------------------------------------------------------------------ what is left out
     def _over(self, position: Position) -> Position:
-        """The first position at or after it that is not aborted."""
+        """The first position at or after `position` that is not aborted."""
         decided = self._decided
         while decided is not None and decided.aborted:
             aborted = decided.aborted.get(position[0])

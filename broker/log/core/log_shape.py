@@ -80,7 +80,7 @@ class LogShape:
             follower.pass_over(holes, least_index)
 
     def hole(self, position: Position) -> Position | None:
-        """The last one of the lost entries that this one is among; None: it was not passed over."""
+        """Returns the last of the lost entries that this one is among; None: it was not passed over."""
         found = self.hole_of(position)
         return None if found is None else Position(position[0], found[1])
 
@@ -138,7 +138,7 @@ class LogShape:
         return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
 
     def messages_from(self, index: int) -> int:
-        """Returns how many messages at or after it are kept."""
+        """Returns how many messages at or after `index` are kept."""
         if not self._ids or index >= self.tail.end_index:
             return 0
         count = 0

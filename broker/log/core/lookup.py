@@ -73,7 +73,7 @@ async def first_reached(
 
 
 def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | None]) -> Run | None:
-    """The lost ones among those directly before the entry, where none exists. All of them were looked at."""
+    """The first and the last lost entry of the missing ones directly before the entry; None: none of them was lost."""
     found: list[int] = []
     at = entry_id - 1
     while at >= 0:

@@ -60,7 +60,7 @@ class ConsumerHandler:
         self._before = before
         self._opening: asyncio.Task[None] | None = None
         self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
-        """Java's client drops what was sent before it asked for all again: it has an earlier epoch."""
+        """Epoch of what is sent. Java's client drops what has an earlier one, of before it asked for all again."""
         self._head = b"\x08" + varint(self.id)
         self._over = False
         self._is_active = False

@@ -405,7 +405,7 @@ class Cursor:
         return bool(self.partial or (self.pending is not None and self.pending.parts))
 
     def touched_in(self, entries: dict[int, BitMap]) -> list[Position]:
-        """The batches among them of which some messages are acknowledged or pending."""
+        """The batches among the entries of which some messages are acknowledged or pending."""
         found: list[Position] = []
         for ledger_id, each in entries.items():
             if not each:
@@ -429,7 +429,7 @@ class Cursor:
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked(self, position: Position) -> Position:
-        """The first position at or after it that is not acknowledged as a whole: a million holes are one step."""
+        """The first position at or after `position` that is not acknowledged as a whole; a million holes: one step."""
         shape = self._shape
         if position <= self.mark:
             position = shape.after(self.mark)
@@ -442,7 +442,7 @@ class Cursor:
         return position
 
     def next_free(self, position: Position) -> Position:
-        """The first position at or after it that is neither acknowledged nor pending as a whole."""
+        """The first position at or after `position` that is neither acknowledged nor pending as a whole."""
         position = self.next_unacked(position)
         if self.pending is None:
             return position

@@ -342,7 +342,7 @@ class DelayIndex:
         return held is not None and position[1] in held
 
     def next_after(self, position: Position) -> Position:
-        """The first position at or after it that is neither held nor done: one step per ledger of the topic."""
+        """The first position at or after `position` that is neither held nor done: one step per ledger of the topic."""
         while self.is_delayed(position):
             ledger_id, entry_id = position
             over = self._memory.held[ledger_id]

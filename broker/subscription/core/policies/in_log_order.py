@@ -85,7 +85,7 @@ class InLogOrder:
         return self.waiting.entries
 
     def _comes_later(self, position: Position) -> bool:
-        """Whether a waiting entry is before it; any waiting entry precedes a new one."""
+        """Whether a waiting entry goes before this one; any waiting entry precedes a new one."""
         return (self.waiting.entries > 0 and self.waiting.first() != position) or (
             self._failed is not NOTHING and self.holds_back(position)
         )
