@@ -79,7 +79,7 @@ def check_logger(logger: object) -> None:
 
 
 def attach(logger: object) -> Callable[[], None] | None:
-    """Messages go there from now on; what ends that. OSError: the file cannot be opened."""
+    """Sends messages to the logger from now on; returns what ends that. OSError: the file cannot be opened."""
     if isinstance(logger, logging.Logger):
         if f"{_OURS.name}.".startswith(f"{logger.name}.") or logger is logging.getLogger():
             return None  # it gets them anyhow

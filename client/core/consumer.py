@@ -271,8 +271,8 @@ class ConsumerCore:
             self._nacks.forget(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
-        """Acknowledges up to there; in front of the first message in chunks that is not acknowledged and ends after it,
-        and of the first entry that cannot be decrypted."""
+        """Acknowledges up to `place`; but in front of the first message in chunks that is not acknowledged and ends
+        after it, and of the first entry that cannot be decrypted."""
         floor = self._floor(place)
         self.chunks.acknowledged_up_to(floor)
         if floor != place:

@@ -135,7 +135,7 @@ class Sender:
         self._tell(lambda core, now: core.opened(destination, last, now))
 
     async def open_producer(self, destination: str, schema: Schema | None = None) -> Producer:
-        """Fences the one before; nothing of that one is in flight when this returns."""
+        """Opens a producer, which fences the one before: nothing of that one is in flight when this returns."""
         return await self._client.inner().create_producer(
             destination, schema=schema or BytesSchema(), **self._options()
         )
