@@ -83,8 +83,6 @@ class Fill(NamedTuple):
 class Recover(NamedTuple):
     """Recovers the ledger: fences its writer and gives it its end."""
 
-    pass
-
 
 class Wait(NamedTuple):
     """Leaves the ledger marked, and tries again after `seconds`."""
