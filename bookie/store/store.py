@@ -149,7 +149,7 @@ class Store:
         self._keeper.start()
 
     async def close(self) -> None:
-        """Ends, in order, the journal's queue, then makes a last checkpoint (so that the next start replays nothing),
+        """Ends the journal's queue, then makes a last checkpoint (so that the next start replays nothing),
         then closes the files.
 
         Runs to its end also when the caller is cancelled; every further caller waits for the same end.
