@@ -494,7 +494,7 @@ class Dispatcher:
 
     @property
     def progress(self) -> tuple[Position, int, int]:
-        """Changes with each `assign` that delivered anything."""
+        """Returns a tuple that changes with each `assign` that delivered anything."""
         return self.read_position, self.policy.waiting.entries, self.policy.unread_entries
 
     def check(self) -> None:

@@ -378,7 +378,7 @@ class Coordinator(Begins):
         }
 
     def check(self) -> None:
-        """Raises AssertionError."""
+        """Raises AssertionError if an invariant is broken."""
         self.state.check()
         self.halves.check()
         own = {txn for txn in (*self._live, *self._unused) if txn >> COUNTER_BITS == self.epoch}

@@ -692,7 +692,7 @@ class Halves:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raises AssertionError."""
+        """Raises AssertionError if an invariant is broken."""
         storing = {number for number, half in self._halves.items() if half.phase is Phase.STORING}
         assert self._halves.keys() - storing == self._state.open.keys(), "what is open is durable, or on its way"
         asked = {

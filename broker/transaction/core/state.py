@@ -156,7 +156,7 @@ class State:
         yield from self.halves.snapshot()
 
     def check(self) -> None:
-        """Raises AssertionError."""
+        """Raises AssertionError if an invariant is broken."""
         for txn, outcome in self.unsettled.items():
             assert not outcome.committed or self.is_committed(txn), "an outcome that is not settled is kept"
             assert txn >= self.forgotten, "nothing is forgotten that is not done"

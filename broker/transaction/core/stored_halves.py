@@ -97,7 +97,7 @@ class StoredHalves:
             yield HalvesKept(self._committed.serialize(), self._rolled_back.serialize(), owners)
 
     def check(self) -> None:
-        """Raises AssertionError."""
+        """Raises AssertionError if an invariant is broken."""
         assert not self._committed & self._rolled_back, "a half has at most one outcome"
         assert not any(self.outcome(half) for half in self.open), "an open half has no outcome"
         assert self.size_bytes == sum(map(size_of, self.open.values())), "the bytes of all open halves are counted"
