@@ -354,7 +354,7 @@ class SqliteStore:
         return session in self._sessions
 
     def check_session(self, session: str) -> None:
-        """Raises SessionExpired."""
+        """Raises SessionExpired if the session is not open any more, or the store is closed."""
         if session not in self._sessions.open_ones:
             self._sessions.require(session)
         if self.closed:

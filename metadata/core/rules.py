@@ -24,7 +24,7 @@ _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 
 
 def check_path(path: str) -> None:
-    """Raises InvalidName."""
+    """Raises InvalidName if it is not a path of the metadata."""
     if _PATH.fullmatch(path) is None:
         raise InvalidName(f"{path!r} is not a metadata path such as '/a/b'", path=ascii(path))
     try:
@@ -36,7 +36,7 @@ def check_path(path: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises InvalidName."""
+    """Raises InvalidName if it is neither a path nor "/"."""
     if prefix != "/":
         check_path(prefix)
 
