@@ -101,7 +101,7 @@ REFUSALS = {
         "`magnetar bookies accept-metadata {bookie}` and start again"
     ),
 }
-"""The error that the operator gets."""
+"""Texts of the errors that the operator gets."""
 
 
 class BootFacts(NamedTuple):

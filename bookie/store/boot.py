@@ -87,7 +87,7 @@ class Found(NamedTuple):
 
 
 def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> Found:
-    """Steps 1 to 4; in a worker."""
+    """Takes steps 1 to 4 of a start, in a worker; returns what they found."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join(directory, name))
     losses.load()

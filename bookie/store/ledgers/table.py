@@ -134,7 +134,7 @@ def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) ->
 
 
 def _cut(parts: list[bytes]) -> list[bytes]:
-    """Leaves that are not too long."""
+    """Cuts data into leaves that are not too long."""
     data = b"".join(parts)
     if len(data) <= 2 * LEAF_BYTES:
         return [data]
