@@ -39,7 +39,7 @@ class LoadTurns:
         self._usual_s = 0.0  # of loads that succeeded
 
     def __len__(self) -> int:
-        """Topics that wait for their turn."""
+        """Returns the number of topics that wait for their turn."""
         return len(self._first) + len(self._others)
 
     @property

@@ -632,7 +632,7 @@ class TopicTransactions:
             asked.add_done_callback(lambda _: here.suspects.pop(number, None))
 
     async def _ask_one(self, txn: TxnId) -> None:
-        """Asks for what is open, once."""
+        """Asks the coordinator, once, about an open transaction."""
         assert self.core is not None, "something is open"
         try:
             joined = await self._coordinators.join(txn, self._topic.name)

@@ -501,7 +501,7 @@ class Cursor:
 
     @property
     def hole_ranges(self) -> int:
-        """Contiguous ranges of them."""
+        """Returns the number of contiguous ranges of holes."""
         return sum(ranges(holes) for holes in self.acked.values())
 
     def chunks(self) -> Iterator[ChunkKey]:

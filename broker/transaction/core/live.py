@@ -29,7 +29,7 @@ class Phase(enum.Enum):
 
 
 IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
-"""A record of it is on its way."""
+"""Phases of a transaction of which a record is on its way."""
 
 
 class Lease(msgspec.Struct):
