@@ -386,7 +386,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ subscriptions
     async def subscriptions(self, topic: str) -> list[str]:
-        """Names of the durable ones, sorted."""
+        """Returns the names of the durable subscriptions, sorted."""
         return await self._all(op.LIST_SUBSCRIPTIONS, topic=full_topic(topic))
 
     async def create_subscription(

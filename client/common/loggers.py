@@ -39,7 +39,7 @@ class ConsoleLogger:
 
 
 class FileLogger:
-    """A file, to which is appended."""
+    """Logs to a file, to which is appended."""
 
     def __init__(self, log_level: LoggerLevel, log_file: str) -> None:
         self.log_level = _level(log_level)

@@ -28,7 +28,7 @@ class WithheldEntries:
         self.permits[place] = self.permits.get(place, 0) + permits
 
     def asked_again(self, places: Iterable[Position]) -> int:
-        """Permits that are free now."""
+        """Returns the permits that are free now."""
         freed = 0
         for place in places:
             if place in self.permits:
