@@ -97,7 +97,7 @@ class MetadataStore(Protocol):
         ...
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        """Commits one put; the new version."""
+        """Commits one put; returns the new version."""
         return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY) -> None:

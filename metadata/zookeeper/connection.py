@@ -72,7 +72,7 @@ class ConnectionState(enum.Enum):
 
 
 class EventKind(enum.IntEnum):
-    """ZooKeeper's numbers."""
+    """ZooKeeper's numbers of the kinds of events."""
 
     CREATED = 1
     DELETED = 2
