@@ -450,7 +450,7 @@ class AlikePayloads:
         return self._items[begin : begin + self._size]
 
     def all(self) -> list[bytes]:
-        """Copies of all of them, in order."""
+        """Returns copies of all payloads, in order."""
         each = f"{self._size}s{self._step - self._size}x"
         whole = self._items[self._first :] + bytes(self._step - self._size)
         return [payload for (payload,) in iter_unpack(each, whole)]

@@ -35,7 +35,7 @@ class InitialPosition(enum.IntEnum):
 
 
 class RedeliveryOrder(enum.IntEnum):
-    """Which messages may pass one that failed and comes again: any, or none of its key."""
+    """The messages that may pass one that failed and comes again: any, or none of its key."""
 
     ANY = 0
     KEY = 1
