@@ -558,7 +558,7 @@ def connect(endpoint: Endpoint, access: CallerAccess = NOTHING) -> GrpcChannel:
 _NOT_TLS = frozenset(
     ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 )
-"""OpenSSL's reasons."""
+"""OpenSSL's reasons of a failure at a server that does not speak TLS."""
 
 _UNTRUSTED = {
     "has expired": "has expired",

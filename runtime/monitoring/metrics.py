@@ -82,7 +82,7 @@ class Histogram:
         self._total += sum(values)
 
     def take(self) -> None:
-        """Counts what waits."""
+        """Counts the values that wait to be counted."""
         self.observe_all(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 

@@ -52,7 +52,7 @@ class Owner(Protocol):
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """Rates are per message; times are in virtual seconds. The defaults are a healthy network."""
+    """The faults of a network. Rates are per message, times in virtual seconds. The defaults are a healthy network."""
 
     latency_s: float = 0.0003
     slow_rate: float = 0.0

@@ -51,7 +51,7 @@ class Strangers:
         return stranger in self._address
 
     def __iter__(self) -> Iterator[Stranger]:
-        """Yields the oldest first."""
+        """Yields the strangers, the oldest first."""
         return iter(list(self._address))
 
     @property
