@@ -48,7 +48,7 @@ Parked = tuple[Request, RequestHead, float]
 
 
 class Newcomers:
-    """Holds requests for new ledgers. Calls `introduce(ledger, key)`, then `again(parked)`; `refuse` if it is not done."""
+    """Holds requests for new ledgers. Calls `introduce(ledger, key)`, then `again(parked)`; or `refuse`."""
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], introduce: Callable[[int, bytes], None],
