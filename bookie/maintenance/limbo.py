@@ -108,7 +108,7 @@ class LimboExit:
         _LOG.warning("limbo has ended: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
 
     async def _pass(self) -> bool:
-        """Restores the ledgers that remain; whether all are whole."""
+        """Restores the ledgers that remain; returns whether all are whole."""
         metadata = self._metadata()
         upto = self.upto
         ledgers = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))

@@ -303,7 +303,7 @@ class Worker:
 
     # ------------------------------------------------------------------------------ gaps
     async def _fill(self, look: Look, gaps: Sequence[Gap]) -> Wait | None:
-        """Tries each gap once; why the first that failed did."""
+        """Tries each gap once; returns why the first that failed did."""
         record, worst = look.record, None
         assert record is not None, "a ledger without a record has no gaps"
         self.progress[record.ledger_id] = (0, _bytes_of(record, gaps))
