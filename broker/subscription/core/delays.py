@@ -182,7 +182,7 @@ class DelayIndex:
         return found
 
     def _take(self, position: Position) -> bool:
-        """Holds it no more. False: it was not held."""
+        """Holds the entry no more. False: it was not held."""
         ledger_id, entry_id = position
         every = self._memory.held
         held = every.get(ledger_id)
