@@ -80,7 +80,7 @@ class StoredEntry:
 
 
 class RangeReader:
-    """Belongs to one event loop, as its `connections` do."""
+    """Reads ranges of indexes. Belongs to one event loop, as its `connections` do."""
 
     def __init__(self, connections: Connections, keys: KeyReader | None = None) -> None:
         self._connections = connections

@@ -443,7 +443,7 @@ class ConsumerCore:
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:
-        """Replaces an earlier one that is under way."""
+        """Begins a seek, which replaces an earlier one that is under way."""
         self._seek = request_id, to
         return [SendSeek(request_id, to)]
 

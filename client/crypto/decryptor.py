@@ -65,7 +65,7 @@ class _Kept(Generic[T]):
 
 
 class Decryptor:
-    """Belongs to the event loop of its consumer."""
+    """Decrypts the payloads of one consumer, in its event loop."""
 
     def __init__(self, reader: KeyReader | None, now: Callable[[], float]) -> None:
         """Makes a decryptor. `reader` None: nothing can be decrypted. OperationNotSupported: the package for it is not

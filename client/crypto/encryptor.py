@@ -31,7 +31,7 @@ USES_MAX = 1 << 31
 
 
 class Encryptor:
-    """Belongs to the event loop of its producer."""
+    """Encrypts the payloads of one producer, in its event loop."""
 
     def __init__(
         self, reader: KeyReader, names: Sequence[str], now: Callable[[], float],

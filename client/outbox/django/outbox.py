@@ -83,6 +83,6 @@ class DjangoOutbox:
         return written
 
     def wake(self) -> None:
-        """Relays of this process look at once."""
+        """Makes the relays of this process look for rows at once."""
         for relay in list(self.relays):
             relay.wake()
