@@ -149,7 +149,7 @@ async def _bookies(
 
 
 def _inside(world: World) -> World:
-    """Bookies of one process ask each other without a socket."""
+    """Returns a world in which bookies of one process ask each other without a socket."""
     from ...runtime.peer.inside import InsideNetwork
 
     return replace(world, network=InsideNetwork(world.network, world.clock))
