@@ -203,7 +203,7 @@ def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str
 
 
 def check(record: LedgerRecord) -> None:
-    """Invariants of a record (docs/invariants.md: invariant 2)."""
+    """Checks the invariants of a record (docs/invariants.md: invariant 2)."""
     keys = [fragment.first_entry for fragment in record.fragments]
     assert keys[:1] == [0], "the first fragment begins at entry 0"
     assert all(a < b for a, b in pairwise(keys)), "fragment keys strictly increase"
