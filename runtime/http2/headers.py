@@ -79,7 +79,7 @@ class _Shape(NamedTuple):
 
 
 def _shape(data: bytes) -> _Shape:
-    """Looks no further than one update or field above its maximum."""
+    """Counts updates and fields, no further than one above their maximum."""
     updates = fields = folded = offset = 0
     end = len(data)
     while offset < end and updates <= SIZE_UPDATES_MAX and fields <= FIELDS_MAX:
