@@ -103,7 +103,7 @@ class Checkpoint:
         self._directory = directory
         self._uuid = uuid
         self._worker = self.writer = worker
-        """`writer` writes the slices of a flush: a start has another, so that the next one is made meanwhile."""
+        """Workers. `writer` writes the slices of a flush: at a start it is another, so that the next is made then."""
         self.mark, self._count = mark
         self._memtable = memtable
         self._descriptors = descriptors

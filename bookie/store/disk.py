@@ -59,7 +59,7 @@ def fail(files: Files, doing: str, error: OSError) -> NoReturn:
 
 
 def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Writes the buffers one after the other; their size."""
+    """Writes the buffers one after the other; returns their size."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:

@@ -390,7 +390,7 @@ class Store:
         return self.room.without_descriptor
 
     async def delete(self, ledgers: list[int]) -> bool:
-        """Tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""
+        """Writes tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""
         return await self._tombstones.write(ledgers)
 
     # ------------------------------------------------------------------------------------ what it holds

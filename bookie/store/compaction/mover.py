@@ -89,7 +89,7 @@ class Mover:
 
     # ------------------------------------------------------------------------------------ moving
     def step(self) -> int:
-        """Reads, verifies and, when there is enough, writes and syncs; bytes of disk work, 0 at the end."""
+        """Reads, verifies and, when there is enough, writes and syncs; returns the bytes of disk work, 0 at the end."""
         before = self._read
         while self._read - before < READ_BYTES and next(self._moving, False):
             pass

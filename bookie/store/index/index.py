@@ -333,7 +333,7 @@ class Index:
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:
-        """Logs ascend; the pages of each group ascend by ledger, and their ledgers are in the log's bitmap."""
+        """Checks: logs ascend; the pages of each group ascend by ledger, and their ledgers are in the log's bitmap."""
         assert list(self._logs) == sorted(self._logs)
         for log in self._logs.values():
             assert log.starts

@@ -113,7 +113,7 @@ class WriteBlock(NamedTuple, Generic[G]):
 
 
 class BeginSegment(NamedTuple):
-    """Begin the file after `journal`, whose last block ends at `end`."""
+    """Begins the file after `journal`, whose last block ends at `end`."""
 
     journal: int
     end: int
