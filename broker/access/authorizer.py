@@ -130,7 +130,7 @@ class Authorizer:
             await asyncio.sleep(AGAIN_S)
 
     async def _undecided(self, topics: Iterable[Topic]) -> list[Topic]:
-        """Decides again for the topics; those whose grants cannot be read now."""
+        """Decides again for the topics; returns those whose grants cannot be read now."""
         turns, left = Turns(self._clock), []
         for topic in topics:
             try:

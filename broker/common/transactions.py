@@ -91,7 +91,7 @@ class Coordinators(Protocol):
         ...
 
     async def tell(self, txn: TxnId) -> TransactionFacts:
-        """Errors as of `join`. One that is being decided may be told as OPEN."""
+        """Returns the state. Errors as of `join`. One that is being decided may be told as OPEN."""
 
     async def abort_open(self, txn: TxnId) -> TransactionFacts:
         """Aborts it if it is open, because a topic of it is deleted by force. Its state after that: COMMITTED or

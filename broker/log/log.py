@@ -143,7 +143,7 @@ class Log(ReadableLog, Protocol):
         as part of work that runs to its end."""
 
     async def terminate(self) -> Position:
-        """Takes nothing more, for ever; its last entry. Idempotent."""
+        """Seals the log: it takes nothing more, for ever; returns its last entry. Idempotent."""
 
     def lose(self, error: MagnetarError) -> None:
         """Stops everything; what is in flight has an unknown outcome."""

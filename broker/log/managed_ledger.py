@@ -238,7 +238,7 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
-        """Closes the ledger, or learns how another process closed it; its true last entry, and its length in bytes."""
+        """Closes the ledger, or learns how another process closed it; returns its true last entry and its bytes."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:

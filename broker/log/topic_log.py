@@ -224,7 +224,7 @@ class TopicLog:
             self.lose(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
-        """Closes the ledger that is written, if any, or learns how another process closed it; its true last entry."""
+        """Closes the ledger that is written, if any, or learns how another closed it; returns its true last entry."""
         writer = self._appender.writer
         if writer is None:
             return -1
@@ -312,7 +312,7 @@ class TopicLog:
                 raise
 
     async def terminate(self) -> Position:
-        """Seals the topic after what is on its way; its last entry. Idempotent."""
+        """Seals the topic after what is on its way; returns its last entry. Idempotent."""
         if self.state is not TopicLogState.TERMINATED:
             await unbroken(self._finish(TopicLogState.TERMINATED))
         return self.shape.last

@@ -263,7 +263,7 @@ class Pump(ABC):
         self.wake()
 
     def _tell_end(self) -> None:
-        """Consumers of a terminated topic that have got everything learn that nothing more will come."""
+        """Tells the consumers of a terminated topic that have got everything that nothing more will come."""
         if self._end_told or not self.consumers:
             return
         if self.cursor.pending is not None:

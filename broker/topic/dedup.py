@@ -264,7 +264,7 @@ class Deduplication:
         _LOG.info("%s: publishes are deduplicated from %s on", self._log.topic, position)
 
     async def _turn_off(self) -> None:
-        """Turns it off in the record first; a ledger that is left costs space and nothing else."""
+        """Turns deduplication off, in the record first; a ledger that is left costs space and nothing else."""
         self.core.disable()
         self._cancel_timer()
         if self._log.record.dedup is not None:

@@ -128,7 +128,7 @@ class TopicMaintenance:
                 self.expired += await self.expire_older(subscription, ttl_s)
 
     async def expire_older(self, subscription: Subscription, seconds: float) -> int:
-        """Acknowledges for the subscription what arrived longer than `seconds` ago; how many entries."""
+        """Acknowledges for the subscription what arrived longer than `seconds` ago; returns how many entries."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
         oldest_ms = await self.oldest_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:

@@ -223,7 +223,7 @@ class Producer:
         return self.refuse(client_part, error)
 
     def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
-        """Refuses the entry; the answer keeps its place among the others. False."""
+        """Refuses the entry; the answer keeps its place among the others. Returns False."""
         sequence_id = sequence_id_of(client_part)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 

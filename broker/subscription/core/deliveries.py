@@ -21,13 +21,13 @@ ALL_TIME = 1 << 63
 
 
 class Read(NamedTuple):
-    """Read from this position on."""
+    """Reads from this position on."""
 
     position: Position
 
 
 class ReplayRange(NamedTuple):
-    """Read these again, in this order."""
+    """Reads these entries again, in this order."""
 
     positions: tuple[Position, ...]
 

@@ -224,7 +224,7 @@ class Answer(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Tell the topic how the transaction ended, until it answers; then `settled`."""
+    """Tells the topic how the transaction ended, until it answers; then `settled`."""
 
     txn: int
     committed: bool
@@ -238,7 +238,7 @@ class GiveUp(NamedTuple):
 
 
 class AskHalf(NamedTuple):
-    """Ask the member about a half, for `answer_s`: an EndHalf with the number `check`."""
+    """Asks the member about a half, for `answer_s`: an EndHalf with the number `check`."""
 
     member: object
     half: int
@@ -251,7 +251,7 @@ class AskHalf(NamedTuple):
 
 
 class PublishHalf(NamedTuple):
-    """Publish the messages in the transaction; then `published` or `not_published` of Halves."""
+    """Publishes the messages in the transaction; then `published` or `not_published` of Halves."""
 
     half: int
     txn: int
@@ -270,7 +270,7 @@ Effect = Answer | Settle | GiveUp | AskHalf | PublishHalf | HalfIsParked
 
 
 class Append(NamedTuple):
-    """Write the records, in this order; then `appended(number)`, or `given_up` when that is not certain."""
+    """Writes the records, in this order; then `appended(number)`, or `given_up` when that is not certain."""
 
     number: int
     records: list[AnyRecord]
