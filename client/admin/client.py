@@ -310,7 +310,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
     async def _pages(
         self, namespace: str, broker: str, page: values.NamespaceStats | None, found: dict[str, values.TopicStats]
     ) -> None:
-        """Collects all that a broker has; `page`: the first one. Topics that it leaves out are asked for one by one."""
+        """Adds to `found` what a broker has; `page`: the first page. What it leaves out is asked for topic by topic."""
         after = ""
         while True:
             if page is None:
@@ -349,7 +349,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._call(op.SKIP_LOST, topic=full_topic(topic), force=force, **ledger)
 
     async def terminate_topic(self, topic: str) -> MessageId:
-        """Terminates it: it can be read and not written. Returns the id of its last message."""
+        """Terminates a topic: it can be read and not written. Returns the id of its last message."""
         return await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
 
     async def compact(self, topic: str) -> None:
@@ -456,7 +456,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return await self._all(op.LIST_SCHEMAS, topic=full_topic(topic))
 
     async def put_schema(self, topic: str, schema: SchemaInfo) -> int:
-        """Registers it; its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
+        """Registers a schema; returns its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
         return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
 
     async def schema_version(self, topic: str, schema: SchemaInfo) -> int:

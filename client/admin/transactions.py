@@ -47,7 +47,7 @@ class TransactionAdmin:
         return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
 
     async def abort_transaction(self, txn: TxnId | str) -> TxnState:
-        """Aborts one that is open or prepared, of any role; the state of one that has ended."""
+        """Aborts one that is open or prepared, of any role; returns the state, also of one that has ended."""
         return await self._call(op.ABORT_TRANSACTION, **_fields(txn))
 
     async def detach_transaction(self, txn: TxnId | str, topic: str) -> None:

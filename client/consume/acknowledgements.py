@@ -78,7 +78,7 @@ class AckSender:
 
     # ------------------------------------------------------------------------------ in the loop
     def gather(self) -> float:
-        """Gives all to the core; the time at which."""
+        """Gives all to the core; returns the time at which."""
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()

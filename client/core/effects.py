@@ -20,7 +20,7 @@ from .redelivery import EntrySets
 
 # ------------------------------------------------------------------------------ both
 class Leave(NamedTuple):
-    """Give the connection up."""
+    """Gives the connection up."""
 
 
 class Connect(NamedTuple):

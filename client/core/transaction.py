@@ -92,7 +92,7 @@ class Receipts(NamedTuple):
 
 
 class End(NamedTuple):
-    """Ask the coordinator; `answered` or `unanswered` is to be told."""
+    """Asks the coordinator; `answered` or `unanswered` is to be told."""
 
     verb: Verb
     participants: tuple[Receipts, ...]

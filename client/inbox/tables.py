@@ -67,7 +67,7 @@ class SQLAlchemyInbox:
         return True
 
     def purge(self, session: Session | Connection, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
-        """Deletes up to `limit` rows that are older than any message may be delivered again; how many there were."""
+        """Deletes up to `limit` rows that are older than any message may be delivered again; returns their number."""
         c = self.rows.c
         before = _clock.wall_ms() - int(older_than_s * 1000)
         old = session.execute(select(c.subscription, c.key).where(c.done < before).limit(limit)).all()

@@ -60,7 +60,7 @@ class NewRow(TypedDict):
     state: int
     attempts: int
     unit: int
-    """Equal for all rows of one transaction in the database, and for no other."""
+    """Number that is equal for all rows of one transaction in the database, and for no other."""
     value_schema: str | None
     """Text of the schema, as `schema_text` writes it; None: bytes."""
     key_form: int | None

@@ -92,21 +92,21 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Ask how many partitions the topic has, and whether it deduplicates."""
+    """Asks how many partitions the topic has, and whether it deduplicates."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a producer, after closing the one before."""
+    """Opens a producer, after closing the one before."""
 
     destination: str
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Publish these rows as one entry, under their sequence ids."""
+    """Publishes these rows as one entry, under their sequence ids."""
 
     destination: str
     rows: tuple[ClaimedRow, ...]
@@ -114,7 +114,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Fly:
-    """Publish these entries of each destination, in their order, and commit them, in one transaction of the cluster."""
+    """Publishes these entries of each destination, in their order, in one transaction of the cluster; commits it."""
 
     parts: dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 
@@ -128,7 +128,7 @@ class Transact:
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Look for topics of waiting rows."""
+    """Looks for topics of waiting rows."""
 
 
 @dataclass(frozen=True, slots=True)
