@@ -132,7 +132,7 @@ class Process:
         return "\n".join([*self.lines, errors])
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Waits for its end; the exit code (negative: the signal)."""
+        """Waits for its end; returns the exit code (negative: the signal)."""
         assert self._process is not None
         assert self._reader is not None
         code = self._process.wait(timeout_s)

@@ -86,7 +86,7 @@ def run(url: str, source: str, sink: str, directory: str) -> None:
 
 
 def _report(query: Any, reported: int) -> int:
-    """Prints the micro-batches after number `reported`; the last number printed."""
+    """Prints the micro-batches after number `reported`; returns the last number printed."""
     for progress in query.recentProgress:
         if progress["batchId"] > reported and progress["numInputRows"]:
             reported = progress["batchId"]

@@ -139,7 +139,7 @@ def run(
     tiers: Sequence[Sequence[Spec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, Mapping[str, object]]],
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
-    """Runs them to the end of the server; its exit code. `said`: the ready line, of what each says of itself."""
+    """Runs them to the end of the server; returns its exit code. `said`: the ready line, of what each says."""
     from ...runtime.children.parent import Parent
     from ...runtime.monitoring import logs
 

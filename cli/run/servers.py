@@ -212,8 +212,8 @@ def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
 def serve(
     main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any, voice: OneOf | None = None
 ) -> int:
-    """Runs a server to its end; its exit code. Raises errors, which exits.py reports. `voice`: of one of several
-    processes, which are stopped by their parent alone."""
+    """Runs a server to its end; returns its exit code. Raises errors, which exits.py reports. `voice`: of one of
+    several processes, which are stopped by their parent alone."""
     from ...proto.errors import MagnetarError
     from ...runtime import process
     from ...runtime.clock import SystemClock

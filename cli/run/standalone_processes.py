@@ -42,7 +42,7 @@ LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
 
 
 def several(given: Given, count: int, log_level: str, log_format: Any) -> int:
-    """Runs it in `count` processes; the exit code. Busy, InvalidConfiguration."""
+    """Runs it in `count` processes; returns the exit code. Busy, InvalidConfiguration."""
     from ...runtime.network import Endpoint
 
     processes.check_fork()

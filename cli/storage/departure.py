@@ -111,7 +111,7 @@ def _until_empty(
     session: Session, bookie: str, left: dict[str, Any], total: int, advance: Callable[[int], None],
     deadline: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Waits until the bookie is empty or the deadline has passed; what is left then."""
+    """Waits until the bookie is empty or the deadline has passed; returns what is left then."""
     while left["ledgers"] and (deadline is None or SystemClock().monotonic() < deadline):
         time.sleep(POLL_S)
         left = ask_any(session, "departure", bookie=bookie)

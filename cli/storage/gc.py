@@ -102,7 +102,7 @@ def _status_row(found: dict[str, Any]) -> Row:
 async def _collect(
     peers: list[BookiePeer], hear: Callable[[int, dict[str, Any]], None], options: dict[str, bool]
 ) -> list[dict[str, Any]]:
-    """Starts it at all bookies and waits; the last status of each. Ctrl-C ends the waiting, not the collection."""
+    """Starts it at all bookies and waits; returns the last status of each. Ctrl-C ends the waiting alone."""
 
     async def one(at: int, peer: BookiePeer) -> dict[str, Any]:
         await peer.ask("gc-start", **options)
