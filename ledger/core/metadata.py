@@ -41,7 +41,7 @@ class TransitionRefusal(enum.Enum):
 
 
 class RecordWrite(msgspec.Struct, frozen=True):
-    """Store `record`, by compare-and-set on the version that was read."""
+    """Stores `record`, by compare-and-set on the version that was read."""
 
     record: LedgerRecord
 
