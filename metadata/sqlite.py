@@ -288,7 +288,7 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- watching
     async def wait_news(self, after_revision: int, session: str, prefix: str = "/") -> int:
-        """Waits until something of `prefix` has changed after a revision; a revision up to which nothing of it has.
+        """Waits until something of `prefix` has changed after a revision; returns a revision up to which nothing has.
         SessionExpired when the session or the store ends first."""
         watch = _Watch(prefix, after_revision)
         while not self.history.since(prefix, watch.seen):
@@ -325,7 +325,7 @@ class SqliteStore:
         return LocalSession(self, session)
 
     async def open_session(self, timeout_s: float) -> str:
-        """Opens a durable session, which expires without `touch_session`; its id."""
+        """Opens a durable session, which expires without `touch_session`; returns its id."""
         session = self._world.rng.randbytes(16).hex()
         await self._queue(OpenSession(session, timeout_s))
         self._add_session(session, timeout_s, self._clock.monotonic())

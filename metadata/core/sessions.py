@@ -71,14 +71,14 @@ class Sessions:
         return found
 
     def close(self, session: str) -> bool:
-        """Ends the session; whether it was open."""
+        """Ends the session; returns whether it was open."""
         return self.open_ones.pop(session, None) is not None
 
     def next_deadline(self) -> float | None:
         return min((s.deadline for s in self.open_ones.values() if s.deadline is not None), default=None)
 
     def expire(self, now: float) -> list[str]:
-        """Ends the sessions whose deadline has passed; their ids, in the order in which they were opened."""
+        """Ends the sessions whose deadline has passed; returns their ids, in the order of their opening."""
         first = self.next_deadline()
         if first is None or now < first:
             return []

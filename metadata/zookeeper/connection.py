@@ -171,7 +171,7 @@ def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
 
 
 class _Reply:
-    """Kazoo's thread puts one answer here, and it is passed to the loop."""
+    """The place for one answer: kazoo's thread puts it here, and it is passed to the loop."""
 
     def __init__(self, line: ZooKeeperConnection, then: Callable[[Answer], None], fail: Callable[[Exception],
         None]) -> None:
@@ -222,7 +222,7 @@ class ZooKeeperConnection:
 
     @property
     def connection(self) -> int:
-        """Differs after each handshake: a request and an answer at the same number used one connection."""
+        """Returns a number that differs after each handshake: request and answer at one number used one connection."""
         return int(self._connection.number)
 
     @property

@@ -107,7 +107,7 @@ class Watches:
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[Changed | Reset]:
-        """Endless; `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
+        """Yields changes for ever. `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
         self._number += 1
         number, watch = self._number, TreeWatch(prefix, after)
         self._watches[number] = watch
