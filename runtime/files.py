@@ -35,11 +35,11 @@ class File(Protocol):
         ...
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fills the buffer as `pread`; the number of bytes. For a `direct` file it is the start of an `arena`."""
+        """Fills the buffer as `pread`; returns how many bytes. For a `direct` file it is the start of an `arena`."""
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Writes all buffers one after the other at `offset`; the number of bytes, never fewer than given.
+        """Writes all buffers one after the other at `offset`; returns the number of bytes, never fewer than given.
 
         A `direct` file writes one buffer that is the start of an `arena` without a copy, and copies others into one.
         """

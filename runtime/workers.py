@@ -38,5 +38,5 @@ class Workers(Protocol):
     def start(self, name: str) -> Worker: ...
 
     async def load(self, *modules: str) -> None:
-        """Imports them, in their order. Returns in the same turn of the loop when they have been loaded before."""
+        """Imports modules, in their order. Returns in the same turn of the loop when they have been loaded before."""
         ...

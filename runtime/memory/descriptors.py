@@ -134,7 +134,7 @@ def soft_limit() -> int:
 
 
 def raised() -> int:
-    """Raises the soft limit to the hard one, at most FILES_MAX; what it is then."""
+    """Raises the soft limit to the hard one, at most FILES_MAX; returns what it is then."""
     if resource is None:
         return FILES_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

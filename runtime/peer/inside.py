@@ -183,7 +183,7 @@ class InsidePeer:
         return None
 
     def hand_over(self, came: list[InsideRequest]) -> int:
-        """Adds the next requests of the queue, about COALESCE_BYTES; their bytes."""
+        """Adds the next requests of the queue, about COALESCE_BYTES; returns their bytes."""
         queue, size = self._queue, 0
         while queue and not (size and size + queue[0].size > COALESCE_BYTES):
             request = queue.popleft()

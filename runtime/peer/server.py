@@ -166,7 +166,7 @@ class ZmqPeerServer:
         return more
 
     def _take(self, came: list[ZmqRequest]) -> bool:
-        """Adds the requests of a turn's multiparts, of one when slowed down; whether more may be waiting."""
+        """Adds the requests of a turn's multiparts, of one when slowed down; returns whether more may wait."""
         size = 0
         for _ in range(1 if self._slow else MULTIPARTS_PER_TURN):
             message = self._wire.receive()

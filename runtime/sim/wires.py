@@ -204,7 +204,7 @@ class Wires:
         return (source, target) in self._blocked
 
     def cut(self, source: str, target: str) -> int:
-        """Breaks every connection between two nodes; the number of them."""
+        """Breaks every connection between two nodes; returns their number."""
         ends = [
             end
             for (_, side), end in list(self._ends.items())
@@ -215,7 +215,7 @@ class Wires:
         return len(ends)
 
     def half_open(self, source: str, target: str, noticed_s: float) -> int:
-        """Silences every connection between two nodes; each breaks up to `noticed_s` later; the number of them."""
+        """Silences every connection between two nodes; each breaks up to `noticed_s` later; returns their number."""
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
         self._trace.note(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
         for end in ends:
