@@ -302,7 +302,7 @@ class Tree:
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
 
     def back_up(self, path: str) -> tuple[int, int]:
-        """Writes a whole copy to `path`, synced; returns its revision and size. Raises AlreadyExists when `path` exists.
+        """Writes a whole copy to `path`, synced; returns its revision and size. AlreadyExists: `path` exists.
 
         One step of SQLite's backup: no write happens meanwhile, because this thread does all writes.
         """

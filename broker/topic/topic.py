@@ -582,7 +582,7 @@ class Topic:
         await self.transactions.check_leave(force=force)
 
     async def delete(self, *, force: bool, abort: bool) -> list[int]:
-        """Ends the topic for good; returns its ledgers, to be deleted after its record. Busy when in use, unless by force.
+        """Ends the topic for good; returns its ledgers, to be deleted after its record. Busy: in use, and not forced.
 
         What is open in transactions is aborted first, if `abort` says so (deletion.py). TransactionsOpen: something is
         left, or a coordinator does not answer; the topic is as before. NotOwner: another call has deleted it.
