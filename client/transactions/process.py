@@ -156,11 +156,11 @@ async def process(
 
 
 PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
-"""Types of results that nobody awaits, so that nothing is asked for each message."""
+"""Types of results that are not awaited, so that nothing is asked for each message."""
 
 
 def in_loop(function: Callable[[Message], Any]) -> Apply:
-    """Calls it in the event loop, message by message."""
+    """Returns a function that calls it in the event loop, message by message."""
 
     async def apply(messages: list[Message]) -> list[Applied]:
         results = []
