@@ -1,4 +1,4 @@
-"""Which versions this Magnetar writes: of the product, of each wire protocol, of each stored format.
+"""The versions that this Magnetar writes: of the product, of each wire protocol, of each stored format.
 
 One row is one format; the module that reads it documents its layout. All stored data has its version, so that a
 Magnetar refuses data of a later one (`check_format`) rather than misread it; it reads every version up to its own. A

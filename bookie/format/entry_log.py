@@ -120,7 +120,7 @@ def record_size(data: bytes, start: int) -> int:
 
 
 def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
-    """(end, ledger, entry) of the record that begins at `start`; None when there is no whole, undamaged one."""
+    """Returns (end, ledger, entry) of the record that begins at `start`; None if there is no whole, undamaged one."""
     if len(data) - start < _RECORD_BYTES_MIN:
         return None
     length, crc = _HEAD.unpack_from(data, start)

@@ -54,6 +54,8 @@ class _Namespace:
 
 
 class PolicyCache:
+    """The cache of the policies of brokers, namespaces and topics, kept current by a watch."""
+
     def __init__(
         self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None
     ) -> None:
@@ -144,7 +146,7 @@ class PolicyCache:
     async def change_properties(
         self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
     ) -> None:  # fmt: skip
-        """`change` gets those that are there and gives those that shall be; it may be called again."""
+        """Changes properties. `change` gets the present ones and returns the new ones; it may be called again."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -153,7 +155,7 @@ class PolicyCache:
         await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
 
     async def forget(self, name: NamespaceName, topic: TopicName | None) -> None:
-        """The topic or namespace was deleted."""
+        """Forgets a topic or namespace that was deleted."""
         await self._metadata.commit([Delete(_path(name, topic))])
 
     # ------------------------------------------------------------------ the watch
@@ -178,7 +180,7 @@ class PolicyCache:
             await asyncio.sleep(WATCH_RETRY_S)
 
     async def _read_all(self) -> None:
-        """What is damaged stays as it was."""
+        """Reads all policies again; a damaged record leaves them as they were."""
         await self._unless_damaged(self._read_defaults())
         for name in list(self._known):
             await self._unless_damaged(self._read(name))

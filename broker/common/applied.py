@@ -31,6 +31,8 @@ Unlimited = Annotated[int, Meta(ge=-1)]
 
 
 class Applied(msgspec.Struct, frozen=True):
+    """The policies in force for a topic: each is resolved."""
+
     retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever, 0: not at all; costs disk
     retention_mib: Unlimited = 0  # … and up to so much of each topic; -1: without limit, 0: not at all
     unsubscribed_minutes: Unlimited = 10_080  # a topic without durable subscriptions keeps messages so long; costs disk
@@ -85,7 +87,7 @@ assert set(NAMES) == set(Policies.__struct_fields__), "each policy is inherited 
 FIXED = ("max_message_bytes", "ensemble_size", "write_quorum", "ack_quorum")
 """Settings of a broker that hold while it runs: its frames are as large, and its own ledgers have as many copies."""
 DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
-"""Those that change while brokers run, of all at once (PolicyCache)."""
+"""Names of the policies that can change while brokers run, for all at once (PolicyCache)."""
 
 
 def resolve(broker: Applied, *levels: Policies) -> Applied:
@@ -102,12 +104,12 @@ def resolve(broker: Applied, *levels: Policies) -> Applied:
 
 
 def as_policies(applied: Applied) -> Policies:
-    """Every field set: what `--applied` shows."""
+    """Returns policies with every field set: what `--applied` shows."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
 
 UNUSED_S = 60
-"""A non-persistent topic without producers and consumers ends after so long, where no policy says otherwise."""
+"""Seconds without producers and consumers after which a non-persistent topic ends, where no policy says otherwise."""
 
 
 def of_non_persistent(applied: Applied) -> Applied:

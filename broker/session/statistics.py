@@ -28,10 +28,12 @@ from ..topic.topic import Topic
 _LOG = logging.getLogger("magnetar.broker")
 
 OLDEST_S = 1.0
-"""For the read of a subscription's oldest message."""
+"""Seconds for the read of a subscription's oldest message."""
 
 
 class ProducerStats(msgspec.Struct, frozen=True):
+    """The statistics of a producer."""
+
     name: str
     address: str
     messages: int
@@ -40,13 +42,15 @@ class ProducerStats(msgspec.Struct, frozen=True):
 
 
 class SlotRange(msgspec.Struct, frozen=True):
-    """Of the slots of keys; both ends belong to it."""
+    """A range of the slots of keys; both ends belong to it."""
 
     first: int
     last: int
 
 
 class ConsumerStats(msgspec.Struct, frozen=True):
+    """The statistics of a consumer."""
+
     name: str
     address: str
     permits: int
@@ -68,6 +72,8 @@ class DrainingSlot(msgspec.Struct, frozen=True):
 
 
 class SubscriptionStats(msgspec.Struct, frozen=True):
+    """The statistics of a subscription."""
+
     name: str
     type: str  # EXCLUSIVE, …; empty: no consumer has connected yet
     durable: bool
@@ -96,12 +102,14 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
 
 
 class TransactionId(msgspec.Struct, frozen=True):
+    """The id of a transaction, in two halves."""
+
     most: int
     least: int
 
 
 class TopicTransactions(msgspec.Struct, frozen=True):
-    """Of a topic that has seen transactions."""
+    """The transactions of a topic that has seen some."""
 
     last_stable: Position  # nothing after it is shown: it is undecided, or follows what is
     stable_index: int  # one past its last message
@@ -115,7 +123,7 @@ class TopicTransactions(msgspec.Struct, frozen=True):
 
 
 class PendingOfTransaction(msgspec.Struct, frozen=True):
-    """What a transaction has acknowledged in a subscription."""
+    """The acknowledgements of a transaction in a subscription."""
 
     name: str
     entries: int  # a cumulative acknowledgement counts as one
@@ -123,7 +131,7 @@ class PendingOfTransaction(msgspec.Struct, frozen=True):
 
 
 class TransactionHere(msgspec.Struct, frozen=True):
-    """What a topic has of a transaction, and what waits there for its end."""
+    """The part of a transaction that a topic has, and what waits there for its end."""
 
     known: bool  # it has not ended here
     first: Position | None  # its first entry
@@ -135,6 +143,8 @@ class TransactionHere(msgspec.Struct, frozen=True):
 
 
 class TopicStats(msgspec.Struct, frozen=True):
+    """The statistics of a topic."""
+
     name: str
     owner: str  # HOST:PORT of its broker
     messages_in: int
@@ -163,6 +173,8 @@ class TopicStats(msgspec.Struct, frozen=True):
 
 
 class LedgerStats(msgspec.Struct, frozen=True):
+    """The statistics of a ledger, and why it is not deleted."""
+
     ledger_id: int
     state: str  # open, closed
     entries: int
@@ -173,6 +185,8 @@ class LedgerStats(msgspec.Struct, frozen=True):
 
 
 class TopicInternalStats(msgspec.Struct, frozen=True):
+    """The statistics of a topic's log."""
+
     state: str
     ledgers: list[LedgerStats]
     last_confirmed: Position
@@ -184,7 +198,7 @@ class TopicInternalStats(msgspec.Struct, frozen=True):
 
 
 class CompactionStatus(msgspec.Struct, frozen=True):
-    """Of the last compaction; from `ledger_id` on of the compacted ledger that is read now (-1: there is none)."""
+    """The last compaction; from `ledger_id` on the compacted ledger that is read now (-1: there is none)."""
 
     state: str
     step: str
@@ -203,8 +217,8 @@ class CompactionStatus(msgspec.Struct, frozen=True):
 
 
 async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> TopicStats:
-    """`precise`: the backlog counts batches that are acknowledged, wholly or in part, message by message. `ages` False:
-    no `oldest_ms`, which may be a read from a bookie for each subscription."""
+    """Returns the statistics of a topic. `precise`: the backlog counts batches that are acknowledged, wholly or in
+    part, message by message. `ages` False: no `oldest_ms`, which may be a read from a bookie for each subscription."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.life
     return TopicStats(
         name=topic.name.full, owner=owner, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
@@ -280,7 +294,7 @@ async def of_subscription(
 
 
 async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
-    """An entry that is lost, or that no bookie gives in time, makes no statistics impossible."""
+    """Returns when the oldest message came, in ms; 0: none, or not known: it is lost, or no bookie gives it in time."""
     try:
         async with asyncio.timeout(OLDEST_S):
             return await topic.life.oldest_ms(subscription) or 0
@@ -300,7 +314,7 @@ def _consumer(consumer: Consumer, slots: list[SlotRange]) -> ConsumerStats:
 
 
 def internals(topic: Topic, cache_bytes: int) -> TopicInternalStats:
-    """Of its log. `cache_bytes`: of the broker."""
+    """Returns the internal statistics of a topic's log. `cache_bytes`: of the broker."""
     log = topic.log
     return TopicInternalStats(
         state=log.state.value,

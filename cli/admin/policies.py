@@ -36,7 +36,7 @@ def _bytes(text: str) -> int:
 
 
 def _limit(text: str) -> int:
-    """pulsar-admin's -1 means "no limit", as 0 does here."""
+    """Returns a limit; pulsar-admin's -1 means "no limit", as 0 does here."""
     try:
         return max(0, int(text))
     except ValueError as error:
@@ -82,7 +82,7 @@ class Field(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """A row of `VERBS`."""
+    """A row of `VERBS`: one verb of the policies' commands."""
 
     name: str  # set-NAME for topics
     fields: tuple[Field, ...]

@@ -45,11 +45,11 @@ _BROKER_SERVICE = {"Lookup", "Partitions", "Offsets", "AdvanceSubscription", "Ge
 """Operations that clients have too; the others are of the Admin service."""
 _ANSWER_FIELD = {"Lookup": "owner", "Partitions": "partitions", "GetSubscriptionProperties": "properties",
                  "AbortTransaction": "state"}  # fmt: skip
-"""Of replies with more fields than the answer."""
+"""Name of the field that is the answer, for replies with more fields."""
 
 
 class GrpcTransport:
-    """`timeout_s` bounds an operation with all its attempts. `world`: of tests."""
+    """The transport over gRPC. `timeout_s` bounds an operation with all its attempts. `world`: of tests."""
 
     def __init__(
         self, service_url: str, timeout_s: float, world: World | None = None, authentication: object = None,
@@ -91,7 +91,7 @@ class GrpcTransport:
     async def _retried(
         self, ask: Callable[[Channel], Awaitable[Message]], topic: TopicName | None, end_s: float
     ) -> Message:
-        """`end_s`: in the time of the world's clock."""
+        """Asks until `end_s`, in the time of the world's clock."""
         now, backoff, first = self._connections.world.clock.monotonic, self._connections.backoff(), True
         while True:
             try:
@@ -172,7 +172,7 @@ def _is_message(kind: Any) -> bool:
 
 
 def _value(kind: Any, found: Any) -> Any:
-    """What `found` (a message, a field of one) is as a `kind`."""
+    """Returns `found` (a message, or a field of one) as a `kind`."""
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]
     if kind is NoneType:
@@ -215,15 +215,15 @@ def _field(hint: Any, found: Any, name: str) -> Any:
 
 @cache
 def hints_of(kind: type) -> tuple[tuple[str, Any], ...]:
-    """(name, type) of each field of a dataclass."""
+    """Returns (name, type) of each field of a dataclass."""
     hints = get_type_hints(kind)
     return tuple((each.name, hints[each.name]) for each in fields(kind))
 
 
 def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Of entries as a broker sends them; without what is acknowledged. An encrypted one is one message, of its
-    ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole. CorruptEntry: one is
-    torn."""
+    """Decodes entries as a broker sends them into messages, without those that are acknowledged. An encrypted one is
+    one message, of its ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole.
+    CorruptEntry: one is torn."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class AskedOf(Enum):
-    """Who can answer."""
+    """The broker that can answer an operation."""
 
     ANY = "any broker"
     OWNER = "the owner of the argument `topic`: a partition, or a topic without partitions"
@@ -28,7 +28,7 @@ class AskedOf(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation(Generic[T]):
-    """What a Transport carries: a name, the type of the answer, and who can answer."""
+    """An operation that a Transport carries: a name, the type of the answer, and which broker can answer."""
 
     name: str
     answer: type[T]
@@ -43,7 +43,8 @@ class Transport(Protocol):
     """Carries operations to the cluster. Belongs to one event loop."""
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
-        """The answer. `at`: HOST:PORT of the broker that is asked; empty: one that can answer.
+        """Calls an operation, and returns the answer. `at`: HOST:PORT of the broker that is asked; empty: one that can
+        answer.
 
         Raises the MagnetarError that the server answered with; Unavailable, ConnectionLost or TimedOut when none did
         within the time of the transport.

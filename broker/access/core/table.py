@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 
 class Permission(Enum):
+    """The permission that an rpc needs: who may call it."""
+
     OPERATE = "a super user"
     MANAGE = "an administrator of the tenant, or a super user"
     PRODUCE = "`produce` on the topic"
@@ -23,7 +25,7 @@ class Permission(Enum):
 
 
 class On(Enum):
-    """What the permission is about: the field of the request names it."""
+    """The object that a permission is for: the field of the request names it."""
 
     NOTHING = "the cluster"
     TENANT = "tenant"
@@ -33,6 +35,8 @@ class On(Enum):
 
 
 class Rule(NamedTuple):
+    """The permission of one rpc, or of one frame, and the fields that name its object."""
+
     permission: Permission
     on: On = On.NOTHING
     field: str = ""

@@ -1,4 +1,4 @@
-"""Which ledgers of a topic may be deleted, and why each of the others stays.
+"""The rules of trimming: which ledgers of a topic may be deleted, and why each of the others stays.
 
 Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger is deleted when it is closed, is not the last of the
 list, every holder needs it no more, and retention releases it. Holders are the durable cursors, deduplication (up to
@@ -34,7 +34,7 @@ from .log_shape import LogShape, Span
 
 
 class Stays(enum.Enum):
-    """Why a ledger stays: the first reason that holds, in this order."""
+    """The reason why a ledger stays: the first that holds, in this order."""
 
     OPEN = "it is the last of the list, or it is written"
     NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
@@ -48,7 +48,7 @@ class Stays(enum.Enum):
 
 
 class Safe(NamedTuple):
-    """What a holder of data needs no more, neither now nor after a crash."""
+    """The data that a holder does not need, neither now nor after a crash."""
 
     mark: Position
     done: frozenset[int] = frozenset()  # ledgers after the mark
@@ -59,11 +59,13 @@ class Safe(NamedTuple):
 
 
 class Retention(msgspec.Struct, frozen=True):
+    """The retention of a topic's ledgers: a time and a size."""
+
     minutes: int = 0
     mib: int = 0
 
     def told(self) -> str:
-        """In words; empty: nothing is kept."""
+        """Returns the retention in words; empty: nothing is kept."""
         if not self.minutes:
             return ""
         time = "for ever" if self.minutes < 0 else f"for {self.minutes} minutes"
@@ -76,7 +78,7 @@ NOTHING = Retention()
 def verdicts(
     shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, Stays | None]]:
-    """(ledger, why it stays; None: it is to be deleted), oldest first."""
+    """Returns (ledger, why it stays; None: it is to be deleted), oldest first."""
     result: list[tuple[int, Stays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -111,7 +113,8 @@ def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: R
 
 
 def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> Stays | None:
-    """`younger`: bytes of younger ledgers that all have acknowledged."""
+    """Returns why retention keeps a ledger; None: it does not. `younger`: bytes of younger ledgers that all have
+    acknowledged."""
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
     by_size = retention.mib < 0 or younger < retention.mib << 20
     if retention.minutes == 0 and retention.mib == 0:

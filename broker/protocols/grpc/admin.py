@@ -39,17 +39,17 @@ from .transactions import TransactionAdminService
 _LOG = logging.getLogger("magnetar.broker")
 
 PAGE_BYTES, PAGE_S = 1 << 20, 2.0
-"""Of one answer with the statistics of a namespace: it ends after one of the two."""
+"""Bytes and seconds of one answer with the statistics of a namespace: it ends after one of the two."""
 STATS_AT_ONCE = 32
 """Topics of a namespace that are asked, and loaded perhaps, at a time."""
 FORWARD_TIMEOUT_S = 30.0
-"""Of a request that this broker passes on to the owner of a topic."""
+"""Seconds that a request may take which this broker passes on to the owner of a topic."""
 LIST_TIMEOUT_S = 5.0
-"""Of asking another broker what it has in memory: a list is not held up by one that hangs."""
+"""Seconds to wait for another broker's list of what it has in memory: one that hangs does not hold up the list."""
 
 
 class _OtherBrokers:
-    """`OtherBrokers` of the administration, over the Admin service of each."""
+    """Asks the Admin service of each other broker, for the administration."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -76,7 +76,7 @@ class _OtherBrokers:
 async def ask(
     world: World, endpoint: str, method: str, request: Message, *, timeout_s: float = FORWARD_TIMEOUT_S
 ) -> Any:
-    """The same question to the Admin service of another broker, with the rights of this one."""
+    """Asks the Admin service of another broker the same question, with the rights of this one."""
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         return await channel.call(rpc("Admin", method), request, timeout_s=timeout_s)
@@ -85,6 +85,8 @@ async def ask(
 
 
 class AdminService(ExamineService, SchemaService, TransactionAdminService):
+    """The Admin service; each method is an rpc."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._administration = Administration(broker, _OtherBrokers(broker.world))
@@ -182,14 +184,15 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         return wire.Empty()
 
     async def _check_letters(self, topic: str, context: CallContext) -> None:
-        """Unauthorized: who names a dead letter topic has to be able to publish there, because the broker will."""
+        """Raises Unauthorized unless a caller that names a dead letter topic is able to publish there, because the
+        broker will."""
         if topic:
             name = TopicName.parse(topic)
             await self._broker.access.require(context.principal, Permission.PRODUCE, topic=name, peer=context.peer)
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> wire.Names:
-        """What is stored, and the non-persistent topics that brokers have in memory."""
+        """Lists the stored topics, and the non-persistent ones that brokers have in memory."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.shown(context.principal, name)
         if request.in_memory_here:
@@ -198,7 +201,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         return wire.Names(names=filter(shown, found))
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
-        """A namespace that is missing has no topics for a caller who could not see any."""
+        """Returns a namespace's topics. A missing one has none for a caller who could not see any."""
         try:
             return await self._administration.topics(name, partitions=partitions)
         except NotFound:
@@ -231,8 +234,8 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
     ) -> wire.NamespaceStatsReply:
-        """Of the caller's topics that are this broker's, loaded for it where they are not; a page of about a MiB. A
-        topic that cannot be served now is left out: who asks for it alone learns why."""
+        """Returns statistics of the caller's topics that are this broker's, loaded for it where they are not; a page of
+        about a MiB. A topic that cannot be served now is left out: who asks for it alone learns why."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.shown(context.principal, name)
         found = wire.NamespaceStatsReply(
@@ -359,7 +362,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
 
 def _tenant(request: wire.TenantSpec) -> TenantRecord:
-    """InvalidName: a role that no caller can have."""
+    """Returns the record of a tenant. InvalidName: a role that no caller can have."""
     roles = tuple(dict.fromkeys(check_role(role) for role in request.admin_roles))
     return TenantRecord(admin_roles=roles, allowed_clusters=tuple(dict.fromkeys(request.allowed_clusters)))
 

@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 
 class Call:
+    """A request as its handler sees it."""
+
     __slots__ = (
         "body", "broker", "content_type", "context", "headers", "measure", "meters", "names", "query", "services",
     )  # fmt: skip
@@ -52,12 +54,12 @@ class Call:
     # ------------------------------------------------------------------ names
     @property
     def namespace(self) -> NamespaceName:
-        """InvalidName."""
+        """Returns the namespace of the path. Raises InvalidName."""
         return NamespaceName.parse(f"{self.names['tenant']}/{self.names['namespace']}")
 
     @property
     def topic(self) -> TopicName:
-        """InvalidName."""
+        """Returns the topic of the path. Raises InvalidName."""
         tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
         return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
 
@@ -77,14 +79,14 @@ class Call:
         return self.body.strip() in (b"", b"null")
 
     def flag(self, name: str) -> bool:
-        """BadRequest."""
+        """Returns a flag of the query. Raises BadRequest."""
         text = self.query.get(name, "").lower()
         if text not in ("", "true", "false"):
             raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
         return text == "true"
 
     def number(self, text: str, what: str, *, least: int = 0) -> int:
-        """BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
+        """Parses a number. BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
         try:
             if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
@@ -97,7 +99,8 @@ class Call:
 
     # ------------------------------------------------------------------ the services
     async def ask(self, service: str, method: str, request: Message) -> Any:
-        """The answer of the service in this process. What it raises; NotOwner: another broker has the topic."""
+        """Returns the answer of the service in this process. Raises what it raises; NotOwner: another broker has the
+        topic."""
         handler = getattr(self.services[service], re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower())
         return await handler(request, self.context)
 
@@ -105,19 +108,20 @@ class Call:
         return await self.ask("Admin", method, request)
 
     async def authorize(self, method: str, request: Message) -> None:
-        """Unauthorized: the caller may not call "Admin.…" with that."""
+        """Raises Unauthorized if the caller may not call "Admin.…" with that."""
         await authorize(method, request, self.context, self.broker.access)
 
     async def partitions(self) -> list[TopicName]:
-        """Of the topic; none: it has no partitions, or is one. TopicNotFound. Ask for rights first."""
+        """Returns the partitions of the topic; none if it has none, or is one. Raises TopicNotFound. Ask for rights
+        first."""
         if self.topic.is_partition:
             return []
         count = await self.broker.catalog.existing_partitions(self.topic)
         return [self.topic.with_partition(number) for number in range(count)]
 
     async def each_partition(self, method: str, request: Callable[[str], Message]) -> list[Any]:
-        """The answer of the topic, or of each of its partitions, in order. The first error ends it: what was asked
-        before is done."""
+        """Returns the answer of the topic, or of each of its partitions, in order. The first error ends it: what was
+        asked before is done."""
         whole = request(self.topic.full)
         await self.authorize(f"Admin.{method}", whole)
         partitions = await self.partitions()
@@ -126,14 +130,14 @@ class Call:
         return [await self.anywhere(method, each, request(each.full)) for each in partitions]
 
     async def anywhere(self, method: str, topic: TopicName, request: Message) -> Any:
-        """The answer of the topic's owner."""
+        """Returns the answer of the topic's owner."""
         try:
             return await self.admin(method, request)
         except NotOwner:
             return await ask(self.broker.world, (await self.broker.lookup(topic)).endpoint, method, request)
 
     async def at_coordinator(self, method: str, request: Message) -> Any:
-        """The answer of the broker that has the coordinator of transactions that is asked for."""
+        """Returns the answer of the broker that has the coordinator of transactions that is asked for."""
         try:
             return await self.admin(method, request)
         except NotOwner as error:

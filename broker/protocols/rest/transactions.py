@@ -23,7 +23,7 @@ def id_of(found: wire.TransactionInfo) -> str:
 
 
 def state_of(found: wire.TransactionInfo) -> str:
-    """OPEN, PREPARED, COMMITTED or ABORTED."""
+    """Returns OPEN, PREPARED, COMMITTED or ABORTED."""
     return wire.TransactionState.Name(found.state)
 
 
@@ -39,7 +39,7 @@ def optional_place(found: Any, field: str) -> str | None:
 def metadata(
     found: wire.TransactionInfo, at: Mapping[str, wire.TopicTransactionReply | None], now_ms: int
 ) -> dict[str, Any]:
-    """TransactionMetadata. `at`: what each topic has of it; None: the topic does not say."""
+    """Returns a TransactionMetadata. `at`: what each topic has of it; None: the topic does not say."""
     status = state_of(found)
     is_known = bool(found.timeout_ms)  # it is open, or not settled yet
     return {
@@ -57,13 +57,13 @@ def metadata(
 
 
 def in_buffer(here: wire.TopicTransactionReply | None, found: wire.TransactionInfo | None) -> dict[str, Any]:
-    """TransactionInBufferStats."""
+    """Returns a TransactionInBufferStats."""
     first = optional_place(here, "first") if here is not None else None
     return {"startPosition": first, "aborted": found is not None and state_of(found) == "ABORTED"}
 
 
 def in_pending_acks(pending: wire.PendingOfTransaction | None) -> dict[str, Any]:
-    """TransactionInPendingAckStats."""
+    """Returns a TransactionInPendingAckStats."""
     return {
         "cumulativeAckPosition": optional_place(pending, "up_to") if pending is not None else None,
         "pendingEntries": pending.entries if pending is not None else 0,
@@ -71,7 +71,7 @@ def in_pending_acks(pending: wire.PendingOfTransaction | None) -> dict[str, Any]
 
 
 def row(found: wire.TransactionInfo) -> dict[str, Any]:
-    """As `magnetar transactions list` has it."""
+    """Returns the JSON of a transaction, as `magnetar transactions list` has it."""
     return {
         "txn": id_of(found), "state": state_of(found), "owner": found.owner, "address": found.address,
         "name": found.name, "sink": found.sink.sink_id, "ageMs": found.age_ms, "remainingMs": found.remaining_ms,
@@ -80,7 +80,7 @@ def row(found: wire.TransactionInfo) -> dict[str, Any]:
 
 
 def here_of(found: wire.TopicTransactionReply) -> dict[str, Any]:
-    """What a topic has of a transaction, and what waits for it."""
+    """Returns the JSON of what a topic has of a transaction, and what waits for it."""
     pending = {each.name: {"entries": each.entries, "upTo": optional_place(each, "up_to")}
                for each in found.subscriptions}  # fmt: skip
     return {
@@ -90,7 +90,7 @@ def here_of(found: wire.TopicTransactionReply) -> dict[str, Any]:
 
 
 def half_row(found: wire.HalfInfo) -> dict[str, Any]:
-    """As `magnetar transactions halves show` has it."""
+    """Returns the JSON of a half, as `magnetar transactions halves show` has it."""
     return {
         "half": str(TxnId(found.half.most, found.half.least)), "state": wire.HalfInfo.State.Name(found.state),
         "owner": found.owner, "group": found.group, "checkKey": found.check_key, "ageMs": found.age_ms,
@@ -101,7 +101,7 @@ def half_row(found: wire.HalfInfo) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ of a coordinator
 def coordinator_stats(found: wire.ListTransactionsReply) -> dict[str, Any]:
-    """TransactionCoordinatorStats."""
+    """Returns a TransactionCoordinatorStats."""
     return {
         "state": "Ready" if found.epoch else "None", "leastSigBits": found.next_least - 1 if found.epoch else -1,
         "lowWaterMark": found.done_below - 1 if found.epoch else -1, "ongoingTxnSize": found.open + found.prepared,
@@ -110,7 +110,7 @@ def coordinator_stats(found: wire.ListTransactionsReply) -> dict[str, Any]:
 
 
 def coordinator_row(number: int, found: wire.ListTransactionsReply) -> dict[str, Any]:
-    """As `magnetar transactions status` has it."""
+    """Returns the JSON of a coordinator, as `magnetar transactions status` has it."""
     return {
         "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
         "unsettled": found.unsettled, "committed": found.committed, "aborted": found.aborted,
@@ -118,7 +118,7 @@ def coordinator_row(number: int, found: wire.ListTransactionsReply) -> dict[str,
 
 
 def coordinator_internals(number: int, found: wire.ListTransactionsReply) -> dict[str, Any]:
-    """TransactionCoordinatorInternalStats. A coordinator has one ledger; it begins with a snapshot."""
+    """Returns a TransactionCoordinatorInternalStats. A coordinator has one ledger; it begins with a snapshot."""
     ledger: dict[str, Any] = {
         "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
         "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
@@ -139,7 +139,7 @@ def coordinator_internals(number: int, found: wire.ListTransactionsReply) -> dic
 
 # ------------------------------------------------------------------ of a topic
 def buffer_stats(stats: wire.TopicStatsReply, internals: wire.TopicInternalStatsReply) -> dict[str, Any]:
-    """TransactionBufferStats. A topic that has seen no transaction has stored nothing of them."""
+    """Returns a TransactionBufferStats. A topic that has seen no transaction has stored nothing of them."""
     found = stats.transactions
     seen = stats.HasField("transactions")
     return {
@@ -153,7 +153,7 @@ def buffer_stats(stats: wire.TopicStatsReply, internals: wire.TopicInternalStats
 
 
 def pending_ack_stats(found: wire.SubscriptionStats) -> dict[str, Any]:
-    """TransactionPendingAckStats."""
+    """Returns a TransactionPendingAckStats."""
     return {
         "state": "Ready" if found.durable else "None", "lowWaterMarks": None,
         "ongoingTxnSize": found.pending_transactions, "recoverStartTime": 0, "recoverEndTime": 0,

@@ -48,7 +48,7 @@ COUNTED_MAX = 1000
 
 
 class Conflict(enum.Enum):
-    """Why a transaction may not acknowledge that."""
+    """The reason why a transaction may not acknowledge that."""
 
     ACKNOWLEDGED = "is acknowledged already"
     PENDING = "is acknowledged in another transaction that is open"
@@ -57,14 +57,15 @@ class Conflict(enum.Enum):
 
 
 class Clash(NamedTuple):
+    """The reason why acknowledgements are refused, and the entry that clashes."""
+
     why: Conflict
     position: Position
 
 
 class Settled(NamedTuple):
-    """What a transaction had pending. `shown`: those of its batches that were not done before it ended: they are
-    outstanding, wait, or will be read, with whatever of them is free by then.
-    """
+    """The acknowledgements that a transaction had pending. `shown`: those of its batches that were not done before it
+    ended: they are outstanding, wait, or will be read, with whatever of them is free by then."""
 
     acks: TxnAcks
     shown: frozenset[Position]
@@ -72,7 +73,7 @@ class Settled(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ intents
 def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | Clash:
-    """What of it is new to the transaction, or why all of it is refused. Changes nothing.
+    """Returns what of `wanted` is new to the transaction, or why all of it is refused. Changes nothing.
 
     `named`: of a cumulative acknowledgement, the entry that it names; `wanted.up_to` is this one, or the one before
     it and the first messages of it are in `wanted.parts`.
@@ -184,7 +185,7 @@ def twice(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
 
 
 def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
-    """What `judge` returned becomes pending."""
+    """Makes pending what `judge` returned."""
     if not new:
         return
     if cursor.pending is None:
@@ -204,7 +205,7 @@ def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
 
 
 def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
-    """The transaction ended: what was pending in it is acknowledged, or free. None: nothing was."""
+    """Settles a transaction that ended: what was pending in it is acknowledged, or free. None: nothing was."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
@@ -255,4 +256,4 @@ def freed(cursor: Cursor, settled: Settled, *, tail: bool) -> Iterator[Position]
 
 
 _NOTHING = TxnAcks()
-"""Of a transaction that has nothing pending: never add to it."""
+"""The acknowledgements of a transaction that has nothing pending: never add to it."""

@@ -23,7 +23,7 @@ SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 
 class Payload(msgspec.Struct):
-    """What a tool sends; `properties` may be null."""
+    """A schema as a tool sends it; `properties` may be null."""
 
     type: str
     schema: str | None = ""
@@ -35,7 +35,7 @@ def _topic(call: Call) -> str:
 
 
 def _given(call: Call) -> wire.SchemaRequest:
-    """422: a definition that is none."""
+    """Returns the schema that is given. 422: its definition is none."""
     given = call.json(Payload)
     try:
         info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
@@ -53,7 +53,7 @@ async def _valid(asked: Awaitable[T]) -> T:
 
 
 def _shown(found: Any) -> dict[str, object]:
-    """Of wire.SchemaReply."""
+    """Returns the JSON of a wire.SchemaReply."""
     schema, properties = found.schema, dict(found.schema.properties)
     info = SchemaInfo(type=SchemaType(schema.type), data=schema.data, name=schema.name, properties=properties)
     return {

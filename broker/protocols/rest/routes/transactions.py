@@ -33,7 +33,7 @@ LIST_DEFAULT = 1_000
 
 # ------------------------------------------------------------------ what a request names
 def txn_of(call: Call) -> TxnId:
-    """InvalidRequest."""
+    """Returns the id in the path. Raises InvalidRequest."""
     return TxnId.checked(*(call.number(call.names[each], f"the half {each} of an id") for each in ("most", "least")))
 
 
@@ -67,7 +67,7 @@ async def _listed(call: Call, number: int, limit: int = 1) -> wire.ListTransacti
 
 
 async def _found(call: Call, txn: TxnId) -> wire.TransactionInfo:
-    """NotFound: it has not begun."""
+    """Returns a transaction. NotFound: it has not begun."""
     found = await call.at_coordinator("ListTransactions", wire.ListTransactionsRequest(txn=wire_of(txn), limit=1))
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
@@ -76,7 +76,7 @@ async def _found(call: Call, txn: TxnId) -> wire.TransactionInfo:
 
 
 async def _at(call: Call, found: wire.TransactionInfo) -> dict[str, wire.TopicTransactionReply | MagnetarError]:
-    """What each of its topics has of it, or why it does not say."""
+    """Returns what each of the transaction's topics has of it, or the error with which it does not say."""
 
     async def ask(topic: str) -> wire.TopicTransactionReply | MagnetarError:
         asked = wire.TopicTransactionRequest(topic=topic, txn=found.txn)
@@ -170,7 +170,7 @@ async def _here(call: Call) -> wire.TopicTransactionReply:
 
 
 async def _outcome(call: Call) -> wire.TransactionInfo | None:
-    """None: its coordinator does not say, or not to this caller."""
+    """Returns how a transaction ended; None: its coordinator does not say, or not to this caller."""
     try:
         return await _found(call, txn_of(call))
     except MagnetarError:
@@ -200,7 +200,7 @@ async def buffer_stats(call: Call) -> object:
 
 
 async def _subscription(call: Call) -> wire.SubscriptionStats:
-    """NotFound."""
+    """Returns the statistics of a subscription. Raises NotFound."""
     stats = await call.admin("TopicStats", wire.Name(name=_topic(call).full))
     wanted = call.names["subscription"]
     found: wire.SubscriptionStats | None = next((each for each in stats.subscriptions if each.name == wanted), None)

@@ -13,6 +13,8 @@ from .policy import Blocked, Entry, Member, SubscriptionOptions
 
 
 class Exclusive(InLogOrder):
+    """The policy of Exclusive subscriptions: one consumer."""
+
     individual: ClassVar = False
 
     def __init__(self, options: SubscriptionOptions) -> None:
