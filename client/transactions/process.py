@@ -153,7 +153,7 @@ async def process(
 
 
 PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
-"""Types of results that nobody awaits, so that nothing is asked for each message."""
+"""Types of results that are not awaited: `in_loop` need not ask for each message."""
 
 
 def in_loop(function: Callable[[Message], Any]) -> Apply:
