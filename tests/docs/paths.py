@@ -1,7 +1,7 @@
 """Paths in docs/ follow their symbols: `a/b.py` `Symbol` is corrected when another module defines the symbol.
 
-Only where the named file, of the product, does not define it and exactly one module of the product does; anything else is for a reader
-to decide, and tests/test_map.py and tests/docs/test_names.py say what is wrong.
+Only where the named file is of the product and does not define it, and exactly one module of the product does;
+anything else is for a reader to decide, and tests/test_map.py and tests/docs/test_names.py say what is wrong.
 """
 
 from __future__ import annotations
