@@ -52,7 +52,9 @@ def unknown_classes(module: layout.Module, known: frozenset[str]) -> Iterator[st
 
 
 def test_classes_that_examples_in_docstrings_make_exist() -> None:
-    known = frozenset(name.rpartition(".")[2] for name in layout.names()) | frozenset(dir(builtins))
+    schemas = [layout.module(path).text for path in layout.tracked() if path.endswith(".proto")]
+    messages = {name for text in schemas for name in re.findall(r"^\s*message (\w+)", text, re.M)}
+    known = frozenset({name.rpartition(".")[2] for name in layout.names()} | messages | {*dir(builtins)})
     wrong = [each for module in layout.modules() for each in unknown_classes(module, known)]
     assert not wrong, "\n".join(wrong)
 
