@@ -240,7 +240,7 @@ def _crashes(place: Place, command: Command) -> None:
 def _benchmark(place: Place, command: Command) -> None:
     """By one worker of a run: several pages name some."""
     words = [word for word in command.words[1:] if word != "--json"]
-    if not place.is_first(" ".join(words)):
+    if not place.is_first(re.sub(r" --(seconds|runs) \S+", "", " ".join(words))):
         return
     small = ("--runs", "1", "--seconds", "0.2", "--messages", "20000", "--json")
     result = json.loads(place.run(sys.executable, *words, *small, timeout_s=600))
