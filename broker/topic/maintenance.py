@@ -35,9 +35,6 @@ from .transactions import TopicTransactions
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
-STEPS = ("expire", "heed_quota", "look_at_parts", "roll", "trim", "drop_idle_subscriptions")
-"""The steps of `look`, in this order, as names of methods of TopicMaintenance."""
-
 
 class Living(Protocol):
     """A topic, as its maintenance uses it."""
@@ -112,11 +109,11 @@ class TopicMaintenance:
             if self._topic.log.state not in (TopicLogState.SERVING, TopicLogState.TERMINATED):
                 return
             try:
-                await getattr(self, step)()
+                await step(self)
             except MagnetarError as error:
-                _LOG.warning("%s: %s: %s", self._topic.name, step.replace("_", " "), error)
+                _LOG.warning("%s: %s: %s", self._topic.name, step.__name__.replace("_", " "), error)
             except Exception:  # a fault in one step must not keep the others, and other topics, from being done
-                _LOG.exception("%s: %s", self._topic.name, step.replace("_", " "))
+                _LOG.exception("%s: %s", self._topic.name, step.__name__.replace("_", " "))
 
     def _durable(self) -> list[Subscription]:
         return [each for each in self._topic.subscriptions.values() if each.durable]
@@ -233,6 +230,13 @@ class TopicMaintenance:
                 _LOG.info("%s: subscription %r has had no consumer for %d s and goes", self._topic.name, name, limit_s)
                 await self._topic.unsubscribe(name)
         self._ages = {name: age for name, age in self._ages.items() if name in self._topic.subscriptions}
+
+
+STEPS = (
+    TopicMaintenance.expire, TopicMaintenance.heed_quota, TopicMaintenance.look_at_parts, TopicMaintenance.roll,
+    TopicMaintenance.trim, TopicMaintenance.drop_idle_subscriptions,
+)  # fmt: skip
+"""The steps of `look`, in this order."""
 
 
 async def look_after(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
