@@ -17,8 +17,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...runtime.access import CallerMemory
 from ...runtime.clock import Clock
+from ...runtime.memory.budget import CallerMemory
 from ..common.config import BrokerConfig
 from ..common.turns import Turns
 from ..log.cache import TailCache

@@ -30,7 +30,7 @@ from ...metadata.records import BookieRecord, BrokerRecord, LostRange
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
-from ...runtime.access import CallerMemory
+from ...runtime.memory.budget import CallerMemory
 from ...runtime.memory.machine import machine_bytes
 from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.tasks import Tasks, together

@@ -13,7 +13,7 @@ session (BackPressure). So what one producer has in flight is bounded, and no ot
 **The gate** (broker/topic/gate.py). While a backlog quota or a publish rate blocks the topic's producers, new entries
 wait here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
 meanwhile. An entry that still waits here when the producer is closed was never published. While the memory of the
-process is tight (runtime/access.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its client
+process is tight (memory/budget.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its client
 opens it again, without credit until the gate opens, and sends again what has no answer.
 
 **Transactions.** An entry whose transaction the topic has not joined yet waits here while the topic joins it, and the
@@ -33,8 +33,8 @@ from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarE
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
 from ...proto.schema import SchemaInfo
-from ...runtime.access import MemoryBudget
 from ...runtime.files import Buffer
+from ...runtime.memory.budget import MemoryBudget
 from ...runtime.network import CallContext
 from ..access.core.table import Permission
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig

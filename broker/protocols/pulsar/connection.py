@@ -9,7 +9,7 @@ all connections (runtime/memory/arrivals.py); HELD_BYTES of entries whose produc
 have not left, and REQUESTS_MAX requests under way beside one of each producer and consumer, past which the connection
 is not read: what waits is no refusal; `connection_ids` producers and consumers.
 While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the others of their subscriptions do. What it
-holds counts in the memory for all callers (runtime/access.py `CallerMemory`). One that takes nothing is cut.
+holds counts in the memory for all callers (runtime/memory/budget.py `CallerMemory`). One that takes nothing is cut.
 
 A client that is silent is sent a PING after KEEP_ALIVE_S, and is cut when it stays silent as long again. Credentials
 that expire are asked for anew (AUTH_CHALLENGE) RENEW_S before, or half of their time when that is less, and again when
@@ -29,9 +29,9 @@ from typing import Any, NoReturn, TypeVar
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, Unauthenticated
 from ....proto.versions import PRODUCT
-from ....runtime.access import ROOM_S
 from ....runtime.files import Buffer
 from ....runtime.grpc.callers import Callers
+from ....runtime.memory.budget import ROOM_S
 from ....runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ....runtime.tasks import Tasks
 from ...common.turns import Turns

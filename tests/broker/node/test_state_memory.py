@@ -24,8 +24,8 @@ from magnetar.broker.node.state_memory import (
 from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
-from magnetar.runtime.access import CallerMemory
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.memory.budget import CallerMemory
 from tests.support.cluster import TestConsumer, TestProducer, cluster
 
 MIB = 1 << 20

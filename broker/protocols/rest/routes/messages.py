@@ -22,7 +22,7 @@ from .....proto.compression import decompress, decompress_mapped
 from .....proto.entry import PROPERTIES_LONG, EntryHeader, open_entry, properties_of
 from .....proto.entry_pb2 import MessageMetadata
 from .....proto.errors import BackPressure, NotFound
-from .....runtime.access import MemoryBudget
+from .....runtime.memory.budget import MemoryBudget
 from ....log.unfolding import aside
 from ....session.backlogs import PEEK_MESSAGES_MAX
 from ..call import Call
