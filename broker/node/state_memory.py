@@ -103,7 +103,7 @@ class StateMemory:
         for subscription in subscriptions:
             before, subscription.dispatcher.memory_bytes_max = subscription.dispatcher.memory_bytes_max, most
             if most > before and subscription.consumers:
-                subscription.wake()
+                subscription.pump.wake()
             if turns.over:
                 await turns.next()
         self._resize(room_for_caches(self.bytes, self._config))

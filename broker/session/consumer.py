@@ -260,7 +260,7 @@ class ConsumerSession:
         of it counts.
         """
         self.subscription.check_cumulative(self._consumer, acked)
-        for mark in self.subscription.marks_up_to(self._consumer, acked.position):
+        for mark in self.subscription.acks.marks_up_to(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
             yield
         self.subscription.ack_cumulative(self._consumer, acked)
@@ -275,7 +275,7 @@ class ConsumerSession:
             wanted += some
             yield
         named = bool(wanted or sets)
-        for held in self.subscription.held(self._consumer, sets):
+        for held in self.subscription.acks.held(self._consumer.member, sets):
             wanted += held
             yield
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
@@ -305,7 +305,7 @@ class ConsumerSession:
             if others or sets:
                 raise InvalidRequest("a cumulative acknowledgement in a transaction names one entry")
         else:
-            for _ in subscription.gather(entries, sets, wanted):
+            for _ in subscription.acks.gather(entries, sets, wanted):
                 if turns.over:
                     await turns.next()
         transactions = self.topic.transactions
@@ -323,7 +323,7 @@ class ConsumerSession:
                 conflict = error
             if not left or not await self._ends(conflict, txn, cumulative=cumulative):
                 raise conflict
-        await subscription.stored()
+        await subscription.durable_now()
 
     def pend_now(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
         """Makes a few entries pending like `ack_in`, without a wait and not durable yet (`when_durable`). False:
@@ -331,7 +331,7 @@ class ConsumerSession:
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_transactional()
-            for _ in subscription.gather(entries, sets, wanted):
+            for _ in subscription.acks.gather(entries, sets, wanted):
                 pass
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False

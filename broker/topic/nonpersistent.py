@@ -48,6 +48,7 @@ from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.policies import SubscriptionType
+from ..subscription.pump import Pump
 from ..subscription.subscription import Subscription
 from .storage import Owner
 
@@ -236,34 +237,49 @@ class NonPersistentLog:
 class NonPersistentSubscription(Subscription):
     """A subscription of connected consumers; what they do not take in time is dropped."""
 
+    pump: NonPersistentPump
+
     def __init__(
         self, name: str, log: NonPersistentLog, clock: Clock, config: BrokerConfig, applied: Applied
     ) -> None:
         cursor = Cursor(log.shape, CursorState(log.shape.last))
         super().__init__(name, log, cursor, None, clock, config, applied, tracks=False)
-        self._recent = log.reader
-        self._next_index = log.shape.end_index
+        self.pump = NonPersistentPump(self, log, clock, config)
 
     def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
         if not self.consumers:
-            self._go_on_after(self._log.shape.last, self._log.shape.end_index)
+            self.pump.go_on_after(self.log.shape.last, self.log.shape.end_index)
         super().join(consumer, type_)
 
-    def _go_on_after(self, mark: Position, next_index: int) -> None:
-        self.cursor.seek(mark)
-        self.dispatcher.seek()
+
+class NonPersistentPump(Pump):
+    """Hands out what is in memory, and counts as dropped what no longer is."""
+
+    __slots__ = ("_next_index", "_of", "_recent")
+
+    def __init__(
+        self, subscription: NonPersistentSubscription, log: NonPersistentLog, clock: Clock, config: BrokerConfig
+    ) -> None:
+        super().__init__(subscription, clock, config)
+        self._of = subscription
+        self._recent = log.reader
+        self._next_index = log.shape.end_index
+
+    def go_on_after(self, mark: Position, next_index: int) -> None:
+        self._of.cursor.seek(mark)
+        self._of.dispatcher.seek()
         self._next_index = next_index
 
-    def _pump(self) -> None:
-        shape, start = self._log.shape, self._recent.start
-        if shape.at_or_after(self.dispatcher.read_position) < start.position:
-            self.dropped += start.first_index - self._next_index
-            self._go_on_after(shape.before(start.position), start.first_index)
-        super()._pump()
-        here = shape.at_or_after(self.dispatcher.read_position)
+    def hand_out(self) -> None:
+        of, shape, start = self._of, self._of.log.shape, self._recent.start
+        if shape.at_or_after(of.dispatcher.read_position) < start.position:
+            of.dropped += start.first_index - self._next_index
+            self.go_on_after(shape.before(start.position), start.first_index)
+        super().hand_out()
+        here = shape.at_or_after(of.dispatcher.read_position)
         self._next_index = self._recent.index_at(here)
-        if not self.dispatcher.replay_entries and self.cursor.ack_cumulative(shape.before(here)):
-            self.dispatcher.acked_up_to(self.cursor.mark)
+        if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.before(here)):
+            of.dispatcher.acked_up_to(of.cursor.mark)
 
 
 class NonPersistent(msgspec.Struct, frozen=True):

@@ -152,6 +152,6 @@ class DurableStorage(msgspec.Struct, frozen=True):
         )
         subscription.dead_letters = DeadLetters(
             store.subscription, log, store.cursor, store, subscription.dispatcher, clock,
-            topic=owner, forward=self.forward, wake=subscription.wake,
+            topic=owner, forward=self.forward, wake=subscription.pump.wake,
         )  # fmt: skip
         return subscription

@@ -154,13 +154,13 @@ class Topic:
             self._apply_to(subscription)
 
     def _apply_to(self, subscription: Subscription) -> None:
-        applied, own = self.applied, subscription.rates[0]
+        applied, own = self.applied, subscription.pump.rates[0]
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
         own.change(messages, size, self._world.clock.monotonic())
-        subscription.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
+        subscription.pump.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
         subscription.apply(applied)
         if subscription.consumers:
-            subscription.wake()
+            subscription.pump.wake()
 
     def released(self) -> None:
         """Lets waiting producers continue: the backlog quota is met again."""
@@ -248,18 +248,18 @@ class Topic:
             self._woken_at = core.stable
         for subscription in self.subscriptions.values():
             if subscription.consumers and (not waits or subscription.uncommitted):
-                subscription.wake()
+                subscription.pump.wake()
 
     def crowded(self) -> None:
         """Hands out now, because the log drops entries otherwise."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
-                subscription.hand_out()
+                subscription.pump.hand_out()
 
     def delayed(self, position: Position, at_ms: int) -> None:
         """Tells subscriptions the delivery time of a new entry."""
         for subscription in self.subscriptions.values():
-            subscription.noted(position, at_ms)
+            subscription.pump.noted(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
         """Raises NotAllowed if the delivery time is later than the longest delay. (Types that do not delay deliver it
@@ -409,7 +409,7 @@ class Topic:
         check_properties(properties)
         assert subscription.store is not None, "it is durable"
         await unbroken(subscription.store.set_properties(properties))
-        subscription.wake()
+        subscription.pump.wake()
 
     # ------------------------------------------------------------------ transactions
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:

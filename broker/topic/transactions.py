@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -54,6 +54,7 @@ from ..log.cache import StoredEntry
 from ..log.core.sequence_range import SequenceRange
 from ..log.core.trimming import Safe, Stays
 from ..log.log import Log
+from ..subscription.subscription import Subscription
 from .core.dedup import DedupVerdict
 from .core.transactions import NOT_KNOWN, OPEN_MAX, OpenHere, Transactions, TxnEnd, TxnPhase, TxnSnapshot
 from .deletion import Deletion
@@ -72,25 +73,12 @@ SETTLE_AT_ONCE = 100
 """Settlements that are applied in one step of the loop: a millisecond."""
 
 
-class PendingAcks(Protocol):
-    """A durable subscription, and its acknowledgements in transactions."""
-
-    @property
-    def pending_transactions(self) -> Collection[TxnId]: ...
-    def has_pending(self, txn: TxnId) -> bool: ...
-    def settle(self, txn: TxnId, committed: bool) -> None:
-        """Counts the transaction's pending acknowledgements, or gives them back. Idempotent."""
-
-    async def stored(self) -> None:
-        """Returns when the state with everything up to now is durable."""
-
-
 class Transacting(Protocol):
     """A topic, as its transactions use it."""
 
     name: TopicName
 
-    def pending_acks(self) -> Iterable[PendingAcks]:
+    def pending_acks(self) -> Iterable[Subscription]:
         """Returns the pending acknowledgements of each durable subscription."""
 
     def merge_numbers(self, end: TxnEnd) -> None:
@@ -107,7 +95,7 @@ class _Writes(NamedTuple):
     """The writes that must be stored before the end of a transaction is: pending acknowledgements of subscriptions, an
     outcome, and what of the transaction `landing` is on its way."""
 
-    acks: tuple[PendingAcks, ...]
+    acks: tuple[Subscription, ...]
     outcome: bool
     landing: TxnId | None
 
@@ -567,9 +555,9 @@ class TopicTransactions:
         if self._ledger is not None and core is not None and self._ledger.version < core.version:
             await self._ledger.durable()
         if len(writes.acks) == 1:
-            await writes.acks[0].stored()
+            await writes.acks[0].durable_now()
         else:
-            await asyncio.gather(*(each.stored() for each in writes.acks))
+            await asyncio.gather(*(each.durable_now() for each in writes.acks))
         if not writes.outcome and not writes.acks and not await self._log.is_ours():
             raise self._not_here()
 

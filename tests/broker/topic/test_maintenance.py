@@ -403,9 +403,9 @@ async def test_l1_a_subscription_past_its_dispatch_rate_says_so_and_goes_on_by_i
         for number in range(70):
             producer.publish(b"%d" % number)
         assert await consumer.receive_payloads(50) == [b"%d" % number for number in range(50)]
-        assert at.topic.subscription("s").blocked is Blocked.THROTTLED
+        assert at.topic.subscription("s").pump.blocked is Blocked.THROTTLED
         assert await consumer.receive_payloads(20) == [b"%d" % number for number in range(50, 70)]
-        assert at.topic.subscription("s").rates[0].throttled > 0
+        assert at.topic.subscription("s").pump.rates[0].throttled > 0
 
 
 async def test_l1_a_producer_past_the_publish_rate_is_read_slowly_and_loses_nothing(tmp_path: Path) -> None:
