@@ -170,7 +170,7 @@ class ConsumerSession:
         await subscription.expect(consumer)
         if not subscription.durable and topic.subscriptions.get(subscription.name) is not subscription:
             raise SubscribeRefusal.ENDED.error()
-        topic.check_consumer(subscription, options.type, consumer)
+        topic.registry.check_consumer(subscription, options.type, consumer)
         subscription.isolate(options.isolation)
         topic.show(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
@@ -395,7 +395,7 @@ class ConsumerSession:
             raise Busy(f"subscription {subscription.name!r} has {others} other consumers")
         self._removing = True  # removed by its own consumer: the answer reports it, not `closed`
         try:
-            await self.topic.unsubscribe(subscription.name, force=True)
+            await self.topic.registry.unsubscribe(subscription.name, force=True)
         finally:
             self._removing = False
 
@@ -418,7 +418,7 @@ class ConsumerSession:
         """Leaves at once: what it holds goes to the others. Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
-        await self.topic.detach(self.subscription)
+        await self.topic.registry.detach(self.subscription)
 
 
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
@@ -445,9 +445,11 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         if start is not None:
             mark = mark_of(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
-        return await topic.subscribe(options.subscription, mark, properties, compacted=compacted, by_consumer=True)
+        return await topic.registry.subscribe(
+            options.subscription, mark, properties, compacted=compacted, by_consumer=True
+        )
     shared = options.type is not EXCLUSIVE  # a reader has its own, whatever its name is
-    if shared and (found := topic.shared_passing(options.subscription)) is not None:
+    if shared and (found := topic.registry.shared_passing(options.subscription)) is not None:
         return found
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
@@ -457,12 +459,12 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         mark, acked, done = await last_message(log)
     else:
         mark, acked = await place_of(log, start, options.start_inclusive)
-    if shared and (found := topic.shared_passing(options.subscription)) is not None:  # made meanwhile
+    if shared and (found := topic.registry.shared_passing(options.subscription)) is not None:  # made meanwhile
         return found
-    subscription = topic.passing(options.subscription, mark, compacted=compacted, tracks=shared)
+    subscription = topic.registry.passing(options.subscription, mark, compacted=compacted, tracks=shared)
     if acked:
         subscription.cursor.ack_first(shape.after(mark), acked)
     for position in done:
         subscription.cursor.ack(position)
-    topic.attach(subscription)
+    topic.registry.attach(subscription)
     return subscription

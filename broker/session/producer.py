@@ -139,7 +139,7 @@ class ProducerSession:
         rules = SchemaRules.of(topic.applied)
         session.schema_version = await broker.schemas.of_producer(topic_name, options.schema, rules, principal.name)
         if options.initial_subscription:
-            await topic.subscribe(options.initial_subscription, topic.log.shape.start)
+            await topic.registry.subscribe(options.initial_subscription, topic.log.shape.start)
         try:
             await topic.producers.join(session.producer)
             if session.producer.over is not None:

@@ -16,46 +16,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...proto.errors import MagnetarError
-from ...proto.names import Position, TopicName
+from ...proto.names import Position
 from ...runtime.tasks import together
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
-from ..log.core.trimming import Retention, Safe
-from ..log.log import Log, ReadableLog
 from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
 from ..subscription.whole_messages import rest_of
 from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
-from .part import TopicPart
-from .transactions import TopicTransactions
+
+if TYPE_CHECKING:
+    from .topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker.topic")
-
-
-class Living(Protocol):
-    """A topic, as its maintenance uses it."""
-
-    name: TopicName
-    applied: Applied
-    log: Log
-    subscriptions: dict[str, Subscription]
-    transactions: TopicTransactions
-    parts: tuple[TopicPart, ...]
-
-    @property
-    def users(self) -> int: ...
-    @property
-    def shown(self) -> ReadableLog: ...
-    def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog: ...
-    def holders(self) -> list[Safe]: ...
-    def unread(self) -> Retention: ...
-    def released(self) -> None: ...
-    async def trim(self) -> list[int]: ...
-    async def unsubscribe(self, name: str, *, force: bool = False) -> None: ...
 
 
 class TopicMaintenance:
@@ -66,7 +42,7 @@ class TopicMaintenance:
         "quota", "roll_idle_s",
     )  # fmt: skip
 
-    def __init__(self, world: World, topic: Living, roll_idle_s: float) -> None:
+    def __init__(self, world: World, topic: Topic, roll_idle_s: float) -> None:
         self._world = world
         self._topic = topic
         self.roll_idle_s = roll_idle_s
@@ -228,7 +204,7 @@ class TopicMaintenance:
         for name, since in self._idle.items():
             if now - since >= limit_s:
                 _LOG.info("%s: subscription %r has had no consumer for %d s and goes", self._topic.name, name, limit_s)
-                await self._topic.unsubscribe(name)
+                await self._topic.registry.unsubscribe(name)
         self._ages = {name: age for name, age in self._ages.items() if name in self._topic.subscriptions}
 
 

@@ -20,7 +20,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 from msgspec import structs
@@ -50,7 +50,9 @@ from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.policies import SubscriptionType
 from ..subscription.pump import Pump
 from ..subscription.subscription import Subscription
-from .storage import Owner
+
+if TYPE_CHECKING:
+    from .topic import Topic
 
 IN_FLIGHT_ENTRIES = 1000
 """Most entries in flight for a topic, as Pulsar has it for each connection."""
@@ -145,13 +147,13 @@ class NonPersistentLog:
     age_s = 0.0
     ensemble: ClassVar[dict[int, tuple[str, ...]]] = {}
 
-    def __init__(self, world: World, owner: Owner) -> None:
-        self.topic = owner.name
+    def __init__(self, world: World, topic: Topic) -> None:
+        self.topic = topic.name
         self.state = TopicLogState.OPENING
         self.shape = LogShape()
         self.reader = RecentEntries(self.shape)
         self.world = world
-        self._owner = owner
+        self._of = topic
         self._timestamp_ms = 0
         self._taken: list[tuple[Publish, Position, int]] = []
 
@@ -190,7 +192,7 @@ class NonPersistentLog:
             asyncio.get_running_loop().call_soon(self._confirm_taken)
         self._taken.append((publish, position, index))
         if len(self._taken) % (IN_FLIGHT_ENTRIES // 2) == 0:
-            self._owner.crowded()  # many arrived at once: consumers that keep up must not lose any for that
+            self._of.crowded()  # many arrived at once: consumers that keep up must not lose any for that
 
     def _refused(self) -> MagnetarError:
         if self.state is TopicLogState.TERMINATED:
@@ -201,7 +203,7 @@ class NonPersistentLog:
         taken, self._taken = self._taken, []
         for publish, position, index in taken:
             publish.publisher.confirmed(publish, position, index)
-        self._owner.confirmed()
+        self._of.confirmed()
 
     def leave_out(self, cursor: object) -> None:
         """Does nothing: no entry was removed from between others."""
@@ -221,13 +223,13 @@ class NonPersistentLog:
 
     async def terminate(self) -> Position:
         self.state = TopicLogState.TERMINATED
-        self._owner.confirmed()
+        self._of.confirmed()
         return self.shape.last
 
     def lose(self, error: MagnetarError) -> None:
         if self.state not in (TopicLogState.LOST, TopicLogState.CLOSED):
             self.state = TopicLogState.LOST
-            self._owner.lose(error)
+            self._of.lose(error)
 
     async def close(self) -> None:
         if self.state is not TopicLogState.LOST:
@@ -288,17 +290,17 @@ class NonPersistent(msgspec.Struct, frozen=True):
     world: World
     config: BrokerConfig
 
-    def log(self, owner: Owner) -> NonPersistentLog:
-        return NonPersistentLog(self.world, owner)
+    def log(self, topic: Topic) -> NonPersistentLog:
+        return NonPersistentLog(self.world, topic)
 
-    async def subscriptions(self, owner: Owner, shape: LogShape) -> list[Subscription]:
+    async def subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         return []
 
     async def create(
-        self, owner: Owner, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
+        self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        return self.passing(owner, name, shape.last, shape, tracks=False)
+        return self.passing(topic, name, shape.last, shape, tracks=False)
 
-    def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
-        assert isinstance(owner.log, NonPersistentLog), "made by this storage"
-        return NonPersistentSubscription(name, owner.log, self.world.clock, self.config, owner.applied)
+    def passing(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+        assert isinstance(topic.log, NonPersistentLog), "made by this storage"
+        return NonPersistentSubscription(name, topic.log, self.world.clock, self.config, topic.applied)

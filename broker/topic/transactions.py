@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...ledger import LedgerClient
 from ...metadata.records import OutcomesPlace
@@ -43,7 +43,7 @@ from ...proto.errors import (
     TransactionEnded,
     Unavailable,
 )
-from ...proto.names import Position, TopicName
+from ...proto.names import Position
 from ...proto.transactions import TxnId, TxnState
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
@@ -56,9 +56,12 @@ from ..log.core.trimming import Safe, Stays
 from ..log.log import Log
 from ..subscription.subscription import Subscription
 from .core.dedup import DedupVerdict
-from .core.transactions import NOT_KNOWN, OPEN_MAX, OpenHere, Transactions, TxnEnd, TxnPhase, TxnSnapshot
+from .core.transactions import NOT_KNOWN, OPEN_MAX, OpenHere, Transactions, TxnPhase, TxnSnapshot
 from .deletion import Deletion
 from .outcomes import OutcomesLedger
+
+if TYPE_CHECKING:
+    from .topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 
@@ -71,24 +74,6 @@ SETTLEMENT_S = 10.0
 ASK_AT_ONCE = 1_000
 SETTLE_AT_ONCE = 100
 """Settlements that are applied in one step of the loop: a millisecond."""
-
-
-class Transacting(Protocol):
-    """A topic, as its transactions use it."""
-
-    name: TopicName
-
-    def pending_acks(self) -> Iterable[Subscription]:
-        """Returns the pending acknowledgements of each durable subscription."""
-
-    def merge_numbers(self, end: TxnEnd) -> None:
-        """Called when a transaction ended: which sequence ids count from now on, and which do not."""
-
-    def show_committed(self, core: Transactions) -> None:
-        """Called when the topic has seen a transaction: what is shown ends at the last stable position from here on."""
-
-    def decided(self) -> None:
-        """Called when the last stable position, or what is aborted, has changed."""
 
 
 class _Writes(NamedTuple):
@@ -166,7 +151,7 @@ class TopicTransactions:
     )  # fmt: skip
 
     def __init__(
-        self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: Transacting, log: Log,
+        self, world: World, ledgers: LedgerClient, config: BrokerConfig, topic: Topic, log: Log,
         replication: Policy, coordinators: Coordinators,
     ) -> None:  # fmt: skip
         self.core: Transactions | None = None  # None: the topic has seen no transaction
@@ -531,7 +516,7 @@ class TopicTransactions:
         """Applies a settlement to its entries, and to the pending acknowledgements of each subscription; returns what
         has to be written then."""
         txn, core = settlement.txn, self.core
-        touched = [each for each in self._topic.pending_acks() if each.has_pending(txn)]
+        touched = [each for each in self._topic.registry.durable() if each.has_pending(txn)]
         end = core.settle(settlement) if core is not None else NOT_KNOWN
         if end.missing:
             _LOG.error(
@@ -575,7 +560,7 @@ class TopicTransactions:
     # ------------------------------------------------------------------ asking
     def _ask_for_pending(self, core: Transactions) -> None:
         """Asks for the transactions of acknowledgements that wait, as for those of entries."""
-        for each in self._topic.pending_acks():
+        for each in self._topic.registry.durable():
             for txn in each.pending_transactions:
                 core.ask(txn)
 

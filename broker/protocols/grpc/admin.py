@@ -318,7 +318,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         self, request: wire.DeleteSubscriptionRequest, context: CallContext
     ) -> wire.Empty:
         topic = await self._topic(request.topic)
-        await topic.unsubscribe(request.name, force=request.force)
+        await topic.registry.unsubscribe(request.name, force=request.force)
         return wire.Empty()
 
     async def reset_subscription(self, request: wire.ResetSubscriptionRequest, context: CallContext) -> wire.Empty:

@@ -193,8 +193,8 @@ async def test_buckets_go_when_they_are_drained_and_with_their_subscription(tmp_
         await moved_on(at, 11 * 60)
         await shared.receive_payloads(50)
         await until(lambda: not mine.buckets)
-        await at.topic.unsubscribe("other", force=True)
-        ledger_client = at.topic._storage.ledgers
+        await at.topic.registry.unsubscribe("other", force=True)
+        ledger_client = at.topic.registry._storage.ledgers
         for ledger_id in ledgers:
             await until_gone(ledger_client, ledger_id)
 
@@ -217,7 +217,7 @@ async def test_a_bucket_that_cannot_be_read_costs_reading_the_log_and_no_message
         store = subscription(at).store
         assert store is not None
         for bucket in store.buckets:
-            await at.topic._storage.ledgers.delete(bucket.ledger_id)
+            await at.topic.registry._storage.ledgers.delete(bucket.ledger_id)
         await restarted(at)
         shared = await at.consumer("s", type=SHARED)
         await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
@@ -234,7 +234,7 @@ async def test_a_segment_that_is_lost_later_costs_no_message_either(tmp_path: Pa
         store = subscription(at).store
         assert store is not None
         for bucket in store.buckets:
-            await at.topic._storage.ledgers.delete(bucket.ledger_id)
+            await at.topic.registry._storage.ledgers.delete(bucket.ledger_id)
         await moved_on(at, 10 * 60)
         assert sorted(await shared.receive_payloads(50)) == sorted(payloads)
 

@@ -57,7 +57,7 @@ async def crashed(at: Deployment) -> None:
     topic.lose(NotOwner("crashed"))
     await topic.close()
     await at.consumer("other", type=SHARED)
-    await at.topic.unsubscribe("other", force=True)
+    await at.topic.registry.unsubscribe("other", force=True)
 
 
 async def all_comes(at: Deployment) -> None:

@@ -202,7 +202,7 @@ async def test_messages_are_kept_for_who_subscribes_later_until_their_time_is_ov
         assert (await statistics.of_topic(at.topic, "")).unsubscribed == ""
         await at.later(700)
         assert at.topic.log.shape.first_index == 0, "the subscription holds them now"
-        await at.topic.unsubscribe("s", force=True)
+        await at.topic.registry.unsubscribe("s", force=True)
         await at.topic.trim()
         assert at.topic.log.shape.first_index > 0, "their time is over"
 
@@ -459,7 +459,7 @@ async def test_t5_a_consumer_makes_no_subscription_where_that_is_off(tmp_path: P
         await at.lay_down(auto_subscription_creation=False)
         with pytest.raises(SubscriptionNotFound, match="'s', and it is not made automatically"):
             await at.consumer("s")
-        await at.topic.subscribe("s")
+        await at.topic.registry.subscribe("s")
         await at.consumer("s")
         await at.consumer("reader", durable=False)
 
