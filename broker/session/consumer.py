@@ -309,8 +309,8 @@ class ConsumerSession:
                 if turns.over:
                     await turns.next()
         transactions = self.topic.transactions
-        if not transactions.join_now(txn, writer_of(self._consumer.principal)):
-            await transactions.join(txn, writer_of(self._consumer.principal))
+        if not transactions.joins.join_now(txn, writer_of(self._consumer.principal)):
+            await transactions.joins.join(txn, writer_of(self._consumer.principal))
         for left in reversed(range(PREDECESSORS_MAX)):
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 raise ConnectionLost("the consumer is closed: nothing was acknowledged")
@@ -335,7 +335,7 @@ class ConsumerSession:
                 pass
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False
-            if not self.topic.transactions.join_now(txn, writer_of(self._consumer.principal)):
+            if not self.topic.transactions.joins.join_now(txn, writer_of(self._consumer.principal)):
                 return False
             subscription.ack_in(self._consumer, txn, wanted)
         except MagnetarError:
@@ -345,7 +345,7 @@ class ConsumerSession:
     async def _ends(self, conflict: TransactionConflict, txn: TxnId, *, cumulative: bool) -> bool:
         """Whether one that has what `txn` wants has ended, so that it may be asked for again."""
         for other in self.subscription.holders(Position.parse(conflict.fields["position"])):
-            if other != txn and (outcome := await self.topic.transactions.outcome(other)) is not None:
+            if other != txn and (outcome := await self.topic.transactions.questions.outcome(other)) is not None:
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
 

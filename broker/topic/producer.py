@@ -160,7 +160,7 @@ class Producer:
             return Awaited(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
-        elif self.transactions.join_now(txn, self.writer):
+        elif self.transactions.joins.join_now(txn, self.writer):
             verdict = dedup.stored(self.name, numbers)
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, metadata.producer_name, numbers)
