@@ -36,10 +36,10 @@ from ...transaction.coordinators import ASSIGN_TOPIC
 from ...transaction.core.intents import Verb
 from .errors import number_of
 from .frames import frame
-from .ports import Connection
 
 if TYPE_CHECKING:
     from ...transaction.coordinator import RunningCoordinator
+    from .connection import Connection
 
 ADDED_MAX = 1000
 """Topics or subscriptions that one command adds."""
