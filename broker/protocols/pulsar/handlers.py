@@ -19,8 +19,7 @@ Take = Callable[[Command, memoryview], Iterator[None] | None]
 
 
 class Handlers:
-    """The handlers of a connection, by the client's numbers for them. `takes` has a function for each command of theirs.
-    """
+    """The handlers of a connection, by the client's numbers for them. `takes`: what takes each of their commands."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
