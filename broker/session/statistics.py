@@ -278,7 +278,7 @@ async def of_subscription(
         name=subscription.name, type=type_.name if type_ is not None else "", durable=subscription.durable,
         backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
         unacked=dispatcher.unacked, mark_delete=cursor.mark, read_position=dispatcher.read_position,
-        acked_ranges=cursor.hole_ranges,
+        acked_ranges=cursor.holes.ranges if cursor.acked else 0,
         consumers=[_consumer(each, slots[id_]) for id_, each in subscription.consumers.items()],
         active_consumer=active.name if active is not None else "",
         blocked=blocked.value if blocked is not None else "", blocked_on_unacked=dispatcher.full,

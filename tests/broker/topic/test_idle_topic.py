@@ -34,7 +34,7 @@ async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Clus
     assert delayed is not None
     assert (delayed._used, delayed.core._used, topic.transactions._under_way) == (None, None, None)
     assert (topic.compaction._progress, topic.compaction._view, topic.compaction._tasks) == (None, None, None)
-    assert (subscription.cursor._changed, subscription.cursor._measures) == (None, None)
+    assert (subscription.cursor._changed, subscription.cursor._holes) == (None, None)
     assert (subscription.pump._buffer, subscription.pump._returned, subscription.pump._started) == (None, None, None)
     assert (store._ledger_used, store._log, store._waiting) == (None, None, None)
     assert (topic._deleting, topic.producers._epochs, topic.dedup._ledger_used, letters._message) == (None,) * 4
