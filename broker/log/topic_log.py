@@ -319,22 +319,30 @@ class TopicLog:
 
     async def close(self) -> None:
         """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
-        if self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING):
+        if self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING, TopicLogState.CLOSING):
             await unbroken(self._finish(TopicLogState.CLOSED))
         await self._tasks.drain()
         if self.state is not TopicLogState.LOST:
             self.state = TopicLogState.CLOSED
 
     async def _finish(self, final: TopicLogState) -> None:
-        """Takes no more publishes, confirms the rest, and writes into the list where the ledger ends."""
+        """Takes no more publishes, confirms the rest, and writes into the list where the ledger ends.
+
+        A switch that is under way ends first, and none begins after it. A topic that is lost meanwhile writes nothing
+        more: its list may name a ledger that this owner never began.
+        """
+        if self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING):
+            self.state = TopicLogState.CLOSING
         if self._switching is not None:
             await asyncio.wait([self._switching])
-        if self.state is TopicLogState.LOST:
-            raise self._refused()
-        self.state = TopicLogState.CLOSING
         try:
             async with asyncio.timeout(self._config.close_timeout_s), self._changing:
-                await self._end_list(terminated=final is TopicLogState.TERMINATED)
+                if self.state is TopicLogState.CLOSING:  # else it is lost, or another call has ended it
+                    await self._end_list(terminated=final is TopicLogState.TERMINATED)
+                if self.state is TopicLogState.CLOSING:
+                    for queued in self._appender.queue.give_up():  # certainly not in the ledger, which is closed
+                        queued.publisher.failed(queued, self._refused())
+                    self.state = final
         except TimeoutError:
             error = Unavailable(f"topic {self.topic} did not end within {self._config.close_timeout_s} s")
             self.lose(error)
@@ -342,9 +350,8 @@ class TopicLog:
         except MagnetarError as error:
             self.lose(error)
             raise
-        for queued in self._appender.queue.give_up():  # certainly not in the ledger, which is closed
-            queued.publisher.failed(queued, self._refused())
-        self.state = final
+        if self.state not in (TopicLogState.TERMINATED, final):
+            raise self._refused()
         self._on_confirmed()
 
     async def _end_list(self, *, terminated: bool) -> None:

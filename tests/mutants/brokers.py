@@ -14,7 +14,7 @@ from magnetar.broker.log.core.log_queue import LogQueue, Queued
 from magnetar.broker.log.core.trimming import Safe
 from magnetar.broker.log.ledger_list import ManagedLedgerRecord
 from magnetar.broker.log.log import Log
-from magnetar.broker.log.topic_log import TopicLog
+from magnetar.broker.log.topic_log import TopicLog, TopicLogState
 from magnetar.broker.subscription.core.deliveries import Delivery
 from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
@@ -28,6 +28,7 @@ from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import TopicLedger, encode
 from magnetar.metadata.update import Change, update_together
 from magnetar.proto.entry import parse_header
+from magnetar.proto.errors import MagnetarError
 from tests.mutants.ledgers import Stack, put
 
 
@@ -64,6 +65,17 @@ def deleted_before_the_list(stack: Stack) -> None:
         return await honest(self, choose)
 
     put(stack, TopicLog, "trim", trim)
+
+
+def ends_although_it_is_lost(stack: Stack) -> None:
+    """M30b: a topic that is lost while it ends, ends in order: it changes the list (ours)."""
+    honest = TopicLog.lose
+
+    def lose(self: TopicLog, error: MagnetarError) -> None:
+        if self.state is not TopicLogState.CLOSING:
+            honest(self, error)
+
+    put(stack, TopicLog, "lose", lose)
 
 
 def serves_on_after_another_owner(stack: Stack) -> None:
