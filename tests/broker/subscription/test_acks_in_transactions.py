@@ -47,6 +47,7 @@ class Joins:
 
     def __init__(self, honest: Any) -> None:
         self.honest = honest
+        self.joins = self
         self.joined: set[TxnId] = set()
         self.ended: set[TxnId] = set()
         self.asked: list[TxnId] = []
