@@ -39,6 +39,7 @@ MAY_READ_THE_LOG = {
     "broker/topic/producer.py": "publishes",
     "broker/topic/registry.py": "the record",
     "broker/topic/storage.py": "ends the topic, and loads cursors over all of it",
+    "broker/topic/subscription_registry.py": "the record, and marks of subscriptions",
     "broker/topic/nonpersistent.py": "it takes no transactions",
 }
 """Modules that name a topic's `log`, and why they show nothing of it that is not committed."""
