@@ -10,7 +10,7 @@ from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, connected
 
 if TYPE_CHECKING:
-    from ...client.admin.values import HalfStats
+    from ...proto.statistics import HalfStats
 
 COLUMNS = ("half", "state", "group", "check_key", "age_s", "unknown", "members", "bytes", "topics", "reason")
 

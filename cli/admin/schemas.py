@@ -15,8 +15,8 @@ from ..common.session import Session, connected
 from .topics import full
 
 if TYPE_CHECKING:
-    from ...client.admin.values import TopicSchema
     from ...proto.schema import SchemaInfo
+    from ...proto.statistics import TopicSchema
 
 COLUMNS = ("version", "type", "name", "created", "user", "schema")
 FILE = click.option(

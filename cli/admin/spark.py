@@ -13,7 +13,7 @@ from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, connected
 
 if TYPE_CHECKING:
-    from ...client.admin.values import SubscriptionStats
+    from ...proto.statistics import SubscriptionStats
 
 COLUMNS = ("query", "topic", "lag", "bytes")
 NAME = re.compile(r"spark-query-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")

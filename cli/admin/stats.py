@@ -36,7 +36,7 @@ _SUMMED = {
     "expiredEntries": "expired_entries",
     "evictedEntries": "evicted_entries",
 }
-"""Pulsar's name → field of TopicStats (client/admin/values.py)."""
+"""Pulsar's name → field of TopicStats (proto/statistics.py)."""
 
 
 _CAUGHT_UP = "everything was delivered"

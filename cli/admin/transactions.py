@@ -10,7 +10,7 @@ from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, connected
 
 if TYPE_CHECKING:
-    from ...client.admin.values import TransactionHere, TransactionStats
+    from ...proto.statistics import TransactionHere, TransactionStats
 
 COLUMNS = ("txn", "state", "owner", "address", "name", "age_s", "remaining_s", "topics", "reason")
 TOPIC_COLUMNS = ("topic", "entries", "bytes", "first", "holds", "waiting", "pending", "error")

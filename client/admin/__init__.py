@@ -5,7 +5,7 @@
         for part in admin.parts("flights"):
             print(admin.topic_stats(part).end_index)
 
-Answers are frozen dataclasses (client/admin/values.py), never messages of a wire format: a Transport
+Answers are frozen dataclasses (proto/statistics.py), never messages of a wire format: a Transport
 (client/admin/operations.py) makes them, over gRPC now. `errors` are what the operations raise, `Policies` and
 `SchemaInfo` what some of them take.
 """
@@ -13,45 +13,46 @@ Answers are frozen dataclasses (client/admin/values.py), never messages of a wir
 from __future__ import annotations
 
 from ...proto import errors as errors
+from ...proto import statistics as values  # noqa: F401
 from ...proto.policies import Policies as Policies
 from ...proto.schema import SchemaInfo as SchemaInfo
+from ...proto.states import BacklogQuotaState as BacklogQuotaState
+from ...proto.states import Blocked as Blocked
+from ...proto.states import CompactionState as CompactionState
+from ...proto.states import KeyDistribution as KeyDistribution
+from ...proto.states import LedgerState as LedgerState
+from ...proto.states import SubscriptionType as SubscriptionType
+from ...proto.states import TopicState as TopicState
+from ...proto.statistics import BacklogAnalysis as BacklogAnalysis
+from ...proto.statistics import BookieInfo as BookieInfo
+from ...proto.statistics import BrokerInfo as BrokerInfo
+from ...proto.statistics import CompactionStatus as CompactionStatus
+from ...proto.statistics import ConsumerStats as ConsumerStats
+from ...proto.statistics import DrainingSlot as DrainingSlot
+from ...proto.statistics import LedgerStats as LedgerStats
+from ...proto.statistics import LedgerStays as LedgerStays
+from ...proto.statistics import LostOfSubscription as LostOfSubscription
+from ...proto.statistics import LostRange as LostRange
+from ...proto.statistics import NamespaceInfo as NamespaceInfo
+from ...proto.statistics import OrphanLedger as OrphanLedger
+from ...proto.statistics import Orphans as Orphans
+from ...proto.statistics import PendingOfTransaction as PendingOfTransaction
+from ...proto.statistics import Permissions as Permissions
+from ...proto.statistics import ProducerStats as ProducerStats
+from ...proto.statistics import SchemaTest as SchemaTest
+from ...proto.statistics import SkippedLost as SkippedLost
+from ...proto.statistics import SlotRange as SlotRange
+from ...proto.statistics import SubscriptionStats as SubscriptionStats
+from ...proto.statistics import TenantInfo as TenantInfo
+from ...proto.statistics import TopicInternalStats as TopicInternalStats
+from ...proto.statistics import TopicOffsets as TopicOffsets
+from ...proto.statistics import TopicSchema as TopicSchema
+from ...proto.statistics import TopicStats as TopicStats
+from ...proto.statistics import TopicTransactions as TopicTransactions
+from ...proto.statistics import TransactionHere as TransactionHere
+from ...proto.statistics import Unloaded as Unloaded
 from .blocking import Admin as Admin
 from .client import AdminClient as AdminClient
 from .operations import Operation as Operation
 from .operations import Transport as Transport
-from .values import BacklogAnalysis as BacklogAnalysis
-from .values import BacklogQuotaState as BacklogQuotaState
-from .values import Blocked as Blocked
-from .values import BookieInfo as BookieInfo
-from .values import BrokerInfo as BrokerInfo
-from .values import CompactionState as CompactionState
-from .values import CompactionStatus as CompactionStatus
-from .values import ConsumerStats as ConsumerStats
-from .values import DrainingSlot as DrainingSlot
-from .values import KeyDistribution as KeyDistribution
-from .values import LedgerState as LedgerState
-from .values import LedgerStats as LedgerStats
-from .values import LedgerStays as LedgerStays
-from .values import LostOfSubscription as LostOfSubscription
-from .values import LostRange as LostRange
-from .values import NamespaceInfo as NamespaceInfo
-from .values import OrphanLedger as OrphanLedger
-from .values import Orphans as Orphans
-from .values import PendingOfTransaction as PendingOfTransaction
-from .values import Permissions as Permissions
-from .values import ProducerStats as ProducerStats
-from .values import SchemaTest as SchemaTest
-from .values import SkippedLost as SkippedLost
-from .values import SlotRange as SlotRange
-from .values import StoredMessage as StoredMessage
-from .values import SubscriptionStats as SubscriptionStats
-from .values import SubscriptionType as SubscriptionType
-from .values import TenantInfo as TenantInfo
-from .values import TopicInternalStats as TopicInternalStats
-from .values import TopicOffsets as TopicOffsets
-from .values import TopicSchema as TopicSchema
-from .values import TopicState as TopicState
-from .values import TopicStats as TopicStats
-from .values import TopicTransactions as TopicTransactions
-from .values import TransactionHere as TransactionHere
-from .values import Unloaded as Unloaded
+from .stored_messages import StoredMessage as StoredMessage

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ...proto import statistics as values
 from ...proto.errors import (
     ConnectionLost,
     InvalidRequest,
@@ -27,11 +28,11 @@ from ..common.checks import PATH, SECONDS, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from ..model.message_id import MessageId
 from . import operations as op
-from . import values
 from .arguments import checked, taken
 from .grpc_transport import GrpcTransport
 from .operations import Operation, Transport
 from .permissions import PermissionAdmin, full_namespace, full_topic
+from .stored_messages import StoredMessage
 from .transactions import TransactionAdmin
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
             print(await admin.topics(), await admin.subscriptions("flights-partition-0"))
 
     It connects by `service_url` as `Client` does, or by another `transport`. It belongs to one event loop; `Admin` has
-    the same methods for programs without asyncio. Answers are the frozen dataclasses of client/admin/values.py.
+    the same methods for programs without asyncio. Answers are the frozen dataclasses of proto/statistics.py.
 
     `timeout_s` bounds each operation with all its attempts. Errors are those of proto/errors.py as the server raised
     them: TenantNotFound, NamespaceNotFound, TopicNotFound, SubscriptionNotFound, AlreadyExists, Busy (in use),
@@ -364,11 +365,11 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         """About how many bytes are stored after the message."""
         return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
 
-    async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[values.StoredMessage]:
+    async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
         """The messages of an entry. NotFound: there is none."""
         return await self._all(op.GET_MESSAGE, topic=full_topic(topic), ledger_id=ledger_id, entry_id=entry_id)
 
-    async def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> values.StoredMessage:
+    async def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
         """Counted from 1, from the oldest message that is kept or from the newest. NotFound: there are fewer."""
         if number < 1:
             raise InvalidRequest(f"messages are counted from 1, not from {number}")
@@ -429,7 +430,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
             messages=messages,
         )  # fmt: skip
 
-    async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[values.StoredMessage]:
+    async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
         """At most `messages` next messages of a subscription, without moving it."""
         found = await self._all(op.PEEK_MESSAGES, **_subscription(topic, name), messages=messages)
         return found[:messages]

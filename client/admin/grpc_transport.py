@@ -12,7 +12,7 @@ tests/client/admin/test_grpc_transport.py compares every operation with its mess
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -22,10 +22,10 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 from google.protobuf.message import Message
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_batch, parse_header, properties_of, split_broker_part
 from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo, SchemaType, version_of
+from ...proto.statistics import NamespaceInfo
 from ...proto.transactions import TxnId
 from ...runtime.network import Channel, Endpoint, Rpc, rpc
 from ...runtime.world import World
@@ -34,10 +34,10 @@ from ..connect.connections import Connections
 from ..connect.first_contact import how_unreached, no_server
 from ..connect.service_url import parse_service_url
 from ..connect.world import client_world
-from ..model.message_id import KnownId, MessageId
+from ..model.message_id import MessageId
 from ..model.settings import ClientSettings
 from .operations import AskedOf, Operation
-from .values import NamespaceInfo, StoredMessage
+from .stored_messages import StoredMessage, stored_messages
 
 T = TypeVar("T")
 
@@ -218,25 +218,3 @@ def hints_of(kind: type) -> tuple[tuple[str, Any], ...]:
     """(name, type) of each field of a dataclass."""
     hints = get_type_hints(kind)
     return tuple((each.name, hints[each.name]) for each in fields(kind))
-
-
-def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Of entries as a broker sends them; without what is acknowledged. An encrypted one is one message, of its
-    ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole. CorruptEntry: one is
-    torn."""
-    partition = TopicName.parse(topic).partition
-    found = []
-    for entry in entries:
-        client_part = split_broker_part(entry.entry)[2]
-        header = parse_header(client_part)
-        as_it_is = len(header.metadata.encryption_param) > 0 or header.metadata.num_chunks_from_msg > 1
-        whole = [(header.metadata, bytes(client_part[header.payload_offset :]))]
-        for at, (about, payload) in enumerate(whole if as_it_is else decode_batch(header, client_part)):
-            if at in entry.acked_batch_indexes:
-                continue
-            place = KnownId(partition, entry.ledger_id, entry.entry_id, at if header.batched and not as_it_is else -1)
-            properties = properties_of(about)
-            found.append(
-                StoredMessage(topic, place, about.partition_key, properties, header.publish_time, payload)
-            )
-    return found

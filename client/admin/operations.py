@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
+from ...proto import statistics as values
 from ...proto.transactions import TxnState
 from ..model.message_id import MessageId
-from . import values
+from .stored_messages import StoredMessage
 
 T = TypeVar("T")
 
@@ -97,8 +98,8 @@ COMPACTION_STATUS = _of_topic("CompactionStatus", values.CompactionStatus)
 LAST_MESSAGE_ID = _of_topic("LastMessageId", MessageId)
 MESSAGE_ID_BY_TIME = _of_topic("MessageIdByTime", MessageId)
 BACKLOG_SIZE = _of_topic("BacklogSize", int)
-GET_MESSAGE = _of_topic("GetMessage", tuple[values.StoredMessage, ...])
-EXAMINE_MESSAGES = _of_topic("ExamineMessages", tuple[values.StoredMessage, ...])
+GET_MESSAGE = _of_topic("GetMessage", tuple[StoredMessage, ...])
+EXAMINE_MESSAGES = _of_topic("ExamineMessages", tuple[StoredMessage, ...])
 
 LIST_SUBSCRIPTIONS = _of_topic("ListSubscriptions", tuple[str, ...])
 CREATE_SUBSCRIPTION = _of_topic("CreateSubscription", NONE)
@@ -109,7 +110,7 @@ RESET_SUBSCRIPTION = _of_topic("ResetSubscription", NONE)
 ADVANCE_SUBSCRIPTION = _of_topic("AdvanceSubscription", NONE)
 SKIP_MESSAGES = _of_topic("SkipMessages", NONE)
 EXPIRE_MESSAGES = _of_topic("ExpireMessages", int)
-PEEK_MESSAGES = _of_topic("PeekMessages", tuple[values.StoredMessage, ...])
+PEEK_MESSAGES = _of_topic("PeekMessages", tuple[StoredMessage, ...])
 ANALYZE_BACKLOG = _of_topic("AnalyzeBacklog", values.BacklogAnalysis)
 
 GET_SCHEMA = Operation("GetSchema", values.TopicSchema)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from ...proto import statistics as values
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
 from . import operations as op
-from . import values
 from .operations import Operation
 
 T = TypeVar("T")

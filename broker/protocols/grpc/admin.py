@@ -280,7 +280,10 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
     async def compaction_status(self, request: wire.Name, context: CallContext) -> wire.CompactionStatusReply:
         found = statistics.of_compaction(await self._topic(request.name))
-        return wire.CompactionStatusReply(**fields(found))
+        reply = wire.CompactionStatusReply(**fields(found))
+        if found.ledger_id < 0:
+            reply.ClearField("horizon")
+        return reply
 
     async def terminate_topic(self, request: wire.Name, context: CallContext) -> wire.MessageId:
         topic = await self._topic(request.name)
