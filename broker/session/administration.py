@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-import msgspec
-
-from ...metadata.records import BrokerRecord, GrantsRecord, LostRange, PartitionedRecord
+from ...metadata.records import BrokerRecord, GrantsRecord, PartitionedRecord
+from ...metadata.records import LostRange as LostRecord
 from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
 from ...proto.names import NamespaceName, Position, TopicName
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
+from ...proto.statistics import LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ..cluster.core.bundles import bundle_of
 from ..common.applied import FIXED, as_policies, resolve
 from ..common.incarnations import check_incarnation
@@ -32,19 +32,7 @@ from ..topic.topic import Topic
 _LOG = logging.getLogger("magnetar.broker")
 
 
-class Unloaded(msgspec.Struct, frozen=True):
-    topics: int
-    bundles: int
-
-
-class Skipped(msgspec.Struct, frozen=True):
-    """What was passed over, and how many messages of it each durable subscription had not acknowledged."""
-
-    ranges: list[LostRange]
-    subscriptions: dict[str, int]  # -1: it is not known how many
-
-
-def lost_of(cursor: Cursor, ranges: Sequence[LostRange]) -> int:
+def lost_of(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
     """Messages of the ranges that the subscription will not get; of a range that it has acknowledged in part, their
     share. -1: it is not known how many a range had."""
     total = 0
@@ -294,7 +282,7 @@ class Administration:
             if owner.name != self._broker.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
-    async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> Skipped:
+    async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> SkippedLost:
         """Passes over the lost entries of a topic, or of one of its ledgers, for all who read it. The topic need not
         open. `force`: also what a replica that does not answer may have.
         """
@@ -305,7 +293,12 @@ class Administration:
         ranges = await self._broker.skip_lost(name, only=ledger_id, force=force)
         if ranges and not cursors:  # it did not open before
             cursors = await self._cursors(name)
-        return Skipped(ranges, {each: lost_of(cursor, ranges) for each, cursor in sorted(cursors.items())})
+        lost = (
+            LostRange(each.ledger_id, each.first_entry, each.last_entry, each.first_index, each.end_index, each.forced)
+            for each in ranges
+        )
+        missed = (LostOfSubscription(each, lost_of(cursor, ranges)) for each, cursor in sorted(cursors.items()))
+        return SkippedLost(tuple(lost), tuple(missed))
 
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
         """Of the durable subscriptions; none: the topic does not open."""

@@ -32,12 +32,12 @@ import msgspec
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
+from ...proto.operations import Permission
 from ...proto.schema import SchemaInfo
 from ...proto.states import TopicState
 from ...runtime.access import MemoryBudget
 from ...runtime.files import Buffer
 from ...runtime.network import CallContext
-from ..access.core.table import Permission
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..node.topic_manager import TopicManager
 from ..schema.registry import SchemaRules

@@ -6,7 +6,7 @@
             print(admin.topic_stats(part).end_index)
 
 Answers are frozen dataclasses (proto/statistics.py), never messages of a wire format: a Transport
-(client/admin/operations.py) makes them, over gRPC now. `errors` are what the operations raise, `Policies` and
+(client/admin/transport.py) makes them, over gRPC now. `errors` are what the operations raise, `Policies` and
 `SchemaInfo` what some of them take.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from ...proto import errors as errors
 from ...proto import statistics as values  # noqa: F401
+from ...proto.operations import Operation as Operation
 from ...proto.policies import Policies as Policies
 from ...proto.schema import SchemaInfo as SchemaInfo
 from ...proto.states import BacklogQuotaState as BacklogQuotaState
@@ -53,6 +54,5 @@ from ...proto.statistics import TransactionHere as TransactionHere
 from ...proto.statistics import Unloaded as Unloaded
 from .blocking import Admin as Admin
 from .client import AdminClient as AdminClient
-from .operations import Operation as Operation
-from .operations import Transport as Transport
 from .stored_messages import StoredMessage as StoredMessage
+from .transport import Transport as Transport

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ...proto import operations as op
 from ...proto import statistics as values
 from ...proto.errors import (
     ConnectionLost,
@@ -21,19 +22,19 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import TopicName, check_subscription_name, check_tenant_name
+from ...proto.operations import Operation
 from ...proto.policies import Policies, decode, encode
 from ...proto.schema import SchemaInfo, version_bytes
 from ...runtime.world import World
 from ..common.checks import PATH, SECONDS, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from ..model.message_id import MessageId
-from . import operations as op
 from .arguments import checked, taken
 from .grpc_transport import GrpcTransport
-from .operations import Operation, Transport
 from .permissions import PermissionAdmin, full_namespace, full_topic
 from .stored_messages import StoredMessage
 from .transactions import TransactionAdmin
+from .transport import Transport
 
 T = TypeVar("T")
 AT_ONCE = 16
@@ -266,7 +267,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
 
     async def owner(self, topic: str) -> str:
         """HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
-        return await self._call(op.LOOKUP, topic=full_topic(topic))
+        return await self._call(op.LOOKUP_TOPIC, topic=full_topic(topic))
 
     async def offsets(
         self, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
@@ -343,7 +344,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
 
     async def terminate_topic(self, topic: str) -> MessageId:
         """Terminates it: it can be read and not written. Returns the id of its last message."""
-        return await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
+        found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
+        return found
 
     async def compact(self, topic: str) -> None:
         """Starts a compaction. Busy: one is running."""
@@ -355,11 +357,14 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
 
     async def last_message_id(self, topic: str) -> MessageId:
         """-1:-1 when there is none."""
-        return await self._call(op.LAST_MESSAGE_ID, topic=full_topic(topic))
+        found: MessageId = await self._call(op.LAST_MESSAGE_ID, topic=full_topic(topic))
+        return found
 
     async def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
         """The id of the first message that arrived then or later; the position of the next one when there is none."""
-        return await self._call(op.MESSAGE_ID_BY_TIME, topic=full_topic(topic), publish_time_ms=publish_time_ms)
+        place = {"topic": full_topic(topic), "publish_time_ms": publish_time_ms}
+        found: MessageId = await self._call(op.MESSAGE_ID_BY_TIME, **place)
+        return found
 
     async def backlog_size(self, topic: str, position: MessageId) -> int:
         """About how many bytes are stored after the message."""
@@ -373,7 +378,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         """Counted from 1, from the oldest message that is kept or from the newest. NotFound: there are fewer."""
         if number < 1:
             raise InvalidRequest(f"messages are counted from 1, not from {number}")
-        found = await self._call(op.EXAMINE_MESSAGES, topic=full_topic(topic), from_latest=from_latest, number=number)
+        place = {"topic": full_topic(topic), "from_latest": from_latest, "number": number}
+        found: tuple[StoredMessage, ...] = await self._call(op.EXAMINE_MESSAGES, **place)
         return found[0]
 
     # ------------------------------------------------------------------------------ subscriptions

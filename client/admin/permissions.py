@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from ...proto import operations as op
 from ...proto import statistics as values
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
-from . import operations as op
-from .operations import Operation
+from ...proto.operations import Operation
 
 T = TypeVar("T")
 

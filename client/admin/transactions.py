@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import TypeVar
 
+from ...proto import operations as op
 from ...proto import statistics as values
 from ...proto.errors import NotFound
 from ...proto.names import TopicName
+from ...proto.operations import Operation
 from ...proto.transactions import COORDINATORS_MAX, TxnId, TxnState
-from . import operations as op
-from .operations import Operation
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Statistics in Pulsar's form, with every key that its admin, pulsarctl and dashboards read.
 
-`topic_stats` takes what broker/session/statistics.py gives, or the same fields from another broker (wire.proto). What
+`topic_stats` takes the values of proto/statistics.py, of this broker or of another one. What
 only the owner knows of its producers and consumers (version of the client, since when, rates) comes from the topic.
 Rates are those since the last question, at least RATE_S ago; the first ones since the client connected. Times that
 Magnetar does not note are 0; of offload and replication, which are missing, numbers are 0 or -1.
@@ -13,11 +13,16 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from google.protobuf.message import Message
-
 from ....proto.model import AccessMode
+from ....proto.statistics import (
+    ConsumerStats,
+    LedgerStats,
+    ProducerStats,
+    SubscriptionStats,
+    TopicInternalStats,
+    TopicStats,
+)
 from ....proto.subscription_types import title
-from ....proto.transactions import TxnId
 from ....runtime.clock import Clock
 from ...subscription.activity import Activity
 from ...subscription.consumer import Consumer
@@ -65,7 +70,7 @@ class Meters:
 
 
 def topic_stats(
-    found: Any, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
+    found: TopicStats, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
 ) -> dict[str, Any]:
     """`topic`: where it is loaded here. `publishers`, `consumers`: whether they are listed."""
     subscriptions = {each.name: _subscription(each, topic, meters, consumers) for each in found.subscriptions}
@@ -104,15 +109,15 @@ def topic_stats(
     }  # fmt: skip
 
 
-def _transactions(found: Any) -> dict[str, Any]:
+def _transactions(found: TopicStats) -> dict[str, Any]:
     """`transactions` is None: the topic has seen none. `waiting`: messages that readers do not get before an open one
     ends."""
     seen = found.transactions
-    if not (found.HasField("transactions") if isinstance(found, Message) else seen is not None):
+    if seen is None:
         return {"ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0, "transactions": None}
-    oldest = [{"txn": str(TxnId(seen.oldest.most, seen.oldest.least)), "ageMs": seen.oldest_ms}] if seen.open else []
+    oldest = [{"txn": str(seen.oldest), "ageMs": seen.oldest_ms}] if seen.open else []
     shown = {
-        "open": seen.open, "oldest": oldest, "lastStablePositions": [_place(seen.last_stable)],
+        "open": seen.open, "oldest": oldest, "lastStablePositions": [str(seen.last_stable)],
         "waiting": found.end_index - seen.stable_index, "abortedEntries": seen.aborted_entries,
         "abortedBytes": seen.aborted_bytes,
     }  # fmt: skip
@@ -129,7 +134,7 @@ def _compaction(topic: Topic | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _publisher(found: Any, topic: Topic | None, meters: Meters) -> dict[str, Any]:
+def _publisher(found: ProducerStats, topic: Topic | None, meters: Meters) -> dict[str, Any]:
     live = _live(topic.producers, found) if topic is not None else None
     rates = meters.rates(live.id, live.since_ms, (found.messages, found.bytes)) if live is not None else (0.0, 0.0)
     return {
@@ -141,11 +146,11 @@ def _publisher(found: Any, topic: Topic | None, meters: Meters) -> dict[str, Any
     }  # fmt: skip
 
 
-def _live(every: Iterable[Producer], found: Any) -> Producer | None:
+def _live(every: Iterable[Producer], found: ProducerStats) -> Producer | None:
     return next((each for each in every if (each.name, each.address) == (found.name, found.address)), None)
 
 
-def _connected(found: Any, live: Producer | Consumer | None) -> dict[str, Any]:
+def _connected(found: ProducerStats | ConsumerStats, live: Producer | Consumer | None) -> dict[str, Any]:
     return {
         "address": f"/{found.address}", "clientVersion": live.client if live is not None else "",
         "connectedSince": _since(live.since_ms) if live is not None else "",
@@ -156,7 +161,7 @@ def _since(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool) -> dict[str, Any]:
+def _subscription(found: SubscriptionStats, topic: Topic | None, meters: Meters, listed: bool) -> dict[str, Any]:
     loaded = topic.subscriptions.get(found.name) if topic is not None else None
     lives = {(each.member.name, each.address): each for each in loaded.consumers.values()} if loaded is not None else {}
     consumers = [_consumer(each, lives.get((each.name, each.address)), meters) for each in found.consumers]
@@ -192,7 +197,7 @@ def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool)
     }  # fmt: skip
 
 
-def _consumer(found: Any, live: Consumer | None, meters: Meters) -> dict[str, Any]:
+def _consumer(found: ConsumerStats, live: Consumer | None, meters: Meters) -> dict[str, Any]:
     delivered, size, again = found.delivered_messages, found.delivered_bytes, found.redelivered_messages
     activity = live.activity if live is not None else Activity()
     rates: Numbers = (0.0, 0.0, 0.0, 0.0)
@@ -215,7 +220,7 @@ def _consumer(found: Any, live: Consumer | None, meters: Meters) -> dict[str, An
 
 
 # ------------------------------------------------------------------ internals
-def internal_stats(found: Any, stats: Any) -> dict[str, Any]:
+def internal_stats(found: TopicInternalStats, stats: TopicStats) -> dict[str, Any]:
     """Of a topic's log (`found`) and its subscriptions (`stats`)."""
     newest = found.ledgers[-1] if found.ledgers else None
     ledgers = [_ledger(each) for each in found.ledgers]
@@ -226,7 +231,7 @@ def internal_stats(found: Any, stats: Any) -> dict[str, Any]:
         "currentLedgerSize": newest.bytes if newest is not None and newest.state == "open" else 0,
         "lastLedgerCreatedTimestamp": None, "lastLedgerCreationFailureTimestamp": None,
         "waitingCursorsCount": sum(each.blocked in _WAITING for each in stats.subscriptions),
-        "pendingAddEntriesCount": found.pending_adds, "lastConfirmedEntry": _place(found.last_confirmed),
+        "pendingAddEntriesCount": found.pending_adds, "lastConfirmedEntry": str(found.last_confirmed),
         "state": "Terminated" if stats.terminated else "LedgerOpened", "ledgers": ledgers,
         "cursors": {each.name: _cursor(each) for each in stats.subscriptions}, "schemaLedgers": [],
         "compactedLedger": {
@@ -237,7 +242,7 @@ def internal_stats(found: Any, stats: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ledger(found: Any) -> dict[str, Any]:
+def _ledger(found: LedgerStats) -> dict[str, Any]:
     is_open = found.state == "open"
     return {
         "ledgerId": found.ledger_id, "entries": 0 if is_open else found.entries, "size": 0 if is_open else found.bytes,
@@ -245,13 +250,9 @@ def _ledger(found: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _place(position: Any) -> str:
-    return f"{position.ledger_id}:{position.entry_id}"
-
-
-def _cursor(found: Any) -> dict[str, Any]:
+def _cursor(found: SubscriptionStats) -> dict[str, Any]:
     return {
-        "markDeletePosition": _place(found.mark_delete), "readPosition": _place(found.read_position),
+        "markDeletePosition": str(found.mark_delete), "readPosition": str(found.read_position),
         "waitingReadOp": False, "pendingReadOps": 0, "messagesConsumedCounter": 0, "cursorLedger": -1,
         "cursorLedgerLastEntry": -1, "individuallyDeletedMessages": "[]", "lastLedgerSwitchTimestamp": None,
         "lastLedgerWitchTimestamp": None, "state": "Open", "active": bool(found.consumers),

@@ -1,0 +1,262 @@
+"""The operations of administration: one table, from which each of their faces follows.
+
+    TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE, http=Http("POST", "/trim", "Deletes what …"))
+
+A row says what an operation is: its name, the type of its answer (the annotation), who answers it, and what a caller
+needs. What follows from it:
+
+| face | how |
+|---|---|
+| gRPC | the rpc of that name (runtime/network.py `rpcs_of`), translated by proto/translation.py |
+| permission | broker/access/core/table.py `RULES`, asked at the border (broker/protocols/grpc/checked.py) |
+| REST | the route of `http` (broker/protocols/rest/routes/rows.py), or a function in broker/protocols/rest/routes/ |
+| the command line | the verb of `cli` (cli/admin/rows.py), or a function in cli/admin/ |
+| AdminClient, Admin | the method of `method` (client/admin/rows.py), or one in client/admin/client.py |
+| docs/administration.md | a line of its table (tests/docs/tables.py) |
+
+A new operation is a row, and the function that does it: the method of `AdminService` (broker/protocols/grpc/admin.py)
+with its name in snake case. A message that wire.proto has not is a change there. What is special on a face (a stream,
+progress, Pulsar's odd JSON) is a function there. Guard: tests/broker/protocols/test_new_operation.py makes a new one.
+This module imports no message and no value: the command line and an idle server load neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from . import statistics as values
+    from .transactions import TxnState
+
+T = TypeVar("T")
+
+
+class Permission(Enum):
+    """What a caller needs."""
+
+    OPERATE = "a super user"
+    MANAGE = "an administrator of the tenant, or a super user"
+    PRODUCE = "`produce` on the topic"
+    CONSUME = "`consume` on the topic, and the subscription's list"
+    LOOKUP = "`produce` or `consume` on the topic"
+    SHOWN = "every caller; the answer has what it may see"
+    OWN = "every caller, for what its role began; of another role's it is told what it is told of what does not exist"
+
+
+class On(Enum):
+    """What the permission is about: the field of the request names it."""
+
+    NOTHING = "the cluster"
+    TENANT = "tenant"
+    NAMESPACE = "namespace"
+    TOPIC = "topic"
+    PLACE = "namespace or topic"  # fields `namespace` and `topic`; both empty: the cluster, for super users
+
+
+class Rule(NamedTuple):
+    """The permission that a request needs, and the field of it that names the place."""
+
+    permission: Permission
+    on: On = On.NOTHING
+    field: str = ""
+    subscription: str = ""  # the field that names it; where it is empty in a request that changes: all, which is MANAGE
+
+
+class AskedOf(Enum):
+    """Who can answer."""
+
+    ANY = "any broker"
+    OWNER = "the owner of the argument `topic`: a partition, or a topic without partitions"
+    COORDINATOR = "the broker that has the coordinator of the transaction; any other one names it"
+
+
+class Http(NamedTuple):
+    """A route, below the path of the topic, namespace or tenant that the operation is about."""
+
+    method: str
+    path: str
+    summary: str
+    busy: int = 409  # the status of what is in use
+    name: str = ""  # of the operation in the document; empty: the row's
+    answer: str = ""  # how the document calls what is answered; empty: 204
+
+
+class Cli(NamedTuple):
+    """A verb of the command line. `{place}` in a text is the topic, namespace or tenant by its full name."""
+
+    words: str  # "topics trim"
+    line: str  # of the group's help
+    text: str  # of its own help, with an example
+    done: str = ""  # what is printed; empty: the answer
+    confirm: str = ""  # what is asked first, because it cannot be undone
+    options: Mapping[str, str] = {}  # field of the request → its help
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[T]):
+    """A row. T is the type of the answer."""
+
+    name: str
+    rule: Rule
+    asked_of: AskedOf = AskedOf.ANY
+    service: str = "Admin"
+    field: str = ""  # of the reply, that is the answer; empty: the whole reply, or its only field
+    method: str = ""  # of AdminClient, where that follows from the row; its docstring is `help`
+    help: str = ""
+    http: Http | None = None
+    cli: tuple[Cli, ...] = ()
+    request: str = ""  # messages of wire.proto, of a row whose rpc wire.proto does not list
+    reply: str = ""
+
+
+# ------------------------------------------------------------------------------------ what callers need
+def of_topic(permission: Permission, field: str = "name", subscription: str = "") -> Rule:
+    return Rule(permission, On.TOPIC, field, subscription)
+
+
+OPERATE = Rule(Permission.OPERATE)
+NAMESPACE = Rule(Permission.MANAGE, On.NAMESPACE, "name")
+SHOWN = Rule(Permission.SHOWN, On.NAMESPACE, "namespace")
+MANAGE = of_topic(Permission.MANAGE)
+LOOKUP = of_topic(Permission.LOOKUP)
+CONSUME = of_topic(Permission.CONSUME, "topic")
+SUBSCRIPTION = of_topic(Permission.CONSUME, "topic", "name")
+OF_TOPIC_FIELD = of_topic(Permission.MANAGE, "topic")
+SCHEMA = of_topic(Permission.LOOKUP, "topic")
+PLACE = Rule(Permission.MANAGE, On.PLACE)
+
+
+def _topic(name: str, rule: Rule, **faces: Any) -> Operation[Any]:
+    """One that the topic's owner answers."""
+    return Operation(name, rule, AskedOf.OWNER, **faces)
+
+
+# ------------------------------------------------------------------------------------ tenants
+LIST_TENANTS: Operation[tuple[str, ...]] = Operation("ListTenants", Rule(Permission.SHOWN))
+CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
+GET_TENANT: Operation[values.TenantInfo] = Operation("GetTenant", Rule(Permission.MANAGE, On.TENANT, "name"))
+UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE)
+DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
+
+# ------------------------------------------------------------------------------------ namespaces
+LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
+    "ListNamespaces", Rule(Permission.MANAGE, On.TENANT, "name")
+)
+CREATE_NAMESPACE: Operation[None] = Operation("CreateNamespace", NAMESPACE)
+GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation("GetNamespace", NAMESPACE)
+UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
+DELETE_NAMESPACE: Operation[None] = Operation("DeleteNamespace", NAMESPACE)
+UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE)
+GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE)
+CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE)
+GET_POLICIES: Operation[str] = Operation("GetPolicies", PLACE)
+CHANGE_POLICIES: Operation[None] = Operation("ChangePolicies", PLACE)
+GET_PROPERTIES: Operation[dict[str, str]] = Operation("GetProperties", PLACE)
+CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE)
+
+# ------------------------------------------------------------------------------------ topics
+LIST_TOPICS: Operation[tuple[str, ...]] = Operation("ListTopics", SHOWN)
+CREATE_TOPIC: Operation[None] = Operation("CreateTopic", MANAGE)
+UPDATE_TOPIC: Operation[None] = Operation("UpdateTopic", MANAGE)
+DELETE_TOPIC: Operation[None] = Operation("DeleteTopic", MANAGE)
+CHECK_DELETE: Operation[int] = Operation("CheckDelete", MANAGE)
+PARTITIONS: Operation[int] = Operation("Partitions", SCHEMA, service="Broker", field="partitions")
+LOOKUP_TOPIC: Operation[str] = Operation("Lookup", SCHEMA, service="Broker", field="owner")
+OFFSETS: Operation[values.TopicOffsets] = _topic(
+    "Offsets", of_topic(Permission.CONSUME, "topic", "subscription"), service="Broker"
+)
+TOPIC_STATS: Operation[values.TopicStats] = _topic("TopicStats", LOOKUP)
+NAMESPACE_STATS: Operation[values.NamespaceStats] = Operation("NamespaceStats", SHOWN)
+TOPIC_INTERNAL_STATS: Operation[values.TopicInternalStats] = _topic("TopicInternalStats", LOOKUP)
+UNLOAD_TOPIC: Operation[None] = _topic("UnloadTopic", MANAGE)
+TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE)
+TRUNCATE_TOPIC: Operation[None] = _topic("TruncateTopic", MANAGE)
+SKIP_LOST: Operation[values.SkippedLost] = _topic("SkipLost", OF_TOPIC_FIELD)
+TERMINATE_TOPIC: Operation[Any] = _topic("TerminateTopic", MANAGE)
+COMPACT: Operation[None] = _topic("Compact", MANAGE)
+COMPACTION_STATUS: Operation[values.CompactionStatus] = _topic("CompactionStatus", MANAGE)
+LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", of_topic(Permission.CONSUME))
+MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME)
+BACKLOG_SIZE: Operation[int] = _topic("BacklogSize", CONSUME)
+GET_MESSAGE: Operation[Any] = _topic("GetMessage", CONSUME)
+EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
+
+# ------------------------------------------------------------------------------------ subscriptions
+LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic("ListSubscriptions", of_topic(Permission.CONSUME))
+CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION)
+DELETE_SUBSCRIPTION: Operation[None] = _topic("DeleteSubscription", SUBSCRIPTION)
+GET_SUBSCRIPTION_PROPERTIES: Operation[dict[str, str]] = _topic(
+    "GetSubscriptionProperties", SUBSCRIPTION, field="properties"
+)
+SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties", SUBSCRIPTION)
+RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION)
+ADVANCE_SUBSCRIPTION: Operation[None] = _topic(
+    "AdvanceSubscription", of_topic(Permission.CONSUME, "topic", "subscription"), service="Broker"
+)
+SKIP_MESSAGES: Operation[None] = _topic("SkipMessages", SUBSCRIPTION)
+EXPIRE_MESSAGES: Operation[int] = _topic("ExpireMessages", SUBSCRIPTION)
+PEEK_MESSAGES: Operation[Any] = _topic("PeekMessages", SUBSCRIPTION)
+ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic("AnalyzeBacklog", SUBSCRIPTION)
+
+# ------------------------------------------------------------------------------------ schemas
+GET_SCHEMA: Operation[values.TopicSchema] = Operation("GetSchema", SCHEMA, service="Broker")
+LIST_SCHEMAS: Operation[tuple[values.TopicSchema, ...]] = Operation("ListSchemas", LOOKUP)
+PUT_SCHEMA: Operation[int] = Operation("PutSchema", of_topic(Permission.PRODUCE, "topic"), field="version")
+FIND_SCHEMA: Operation[int] = Operation("FindSchema", SCHEMA, field="version")
+TEST_SCHEMA: Operation[values.SchemaTest] = Operation("TestSchema", OF_TOPIC_FIELD)
+DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", MANAGE, field="version")
+
+# ------------------------------------------------------------------------------------ transactions
+LIST_TRANSACTIONS: Operation[values.CoordinatorTransactions] = Operation(
+    "ListTransactions", OPERATE, AskedOf.COORDINATOR
+)
+ABORT_TRANSACTION: Operation[TxnState] = Operation(
+    "AbortTransaction", OPERATE, AskedOf.COORDINATOR, field="state"
+)
+DETACH_TRANSACTION: Operation[None] = Operation("DetachTransaction", OPERATE, AskedOf.COORDINATOR)
+LIST_HALVES: Operation[values.CoordinatorHalves] = Operation("ListHalves", OPERATE, AskedOf.COORDINATOR)
+CHANGE_HALF: Operation[None] = Operation("ChangeHalf", OPERATE, AskedOf.COORDINATOR)
+TOPIC_TRANSACTION: Operation[values.TransactionHere] = _topic("TopicTransaction", OF_TOPIC_FIELD)
+
+# ------------------------------------------------------------------------------------ the cluster
+LIST_BROKERS: Operation[tuple[values.BrokerInfo, ...]] = Operation("ListBrokers", OPERATE)
+LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation("ListBookies", OPERATE)
+FIND_ORPHANS: Operation[values.Orphans] = Operation("FindOrphans", OPERATE)
+
+_OF_CLIENTS = {
+    "TerminateTopic": "MessageId", "LastMessageId": "MessageId", "MessageIdByTime": "MessageId",
+    "GetMessage": "tuple[StoredMessage, ...]", "ExamineMessages": "tuple[StoredMessage, ...]",
+    "PeekMessages": "tuple[StoredMessage, ...]",
+}  # fmt: skip
+"""Answers of types that a client has and a broker has not."""
+
+
+# ------------------------------------------------------------------------------------ the table
+OPERATIONS: dict[str, Operation[Any]] = {}
+"""Every row by its name, in the order of this file."""
+_ANSWERS: dict[str, str] = {}
+
+
+def add(operation: Operation[Any], answer: str) -> None:
+    """A row whose answer is of the type that the text names, of proto/statistics.py or of Python."""
+    assert operation.name not in OPERATIONS, f"{operation.name} is a row already"
+    OPERATIONS[operation.name], _ANSWERS[operation.name] = operation, answer
+
+
+for _variable, _hint in list(__annotations__.items()):
+    if _hint.startswith("Operation["):
+        _row = globals()[_variable]
+        add(_row, _OF_CLIENTS.get(_row.name, _hint.removeprefix("Operation[").removesuffix("]")))
+
+
+@cache
+def answer_of(name: str, **of_clients: Any) -> Any:
+    """The type that an operation answers. `of_clients`: what StoredMessage and MessageId are to the caller."""
+    from . import statistics, transactions
+
+    known = {**vars(statistics), **vars(transactions), "values": statistics, **of_clients}
+    return eval(_ANSWERS[name], known)
