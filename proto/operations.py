@@ -23,7 +23,7 @@ This module imports no message and no value: the command line and an idle server
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -81,7 +81,6 @@ class Http(NamedTuple):
     path: str
     summary: str
     busy: int = 409  # the status of what is in use
-    name: str = ""  # of the operation in the document; empty: the row's
     answer: str = ""  # how the document calls what is answered; empty: 204
 
 
@@ -93,7 +92,6 @@ class Cli(NamedTuple):
     text: str  # of its own help, with an example
     done: str = ""  # what is printed; empty: the answer
     confirm: str = ""  # what is asked first, because it cannot be undone
-    options: Mapping[str, str] = {}  # field of the request → its help
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +102,12 @@ class Operation(Generic[T]):
     rule: Rule
     asked_of: AskedOf = AskedOf.ANY
     service: str = "Admin"
-    field: str = ""  # of the reply, that is the answer; empty: the whole reply, or its only field
-    method: str = ""  # of AdminClient, where that follows from the row; its docstring is `help`
-    help: str = ""
+    of_reply: str = ""  # the field that is the answer; empty: the whole reply, or its first field
+    takes: Mapping[str, str] = field(default_factory=dict)  # fields of the request besides the place → what each means
+    method: str = ""  # of AdminClient, where that follows from the row
+    help: str = ""  # its docstring
     http: Http | None = None
-    cli: tuple[Cli, ...] = ()
+    cli: Cli | None = None
     request: str = ""  # messages of wire.proto, of a row whose rpc wire.proto does not list
     reply: str = ""
 
@@ -164,8 +163,8 @@ CREATE_TOPIC: Operation[None] = Operation("CreateTopic", MANAGE)
 UPDATE_TOPIC: Operation[None] = Operation("UpdateTopic", MANAGE)
 DELETE_TOPIC: Operation[None] = Operation("DeleteTopic", MANAGE)
 CHECK_DELETE: Operation[int] = Operation("CheckDelete", MANAGE)
-PARTITIONS: Operation[int] = Operation("Partitions", SCHEMA, service="Broker", field="partitions")
-LOOKUP_TOPIC: Operation[str] = Operation("Lookup", SCHEMA, service="Broker", field="owner")
+PARTITIONS: Operation[int] = Operation("Partitions", SCHEMA, service="Broker", of_reply="partitions")
+LOOKUP_TOPIC: Operation[str] = Operation("Lookup", SCHEMA, service="Broker", of_reply="owner")
 OFFSETS: Operation[values.TopicOffsets] = _topic(
     "Offsets", of_topic(Permission.CONSUME, "topic", "subscription"), service="Broker"
 )
@@ -190,7 +189,7 @@ LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic("ListSubscriptions", of_
 CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION)
 DELETE_SUBSCRIPTION: Operation[None] = _topic("DeleteSubscription", SUBSCRIPTION)
 GET_SUBSCRIPTION_PROPERTIES: Operation[dict[str, str]] = _topic(
-    "GetSubscriptionProperties", SUBSCRIPTION, field="properties"
+    "GetSubscriptionProperties", SUBSCRIPTION, of_reply="properties"
 )
 SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties", SUBSCRIPTION)
 RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION)
@@ -205,17 +204,17 @@ ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic("AnalyzeBacklog", SU
 # ------------------------------------------------------------------------------------ schemas
 GET_SCHEMA: Operation[values.TopicSchema] = Operation("GetSchema", SCHEMA, service="Broker")
 LIST_SCHEMAS: Operation[tuple[values.TopicSchema, ...]] = Operation("ListSchemas", LOOKUP)
-PUT_SCHEMA: Operation[int] = Operation("PutSchema", of_topic(Permission.PRODUCE, "topic"), field="version")
-FIND_SCHEMA: Operation[int] = Operation("FindSchema", SCHEMA, field="version")
+PUT_SCHEMA: Operation[int] = Operation("PutSchema", of_topic(Permission.PRODUCE, "topic"), of_reply="version")
+FIND_SCHEMA: Operation[int] = Operation("FindSchema", SCHEMA, of_reply="version")
 TEST_SCHEMA: Operation[values.SchemaTest] = Operation("TestSchema", OF_TOPIC_FIELD)
-DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", MANAGE, field="version")
+DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", MANAGE, of_reply="version")
 
 # ------------------------------------------------------------------------------------ transactions
 LIST_TRANSACTIONS: Operation[values.CoordinatorTransactions] = Operation(
     "ListTransactions", OPERATE, AskedOf.COORDINATOR
 )
 ABORT_TRANSACTION: Operation[TxnState] = Operation(
-    "AbortTransaction", OPERATE, AskedOf.COORDINATOR, field="state"
+    "AbortTransaction", OPERATE, AskedOf.COORDINATOR, of_reply="state"
 )
 DETACH_TRANSACTION: Operation[None] = Operation("DetachTransaction", OPERATE, AskedOf.COORDINATOR)
 LIST_HALVES: Operation[values.CoordinatorHalves] = Operation("ListHalves", OPERATE, AskedOf.COORDINATOR)
@@ -238,13 +237,13 @@ _OF_CLIENTS = {
 # ------------------------------------------------------------------------------------ the table
 OPERATIONS: dict[str, Operation[Any]] = {}
 """Every row by its name, in the order of this file."""
-_ANSWERS: dict[str, str] = {}
+ANSWERS: dict[str, str] = {}
 
 
 def add(operation: Operation[Any], answer: str) -> None:
     """A row whose answer is of the type that the text names, of proto/statistics.py or of Python."""
     assert operation.name not in OPERATIONS, f"{operation.name} is a row already"
-    OPERATIONS[operation.name], _ANSWERS[operation.name] = operation, answer
+    OPERATIONS[operation.name], ANSWERS[operation.name] = operation, answer
 
 
 for _variable, _hint in list(__annotations__.items()):
@@ -259,4 +258,4 @@ def answer_of(name: str, **of_clients: Any) -> Any:
     from . import statistics, transactions
 
     known = {**vars(statistics), **vars(transactions), "values": statistics, **of_clients}
-    return eval(_ANSWERS[name], known)
+    return eval(ANSWERS[name], known)

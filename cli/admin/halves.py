@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click import option
 
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, connected
+from ..common.session import Session, verb
 
 if TYPE_CHECKING:
     from ...proto.statistics import HalfStats
@@ -29,11 +30,11 @@ halves = LazyGroup(
 )
 
 
-@click.command("list")
-@click.option("-g", "--group", default="", help="Of this group alone.")
-@click.option("--parked", is_flag=True, help="Those that wait for an operator alone.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator.")
-@connected
+@verb(
+    option("-g", "--group", default="", help="Of this group alone."),
+    option("--parked", is_flag=True, help="Those that wait for an operator alone."),
+    option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
+)
 def list_(session: Session, group: str, parked: bool, limit: int) -> None:
     """Half messages that are not decided: who prepared them, whom it is asked of, and why one is parked.
 
@@ -44,9 +45,7 @@ def list_(session: Session, group: str, parked: bool, limit: int) -> None:
     session.out.rows([_row(each) for each in sorted(wanted, key=lambda each: -each.age_ms)], COLUMNS)
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def show(session: Session, half: str) -> None:
     """One half message by its id.
 
@@ -55,9 +54,7 @@ def show(session: Session, half: str) -> None:
     session.out.record(_row(session.admin.half(half)))
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def park(session: Session, half: str) -> None:
     """Do not ask about a half message any more: it stays until an operator commits, rolls back or revives it.
 
@@ -66,9 +63,7 @@ def park(session: Session, half: str) -> None:
     session.admin.park_half(half)
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def revive(session: Session, half: str) -> None:
     """Ask the group of a parked half message again, at once, as often as of a new one. One that is not parked is asked
     about now.
@@ -78,9 +73,7 @@ def revive(session: Session, half: str) -> None:
     session.admin.revive_half(half)
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def commit(session: Session, half: str) -> None:
     """Publish a half message, parked or not, whatever its group says.
 
@@ -89,9 +82,7 @@ def commit(session: Session, half: str) -> None:
     session.admin.commit_half(half)
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def rollback(session: Session, half: str) -> None:
     """Drop a half message, parked or not, whatever its group says. Its content is lost.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import click
+from click import option
 
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import YES, Session, confirm, connected
+from ..common.session import Session, confirm, verb
 from .permissions import OF_TOPICS
 from .policies import ALIASES, TOPICS, verbs
 from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
@@ -83,11 +84,8 @@ def full(topic: str) -> str:
     return TopicName.parse(topic).full
 
 
-@click.command("list")
-@click.argument("namespace", default="public/default")
-@click.option("--partitions", is_flag=True, help="Each partition by its own name.")
-@connected
-def list_(session: Session, namespace: str, partitions: bool) -> None:
+@verb(option("--partitions", is_flag=True, help="Each partition by its own name."))
+def list_(session: Session, namespace: str = "public/default", *, partitions: bool) -> None:
     """Topics of a namespace (default public/default).
 
     Example: magnetar topics list public/default
@@ -96,10 +94,7 @@ def list_(session: Session, namespace: str, partitions: bool) -> None:
     session.out.names(found, empty=f"no topics in {namespace}")
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default).")
-@connected
+@verb(option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default)."))
 def create(session: Session, topic: str, partitions: int) -> None:
     """Make a topic.
 
@@ -110,10 +105,7 @@ def create(session: Session, topic: str, partitions: int) -> None:
     session.out.done(f"topic {full(topic)} created{suffix}", topic=full(topic), partitions=partitions)
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer.")
-@connected
+@verb(option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer."))
 def update(session: Session, topic: str, partitions: int) -> None:
     """Give a partitioned topic more partitions. Keys may move to other partitions.
 
@@ -123,13 +115,12 @@ def update(session: Session, topic: str, partitions: int) -> None:
     session.out.done(f"topic {full(topic)} has {partitions} partitions", topic=full(topic), partitions=partitions)
 
 
-@click.command()
-@click.argument("topic")
-@click.option("--per-partition", is_flag=True, help="A record for each partition.")
-@click.option(
-    "-gpb", "--get-precise-backlog", "precise", is_flag=True, help="Count what is acknowledged message by message."
+@verb(
+    option("--per-partition", is_flag=True, help="A record for each partition."),
+    option(
+        "-gpb", "--get-precise-backlog", "precise", is_flag=True, help="Count what is acknowledged message by message."
+    ),
 )
-@connected
 def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> None:
     """Messages, storage, producers and subscriptions of a topic. The backlog is in messages.
 
@@ -159,9 +150,7 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
         session.out.rows(transacted, TRANSACTION_COLUMNS)
 
 
-@click.command("stats-internal")
-@click.argument("topic")
-@connected
+@verb()
 def stats_internal(session: Session, topic: str) -> None:
     """The ledgers of a topic: their state, their bookies, and why each is not deleted yet.
 
@@ -179,9 +168,7 @@ def stats_internal(session: Session, topic: str) -> None:
         session.out.rows(record["ledgers"], LEDGER_COLUMNS, empty="no ledgers")
 
 
-@click.command()
-@click.argument("topic")
-@connected
+@verb()
 def lookup(session: Session, topic: str) -> None:
     """Which broker owns a topic (each partition of it).
 
@@ -191,9 +178,7 @@ def lookup(session: Session, topic: str) -> None:
     session.out.rows(rows, ("topic", "broker"))
 
 
-@click.command("get-partitioned-topic-metadata")
-@click.argument("topic")
-@connected
+@verb(name="get-partitioned-topic-metadata")
 def metadata(session: Session, topic: str) -> None:
     """How many partitions a topic has; 0: it is not partitioned.
 
@@ -202,9 +187,7 @@ def metadata(session: Session, topic: str) -> None:
     session.out.record({"topic": full(topic), "partitions": session.admin.partitions(topic)})
 
 
-@click.command("bundle-range")
-@click.argument("topic")
-@connected
+@verb()
 def bundle_range(session: Session, topic: str) -> None:
     """The bundle of its namespace that a topic (each partition of it) is in.
 
@@ -219,9 +202,7 @@ def bundle_range(session: Session, topic: str) -> None:
     session.out.rows(rows, ("topic", "bundle"))
 
 
-@click.command()
-@click.argument("topic")
-@connected
+@verb()
 def offsets(session: Session, topic: str) -> None:
     """The index of the oldest message kept and of the next one, for each partition.
 
@@ -234,9 +215,7 @@ def offsets(session: Session, topic: str) -> None:
     session.out.rows(rows, ("topic", "earliest", "end", "bytes"))
 
 
-@click.command()
-@click.argument("topic")
-@connected
+@verb()
 def unload(session: Session, topic: str) -> None:
     """Let the owner close a topic; its next user makes a broker open it.
 
@@ -247,9 +226,7 @@ def unload(session: Session, topic: str) -> None:
     session.out.done(f"topic {full(topic)} unloaded", topic=full(topic))
 
 
-@click.command()
-@click.argument("topic")
-@connected
+@verb()
 def trim(session: Session, topic: str) -> None:
     """Delete the ledgers that no subscription and no retention needs, now rather than at the next round.
 
@@ -260,10 +237,7 @@ def trim(session: Session, topic: str) -> None:
     session.out.done(f"topic {full(topic)} trimmed", topic=full(topic))
 
 
-@click.command()
-@click.argument("topic")
-@YES
-@connected
+@verb()
 def terminate(session: Session, topic: str, yes: bool) -> None:
     """Seal a topic: producers are refused, consumers read to its end.
 
@@ -274,11 +248,7 @@ def terminate(session: Session, topic: str, yes: bool) -> None:
     session.out.done(f"topic {full(topic)} terminated at {', '.join(last.values())}", topic=full(topic), last=last)
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there.")
-@YES
-@connected
+@verb(option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there."))
 def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     """Delete a topic, all its partitions and messages.
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click import option
 
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, connected
+from ..common.session import Session, verb
 
 if TYPE_CHECKING:
     from ...proto.statistics import TransactionHere, TransactionStats
@@ -30,10 +31,10 @@ transactions = LazyGroup(
 )
 
 
-@click.command("list")
-@click.option("-c", "--coordinator", type=click.IntRange(0), help="Of this coordinator alone.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator.")
-@connected
+@verb(
+    option("-c", "--coordinator", type=click.IntRange(0), help="Of this coordinator alone."),
+    option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
+)
 def list_(session: Session, coordinator: int | None, limit: int) -> None:
     """Transactions that are open, prepared, or not settled at each topic; the oldest first. `owner` and `address`: the
     role and the client that began it. `topics`: those that it has something in; of an ended one those that have not
@@ -49,9 +50,7 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
     session.out.rows([_row(each) for each in sorted(rows, key=lambda each: -each.age_ms)], COLUMNS)
 
 
-@click.command()
-@click.argument("txn")
-@connected
+@verb()
 def show(session: Session, txn: str) -> None:
     """One transaction by its id: who began it, and for each of its topics what it has there and what waits for its
     end. Of one that is done only the outcome is known.
@@ -72,8 +71,7 @@ def show(session: Session, txn: str) -> None:
         session.out.rows([{**each, "pending": _pending(each["pending"])} for each in at], TOPIC_COLUMNS)
 
 
-@click.command()
-@connected
+@verb()
 def status(session: Session) -> None:
     """The coordinators: epoch, and how many transactions are open, prepared, unsettled; committed and aborted since
     the last take-over. An epoch of 0: it had none so far.
@@ -90,9 +88,7 @@ def status(session: Session) -> None:
     session.out.rows(rows, COORDINATOR_COLUMNS)
 
 
-@click.command()
-@click.argument("txn")
-@connected
+@verb()
 def abort(session: Session, txn: str) -> None:
     """Abort a transaction that is open or prepared. One that has ended stays as it is.
 
@@ -101,10 +97,7 @@ def abort(session: Session, txn: str) -> None:
     session.out.record({"txn": txn, "state": session.admin.abort_transaction(txn).name})
 
 
-@click.command()
-@click.argument("txn")
-@click.argument("topic")
-@connected
+@verb()
 def detach(session: Session, txn: str, topic: str) -> None:
     """Stop waiting for a topic that can store the outcome of an ended transaction no more. What the transaction did
     there is lost if it is committed.

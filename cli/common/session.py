@@ -8,8 +8,9 @@ not said comes from a profile (cli/common/profile.py).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -169,3 +170,33 @@ def connected(function: Callable[..., None]) -> Callable[..., None]:
             session.close()
 
     return command
+
+
+def verb(*options: Callable[[Any], Any], name: str = "") -> Callable[[Callable[..., None]], click.Command]:
+    """A command that has its Session first, by the name of its function.
+
+    A parameter that none of `options` gives is an argument, with the parameter's default; `yes` is the option YES.
+    """
+
+    def make(function: Callable[..., None]) -> click.Command:
+        command = connected(function)
+        given = {each.name for each in _parameters(options)}
+        own = [each for each in signature(function).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
+        if "yes" in {each.name for each in own} - given:
+            command = YES(command)
+        for option in reversed(options):
+            command = option(command)
+        for each in reversed([each for each in own if each.name not in given and each.name != "yes"]):
+            settings = {} if each.default is each.empty else {"default": each.default}
+            command = click.argument(each.name, **settings)(command)
+        return click.command(name or function.__name__.rstrip("_").replace("_", "-"))(command)
+
+    return make
+
+
+def _parameters(options: Sequence[Callable[[Any], Any]]) -> list[click.Parameter]:
+    def probe() -> None: ...
+
+    for option in options:
+        option(probe)
+    return getattr(probe, "__click_params__", [])

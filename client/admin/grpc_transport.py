@@ -138,4 +138,4 @@ def decode(operation: Operation[T], arguments: Mapping[str, object], reply: Mess
     if kind == tuple[StoredMessage, ...]:
         entries = cast(wire.PeekMessagesReply, reply).entries
         return cast(T, tuple(stored_messages(entries, str(arguments["topic"]))))
-    return cast(T, value_of(kind, reply, operation.field, {MessageId: MessageId.from_wire}))
+    return cast(T, value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire}))

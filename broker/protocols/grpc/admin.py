@@ -94,7 +94,7 @@ def answered(operation: Operation[T], reply: object) -> T:
     """The answer, of what a handler or another broker answers. Of messages that are shown: the entries."""
     if isinstance(reply, Message):
         kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
-        reply = value_of(kind, reply, operation.field, {MessageId: MessageId.from_wire})
+        reply = value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
     return cast(T, reply)
 
 

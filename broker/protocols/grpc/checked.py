@@ -52,7 +52,7 @@ def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) 
     async def call(request: Any, context: CallContext) -> Message:
         from ....proto.translation import reply_of  # with the service, which a start does not load
 
-        return reply_of(reply, await handler(request, context), operation.field)
+        return reply_of(reply, await handler(request, context), operation.of_reply)
 
     return call
 

@@ -1,0 +1,89 @@
+"""The methods of AdminClient that follow from rows of proto/operations.py: those whose row names a `method`.
+
+    TrimTopic, of a topic        →  async def trim_topic(self, topic: str) -> None
+
+The first parameters are the place and the subscription, as the row's rule has them; what the row `takes` comes by
+keyword, with the default of its type. An answer of several is a list.
+Type checkers and editors see rows.pyi, which `python -m tests.stubs` writes; guard: tests/client/admin/test_stubs.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor as Field
+
+from ...proto import statistics as values
+from ...proto.names import check_subscription_name, check_tenant_name
+from ...proto.operations import ANSWERS, OPERATIONS, On, Operation
+from ..model.message_id import MessageId
+from .grpc_transport import target_of
+from .permissions import full_namespace, full_topic
+from .stored_messages import StoredMessage
+
+assert Sequence and values and MessageId and StoredMessage, "annotations name them"
+PLACES: dict[On, tuple[str, Callable[[str], str]]] = {
+    On.TOPIC: ("topic", full_topic), On.NAMESPACE: ("name", full_namespace), On.TENANT: ("name", check_tenant_name),
+}  # fmt: skip
+"""What the parameter is called, and how it is checked before anything is sent."""
+_KINDS = {Field.CPPTYPE_BOOL: ("bool", False), Field.CPPTYPE_STRING: ("str", ""), Field.CPPTYPE_DOUBLE: ("float", 0.0)}
+Checks = Mapping[str, tuple[str, Callable[[str], str]]]
+
+
+class RowMethods:
+    """AdminClient derives from it."""
+
+    async def _call(self, operation: Operation[Any], **arguments: object) -> Any:
+        raise NotImplementedError
+
+
+def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
+    """The method of a row."""
+    signature, checks = signature_of(row)
+    is_list = ANSWERS[row.name].startswith("tuple[")
+
+    async def call(self: RowMethods, /, *given: Any, **options: Any) -> Any:
+        asked = signature.bind(self, *given, **options).arguments
+        del asked["self"]
+        for name, (field, check) in checks.items():
+            asked[field] = check(asked.pop(name))
+        found = await self._call(row, **asked)
+        return list(found) if is_list else found
+
+    call.__name__, call.__qualname__, call.__doc__ = row.method, f"AdminClient.{row.method}", row.help
+    call.__signature__ = signature  # type: ignore[attr-defined]
+    kinds = {each.name: each.annotation for each in signature.parameters.values() if each.name != "self"}
+    call.__annotations__ = {**kinds, "return": signature.return_annotation}
+    return call
+
+
+def signature_of(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
+    """Of the method; and of the parameters that are checked: the field of the request, and the check."""
+    rule, checks, first = row.rule, dict[str, tuple[str, Callable[[str], str]]](), inspect.Parameter.POSITIONAL_ONLY
+    parameters = [inspect.Parameter("self", first)]
+    if rule.subscription:
+        checks["name"] = rule.subscription, check_subscription_name
+    if rule.on in PLACES:
+        name, check = PLACES[rule.on]
+        checks = {name: (rule.field, check), **checks}
+    for name in checks:
+        parameters.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str"))
+    fields = target_of(row).request.DESCRIPTOR.fields_by_name
+    for name in row.takes:
+        kind, default = _KINDS.get(fields[name].cpp_type, ("int", 0))
+        if fields[name].is_repeated:
+            kind, default = f"Sequence[{kind}]", ()
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        )
+    answer = ANSWERS[row.name]
+    if answer.startswith("tuple["):
+        answer = f"list[{answer[6:-6]}]"
+    return inspect.Signature(parameters, return_annotation=answer), checks
+
+
+for _row in OPERATIONS.values():
+    if _row.method:
+        setattr(RowMethods, _row.method, made(_row))

@@ -1,0 +1,96 @@
+"""`python -m tests.stubs [--check]`: writes the stubs of classes whose methods are made when they are imported.
+
+Type checkers and editors read client/admin/blocking.pyi and rows.pyi in the place of the modules: each method with its
+parameters and its docstring, as the class has them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from magnetar.client.admin import Admin
+from magnetar.client.admin.rows import RowMethods
+from tests.docs.documents import ROOT
+
+WIDTH = 120
+IMPORTS = {
+    "Mapping": "from collections.abc import Mapping", "Sequence": "from collections.abc import Sequence",
+    "Any": "from typing import Any", "values.": "from ...proto import statistics as values",
+    "Operation": "from ...proto.operations import Operation", "Policies": "from ...proto.policies import Policies",
+    "SchemaInfo": "from ...proto.schema import SchemaInfo", "TxnId": "from ...proto.transactions import TxnId, TxnState",
+    "ClosedAfterWith": "from ..common.closing import ClosedAfterWith",
+    "MessageId": "from ..model.message_id import MessageId",
+    "StoredMessage": "from .stored_messages import StoredMessage",
+}  # fmt: skip
+"""What a stub imports where it names it, in the order of ruff."""
+
+
+def stubs() -> dict[Path, str]:
+    folder = ROOT / "client" / "admin"
+    return {
+        folder / "blocking.pyi": _stub("blocking.py", "Admin(ClosedAfterWith)", Admin, ("__init__",), "def"),
+        folder / "rows.pyi": _stub("rows.py", "RowMethods", RowMethods, ("_call",), "async def"),
+    }
+
+
+def _stub(module: str, head: str, kind: type, also: tuple[str, ...], verb: str) -> str:
+    names = [*also, *(name for name in vars(kind) if not name.startswith("_") and name not in also)]
+    doc = textwrap.indent(f'"""{inspect.cleandoc(kind.__doc__ or "")}\n"""', "    ").replace('\n\n"""', '\n"""')
+    body = "\n".join(line.rstrip() for line in (f"class {head}:\n{doc}\n" + "\n".join(
+        _method(name, vars(kind)[name], verb if name != "__init__" else "def") for name in names
+    )).splitlines())  # fmt: skip
+    used = list(dict.fromkeys(line for word, line in IMPORTS.items() if word in body))
+    groups = [[each for each in used if each.startswith(start)] for start in ("from collections", "from typing")]
+    ours = [each for each in used if each.startswith("from .")]
+    imports = "\n\n".join("\n".join(group) for group in ([*groups[0], *groups[1]], ours) if group)
+    return f'"""Of {module}, for type checkers and editors; `python -m tests.stubs` writes it."""\n\n{imports}\n\n{body}\n'
+
+
+def _method(name: str, method: Callable[..., Any], verb: str) -> str:
+    signature = inspect.signature(method)
+    parameters, keyword = list[str](), False
+    for each in signature.parameters.values():
+        if each.kind is inspect.Parameter.KEYWORD_ONLY and not keyword:
+            if not any(other.kind is inspect.Parameter.VAR_POSITIONAL for other in signature.parameters.values()):
+                parameters.append("*")
+            keyword = True
+        star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(each.kind, "")
+        kind = "" if each.annotation is inspect.Parameter.empty else f": {each.annotation}"
+        default = "" if each.default is inspect.Parameter.empty else f" = {each.default!r}" if kind else ""
+        parameters.append(f"{star}{each.name}{kind}{default}")
+    returned = signature.return_annotation
+    line = f"    {verb} {name}({', '.join(parameters)}) -> {returned}:"
+    if len(line) > WIDTH:
+        inner = "\n".join(f"        {each}," for each in parameters)
+        line = f"    {verb} {name}(\n{inner}\n    ) -> {returned}:"
+    doc = inspect.getdoc(method)
+    return f"{line} ...\n" if doc is None or name.startswith("_") else f"{line}\n{_doc(doc)}\n        ...\n"
+
+
+def _doc(text: str) -> str:
+    lines = text.splitlines()
+    if len(lines) == 1:
+        return f'        """{text}"""'
+    return textwrap.indent(f'"""{text}\n"""', "        ")
+
+
+def outdated() -> Iterator[Path]:
+    for path, text in stubs().items():
+        if not path.exists() or path.read_text() != text:
+            yield path
+
+
+def main() -> None:
+    if "--check" in sys.argv:
+        sys.exit("\n".join(f"{path} is not what the class has: python -m tests.stubs" for path in outdated()) or 0)
+    for path, text in stubs().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
