@@ -74,8 +74,15 @@ class AskedOf(Enum):
     COORDINATOR = "the broker that has the coordinator of the transaction; any other one names it"
 
 
+class Take(NamedTuple):
+    """A field of a request: a keyword of the method, an option of the verb, a parameter of the route's query."""
+
+    kind: type[bool] | type[int] | type[float] | type[str]  # its default is that of the type
+    help: str = ""  # of the option
+
+
 class Http(NamedTuple):
-    """A route, below the path of the topic, namespace or tenant that the operation is about."""
+    """A route, below the path of the topic, namespace or tenant that the operation is about, or of itself."""
 
     method: str
     path: str
@@ -85,11 +92,13 @@ class Http(NamedTuple):
 
 
 class Cli(NamedTuple):
-    """A verb of the command line. `{place}` in a text is the topic, namespace or tenant by its full name."""
+    """A verb of the command line. In what is printed `{place}` is the topic by its full name, or the namespace or
+    tenant, and `{subscription}` what -s names."""
 
     words: str  # "topics trim"
     line: str  # of the group's help
-    text: str  # of its own help, with an example
+    text: str  # of its own help
+    example: str  # the words after those of the verb
     done: str = ""  # what is printed; empty: the answer
     confirm: str = ""  # what is asked first, because it cannot be undone
 
@@ -103,7 +112,7 @@ class Operation(Generic[T]):
     asked_of: AskedOf = AskedOf.ANY
     service: str = "Admin"
     of_reply: str = ""  # the field that is the answer; empty: the whole reply, or its first field
-    takes: Mapping[str, str] = field(default_factory=dict)  # fields of the request besides the place → what each means
+    takes: Mapping[str, Take] = field(default_factory=dict)  # fields of the request besides the place
     method: str = ""  # of AdminClient, where that follows from the row
     help: str = ""  # its docstring
     http: Http | None = None
@@ -135,7 +144,10 @@ def _topic(name: str, rule: Rule, **faces: Any) -> Operation[Any]:
 
 
 # ------------------------------------------------------------------------------------ tenants
-LIST_TENANTS: Operation[tuple[str, ...]] = Operation("ListTenants", Rule(Permission.SHOWN))
+LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
+    "ListTenants", Rule(Permission.SHOWN), method="tenants", help="Names, sorted.",
+    http=Http("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]"),
+)  # fmt: skip
 CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
 GET_TENANT: Operation[values.TenantInfo] = Operation("GetTenant", Rule(Permission.MANAGE, On.TENANT, "name"))
 UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE)
@@ -143,12 +155,19 @@ DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
 
 # ------------------------------------------------------------------------------------ namespaces
 LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
-    "ListNamespaces", Rule(Permission.MANAGE, On.TENANT, "name")
-)
+    "ListNamespaces", Rule(Permission.MANAGE, On.TENANT, "name"),
+    http=Http(
+        "GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]"
+    ),
+)  # fmt: skip
 CREATE_NAMESPACE: Operation[None] = Operation("CreateNamespace", NAMESPACE)
 GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation("GetNamespace", NAMESPACE)
 UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
-DELETE_NAMESPACE: Operation[None] = Operation("DeleteNamespace", NAMESPACE)
+DELETE_NAMESPACE: Operation[None] = Operation(
+    "DeleteNamespace", NAMESPACE, takes={"force": Take(bool, "Delete its topics too.")},
+    method="delete_namespace", help="Busy: it has topics, which `force` deletes too.",
+    http=Http("DELETE", "", "Deletes a namespace; with `force` its topics first."),
+)  # fmt: skip
 UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE)
 GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE)
 CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE)
@@ -170,14 +189,53 @@ OFFSETS: Operation[values.TopicOffsets] = _topic(
 )
 TOPIC_STATS: Operation[values.TopicStats] = _topic("TopicStats", LOOKUP)
 NAMESPACE_STATS: Operation[values.NamespaceStats] = Operation("NamespaceStats", SHOWN)
-TOPIC_INTERNAL_STATS: Operation[values.TopicInternalStats] = _topic("TopicInternalStats", LOOKUP)
-UNLOAD_TOPIC: Operation[None] = _topic("UnloadTopic", MANAGE)
-TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE)
-TRUNCATE_TOPIC: Operation[None] = _topic("TruncateTopic", MANAGE)
+TOPIC_INTERNAL_STATS: Operation[values.TopicInternalStats] = _topic(
+    "TopicInternalStats", LOOKUP, method="topic_internal_stats",
+    help="The log of one partition: its ledgers, positions and replication.",
+)  # fmt: skip
+UNLOAD_TOPIC: Operation[None] = _topic(
+    "UnloadTopic", MANAGE, method="unload_topic", help="Its owner closes it; the next use opens it again.",
+    http=Http("PUT", "/unload", "Its broker gives it back; the next look-up loads it."),
+    cli=Cli(
+        "topics unload", "Let its broker give it up; the next user makes it load again.",
+        "Let the owner close a topic; its next user makes a broker open it.", "orders", "topic {place} unloaded",
+    ),
+)  # fmt: skip
+TRIM_TOPIC: Operation[None] = _topic(
+    "TrimTopic", MANAGE, method="trim_topic",
+    help="Deletes the ledgers that no subscription and no retention needs, now.",
+    http=Http("POST", "/trim", "Deletes what every subscription has acknowledged and retention does not keep."),
+    cli=Cli(
+        "topics trim", "Delete ledgers that everybody has acknowledged, now.",
+        "Delete the ledgers that no subscription and no retention needs, now rather than at the next round.", "orders",
+        "topic {place} trimmed",
+    ),
+)  # fmt: skip
+TRUNCATE_TOPIC: Operation[None] = _topic(
+    "TruncateTopic", MANAGE, method="truncate_topic",
+    help="Acknowledges everything for every subscription, and deletes all ledgers but the one that is written.",
+    http=Http("DELETE", "/truncate", "Deletes its messages."),
+    cli=Cli(
+        "topics truncate", "Acknowledge everything and delete all that is not written to.",
+        "Acknowledge everything for every subscription, and delete all ledgers but the one that is written.", "orders",
+        "topic {place} truncated", "Delete all messages of {place}",
+    ),
+)  # fmt: skip
 SKIP_LOST: Operation[values.SkippedLost] = _topic("SkipLost", OF_TOPIC_FIELD)
 TERMINATE_TOPIC: Operation[Any] = _topic("TerminateTopic", MANAGE)
-COMPACT: Operation[None] = _topic("Compact", MANAGE)
-COMPACTION_STATUS: Operation[values.CompactionStatus] = _topic("CompactionStatus", MANAGE)
+COMPACT: Operation[None] = _topic(
+    "Compact", MANAGE, method="compact", help="Starts a compaction. Busy: one is running.",
+    http=Http("PUT", "/compaction", "Starts a compaction."),
+    cli=Cli(
+        "topics compact", "Keep the latest message of each key, for who reads compacted.",
+        "Start to compact a topic: of each key its latest message is kept for consumers that read compacted.", "prices",
+        "topic {place} is being compacted; see compaction-status",
+    ),
+)  # fmt: skip
+COMPACTION_STATUS: Operation[values.CompactionStatus] = _topic(
+    "CompactionStatus", MANAGE, method="compaction_status",
+    help="The last compaction of one partition, and the compacted ledger that is read now.",
+)  # fmt: skip
 LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", of_topic(Permission.CONSUME))
 MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME)
 BACKLOG_SIZE: Operation[int] = _topic("BacklogSize", CONSUME)
@@ -185,9 +243,25 @@ GET_MESSAGE: Operation[Any] = _topic("GetMessage", CONSUME)
 EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
 
 # ------------------------------------------------------------------------------------ subscriptions
-LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic("ListSubscriptions", of_topic(Permission.CONSUME))
+LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
+    "ListSubscriptions", of_topic(Permission.CONSUME), method="subscriptions",
+    help="Names of the durable ones, sorted.",
+    http=Http("GET", "/subscriptions", "The durable subscriptions.", answer="[name]"),
+)  # fmt: skip
 CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION)
-DELETE_SUBSCRIPTION: Operation[None] = _topic("DeleteSubscription", SUBSCRIPTION)
+DELETE_SUBSCRIPTION: Operation[None] = _topic(
+    "DeleteSubscription", SUBSCRIPTION, takes={"force": Take(bool, "Although consumers are connected.")},
+    method="delete_subscription", help="Busy: it has consumers, which `force` overrides.",
+    http=Http(
+        "DELETE", "/subscription/{subscription}",
+        "Deletes the subscription; with `force` its consumers are disconnected.", busy=412,
+    ),
+    cli=Cli(
+        "subscriptions delete", "Delete a subscription.", "Delete a subscription: nothing is kept for it any more.",
+        "orders -s billing", "subscription {subscription} of {place} deleted",
+        "Delete subscription {subscription} of {place}",
+    ),
+)  # fmt: skip
 GET_SUBSCRIPTION_PROPERTIES: Operation[dict[str, str]] = _topic(
     "GetSubscriptionProperties", SUBSCRIPTION, of_reply="properties"
 )
@@ -199,7 +273,10 @@ ADVANCE_SUBSCRIPTION: Operation[None] = _topic(
 SKIP_MESSAGES: Operation[None] = _topic("SkipMessages", SUBSCRIPTION)
 EXPIRE_MESSAGES: Operation[int] = _topic("ExpireMessages", SUBSCRIPTION)
 PEEK_MESSAGES: Operation[Any] = _topic("PeekMessages", SUBSCRIPTION)
-ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic("AnalyzeBacklog", SUBSCRIPTION)
+ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic(
+    "AnalyzeBacklog", SUBSCRIPTION, method="analyze_backlog",
+    help="Counts the backlog of one partition message by message.",
+)  # fmt: skip
 
 # ------------------------------------------------------------------------------------ schemas
 GET_SCHEMA: Operation[values.TopicSchema] = Operation("GetSchema", SCHEMA, service="Broker")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,16 @@ from magnetar.client.admin.rows import RowMethods
 from tests.docs.documents import ROOT
 
 WIDTH = 120
-IMPORTS = {
-    "Mapping": "from collections.abc import Mapping", "Sequence": "from collections.abc import Sequence",
-    "Any": "from typing import Any", "values.": "from ...proto import statistics as values",
-    "Operation": "from ...proto.operations import Operation", "Policies": "from ...proto.policies import Policies",
-    "SchemaInfo": "from ...proto.schema import SchemaInfo", "TxnId": "from ...proto.transactions import TxnId, TxnState",
-    "ClosedAfterWith": "from ..common.closing import ClosedAfterWith",
-    "MessageId": "from ..model.message_id import MessageId",
-    "StoredMessage": "from .stored_messages import StoredMessage",
-}  # fmt: skip
+IMPORTS = (
+    ("values.", "from ...proto import statistics as values"),
+    ("Operation", "from ...proto.operations import Operation"),
+    ("Policies", "from ...proto.policies import Policies"),
+    ("SchemaInfo", "from ...proto.schema import SchemaInfo"),
+    ("TxnId", "from ...proto.transactions import TxnId, TxnState"),
+    ("ClosedAfterWith", "from ..common.closing import ClosedAfterWith"),
+    ("MessageId", "from ..model.message_id import MessageId"),
+    ("StoredMessage", "from .stored_messages import StoredMessage"),
+)
 """What a stub imports where it names it, in the order of ruff."""
 
 
@@ -39,16 +39,16 @@ def stubs() -> dict[Path, str]:
 
 
 def _stub(module: str, head: str, kind: type, also: tuple[str, ...], verb: str) -> str:
-    names = [*also, *(name for name in vars(kind) if not name.startswith("_") and name not in also)]
-    doc = textwrap.indent(f'"""{inspect.cleandoc(kind.__doc__ or "")}\n"""', "    ").replace('\n\n"""', '\n"""')
-    body = "\n".join(line.rstrip() for line in (f"class {head}:\n{doc}\n" + "\n".join(
-        _method(name, vars(kind)[name], verb if name != "__init__" else "def") for name in names
-    )).splitlines())  # fmt: skip
-    used = list(dict.fromkeys(line for word, line in IMPORTS.items() if word in body))
-    groups = [[each for each in used if each.startswith(start)] for start in ("from collections", "from typing")]
-    ours = [each for each in used if each.startswith("from .")]
-    imports = "\n\n".join("\n".join(group) for group in ([*groups[0], *groups[1]], ours) if group)
-    return f'"""Of {module}, for type checkers and editors; `python -m tests.stubs` writes it."""\n\n{imports}\n\n{body}\n'
+    names = [*also, *(name for name in vars(kind) if not name.startswith("_"))]
+    methods = "\n".join(_method(name, vars(kind)[name], "def" if name == "__init__" else verb) for name in names)
+    body = f"class {head}:\n{_doc(inspect.cleandoc(kind.__doc__ or ''), '    ')}\n\n{methods}"
+    found = [name for name in ("Mapping", "Sequence") if name in body]
+    standard = [f"from collections.abc import {', '.join(found)}"] if found else []
+    standard += ["from typing import Any"] if "Any" in body else []
+    ours = [line for word, line in IMPORTS if word in body]
+    imports = "\n\n".join("\n".join(group) for group in (standard, ours) if group)
+    head = f'"""Of {module}, for type checkers and editors; `python -m tests.stubs` writes it."""'
+    return f"{head}\n\n{imports}\n\n{body}"
 
 
 def _method(name: str, method: Callable[..., Any], verb: str) -> str:
@@ -69,14 +69,13 @@ def _method(name: str, method: Callable[..., Any], verb: str) -> str:
         inner = "\n".join(f"        {each}," for each in parameters)
         line = f"    {verb} {name}(\n{inner}\n    ) -> {returned}:"
     doc = inspect.getdoc(method)
-    return f"{line} ...\n" if doc is None or name.startswith("_") else f"{line}\n{_doc(doc)}\n        ...\n"
+    return f"{line} ...\n" if doc is None or name.startswith("_") else f"{line}\n{_doc(doc, ' ' * 8)}\n"
 
 
-def _doc(text: str) -> str:
+def _doc(text: str, indent: str) -> str:
     lines = text.splitlines()
-    if len(lines) == 1:
-        return f'        """{text}"""'
-    return textwrap.indent(f'"""{text}\n"""', "        ")
+    shown = f'"""{text}"""' if len(lines) == 1 else f'"""{text}\n"""'
+    return "\n".join(f"{indent}{line}".rstrip() for line in shown.splitlines())
 
 
 def outdated() -> Iterator[Path]:

@@ -32,6 +32,7 @@ from ..model.message_id import MessageId
 from .arguments import checked, taken
 from .grpc_transport import GrpcTransport
 from .permissions import PermissionAdmin, full_namespace, full_topic
+from .rows import RowMethods
 from .stored_messages import StoredMessage
 from .transactions import TransactionAdmin
 from .transport import Transport
@@ -44,7 +45,7 @@ BROKER_ASK_S = 5.0
 
 
 @checked
-class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
+class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
 
         async with magnetar.admin.AdminClient("magnetar://localhost:7650") as admin:
@@ -80,10 +81,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return list(found)
 
     # ------------------------------------------------------------------------------ tenants
-    async def tenants(self) -> list[str]:
-        """Names, sorted."""
-        return await self._all(op.LIST_TENANTS)
-
     async def create_tenant(
         self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
     ) -> None:
@@ -136,10 +133,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
             default_partitions=old.default_partitions if default_partitions is None else default_partitions,
             is_creation_set=is_creation_set,
         )  # fmt: skip
-
-    async def delete_namespace(self, name: str, *, force: bool = False) -> None:
-        """Busy: it has topics, which `force` deletes too."""
-        await self._call(op.DELETE_NAMESPACE, namespace=full_namespace(name), force=force)
 
     async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
         """Every broker gives its bundles up (or that one); the next lookups find new owners."""
@@ -319,22 +312,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
                 return
             after, page = page.next, None
 
-    async def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
-        """The log of one partition: its ledgers, positions and replication."""
-        return await self._call(op.TOPIC_INTERNAL_STATS, topic=full_topic(topic))
-
-    async def unload_topic(self, topic: str) -> None:
-        """Its owner closes it; the next use opens it again."""
-        await self._call(op.UNLOAD_TOPIC, topic=full_topic(topic))
-
-    async def trim_topic(self, topic: str) -> None:
-        """Deletes the ledgers that no subscription and no retention needs, now."""
-        await self._call(op.TRIM_TOPIC, topic=full_topic(topic))
-
-    async def truncate_topic(self, topic: str) -> None:
-        """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
-        await self._call(op.TRUNCATE_TOPIC, topic=full_topic(topic))
-
     async def skip_lost(self, topic: str, *, ledger_id: int | None = None, force: bool = False) -> values.SkippedLost:
         """Passes over entries of one partition that every replica certainly lost, for all who read it: of all its
         ledgers, or of one. The topic is unloaded. NotAllowed: a replica that does not answer may have them; `force`
@@ -346,14 +323,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         """Terminates it: it can be read and not written. Returns the id of its last message."""
         found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
         return found
-
-    async def compact(self, topic: str) -> None:
-        """Starts a compaction. Busy: one is running."""
-        await self._call(op.COMPACT, topic=full_topic(topic))
-
-    async def compaction_status(self, topic: str) -> values.CompactionStatus:
-        """The last compaction of one partition, and the compacted ledger that is read now."""
-        return await self._call(op.COMPACTION_STATUS, topic=full_topic(topic))
 
     async def last_message_id(self, topic: str) -> MessageId:
         """-1:-1 when there is none."""
@@ -383,10 +352,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         return found[0]
 
     # ------------------------------------------------------------------------------ subscriptions
-    async def subscriptions(self, topic: str) -> list[str]:
-        """Names of the durable ones, sorted."""
-        return await self._all(op.LIST_SUBSCRIPTIONS, topic=full_topic(topic))
-
     async def create_subscription(
         self, topic: str, name: str, position: MessageId | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
@@ -395,10 +360,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
             op.CREATE_SUBSCRIPTION, **_subscription(topic, name), position=position or MessageId.latest,
             properties=dict(properties or {}),
         )  # fmt: skip
-
-    async def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
-        """Busy: it has consumers, which `force` overrides."""
-        await self._call(op.DELETE_SUBSCRIPTION, **_subscription(topic, name), force=force)
 
     async def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
         """The properties, name to value."""
@@ -424,10 +385,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, ClosedAfterAsyncWith):
         `name` is empty; how many entries."""
         limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
         return await self._call(op.EXPIRE_MESSAGES, topic=full_topic(topic), subscription=name, **limit)
-
-    async def analyze_backlog(self, topic: str, name: str) -> values.BacklogAnalysis:
-        """Counts the backlog of one partition message by message."""
-        return await self._call(op.ANALYZE_BACKLOG, **_subscription(topic, name))
 
     async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
         """Acknowledges the next ones unseen. -1: all; an empty name: of every subscription."""

@@ -10,25 +10,22 @@ Type checkers and editors see rows.pyi, which `python -m tests.stubs` writes; gu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-
-from google.protobuf.descriptor import FieldDescriptor as Field
 
 from ...proto import statistics as values
 from ...proto.names import check_subscription_name, check_tenant_name
 from ...proto.operations import ANSWERS, OPERATIONS, On, Operation
 from ..model.message_id import MessageId
-from .grpc_transport import target_of
 from .permissions import full_namespace, full_topic
 from .stored_messages import StoredMessage
 
-assert Sequence and values and MessageId and StoredMessage, "annotations name them"
+NAMED = values, MessageId, StoredMessage
+"""By annotations, which are text."""
 PLACES: dict[On, tuple[str, Callable[[str], str]]] = {
     On.TOPIC: ("topic", full_topic), On.NAMESPACE: ("name", full_namespace), On.TENANT: ("name", check_tenant_name),
 }  # fmt: skip
 """What the parameter is called, and how it is checked before anything is sent."""
-_KINDS = {Field.CPPTYPE_BOOL: ("bool", False), Field.CPPTYPE_STRING: ("str", ""), Field.CPPTYPE_DOUBLE: ("float", 0.0)}
 Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
@@ -45,10 +42,13 @@ def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     is_list = ANSWERS[row.name].startswith("tuple[")
 
     async def call(self: RowMethods, /, *given: Any, **options: Any) -> Any:
-        asked = signature.bind(self, *given, **options).arguments
+        try:
+            asked = signature.bind(self, *given, **options).arguments
+        except TypeError as error:
+            raise TypeError(f"{call.__qualname__}() {error}") from None
         del asked["self"]
-        for name, (field, check) in checks.items():
-            asked[field] = check(asked.pop(name))
+        for name, (argument, check) in checks.items():
+            asked[argument] = check(asked.pop(name))
         found = await self._call(row, **asked)
         return list(found) if is_list else found
 
@@ -60,24 +60,20 @@ def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
 
 
 def signature_of(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
-    """Of the method; and of the parameters that are checked: the field of the request, and the check."""
-    rule, checks, first = row.rule, dict[str, tuple[str, Callable[[str], str]]](), inspect.Parameter.POSITIONAL_ONLY
-    parameters = [inspect.Parameter("self", first)]
+    """Of the method; and of the parameters that are checked: what they are called as arguments, and the check."""
+    rule, checks = row.rule, dict[str, tuple[str, Callable[[str], str]]]()
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     if rule.subscription:
-        checks["name"] = rule.subscription, check_subscription_name
+        checks["name"] = "subscription", check_subscription_name
     if rule.on in PLACES:
         name, check = PLACES[rule.on]
-        checks = {name: (rule.field, check), **checks}
-    for name in checks:
-        parameters.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str"))
-    fields = target_of(row).request.DESCRIPTOR.fields_by_name
-    for name in row.takes:
-        kind, default = _KINDS.get(fields[name].cpp_type, ("int", 0))
-        if fields[name].is_repeated:
-            kind, default = f"Sequence[{kind}]", ()
-        parameters.append(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        )
+        checks = {name: (rule.on.value, check), **checks}
+    first, only = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters += [inspect.Parameter(name, first, annotation="str") for name in checks]
+    parameters += [
+        inspect.Parameter(name, only, default=take.kind(), annotation=take.kind.__name__)
+        for name, take in row.takes.items()
+    ]
     answer = ANSWERS[row.name]
     if answer.startswith("tuple["):
         answer = f"list[{answer[6:-6]}]"

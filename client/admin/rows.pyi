@@ -1,0 +1,44 @@
+"""Of rows.py, for type checkers and editors; `python -m tests.stubs` writes it."""
+
+from typing import Any
+
+from ...proto import statistics as values
+from ...proto.operations import Operation
+
+class RowMethods:
+    """AdminClient derives from it."""
+
+    async def _call(self, operation: Operation[Any], **arguments: object) -> Any: ...
+
+    async def tenants(self) -> list[str]:
+        """Names, sorted."""
+
+    async def delete_namespace(self, name: str, *, force: bool = False) -> None:
+        """Busy: it has topics, which `force` deletes too."""
+
+    async def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
+        """The log of one partition: its ledgers, positions and replication."""
+
+    async def unload_topic(self, topic: str) -> None:
+        """Its owner closes it; the next use opens it again."""
+
+    async def trim_topic(self, topic: str) -> None:
+        """Deletes the ledgers that no subscription and no retention needs, now."""
+
+    async def truncate_topic(self, topic: str) -> None:
+        """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
+
+    async def compact(self, topic: str) -> None:
+        """Starts a compaction. Busy: one is running."""
+
+    async def compaction_status(self, topic: str) -> values.CompactionStatus:
+        """The last compaction of one partition, and the compacted ledger that is read now."""
+
+    async def subscriptions(self, topic: str) -> list[str]:
+        """Names of the durable ones, sorted."""
+
+    async def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
+        """Busy: it has consumers, which `force` overrides."""
+
+    async def analyze_backlog(self, topic: str, name: str) -> values.BacklogAnalysis:
+        """Counts the backlog of one partition message by message."""
