@@ -77,7 +77,7 @@ class AskedOf(Enum):
 class Take(NamedTuple):
     """A field of a request: a keyword of the method, an option of the verb, a parameter of the route's query."""
 
-    kind: type[bool] | type[int] | type[float] | type[str]  # its default is that of the type
+    kind: type[bool] | type[int] | type[str]  # its default is that of the type
     help: str = ""  # of the option
 
 

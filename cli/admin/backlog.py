@@ -13,7 +13,7 @@ from click import option
 from ..common.session import Session, confirm, verb
 from ..common.units import duration, message_id
 from ..messages.messages import id_text
-from .subscriptions import SUBSCRIPTION
+from .rows import SUBSCRIPTION
 from .topics import full
 
 OLDER = option("-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds.")
@@ -146,18 +146,6 @@ def analyze(session: Session, topic: str, subscription: str) -> None:
     admin, columns = session.admin, ("topic", "entries", "messages", "acknowledged", "bytes", "complete")
     rows = [{"topic": part, **asdict(admin.analyze_backlog(part, subscription))} for part in admin.parts(topic)]
     session.out.rows(rows, columns)
-
-
-@verb()
-def truncate(session: Session, topic: str, yes: bool) -> None:
-    """Acknowledge everything for every subscription, and delete all ledgers but the one that is written.
-
-    Example: magnetar topics truncate orders
-    """
-    confirm(f"Delete all messages of {full(topic)}", yes)
-    for part in session.admin.parts(topic):
-        session.admin.truncate_topic(part)
-    session.out.done(f"topic {full(topic)} truncated", topic=full(topic))
 
 
 @verb(

@@ -8,21 +8,9 @@ from typing import Any
 from click import option
 
 from ..common.session import Session, verb
-from .topics import full
 
 POLL_S = 0.5
 COLUMNS = ("topic", "state", "step", "progress", "messages", "entries", "bytes", "horizon", "dueBytes", "error")
-
-
-@verb()
-def compact(session: Session, topic: str) -> None:
-    """Start to compact a topic: of each key its latest message is kept for consumers that read compacted.
-
-    Example: magnetar topics compact prices
-    """
-    for part in session.admin.parts(topic):
-        session.admin.compact(part)
-    session.out.done(f"topic {full(topic)} is being compacted; see compaction-status", topic=full(topic))
 
 
 @verb(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."))

@@ -10,6 +10,7 @@ from click import option
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
+from . import rows
 from .permissions import OF_NAMESPACES
 from .policies import ALIASES, NAMESPACES, VERBS, change, given_fields, options_of, read, verbs
 from .properties import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
@@ -37,6 +38,7 @@ namespaces = LazyGroup(
         "remove-auto-topic-creation": Lazy(".admin.namespaces", "remove_creation", "Topics are made at first use."),
         **OF_NAMESPACES,
         **PROPERTIES_OF_NAMESPACES,
+        **rows.verbs("namespaces"),
     },
     {"get": "policies", **ALIASES},
     policies=verbs(NAMESPACES),

@@ -10,9 +10,11 @@ from click import option
 
 from ..common import units
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, confirm, verb
+from ..common.session import Session, verb
 from ..common.units import message_id
+from . import rows
 from .properties import PROPERTIES
+from .rows import SUBSCRIPTION
 from .topics import full
 
 subscriptions = LazyGroup(
@@ -29,13 +31,11 @@ subscriptions = LazyGroup(
         "reset": Lazy(".admin.subscriptions", "reset", "Move it to a message or a time."),
         "properties": Lazy(".admin.subscriptions", "properties", "Its properties."),
         "set-properties": Lazy(".admin.subscriptions", "set_properties", "Give it these properties and no others."),
-        "delete": Lazy(".admin.subscriptions", "delete", "Delete a subscription."),
+        **rows.verbs("subscriptions"),
     },
     {"seek": "reset", "reset-cursor": "reset", "peek-messages": "peek", "unsubscribe": "delete"},
     help="Subscriptions: where the readers of a topic stand.\n\nExample: magnetar subscriptions list orders",
 )
-
-SUBSCRIPTION = option("-s", "--subscription", required=True, help="Name of the subscription.")
 
 
 def _done(session: Session, text: str, topic: str, subscription: str) -> None:
@@ -193,15 +193,3 @@ def reset(
     for part in session.admin.parts(topic):
         session.admin.reset_subscription(part, subscription, to, exclusive=exclude)
     _done(session, f"subscription {subscription} moved to {moment or position}", topic, subscription)
-
-
-@verb(SUBSCRIPTION, option("-f", "--force", is_flag=True, help="Although consumers are connected."))
-def delete(session: Session, topic: str, subscription: str, force: bool, yes: bool) -> None:
-    """Delete a subscription: nothing is kept for it any more.
-
-    Example: magnetar subscriptions delete orders -s billing
-    """
-    confirm(f"Delete subscription {subscription} of {full(topic)}", yes)
-    for part in session.admin.parts(topic):
-        session.admin.delete_subscription(part, subscription, force=force)
-    _done(session, f"subscription {subscription} of {full(topic)} deleted", topic, subscription)

@@ -6,6 +6,7 @@ from click import option
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
+from . import rows
 
 tenants = LazyGroup(
     "tenants",
@@ -16,6 +17,7 @@ tenants = LazyGroup(
         "update": Lazy(".admin.tenants", "update", "Change a tenant's settings."),
         "stats": Lazy(".admin.tenants", "stats", "What a tenant holds."),
         "delete": Lazy(".admin.tenants", "delete", "Delete a tenant without namespaces."),
+        **rows.verbs("tenants"),
     },
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
 )

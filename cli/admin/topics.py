@@ -7,10 +7,12 @@ from click import option
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
+from . import rows
 from .permissions import OF_TOPICS
 from .policies import ALIASES, TOPICS, verbs
 from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
 
+ROWS = rows.verbs("topics")
 topics = LazyGroup(
     "topics",
     {
@@ -29,7 +31,7 @@ topics = LazyGroup(
         "update-subscription-properties": Lazy(
             ".admin.subscriptions", "set_properties", "Give it these and no others."
         ),
-        "unsubscribe": Lazy(".admin.subscriptions", "delete", "Delete a subscription."),
+        "unsubscribe": Lazy(".admin.rows", "subscriptions delete", "Delete a subscription."),
         "peek-messages": Lazy(".admin.subscriptions", "peek", "Show the next messages without taking them."),
         "skip": Lazy(".admin.subscriptions", "skip", "Acknowledge the next messages unseen."),
         "clear-backlog": Lazy(".admin.subscriptions", "clear", "Acknowledge everything unseen."),
@@ -42,18 +44,17 @@ topics = LazyGroup(
         "get-backlog-size": Lazy(".admin.backlog", "backlog_size", "Bytes after a message."),
         "last-message-id": Lazy(".admin.backlog", "last_message_id", "Id of the newest message."),
         "analyze-backlog": Lazy(".admin.backlog", "analyze", "What a subscription has left, exactly."),
-        "truncate": Lazy(".admin.backlog", "truncate", "Acknowledge everything and delete all that is not written to."),
-        "unload": Lazy(".admin.topics", "unload", "Let its broker give it up; the next user makes it load again."),
-        "trim": Lazy(".admin.topics", "trim", "Delete ledgers that everybody has acknowledged, now."),
-        "compact": Lazy(
-            ".admin.compaction", "compact", "Keep the latest message of each key, for who reads compacted."
-        ),
+        "truncate": ROWS["truncate"],
+        "unload": ROWS["unload"],
+        "trim": ROWS["trim"],
+        "compact": ROWS["compact"],
         "compaction-status": Lazy(".admin.compaction", "status", "How far the last compaction is, and what it left."),
         "skip-lost": Lazy(".admin.backlog", "skip_lost", "Pass over entries that every replica lost."),
         "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
         "delete": Lazy(".admin.topics", "delete", "Delete a topic and its messages."),
         **OF_TOPICS,
         **PROPERTIES_OF_TOPICS,
+        **ROWS,
     },
     {
         "list-partitioned-topics": "list",
@@ -213,28 +214,6 @@ def offsets(session: Session, topic: str) -> None:
         found = session.admin.offsets(part)
         rows.append({"topic": part, "earliest": found.earliest_index, "end": found.end_index, "bytes": found.bytes})
     session.out.rows(rows, ("topic", "earliest", "end", "bytes"))
-
-
-@verb()
-def unload(session: Session, topic: str) -> None:
-    """Let the owner close a topic; its next user makes a broker open it.
-
-    Example: magnetar topics unload orders
-    """
-    for part in session.admin.parts(topic):
-        session.admin.unload_topic(part)
-    session.out.done(f"topic {full(topic)} unloaded", topic=full(topic))
-
-
-@verb()
-def trim(session: Session, topic: str) -> None:
-    """Delete the ledgers that no subscription and no retention needs, now rather than at the next round.
-
-    Example: magnetar topics trim orders
-    """
-    for part in session.admin.parts(topic):
-        session.admin.trim_topic(part)
-    session.out.done(f"topic {full(topic)} trimmed", topic=full(topic))
 
 
 @verb()

@@ -27,11 +27,6 @@ from .policies import change, check_clusters, of_namespace, read
 AUTO_PARTITIONS_MAX = 10_000
 
 
-@route("GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]")
-async def list_namespaces(call: Call) -> object:
-    return sorted(await call.admin(op.LIST_NAMESPACES, name=call.names["tenant"]))
-
-
 # ------------------------------------------------------------------ itself
 @route("GET", NAMESPACE, "The policies of a namespace, with every key that Pulsar has.", answer="Policies")
 async def get_namespace(call: Call) -> object:
@@ -122,11 +117,6 @@ def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
     for role, actions in found.items():
         grant(GrantsRecord(), "", check_role(role), actions)
     return found
-
-
-@route("DELETE", NAMESPACE, "Deletes a namespace; with `force` its topics first.")
-async def delete_namespace(call: Call) -> None:
-    await call.admin(op.DELETE_NAMESPACE, name=str(call.namespace), force=call.flag("force"))
 
 
 # ------------------------------------------------------------------ topics that are made by themselves

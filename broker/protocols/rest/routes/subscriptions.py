@@ -34,11 +34,6 @@ def _position(call: Call, given: ResetTo) -> MessageId:
     return MessageId(given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
 
 
-@route("GET", TOPIC + "/subscriptions", "The durable subscriptions.", answer="[name]")
-async def list_subscriptions(call: Call) -> object:
-    return sorted({name for names in await call.each_partition(op.LIST_SUBSCRIPTIONS) for name in names})
-
-
 @route("PUT", SUBSCRIPTION, "Makes a subscription at a message, `earliest` or `latest` (or nothing).",
        body='MessageId | "earliest" | "latest" | empty')  # fmt: skip
 async def create_subscription(call: Call) -> None:
@@ -69,11 +64,6 @@ def _start(call: Call) -> tuple[MessageId, dict[str, str]]:
         return MessageId.parse(text), {}
     given = call.json(ResetTo)
     return _position(call, given), given.properties or {}
-
-
-@route("DELETE", SUBSCRIPTION, "Deletes the subscription; with `force` its consumers are disconnected.", busy=412)
-async def delete_subscription(call: Call) -> None:
-    await call.each_partition(op.DELETE_SUBSCRIPTION, name=call.names["subscription"], force=call.flag("force"))
 
 
 @route("POST", SUBSCRIPTION + "/resetcursor/{milliseconds}", "To the first message published then or later.", busy=412)

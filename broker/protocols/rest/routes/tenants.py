@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from .....proto import operations as op
@@ -18,11 +16,6 @@ TENANT = "/admin/v2/tenants/{tenant}"
 class TenantInfo(msgspec.Struct):
     adminRoles: tuple[str, ...] | None = None
     allowedClusters: tuple[str, ...] | None = None
-
-
-@route("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]")
-async def list_tenants(call: Call) -> Sequence[str]:
-    return sorted(await call.admin(op.LIST_TENANTS))
 
 
 @route("GET", TENANT, "A tenant.", answer="{adminRoles, allowedClusters}")

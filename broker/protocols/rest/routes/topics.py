@@ -119,16 +119,6 @@ async def delete_topic(call: Call) -> None:
     await call.admin(op.DELETE_TOPIC, **asked)
 
 
-@route("PUT", TOPIC + "/unload", "Its broker gives it back; the next look-up loads it.")
-async def unload_topic(call: Call) -> None:
-    await call.each_partition(op.UNLOAD_TOPIC)
-
-
-@route("DELETE", TOPIC + "/truncate", "Deletes its messages.")
-async def truncate_topic(call: Call) -> None:
-    await call.each_partition(op.TRUNCATE_TOPIC)
-
-
 @route("POST", TOPIC + "/skipLost",
        "Passes over entries that every replica lost; of one `ledger`; by `force` also what a silent replica may have.",
        answer="[{topic, ranges, subscriptions}]")  # fmt: skip
@@ -151,11 +141,6 @@ async def skip_lost(call: Call) -> object:
         }
         for topic, reply in zip(topics, found, strict=True)
     ]  # fmt: skip
-
-
-@route("POST", TOPIC + "/trim", "Deletes what every subscription has acknowledged and retention does not keep.")
-async def trim_topic(call: Call) -> None:
-    await call.each_partition(op.TRIM_TOPIC)
 
 
 @route("POST", TOPIC + "/terminate", "It takes no more messages; its last one.", answer="MessageId")
@@ -195,11 +180,6 @@ async def remove_property(call: Call) -> None:
 
 
 # ------------------------------------------------------------------ compaction
-@route("PUT", TOPIC + "/compaction", "Starts a compaction.")
-async def compact(call: Call) -> None:
-    await call.each_partition(op.COMPACT)
-
-
 @route("GET", TOPIC + "/compaction", "How the last compaction went; of partitions the one that is least done.",
        answer="{status, lastError}")  # fmt: skip
 async def compaction_status(call: Call) -> object:
