@@ -327,6 +327,7 @@ for _variable, _hint in list(__annotations__.items()):
     if _hint.startswith("Operation["):
         _row = globals()[_variable]
         add(_row, _OF_CLIENTS.get(_row.name, _hint.removeprefix("Operation[").removesuffix("]")))
+del _row, _hint, _variable
 
 
 @cache

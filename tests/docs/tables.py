@@ -33,7 +33,7 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import REQUIRED, defaults_of, settings
 from magnetar.runtime.memory.settings import ProcessConfig
 from magnetar.runtime.memory.shares import NO_LIMIT, plan
-from tests.docs import complaints, defects, deletion, extending, states
+from tests.docs import administration, complaints, defects, deletion, extending, states
 from tests.docs.documents import DOCUMENTS, ROOT
 from tests.docs.paths import corrected
 from tests.docs.refusals import OPERATIONS, refusals_table
@@ -191,6 +191,7 @@ TABLES: dict[str, Table] = {
     "complaints": Table("docs/features.md", complaints.complaints_table),
     "defects": Table("docs/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),
+    "operations": Table("docs/administration.md", administration.operations_table),
     "routes": Table("docs/rest.md", routes_table),
     "permissions": Table("docs/security.md", permissions_table),
     "BookKeeper's names": Table("docs/operations.md", bookkeeper_table),

@@ -1,0 +1,126 @@
+"""The table of docs/administration.md: each operation, and how it is reached on each face.
+
+What a row of proto/operations.py says of a face is read there; what is a function is found by what the function names:
+`op.TRIM_TOPIC` in a method of AdminClient or in a handler of a route, `admin.trim_topic` in a verb of the command line.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import textwrap
+import types
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from magnetar.broker.protocols.rest import routes
+from magnetar.broker.protocols.rest.table import NAMESPACE, ROUTES, TOPIC
+from magnetar.cli.common.lazy import LazyGroup
+from magnetar.cli.main import root
+from magnetar.client.admin import AdminClient
+from magnetar.proto import operations
+from magnetar.proto.operations import OPERATIONS, Operation
+
+GROUPS = (
+    "tenants", "namespaces", "topics", "subscriptions", "transactions", "schemas", "spark", "brokers", "bookies",
+    "ledgers",
+)  # fmt: skip
+assert routes, "the routes are registered"
+VARIABLES = {each.name: variable for variable, each in vars(operations).items() if isinstance(each, Operation)}
+
+
+def operations_table() -> str:
+    """One row per operation, in the order of the table."""
+    methods, paths, verbs = _methods(), _routes(), dict(_verbs())
+    lines = ["| operation | answered by | needs | AdminClient | REST | `magnetar …` |", "|---|---|---|---|---|---|"]
+    for row in OPERATIONS.values():
+        named = methods[row.name]
+        own = row.cli.words if row.cli is not None else ""
+        said = [verb for verb, calls in verbs.items() if verb == own or calls & {*named} - {"parts"}]
+        of = f", {row.rule.on.value}" if row.rule.field else ""
+        cells = (
+            f"`{row.name}`", row.asked_of.name.lower(), f"{row.rule.permission.name.lower()}{of}",
+            _shown(named), _shown(paths[row.name]), _shown(said),
+        )  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(names)) or "–"
+
+
+def _methods() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, method in inspect.getmembers(AdminClient, inspect.iscoroutinefunction):
+        names = _named(inspect.unwrap(method), AdminClient)
+        for row in OPERATIONS.values():
+            if not name.startswith("_") and (row.method == name or VARIABLES.get(row.name, "") in names):
+                found[row.name].append(name)
+    return found
+
+
+def _routes() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for route in ROUTES:
+        path = route.path.replace(TOPIC, "{T}").replace(NAMESPACE, "{N}").replace("/admin/v2", "")
+        names = _named(route.handler)
+        row = _row_of(route.handler)
+        for each in OPERATIONS.values():
+            if each is row or VARIABLES.get(each.name, "") in names:
+                found[each.name].append(f"{route.method} {path.replace('{domain:domain}', '{domain}')}")
+    return found
+
+
+def _row_of(handler: Callable[..., Any]) -> object:
+    """The row that a handler of routes/rows.py has in its closure."""
+    cells = (each.cell_contents for each in getattr(handler, "__closure__", None) or ())
+    return next((each for each in cells if isinstance(each, Operation)), None)
+
+
+def _verbs() -> Iterator[tuple[str, set[str]]]:
+    """(words, names that the verb uses); policies and properties have tables of their own."""
+    for group in GROUPS:
+        command = root.get_command(click.Context(root), group)
+        assert isinstance(command, LazyGroup)
+        yield from _verbs_of(group, command)
+
+
+def _verbs_of(words: str, group: LazyGroup) -> Iterator[tuple[str, set[str]]]:
+    for name in [each for each in group.table if each not in group.policies]:
+        verb = group.get_command(click.Context(group), name)
+        if isinstance(verb, LazyGroup):
+            yield from _verbs_of(f"{words} {name}", verb)
+        elif verb is not None and verb.callback is not None:
+            yield f"{words} {name}", _named(inspect.unwrap(verb.callback))
+
+
+def _named(function: Callable[..., Any], kind: type | None = None, seen: frozenset[str] = frozenset()) -> set[str]:
+    """What a function uses of `op` and of `admin`, itself and by functions of its module or class that it calls; of a
+    class, where that is nothing, by its public methods."""
+    if not isinstance(function, types.FunctionType) or function.__qualname__ in seen:
+        return set()
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    attributes = [(_last(each.value), each.attr) for each in ast.walk(tree) if isinstance(each, ast.Attribute)]
+    found = {name for of, name in attributes if of in ("op", "admin")}
+    seen |= {function.__qualname__}
+    for name in {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}:
+        if name.startswith("_") or function.__module__.endswith(".stats"):
+            found |= _named(function.__globals__.get(name), kind, seen)  # type: ignore[arg-type]
+    for each in ast.walk(tree):
+        if isinstance(each, ast.ImportFrom) and each.level == 1 and each.module:  # what a verb imports when it runs
+            module = importlib.import_module(f".{each.module}", function.__globals__["__package__"])
+            for name in each.names:
+                found |= _named(getattr(module, name.name, None), kind, seen)  # type: ignore[arg-type]
+    own = {name for of, name in attributes if of == "self"}
+    for name in (own if not found else {each for each in own if each.startswith("_")}) if kind is not None else ():
+        found |= _named(inspect.unwrap(getattr(kind, name, None)), kind, seen)  # type: ignore[arg-type]
+    return found
+
+
+def _last(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
