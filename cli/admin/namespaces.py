@@ -8,11 +8,12 @@ from typing import Any
 import click
 from click import option
 
+from ...proto.policy_table import NAMESPACES, POLICIES
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
 from . import rows
 from .permissions import OF_NAMESPACES
-from .policies import ALIASES, NAMESPACES, VERBS, change, given_fields, options_of, read, verbs
+from .policies import ALIASES, change, given_fields, options_of, read, verbs
 from .properties import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
 namespaces = LazyGroup(
@@ -57,7 +58,7 @@ AT_CREATION = tuple(
         ("write_quorum", ("-w", "--write-quorum")),
         ("ack_quorum", ("-a", "--ack-quorum")),
     )
-    for field in (field for verb in VERBS for field in verb.fields)
+    for field in (field for verb in POLICIES for field in verb.fields)
     if field.name == name
 )
 """The policies that are usually set with a new namespace; the others have commands of their own."""

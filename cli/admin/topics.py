@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 from click import option
 
+from ...proto.policy_table import TOPICS
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
 from . import rows
 from .permissions import OF_TOPICS
-from .policies import ALIASES, TOPICS, verbs
+from .policies import ALIASES, verbs
 from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
 
 ROWS = rows.verbs("topics")
