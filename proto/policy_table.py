@@ -2,7 +2,7 @@
 
 A row makes three commands for namespaces and three for topics (cli/admin/policies.py) and the routes of REST
 (broker/protocols/rest/policies.py). The fields, their types and bounds: proto/policies.py, which the gRPC operations
-`GetPolicies` and `ChangePolicies` and AdminClient carry; what they are where nothing is set: broker/common/applied.py.
+`GetPolicies` and `ChangePolicies` and AdminClient carry; what they are where nothing is set: proto/applied.py.
 Guard: tests/broker/protocols/test_new_policy.py makes a new one.
 """
 

@@ -10,10 +10,13 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from magnetar.client.admin import Admin
 from magnetar.client.admin.rows import RowMethods
+from magnetar.proto.applied import InactiveMode, QuotaPolicy, TypeTitle
+from magnetar.proto.policy_levels import Policies
 from tests.docs.documents import ROOT
 
 WIDTH = 120
@@ -35,7 +38,37 @@ def stubs() -> dict[Path, str]:
     return {
         folder / "blocking.pyi": _stub("blocking.py", "Admin(ClosedAfterWith)", Admin, ("__init__",), "def"),
         folder / "rows.pyi": _stub("rows.py", "RowMethods", RowMethods, ("_call",), "async def"),
+        ROOT / "proto" / "policy_levels.pyi": _levels(),
     }
+
+
+def _levels() -> str:
+    fields = "\n".join(f"    {name}: {_named(kind)} = None" for name, kind in get_type_hints(Policies).items())
+    settings = "frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False"
+    return f'''"""Of policy_levels.py, for type checkers and editors; `python -m tests.stubs` writes it."""
+
+import msgspec
+
+from .applied import InactiveMode, QuotaPolicy, TypeTitle
+from .schema import Compatibility
+
+class Policies(msgspec.Struct, {settings}):
+{_doc(Policies.__doc__ or "", "    ")}
+
+{fields}
+'''
+
+
+def _named(kind: Any) -> str:
+    """A type as a program writes it."""
+    names = {QuotaPolicy: "QuotaPolicy", InactiveMode: "InactiveMode", TypeTitle: "TypeTitle"}
+    if kind in names:
+        return names[kind]
+    if get_origin(kind) in (UnionType, Union):
+        return " | ".join(map(_named, get_args(kind))) if kind not in names else names[kind]
+    if get_origin(kind) is tuple:
+        return f"tuple[{_named(get_args(kind)[0])}, ...]"
+    return "None" if kind is NoneType else str(kind.__name__)
 
 
 def _stub(module: str, head: str, kind: type, also: tuple[str, ...], verb: str) -> str:

@@ -39,12 +39,12 @@ from pyroaring import BitMap
 
 from ...ledger import LedgerClient, LedgerWriter
 from ...metadata.records import Compacted
+from ...proto.applied import Applied
 from ...proto.errors import InternalError, MagnetarError, OutcomeUnknown
 from ...proto.names import Position, TopicName
 from ...proto.states import CompactionState, LedgerStays
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
 from .compacted_log import CompactedLog

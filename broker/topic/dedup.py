@@ -31,13 +31,13 @@ from pyroaring import BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
+from ...proto.applied import Applied
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.states import LedgerStays, TopicState
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..log.core.sequence_range import SequenceRange
 from ..log.core.trimming import Safe

@@ -18,12 +18,12 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from ...proto.applied import Applied
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...proto.states import BacklogQuotaState, TopicState
 from ...runtime.tasks import together
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..log.core.trimming import Retention, Safe
 from ..log.log import Log, ReadableLog

@@ -27,6 +27,7 @@ from msgspec import structs
 
 from ...metadata.records import TopicRecord
 from ...metadata.update import Change
+from ...proto.applied import Applied
 from ...proto.entry import broker_part
 from ...proto.errors import (
     InvalidRequest,
@@ -38,7 +39,6 @@ from ...proto.names import Position
 from ...proto.states import TopicState
 from ...runtime.clock import Clock
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
 from ..log.cache import StoredEntry
 from ..log.core.log_shape import LogShape, Span

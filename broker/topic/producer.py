@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from typing import Protocol
 
+from ...proto.applied import Applied
 from ...proto.entry import checked_head, sequence_id_of
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge
 from ...proto.model import AccessMode
@@ -22,7 +23,6 @@ from ...proto.names import Position, TopicName
 from ...proto.states import TopicState
 from ...runtime.access import LOCAL, Principal
 from ...runtime.files import Buffer
-from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..common.transactions import writer_of
 from ..log.core.sequence_range import ID_END, SPAN_MAX

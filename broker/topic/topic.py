@@ -14,12 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ...ledger import LedgerClient
 from ...metadata.update import Change
+from ...proto.applied import Applied
 from ...proto.errors import AlreadyExists, Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
 from ...proto.names import Position, TopicName, check_subscription_name
 from ...proto.states import LedgerStays, TopicState
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import Rate

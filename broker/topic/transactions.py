@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ...ledger import LedgerClient
 from ...metadata.records import OutcomesPlace
+from ...proto.applied import Applied
 from ...proto.entry import EntryHeader
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import (
@@ -49,7 +50,6 @@ from ...proto.states import LedgerStays
 from ...proto.transactions import TxnId, TxnState
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..common.transactions import Coordinators, Joined, Settlement, state_of
 from ..log.cache import StoredEntry

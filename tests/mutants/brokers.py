@@ -7,7 +7,6 @@ from typing import Any
 
 from msgspec import structs
 
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.core.compaction import KeySurvey
 from magnetar.broker.log.core.log_queue import LogQueue, Queued
@@ -27,6 +26,7 @@ from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import TopicLedger, encode
 from magnetar.metadata.update import Change, update_together
+from magnetar.proto.applied import Applied
 from magnetar.proto.entry import parse_header
 from tests.mutants.ledgers import Stack, put
 

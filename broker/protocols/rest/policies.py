@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ....proto.policies import Policies, QuotaPolicy
+from ....proto.applied import QuotaPolicy
+from ....proto.policies import Policies
 from ....proto.policy_table import POLICIES as TABLE
 from ....proto.policy_table import Policy, Rest
 from ....proto.schema import Compatibility

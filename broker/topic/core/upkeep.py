@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ....proto.applied import Applied
 from ....proto.names import Position
 from ....proto.states import BacklogQuotaState
-from ...common.applied import Applied
 from ...log.core.log_shape import LogShape
 from ...log.core.trimming import NOTHING, Retention, Safe, would_go
 

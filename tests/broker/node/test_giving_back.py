@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.core.log_shape import LogShape, Span
@@ -20,6 +19,7 @@ from magnetar.broker.subscription.core.policies import type_of
 from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import TopicState
 from magnetar.runtime.clock import SystemClock

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.core.trimming import Retention, Safe, trimmable, verdicts
 from magnetar.broker.topic.core.upkeep import backlog_bytes, inactive, mark_within, over_quota, rolls
+from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position
 from magnetar.proto.states import BacklogQuotaState
 from magnetar.proto.states import LedgerStays as Stays
