@@ -101,6 +101,7 @@ class Cli(NamedTuple):
     example: str  # the words after those of the verb
     done: str = ""  # what is printed; empty: the answer
     confirm: str = ""  # what is asked first, because it cannot be undone
+    empty: str = "none"  # what is printed of an answer that is an empty list
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ def _topic(name: str, rule: Rule, **faces: Any) -> Operation[Any]:
 LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
     "ListTenants", Rule(Permission.SHOWN), method="tenants", help="Names, sorted.",
     http=Http("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]"),
+    cli=Cli("tenants list", "Names of all tenants.", "Names of all tenants.", "-o json", empty="no tenants"),
 )  # fmt: skip
 CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
 GET_TENANT: Operation[values.TenantInfo] = Operation("GetTenant", Rule(Permission.MANAGE, On.TENANT, "name"))
@@ -247,6 +249,10 @@ LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
     "ListSubscriptions", of_topic(Permission.CONSUME), method="subscriptions",
     help="Names of the durable ones, sorted.",
     http=Http("GET", "/subscriptions", "The durable subscriptions.", answer="[name]"),
+    cli=Cli(
+        "subscriptions list", "Subscriptions of a topic.", "Subscriptions of a topic.", "orders",
+        empty="no subscriptions of {place}",
+    ),
 )  # fmt: skip
 CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION)
 DELETE_SUBSCRIPTION: Operation[None] = _topic(
@@ -276,6 +282,11 @@ PEEK_MESSAGES: Operation[Any] = _topic("PeekMessages", SUBSCRIPTION)
 ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic(
     "AnalyzeBacklog", SUBSCRIPTION, method="analyze_backlog",
     help="Counts the backlog of one partition message by message.",
+    cli=Cli(
+        "topics analyze-backlog", "What a subscription has left, exactly.",
+        "What a subscription has left, exactly: entries, messages, and what is acknowledged out of order.",
+        "orders -s billing",
+    ),
 )  # fmt: skip
 
 # ------------------------------------------------------------------------------------ schemas

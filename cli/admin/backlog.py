@@ -137,17 +137,6 @@ def last_message_id(session: Session, topic: str) -> None:
     session.out.rows(rows, ("topic", "lastMessageId"))
 
 
-@verb(SUBSCRIPTION, name="analyze-backlog")
-def analyze(session: Session, topic: str, subscription: str) -> None:
-    """What a subscription has left, exactly: entries, messages, and what is acknowledged out of order.
-
-    Example: magnetar topics analyze-backlog orders -s billing
-    """
-    admin, columns = session.admin, ("topic", "entries", "messages", "acknowledged", "bytes", "complete")
-    rows = [{"topic": part, **asdict(admin.analyze_backlog(part, subscription))} for part in admin.parts(topic)]
-    session.out.rows(rows, columns)
-
-
 @verb(
     option("--ledger", type=click.IntRange(min=0), help="This ledger alone.  [default: all of the topic]"),
     option(

@@ -53,7 +53,7 @@ def _command(row: Operation[Any], cli: Cli) -> click.Command:
         if cli.done:
             session.out.done(cli.done.format(**texts), **of)
         else:
-            _show(session, found, place)
+            _show(session, found, place, cli.empty.format(**texts))
 
     command = connected(run)
     if cli.confirm:
@@ -76,13 +76,12 @@ def _full(topic: str) -> str:
     return TopicName.parse(topic).full
 
 
-def _show(session: Session, found: Mapping[str, Any], place: str) -> None:
-    first = next(iter(found.values()))
-    if isinstance(first, list) and all(isinstance(each, str) for each in first):
-        session.out.names(sorted({each for names in found.values() for each in names}))
+def _show(session: Session, found: Mapping[str, Any], place: str, empty: str) -> None:
+    if all(isinstance(each, str) for names in found.values() for each in (names if isinstance(names, list) else [0])):
+        session.out.names(sorted({each for names in found.values() for each in names}), empty=empty)
         return
     rows = [
         {**({place: part} if part else {}), **(asdict(each) if is_dataclass(each) else {"answer": each})}  # type: ignore[arg-type]
         for part, answer in found.items() for each in (answer if isinstance(answer, list) else [answer])
     ]  # fmt: skip
-    session.out.rows(rows, [*(rows[0] if rows else ())])
+    session.out.rows(rows, [*(rows[0] if rows else ())], empty=empty)

@@ -5,7 +5,9 @@ A partitioned topic's record is the sum over its partitions, each asked from its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import add, attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -123,68 +125,58 @@ def _publisher(producer: values.ProducerStats) -> dict[str, Any]:
     }
 
 
+def _first(known: Any, _: Any) -> Any:
+    return known
+
+
+def _either(known: Any, other: Any) -> Any:
+    return known or other
+
+
+def _earlier(known: int, other: int) -> int:
+    """0: not known."""
+    return min(known, other) if known and other else known or other
+
+
+def _telling(known: str, other: str) -> str:
+    """Of partitions, what one waits for says more."""
+    return known if known not in ("", _CAUGHT_UP) else other or known
+
+
+Part = Callable[[Any], Any]
+_OF_SUBSCRIPTION: tuple[tuple[str, Part, Callable[[Any, Any], Any]], ...] = (
+    ("backlogSize", attrgetter("backlog_bytes"), add),
+    ("earliestMsgPublishTimeInBacklog", attrgetter("oldest_ms"), _earlier),
+    ("dispatchRateLimitedTimes", attrgetter("dispatch_throttled"), add), ("type", attrgetter("type"), _first),
+    ("durable", attrgetter("durable"), _first), ("msgBacklog", attrgetter("backlog"), add),
+    ("msgBacklogNoDelayed", lambda each: max(0, each.backlog - each.delayed), add),
+    ("msgDelayed", attrgetter("delayed"), add), ("delayedMessageIndexBuckets", attrgetter("delayed_buckets"), add),
+    ("delayedMessageIndexSizeInBytes", attrgetter("delayed_memory_bytes"), add),
+    ("pendingTransactions", attrgetter("pending_transactions"), add),
+    ("pendingEntries", attrgetter("pending_entries"), add), ("unackedMessages", attrgetter("unacked"), add),
+    ("nonContiguousDeletedMessagesRanges", attrgetter("acked_ranges"), add),
+    ("consumers", lambda each: [_consumer(consumer) for consumer in each.consumers], add),
+    ("markDeletePositions", lambda each: [str(each.mark_delete)], add), ("blocked", attrgetter("blocked"), _telling),
+    ("activeConsumerName", attrgetter("active_consumer"), _either),
+    ("blockedSubscriptionOnUnackedMsgs", attrgetter("blocked_on_unacked"), _either),
+    ("msgInReplay", attrgetter("replay_entries"), add), ("keySharedMode", attrgetter("key_shared_mode"), _first),
+    ("allowOutOfOrderDelivery", attrgetter("allow_out_of_order_delivery"), _first),
+    ("drainingHashesCount", lambda each: len(each.draining), add),
+    ("drainingHashesClearedTotal", attrgetter("drained_total"), add),
+    ("drainingHashesUnackedMessages", lambda each: sum(slot.unacked_entries for slot in each.draining), add),
+    ("drainingHashes", lambda each: [_draining(slot) for slot in each.draining], add),
+)  # fmt: skip
+"""Pulsar's name, what it is of a partition's subscription, how partitions come together; in the order of the JSON."""
+
+
 def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
     """By name; counts are summed over partitions."""
-    result: dict[str, dict[str, Any]] = {}
+    parts: dict[str, list[values.SubscriptionStats]] = {}
     for reply in found:
         for each in reply.subscriptions:
-            record = result.setdefault(each.name, _subscription(each))
-            record["msgBacklog"] += each.backlog
-            record["backlogSize"] += each.backlog_bytes
-            record["dispatchRateLimitedTimes"] += each.dispatch_throttled
-            if each.oldest_ms:
-                known = record["earliestMsgPublishTimeInBacklog"]
-                record["earliestMsgPublishTimeInBacklog"] = min(known, each.oldest_ms) if known else each.oldest_ms
-            record["unackedMessages"] += each.unacked
-            record["nonContiguousDeletedMessagesRanges"] += each.acked_ranges
-            record["consumers"] += [_consumer(consumer) for consumer in each.consumers]
-            record["markDeletePositions"].append(str(each.mark_delete))
-            if record["blocked"] in ("", _CAUGHT_UP):  # of partitions, what one waits for says more
-                record["blocked"] = each.blocked or record["blocked"]
-            record["activeConsumerName"] = record["activeConsumerName"] or each.active_consumer
-            record["blockedSubscriptionOnUnackedMsgs"] |= each.blocked_on_unacked
-            record["msgDelayed"] += each.delayed
-            record["msgBacklogNoDelayed"] += max(0, each.backlog - each.delayed)
-            record["delayedMessageIndexBuckets"] += each.delayed_buckets
-            record["delayedMessageIndexSizeInBytes"] += each.delayed_memory_bytes
-            record["pendingTransactions"] += each.pending_transactions
-            record["pendingEntries"] += each.pending_entries
-            record["msgInReplay"] += each.replay_entries
-            record["drainingHashesCount"] += len(each.draining)
-            record["drainingHashesClearedTotal"] += each.drained_total
-            record["drainingHashesUnackedMessages"] += sum(slot.unacked_entries for slot in each.draining)
-            record["drainingHashes"] += [_draining(slot) for slot in each.draining]
-    return result
-
-
-def _subscription(each: values.SubscriptionStats) -> dict[str, Any]:
+            parts.setdefault(each.name, []).append(each)
     return {
-        "backlogSize": 0,
-        "earliestMsgPublishTimeInBacklog": 0,  # none
-        "dispatchRateLimitedTimes": 0,
-        "type": each.type,
-        "durable": each.durable,
-        "msgBacklog": 0,
-        "msgBacklogNoDelayed": 0,
-        "msgDelayed": 0,
-        "delayedMessageIndexBuckets": 0,
-        "delayedMessageIndexSizeInBytes": 0,
-        "pendingTransactions": 0,
-        "pendingEntries": 0,
-        "unackedMessages": 0,
-        "nonContiguousDeletedMessagesRanges": 0,
-        "consumers": [],
-        "markDeletePositions": [],
-        "blocked": "",
-        "activeConsumerName": "",
-        "blockedSubscriptionOnUnackedMsgs": False,
-        "msgInReplay": 0,
-        "keySharedMode": each.key_shared_mode,
-        "allowOutOfOrderDelivery": each.allow_out_of_order_delivery,
-        "drainingHashesCount": 0,
-        "drainingHashesClearedTotal": 0,
-        "drainingHashesUnackedMessages": 0,
-        "drainingHashes": [],
+        name: {key: reduce(join, map(part, of)) for key, part, join in _OF_SUBSCRIPTION} for name, of in parts.items()
     }
 
 

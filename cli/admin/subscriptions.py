@@ -17,10 +17,11 @@ from .properties import PROPERTIES
 from .rows import SUBSCRIPTION
 from .topics import full
 
+ROWS = rows.verbs("subscriptions")
 subscriptions = LazyGroup(
     "subscriptions",
     {
-        "list": Lazy(".admin.subscriptions", "list_", "Subscriptions of a topic."),
+        "list": ROWS["list"],
         "create": Lazy(".admin.subscriptions", "create", "Make a subscription."),
         "stats": Lazy(
             ".admin.subscriptions", "stats", "Backlog, holes, consumers, and why the next message is not delivered."
@@ -31,7 +32,7 @@ subscriptions = LazyGroup(
         "reset": Lazy(".admin.subscriptions", "reset", "Move it to a message or a time."),
         "properties": Lazy(".admin.subscriptions", "properties", "Its properties."),
         "set-properties": Lazy(".admin.subscriptions", "set_properties", "Give it these properties and no others."),
-        **rows.verbs("subscriptions"),
+        **ROWS,
     },
     {"seek": "reset", "reset-cursor": "reset", "peek-messages": "peek", "unsubscribe": "delete"},
     help="Subscriptions: where the readers of a topic stand.\n\nExample: magnetar subscriptions list orders",
@@ -40,18 +41,6 @@ subscriptions = LazyGroup(
 
 def _done(session: Session, text: str, topic: str, subscription: str) -> None:
     session.out.done(text, topic=full(topic), subscription=subscription)
-
-
-@verb()
-def list_(session: Session, topic: str) -> None:
-    """Subscriptions of a topic.
-
-    Example: magnetar subscriptions list orders
-    """
-    names: set[str] = set()
-    for part in session.admin.parts(topic):
-        names.update(session.admin.subscriptions(part))
-    session.out.names(sorted(names), empty=f"no subscriptions of {full(topic)}")
 
 
 @verb(

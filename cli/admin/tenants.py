@@ -8,16 +8,17 @@ from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
 from . import rows
 
+ROWS = rows.verbs("tenants")
 tenants = LazyGroup(
     "tenants",
     {
-        "list": Lazy(".admin.tenants", "list_", "Names of all tenants."),
+        "list": ROWS["list"],
         "create": Lazy(".admin.tenants", "create", "Make a tenant."),
         "get": Lazy(".admin.tenants", "get", "A tenant's settings."),
         "update": Lazy(".admin.tenants", "update", "Change a tenant's settings."),
         "stats": Lazy(".admin.tenants", "stats", "What a tenant holds."),
         "delete": Lazy(".admin.tenants", "delete", "Delete a tenant without namespaces."),
-        **rows.verbs("tenants"),
+        **ROWS,
     },
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
 )
@@ -30,15 +31,6 @@ CLUSTERS = option(
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-@verb()
-def list_(session: Session) -> None:
-    """Names of all tenants.
-
-    Example: magnetar tenants list -o json
-    """
-    session.out.names(session.admin.tenants(), empty="no tenants")
 
 
 @verb(ROLES, CLUSTERS)

@@ -26,7 +26,7 @@ topics = LazyGroup(
         "get-partitioned-topic-metadata": Lazy(".admin.topics", "metadata", "How many partitions it has."),
         "bundle-range": Lazy(".admin.topics", "bundle_range", "The bundle that it is in, and is owned with."),
         "offsets": Lazy(".admin.topics", "offsets", "First and next index of each partition."),
-        "subscriptions": Lazy(".admin.subscriptions", "list_", "Its subscriptions."),
+        "subscriptions": Lazy(".admin.rows", "subscriptions list", "Its subscriptions."),
         "create-subscription": Lazy(".admin.subscriptions", "create", "Make a subscription."),
         "get-subscription-properties": Lazy(".admin.subscriptions", "properties", "A subscription's properties."),
         "update-subscription-properties": Lazy(
@@ -44,7 +44,7 @@ topics = LazyGroup(
         "get-message-id": Lazy(".admin.backlog", "get_message_id", "Id of the first message that arrived at a time."),
         "get-backlog-size": Lazy(".admin.backlog", "backlog_size", "Bytes after a message."),
         "last-message-id": Lazy(".admin.backlog", "last_message_id", "Id of the newest message."),
-        "analyze-backlog": Lazy(".admin.backlog", "analyze", "What a subscription has left, exactly."),
+        "analyze-backlog": ROWS["analyze-backlog"],
         "truncate": ROWS["truncate"],
         "unload": ROWS["unload"],
         "trim": ROWS["trim"],
