@@ -22,111 +22,17 @@ This module imports no message and no value: the command line and an idle server
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
+
+from .operation import AskedOf, Cli, Http, On, Operation, Permission, Rule, Take, of_topic
 
 if TYPE_CHECKING:
     from . import statistics as values
     from .transactions import TxnState
 
-T = TypeVar("T")
-
-
-class Permission(Enum):
-    """What a caller needs."""
-
-    OPERATE = "a super user"
-    MANAGE = "an administrator of the tenant, or a super user"
-    PRODUCE = "`produce` on the topic"
-    CONSUME = "`consume` on the topic, and the subscription's list"
-    LOOKUP = "`produce` or `consume` on the topic"
-    SHOWN = "every caller; the answer has what it may see"
-    OWN = "every caller, for what its role began; of another role's it is told what it is told of what does not exist"
-
-
-class On(Enum):
-    """What the permission is about: the field of the request names it."""
-
-    NOTHING = "the cluster"
-    TENANT = "tenant"
-    NAMESPACE = "namespace"
-    TOPIC = "topic"
-    PLACE = "namespace or topic"  # fields `namespace` and `topic`; both empty: the cluster, for super users
-
-
-class Rule(NamedTuple):
-    """The permission that a request needs, and the field of it that names the place."""
-
-    permission: Permission
-    on: On = On.NOTHING
-    field: str = ""
-    subscription: str = ""  # the field that names it; where it is empty in a request that changes: all, which is MANAGE
-
-
-class AskedOf(Enum):
-    """Who can answer."""
-
-    ANY = "any broker"
-    OWNER = "the owner of the argument `topic`: a partition, or a topic without partitions"
-    COORDINATOR = "the broker that has the coordinator of the transaction; any other one names it"
-
-
-class Take(NamedTuple):
-    """A field of a request: a keyword of the method, an option of the verb, a parameter of the route's query."""
-
-    kind: type[bool] | type[int] | type[str]  # its default is that of the type
-    help: str = ""  # of the option
-
-
-class Http(NamedTuple):
-    """A route, below the path of the topic, namespace or tenant that the operation is about, or of itself."""
-
-    method: str
-    path: str
-    summary: str
-    busy: int = 409  # the status of what is in use
-    answer: str = ""  # how the document calls what is answered; empty: 204
-
-
-class Cli(NamedTuple):
-    """A verb of the command line. In what is printed `{place}` is the topic by its full name, or the namespace or
-    tenant, and `{subscription}` what -s names."""
-
-    words: str  # "topics trim"
-    line: str  # of the group's help
-    text: str  # of its own help
-    example: str  # the words after those of the verb
-    done: str = ""  # what is printed; empty: the answer
-    confirm: str = ""  # what is asked first, because it cannot be undone
-    empty: str = "none"  # what is printed of an answer that is an empty list
-
-
-@dataclass(frozen=True, slots=True)
-class Operation(Generic[T]):
-    """A row. T is the type of the answer."""
-
-    name: str
-    rule: Rule
-    asked_of: AskedOf = AskedOf.ANY
-    service: str = "Admin"
-    of_reply: str = ""  # the field that is the answer; empty: the whole reply, or its first field
-    takes: Mapping[str, Take] = field(default_factory=dict)  # fields of the request besides the place
-    method: str = ""  # of AdminClient, where that follows from the row
-    help: str = ""  # its docstring
-    http: Http | None = None
-    cli: Cli | None = None
-    request: str = ""  # messages of wire.proto, of a row whose rpc wire.proto does not list
-    reply: str = ""
-
 
 # ------------------------------------------------------------------------------------ what callers need
-def of_topic(permission: Permission, field: str = "name", subscription: str = "") -> Rule:
-    return Rule(permission, On.TOPIC, field, subscription)
-
-
 OPERATE = Rule(Permission.OPERATE)
 NAMESPACE = Rule(Permission.MANAGE, On.NAMESPACE, "name")
 SHOWN = Rule(Permission.SHOWN, On.NAMESPACE, "namespace")
@@ -166,7 +72,7 @@ CREATE_NAMESPACE: Operation[None] = Operation("CreateNamespace", NAMESPACE)
 GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation("GetNamespace", NAMESPACE)
 UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
 DELETE_NAMESPACE: Operation[None] = Operation(
-    "DeleteNamespace", NAMESPACE, takes={"force": Take(bool, "Delete its topics too.")},
+    "DeleteNamespace", NAMESPACE, takes=(Take("force", bool, "Delete its topics too."),),
     method="delete_namespace", help="Busy: it has topics, which `force` deletes too.",
     http=Http("DELETE", "", "Deletes a namespace; with `force` its topics first."),
 )  # fmt: skip
@@ -256,7 +162,7 @@ LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
 )  # fmt: skip
 CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION)
 DELETE_SUBSCRIPTION: Operation[None] = _topic(
-    "DeleteSubscription", SUBSCRIPTION, takes={"force": Take(bool, "Although consumers are connected.")},
+    "DeleteSubscription", SUBSCRIPTION, takes=(Take("force", bool, "Although consumers are connected."),),
     method="delete_subscription", help="Busy: it has consumers, which `force` overrides.",
     http=Http(
         "DELETE", "/subscription/{subscription}",

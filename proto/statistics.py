@@ -1,9 +1,9 @@
 """What administration answers, once: statistics and settings as frozen values, for brokers, protocols and clients.
 
-A value is the message of proto/wire.proto with the fields of the same names (broker/protocols/grpc/stats.py writes it,
-client/admin/grpc_transport.py reads it). Units are in the names where a unit is not "messages" or "entries": `_bytes`,
-`_ms` (since the epoch where it is a time of day), `_s`. Counters run since the owner loaded the topic. Closed sets:
-proto/states.py. Guarding tests: tests/client/admin/test_grpc_transport.py, tests/broker/protocols/grpc/test_stats.py.
+A value is the message of proto/wire.proto with the fields of the same names (proto/translation.py). Units are in the
+names where a unit is not "messages" or "entries": `_bytes`, `_ms` (since the epoch where it is a time of day), `_s`.
+Counters run since the owner loaded the topic. Closed sets: proto/states.py.
+Guarding tests: tests/client/admin/test_grpc_transport.py, tests/broker/protocols/grpc/test_stats.py.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ADMINISTRATION = (
-    "proto/operations.py", "proto/states.py", "proto/statistics.py", "proto/translation.py",
-    "proto/applied.py", "proto/policies.py", "proto/policy_levels.py", "proto/policy_table.py", "client/admin",
+    "proto/operation.py", "proto/operations.py", "proto/states.py", "proto/statistics.py", "proto/translation.py",
+    "proto/policy_table.py", "client/admin",
     "broker/access/core/table.py",
     "broker/protocols/rest", "broker/protocols/grpc/admin.py", "broker/session/administration.py",
     "broker/session/statistics.py", "cli/admin", "cli/metrics/samples.py",

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from ...metadata.records import DamagedRecord
 from ...proto.errors import MagnetarError, Unauthorized
 from ...proto.names import NamespaceName, TopicName
-from ...proto.operations import Permission
+from ...proto.operation import Permission
 from ...runtime.access import Principal, PrincipalKind
 from ...runtime.clock import Clock
 from ...runtime.monitoring.audit import AuditLog

@@ -34,7 +34,7 @@ from ...proto.errors import (
 )
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
-from ...proto.operations import Permission
+from ...proto.operation import Permission
 from ...proto.schema import SchemaInfo
 from ...proto.transactions import Isolation, TxnId, TxnState
 from ...runtime.access import Principal

@@ -32,7 +32,7 @@ import msgspec
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
-from ...proto.operations import Permission
+from ...proto.operation import Permission
 from ...proto.schema import SchemaInfo
 from ...proto.states import TopicState
 from ...runtime.access import MemoryBudget

@@ -14,7 +14,7 @@ import msgspec
 
 from ...proto.errors import InvalidRequest
 from ...proto.names import TopicName
-from ...proto.operations import Permission
+from ...proto.operation import Permission
 from ...runtime.network import CallContext
 from ..common.config import HAND_OUT_BYTES
 from ..common.incarnations import check_incarnation

@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from ...proto.operations import OPERATIONS, AskedOf, Cli, On, Operation
+from ...proto.operation import AskedOf, Cli, On, Operation
+from ...proto.operations import OPERATIONS
 from ..common.lazy import Lazy
 from ..common.session import YES, Session, confirm, connected
 
@@ -58,10 +59,11 @@ def _command(row: Operation[Any], cli: Cli) -> click.Command:
     command = connected(run)
     if cli.confirm:
         command = YES(command)
-    for name, take in reversed(row.takes.items()):
-        flags = (f"--{name.replace('_', '-')}", *(("-f",) if name == "force" else ()))
-        is_flag = {"is_flag": True} if take.kind is bool else {"type": take.kind, "default": take.kind()}
-        command = click.option(*reversed(flags), name, help=take.help, **is_flag)(command)
+    for take in reversed(row.takes):
+        flags = (*(("-f",) if take.name == "force" else ()), f"--{take.name.replace('_', '-')}", take.name)
+        settings: dict[str, Any] = {"type": take.kind, "default": take.kind()}
+        settings = {"is_flag": True} if take.kind is bool else settings
+        command = click.option(*flags, help=take.help, **settings)(command)
     if row.rule.subscription:
         command = SUBSCRIPTION(command)
     if place:

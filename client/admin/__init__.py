@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ...proto import errors as errors
 from ...proto import statistics as values  # noqa: F401
-from ...proto.operations import Operation as Operation
+from ...proto.operation import Operation as Operation
 from ...proto.policies import Policies as Policies
 from ...proto.schema import SchemaInfo as SchemaInfo
 from ...proto.states import BacklogQuotaState as BacklogQuotaState

@@ -22,7 +22,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import TopicName, check_subscription_name, check_tenant_name
-from ...proto.operations import Operation
+from ...proto.operation import Operation
 from ...proto.policies import Policies, decode, encode
 from ...proto.schema import SchemaInfo, version_bytes
 from ...runtime.world import World

@@ -19,7 +19,8 @@ from google.protobuf.message import Message
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, Unavailable
 from ...proto.names import TopicName
-from ...proto.operations import AskedOf, Operation, answer_of
+from ...proto.operation import AskedOf, Operation
+from ...proto.operations import answer_of
 from ...proto.translation import request_of, value_of
 from ...runtime.network import Channel, Endpoint, Rpc, rpc
 from ...runtime.world import World

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ...proto import operations as op
 from ...proto import statistics as values
 from ...proto.names import NamespaceName, TopicName, check_subscription_name
-from ...proto.operations import Operation
+from ...proto.operation import Operation
 
 T = TypeVar("T")
 

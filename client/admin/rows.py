@@ -15,7 +15,8 @@ from typing import Any
 
 from ...proto import statistics as values
 from ...proto.names import check_subscription_name, check_tenant_name
-from ...proto.operations import ANSWERS, OPERATIONS, On, Operation
+from ...proto.operation import On, Operation
+from ...proto.operations import ANSWERS, OPERATIONS
 from ..model.message_id import MessageId
 from .permissions import full_namespace, full_topic
 from .stored_messages import StoredMessage
@@ -71,8 +72,7 @@ def signature_of(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
     first, only = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters += [inspect.Parameter(name, first, annotation="str") for name in checks]
     parameters += [
-        inspect.Parameter(name, only, default=take.kind(), annotation=take.kind.__name__)
-        for name, take in row.takes.items()
+        inspect.Parameter(each.name, only, default=each.kind(), annotation=each.kind.__name__) for each in row.takes
     ]
     answer = ANSWERS[row.name]
     if answer.startswith("tuple["):

@@ -9,7 +9,7 @@ from ...proto import operations as op
 from ...proto import statistics as values
 from ...proto.errors import NotFound
 from ...proto.names import TopicName
-from ...proto.operations import Operation
+from ...proto.operation import Operation
 from ...proto.transactions import COORDINATORS_MAX, TxnId, TxnState
 
 T = TypeVar("T")

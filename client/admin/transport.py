@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
-from ...proto.operations import Operation
+from ...proto.operation import Operation
 
 T = TypeVar("T")
 

@@ -23,7 +23,8 @@ from magnetar.cli.common.lazy import LazyGroup
 from magnetar.cli.main import root
 from magnetar.client.admin import AdminClient
 from magnetar.proto import operations
-from magnetar.proto.operations import OPERATIONS, Operation
+from magnetar.proto.operation import Operation
+from magnetar.proto.operations import OPERATIONS
 
 GROUPS = (
     "tenants", "namespaces", "topics", "subscriptions", "transactions", "schemas", "spark", "brokers", "bookies",

@@ -25,7 +25,7 @@ from magnetar.metadata import members
 from magnetar.metadata.members import Members
 from magnetar.proto.errors import Unauthenticated
 from magnetar.proto.names import NamespaceName, TopicName
-from magnetar.proto.operations import Permission, Rule
+from magnetar.proto.operation import Permission, Rule
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.grpc.callers import Callers
 from magnetar.security.authenticator import Authenticator

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ....proto.operations import CONSUME, OPERATE, OPERATIONS, On, Permission, Rule, of_topic
+from ....proto.operation import On, Permission, Rule, of_topic
+from ....proto.operations import CONSUME, OPERATE, OPERATIONS
 
 _OWN = Rule(Permission.OWN)
 

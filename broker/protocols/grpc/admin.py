@@ -24,7 +24,8 @@ from ....proto import operations as op
 from ....proto import wire_pb2 as wire
 from ....proto.errors import MagnetarError, NotFound
 from ....proto.names import MessageId, NamespaceName, TopicName, check_role
-from ....proto.operations import Operation, Permission, answer_of
+from ....proto.operation import Operation, Permission
+from ....proto.operations import answer_of
 from ....proto.policies import decode, encode
 from ....proto.statistics import (
     BookieInfo,

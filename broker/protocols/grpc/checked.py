@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 
 from ....proto.errors import MagnetarError
 from ....proto.names import NamespaceName, TopicName
-from ....proto.operations import OPERATIONS, On, Operation, Permission, Rule
+from ....proto.operation import On, Operation, Permission, Rule
+from ....proto.operations import OPERATIONS
 from ....runtime.network import CallContext, rpc, rpcs_of
 from ...access.authorizer import Authorizer, may_everything
 from ...access.core.table import RULES

@@ -13,7 +13,7 @@ from ....proto import wire_pb2 as wire
 from ....proto.entry import parse_header
 from ....proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotAllowed
 from ....proto.names import TopicName
-from ....proto.operations import Permission
+from ....proto.operation import Permission
 from ....proto.transactions import HALF_MESSAGES_MAX, TxnId, coordinator_of
 from ....runtime.network import CallContext, EndOfStream, Stream
 from ...node.topic_manager import TopicManager

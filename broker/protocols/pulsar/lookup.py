@@ -24,7 +24,7 @@ from ....proto.errors import (
     Unavailable,
 )
 from ....proto.names import NamespaceName, TopicName
-from ....proto.operations import Permission
+from ....proto.operation import Permission
 from ....proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_bytes, version_of
 from ...session import statistics
 from ...session.schemas import Schemas

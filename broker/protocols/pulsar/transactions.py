@@ -29,7 +29,7 @@ from ....proto.errors import (
     Unavailable,
 )
 from ....proto.names import TopicName
-from ....proto.operations import Permission
+from ....proto.operation import Permission
 from ....proto.transactions import TxnId, TxnState
 from ...common.transactions import state_of
 from ...transaction.coordinators import ASSIGN_TOPIC

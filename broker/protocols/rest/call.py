@@ -17,7 +17,7 @@ import msgspec
 
 from ....proto.errors import NotOwner
 from ....proto.names import NamespaceName, TopicName
-from ....proto.operations import Operation
+from ....proto.operation import Operation
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
 from ..grpc.admin import answered, ask, request_for

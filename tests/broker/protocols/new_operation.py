@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from magnetar.proto.operations import MANAGE, AskedOf, Cli, Http, Operation, Take, add
+from magnetar.proto.operation import AskedOf, Cli, Http, Operation, Take
+from magnetar.proto.operations import MANAGE, add
 
 ROW: Operation[tuple[str, ...]] = Operation(
     "DescribeTopic", MANAGE, AskedOf.OWNER, request="DeleteRequest", reply="Names",
-    takes={"force": Take(bool, "Although nobody asked.")},
+    takes=(Take("force", bool, "Although nothing asks for it."),),
     method="describe_topic", help="What a topic is called.",
     http=Http("GET", "/description", "What the topic is called.", answer="[text]"),
     cli=Cli("topics describe", "What it is called.", "What a topic is called.", "orders"),

@@ -40,7 +40,7 @@ def test_its_methods_have_true_signatures_and_its_verb_has_help(found: Any) -> N
     code, text = found["cli_help"]
     assert code == 0
     assert "-f, --force" in text
-    assert "Although nobody asked." in text
+    assert "Although nothing asks for it." in text
     assert "Example: magnetar topics describe orders" in text
 
 

@@ -21,7 +21,8 @@ from magnetar.proto import statistics as values
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import Position
-from magnetar.proto.operations import AskedOf, Operation, answer_of
+from magnetar.proto.operation import AskedOf, Operation
+from magnetar.proto.operations import answer_of
 from magnetar.proto.policies import Policies
 from magnetar.proto.translation import hints_of
 

@@ -6,7 +6,7 @@ from starlette.responses import PlainTextResponse
 
 from .....proto import operations as op
 from .....proto.errors import NotFound, Unavailable
-from .....proto.operations import Permission
+from .....proto.operation import Permission
 from ....cluster.core.bundles import bundle_of
 from ..call import Call
 from ..table import route

@@ -13,7 +13,7 @@ from .....metadata.records import GrantsRecord
 from .....proto import operations as op
 from .....proto.errors import NotFound
 from .....proto.names import TopicName, check_role
-from .....proto.operations import Operation
+from .....proto.operation import Operation
 from .....proto.policies import Policies, check, check_properties, decode
 from .....proto.statistics import NamespaceInfo, Permissions
 from ....access.permissions import grant

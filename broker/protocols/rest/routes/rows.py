@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from .....proto.operations import OPERATIONS, AskedOf, Http, On, Operation
+from .....proto.operation import AskedOf, Http, On, Operation
+from .....proto.operations import OPERATIONS
 from ...grpc.later import attribute_of
 from ..call import Call
 from ..table import NAMESPACE, TOPIC, Handler, route
@@ -20,7 +21,7 @@ BASES = {On.TOPIC: TOPIC, On.NAMESPACE: NAMESPACE, On.TENANT: "/admin/v2/tenants
 
 def _handler(row: Operation[Any]) -> Handler:
     async def handle(call: Call) -> object:
-        arguments = {name: _taken(call, name, take.kind) for name, take in row.takes.items()}
+        arguments = {each.name: _taken(call, each.name, each.kind) for each in row.takes}
         if row.rule.subscription:
             arguments[row.rule.subscription] = call.names["subscription"]
         if row.asked_of is not AskedOf.OWNER:
