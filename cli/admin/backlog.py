@@ -10,10 +10,9 @@ from dataclasses import asdict
 import click
 from click import option
 
-from ..common.session import Session, confirm, verb
+from ..common.session import SUBSCRIPTION, Session, confirm, verb
 from ..common.units import duration, message_id
 from ..messages.messages import id_text
-from .rows import SUBSCRIPTION
 from .topics import full
 
 OLDER = option("-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds.")

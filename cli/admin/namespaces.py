@@ -11,7 +11,6 @@ from click import option
 from ...proto.policy_table import NAMESPACES, POLICIES
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
-from . import rows
 from .permissions import OF_NAMESPACES
 from .policies import ALIASES, change, given_fields, options_of, read, verbs
 from .properties import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
@@ -39,10 +38,10 @@ namespaces = LazyGroup(
         "remove-auto-topic-creation": Lazy(".admin.namespaces", "remove_creation", "Topics are made at first use."),
         **OF_NAMESPACES,
         **PROPERTIES_OF_NAMESPACES,
-        **rows.verbs("namespaces"),
     },
     {"get": "policies", **ALIASES},
     policies=verbs(NAMESPACES),
+    with_rows=True,
     help="TENANT/NAMESPACE: its topics share policies.\n\nExample: magnetar namespaces create public/orders",
 )
 

@@ -9,7 +9,6 @@ names, or a row for each partition. LazyGroup makes one only when it is run (att
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import click
@@ -17,9 +16,7 @@ import click
 from ...proto.operation import AskedOf, Cli, On, Operation
 from ...proto.operations import OPERATIONS
 from ..common.lazy import Lazy
-from ..common.session import YES, Session, confirm, connected
-
-SUBSCRIPTION = click.option("-s", "--subscription", required=True, help="Name of the subscription.")
+from ..common.session import SUBSCRIPTION, YES, Session, confirm, connected
 
 
 def verbs(group: str) -> dict[str, Lazy]:
@@ -79,6 +76,8 @@ def _full(topic: str) -> str:
 
 
 def _show(session: Session, found: Mapping[str, Any], place: str, empty: str) -> None:
+    from dataclasses import asdict, is_dataclass
+
     if all(isinstance(each, str) for names in found.values() for each in (names if isinstance(names, list) else [0])):
         session.out.names(sorted({each for names in found.values() for each in names}), empty=empty)
         return

@@ -13,7 +13,6 @@ from click import option
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, verb
-from . import rows
 from .topics import full
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ schemas = LazyGroup(
         "extract": Lazy(".admin.schemas", "extract", "Register the schema of a Python class."),
         "compatibility": Lazy(".admin.schemas", "compatibility", "Whether a schema could be registered."),
         "delete": Lazy(".admin.schemas", "delete", "Delete the schemas of a topic."),
-        **rows.verbs("schemas"),
     },
+    with_rows=True,
     help="Schemas of topics.\n\nExample: magnetar schemas get orders",
 )
 

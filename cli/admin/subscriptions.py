@@ -9,19 +9,16 @@ import click
 from click import option
 
 from ..common import units
-from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, verb
+from ..common.lazy import ROW, Lazy, LazyGroup
+from ..common.session import SUBSCRIPTION, Session, verb
 from ..common.units import message_id
-from . import rows
 from .properties import PROPERTIES
-from .rows import SUBSCRIPTION
 from .topics import full
 
-ROWS = rows.verbs("subscriptions")
 subscriptions = LazyGroup(
     "subscriptions",
     {
-        "list": ROWS["list"],
+        "list": ROW,
         "create": Lazy(".admin.subscriptions", "create", "Make a subscription."),
         "stats": Lazy(
             ".admin.subscriptions", "stats", "Backlog, holes, consumers, and why the next message is not delivered."
@@ -32,9 +29,10 @@ subscriptions = LazyGroup(
         "reset": Lazy(".admin.subscriptions", "reset", "Move it to a message or a time."),
         "properties": Lazy(".admin.subscriptions", "properties", "Its properties."),
         "set-properties": Lazy(".admin.subscriptions", "set_properties", "Give it these properties and no others."),
-        **ROWS,
+        "delete": ROW,
     },
     {"seek": "reset", "reset-cursor": "reset", "peek-messages": "peek", "unsubscribe": "delete"},
+    with_rows=True,
     help="Subscriptions: where the readers of a topic stand.\n\nExample: magnetar subscriptions list orders",
 )
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from click import option
 
-from ..common.lazy import Lazy, LazyGroup
+from ..common.lazy import ROW, Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
-from . import rows
 
-ROWS = rows.verbs("tenants")
 tenants = LazyGroup(
     "tenants",
     {
-        "list": ROWS["list"],
+        "list": ROW,
         "create": Lazy(".admin.tenants", "create", "Make a tenant."),
         "get": Lazy(".admin.tenants", "get", "A tenant's settings."),
         "update": Lazy(".admin.tenants", "update", "Change a tenant's settings."),
         "stats": Lazy(".admin.tenants", "stats", "What a tenant holds."),
         "delete": Lazy(".admin.tenants", "delete", "Delete a tenant without namespaces."),
-        **ROWS,
     },
+    with_rows=True,
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
 )
 

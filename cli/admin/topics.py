@@ -6,14 +6,12 @@ import click
 from click import option
 
 from ...proto.policy_table import TOPICS
-from ..common.lazy import Lazy, LazyGroup
+from ..common.lazy import ROW, Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
-from . import rows
 from .permissions import OF_TOPICS
 from .policies import ALIASES, verbs
 from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
 
-ROWS = rows.verbs("topics")
 topics = LazyGroup(
     "topics",
     {
@@ -44,18 +42,17 @@ topics = LazyGroup(
         "get-message-id": Lazy(".admin.backlog", "get_message_id", "Id of the first message that arrived at a time."),
         "get-backlog-size": Lazy(".admin.backlog", "backlog_size", "Bytes after a message."),
         "last-message-id": Lazy(".admin.backlog", "last_message_id", "Id of the newest message."),
-        "analyze-backlog": ROWS["analyze-backlog"],
-        "truncate": ROWS["truncate"],
-        "unload": ROWS["unload"],
-        "trim": ROWS["trim"],
-        "compact": ROWS["compact"],
+        "analyze-backlog": ROW,
+        "truncate": ROW,
+        "unload": ROW,
+        "trim": ROW,
+        "compact": ROW,
         "compaction-status": Lazy(".admin.compaction", "status", "How far the last compaction is, and what it left."),
         "skip-lost": Lazy(".admin.backlog", "skip_lost", "Pass over entries that every replica lost."),
         "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
         "delete": Lazy(".admin.topics", "delete", "Delete a topic and its messages."),
         **OF_TOPICS,
         **PROPERTIES_OF_TOPICS,
-        **ROWS,
     },
     {
         "list-partitioned-topics": "list",
@@ -75,6 +72,7 @@ topics = LazyGroup(
         **ALIASES,
     },
     policies=verbs(TOPICS),
+    with_rows=True,
     help="Topics: [persistent://]TENANT/NAMESPACE/NAME, or just NAME.\n\nExample: magnetar topics create orders -p 4",
 )
 

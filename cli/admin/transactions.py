@@ -9,7 +9,6 @@ from click import option
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, verb
-from . import rows
 
 if TYPE_CHECKING:
     from ...proto.statistics import TransactionHere, TransactionStats
@@ -27,8 +26,8 @@ transactions = LazyGroup(
         "abort": Lazy(".admin.transactions", "abort", "Abort an open or prepared transaction."),
         "detach": Lazy(".admin.transactions", "detach", "Stop waiting for a topic that cannot store the outcome."),
         "halves": Lazy(".admin.halves", "halves", "Half messages: list, show, park, revive, commit, rollback."),
-        **rows.verbs("transactions"),
     },
+    with_rows=True,
     help="Transactions over several topics.\n\nExample: magnetar transactions list",
 )
 

@@ -125,6 +125,7 @@ TOKEN_MAX = 16 << 10
 """Characters of a token that are read."""
 
 YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+SUBSCRIPTION = click.option("-s", "--subscription", required=True, help="Name of the subscription.")
 
 
 def confirm(what: str, yes: bool) -> None:

@@ -44,13 +44,13 @@ def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
 
     async def call(self: RowMethods, /, *given: Any, **options: Any) -> Any:
         try:
-            asked = signature.bind(self, *given, **options).arguments
+            bound = signature.bind(self, *given, **options)
         except TypeError as error:
             raise TypeError(f"{call.__qualname__}() {error}") from None
-        del asked["self"]
-        for name, (argument, check) in checks.items():
-            asked[argument] = check(asked.pop(name))
-        found = await self._call(row, **asked)
+        bound.apply_defaults()
+        taken = {name: value for name, value in bound.arguments.items() if name != "self"}
+        places = {argument: check(taken.pop(name)) for name, (argument, check) in checks.items()}
+        found = await self._call(row, **places, **taken)
         return list(found) if is_list else found
 
     call.__name__, call.__qualname__, call.__doc__ = row.method, f"AdminClient.{row.method}", row.help

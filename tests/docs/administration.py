@@ -92,7 +92,7 @@ def _verbs() -> Iterator[tuple[str, set[str]]]:
 
 
 def _verbs_of(words: str, group: LazyGroup) -> Iterator[tuple[str, set[str]]]:
-    for name in [each for each in group.table if each not in group.policies]:
+    for name in [each for each in group.list_commands(click.Context(group)) if each not in group.policies]:
         verb = group.get_command(click.Context(group), name)
         if isinstance(verb, LazyGroup):
             yield from _verbs_of(f"{words} {name}", verb)
