@@ -26,6 +26,16 @@ from .states import (
 )
 from .transactions import TxnId, TxnState
 
+__all__ = (
+    "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BrokerInfo", "CompactionState",
+    "CompactionStatus", "ConsumerStats", "CoordinatorHalves", "CoordinatorTransactions", "DrainingSlot", "HalfDecision",
+    "HalfState", "HalfStats", "KeyDistribution", "LedgerState", "LedgerStats", "LedgerStays", "LostOfSubscription",
+    "LostRange", "NamespaceInfo", "NamespaceStats", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions",
+    "ProducerStats", "SchemaTest", "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionStats",
+    "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicSchema", "TopicState", "TopicStats",
+    "TopicTransactions", "TransactionHere", "TransactionStats", "Unloaded",
+)  # fmt: skip
+
 
 # ------------------------------------------------------------------------------------ tenants and namespaces
 @dataclass(frozen=True, slots=True)
