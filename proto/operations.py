@@ -57,7 +57,9 @@ LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
     cli=Cli("tenants list", "Names of all tenants.", "Names of all tenants.", "-o json", empty="no tenants"),
 )  # fmt: skip
 CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
-GET_TENANT: Operation[values.TenantInfo] = Operation("GetTenant", Rule(Permission.MANAGE, On.TENANT, "name"))
+GET_TENANT: Operation[values.TenantInfo] = Operation(
+    "GetTenant", Rule(Permission.MANAGE, On.TENANT, "name"), method="tenant", help="Its settings. TenantNotFound.",
+)  # fmt: skip
 UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE)
 DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
 
@@ -69,7 +71,9 @@ LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
     ),
 )  # fmt: skip
 CREATE_NAMESPACE: Operation[None] = Operation("CreateNamespace", NAMESPACE)
-GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation("GetNamespace", NAMESPACE)
+GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation(
+    "GetNamespace", NAMESPACE, method="namespace", help="Its settings. NamespaceNotFound."
+)
 UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
 DELETE_NAMESPACE: Operation[None] = Operation(
     "DeleteNamespace", NAMESPACE, takes=(Take("force", bool, "Delete its topics too."),),
@@ -86,7 +90,10 @@ CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE)
 
 # ------------------------------------------------------------------------------------ topics
 LIST_TOPICS: Operation[tuple[str, ...]] = Operation("ListTopics", SHOWN)
-CREATE_TOPIC: Operation[None] = Operation("CreateTopic", MANAGE)
+CREATE_TOPIC: Operation[None] = Operation(
+    "CreateTopic", MANAGE, takes=(Take("partitions", int, "0: not partitioned (default)."),), method="create_topic",
+    help="0: not partitioned. AlreadyExists.",
+)  # fmt: skip
 UPDATE_TOPIC: Operation[None] = Operation("UpdateTopic", MANAGE)
 DELETE_TOPIC: Operation[None] = Operation("DeleteTopic", MANAGE)
 CHECK_DELETE: Operation[int] = Operation("CheckDelete", MANAGE)
@@ -175,8 +182,9 @@ DELETE_SUBSCRIPTION: Operation[None] = _topic(
     ),
 )  # fmt: skip
 GET_SUBSCRIPTION_PROPERTIES: Operation[dict[str, str]] = _topic(
-    "GetSubscriptionProperties", SUBSCRIPTION, of_reply="properties"
-)
+    "GetSubscriptionProperties", SUBSCRIPTION, of_reply="properties", method="subscription_properties",
+    help="The properties, name to value.",
+)  # fmt: skip
 SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties", SUBSCRIPTION)
 RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION)
 ADVANCE_SUBSCRIPTION: Operation[None] = _topic(
@@ -197,7 +205,10 @@ ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic(
 
 # ------------------------------------------------------------------------------------ schemas
 GET_SCHEMA: Operation[values.TopicSchema] = Operation("GetSchema", SCHEMA, service="Broker")
-LIST_SCHEMAS: Operation[tuple[values.TopicSchema, ...]] = Operation("ListSchemas", LOOKUP)
+LIST_SCHEMAS: Operation[tuple[values.TopicSchema, ...]] = Operation(
+    "ListSchemas", LOOKUP, method="schemas",
+    help="The versions that are not deleted, in their order. SchemaNotFound: there is none.",
+)  # fmt: skip
 PUT_SCHEMA: Operation[int] = Operation("PutSchema", of_topic(Permission.PRODUCE, "topic"), of_reply="version")
 FIND_SCHEMA: Operation[int] = Operation("FindSchema", SCHEMA, of_reply="version")
 TEST_SCHEMA: Operation[values.SchemaTest] = Operation("TestSchema", OF_TOPIC_FIELD)
@@ -217,7 +228,9 @@ TOPIC_TRANSACTION: Operation[values.TransactionHere] = _topic("TopicTransaction"
 
 # ------------------------------------------------------------------------------------ the cluster
 LIST_BROKERS: Operation[tuple[values.BrokerInfo, ...]] = Operation("ListBrokers", OPERATE)
-LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation("ListBookies", OPERATE)
+LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
+    "ListBookies", OPERATE, method="bookies", help="The registered bookies."
+)
 FIND_ORPHANS: Operation[values.Orphans] = Operation("FindOrphans", OPERATE)
 
 _OF_CLIENTS = {

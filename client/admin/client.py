@@ -87,10 +87,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         """`admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone. InvalidName."""
         await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
-    async def tenant(self, name: str) -> values.TenantInfo:
-        """Its settings. TenantNotFound."""
-        return await self._call(op.GET_TENANT, tenant=check_tenant_name(name))
-
     async def update_tenant(
         self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
     ) -> None:
@@ -114,10 +110,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
             op.CREATE_NAMESPACE, namespace=full_namespace(name), bundles=bundles,
             auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
         )  # fmt: skip
-
-    async def namespace(self, name: str) -> values.NamespaceInfo:
-        """Its settings. NamespaceNotFound."""
-        return await self._call(op.GET_NAMESPACE, namespace=full_namespace(name))
 
     async def update_namespace(
         self, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
@@ -232,10 +224,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         With the non-persistent ones that have partitions or are in use.
         """
         return await self._all(op.LIST_TOPICS, namespace=full_namespace(namespace), partitions=partitions)
-
-    async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
-        """0: not partitioned. AlreadyExists."""
-        await self._call(op.CREATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
     async def update_topic(self, topic: str, *, partitions: int) -> None:
         """More partitions, never fewer."""
@@ -361,10 +349,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
             properties=dict(properties or {}),
         )  # fmt: skip
 
-    async def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
-        """The properties, name to value."""
-        return await self._call(op.GET_SUBSCRIPTION_PROPERTIES, **_subscription(topic, name))
-
     async def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
         """Replaces all properties."""
         await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **_subscription(topic, name), properties=dict(properties))
@@ -405,10 +389,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
             raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
         return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=version_bytes(version))
 
-    async def schemas(self, topic: str) -> list[values.TopicSchema]:
-        """The versions that are not deleted, in their order. SchemaNotFound: there is none."""
-        return await self._all(op.LIST_SCHEMAS, topic=full_topic(topic))
-
     async def put_schema(self, topic: str, schema: SchemaInfo) -> int:
         """Registers it; its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
         return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
@@ -439,10 +419,6 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
             found = ()
         own = next((each.topics for each in found if each.endpoint == listed.endpoint), None)
         return values.BrokerInfo(listed.name, listed.endpoint, own)
-
-    async def bookies(self) -> list[values.BookieInfo]:
-        """The registered bookies."""
-        return await self._all(op.LIST_BOOKIES)
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
         """`remove`: the orphans are fenced and deleted now; brokers do it every hour. `unexplained`: also those whose

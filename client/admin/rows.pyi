@@ -13,8 +13,17 @@ class RowMethods:
     async def tenants(self) -> list[str]:
         """Names, sorted."""
 
+    async def tenant(self, name: str) -> values.TenantInfo:
+        """Its settings. TenantNotFound."""
+
+    async def namespace(self, name: str) -> values.NamespaceInfo:
+        """Its settings. NamespaceNotFound."""
+
     async def delete_namespace(self, name: str, *, force: bool = False) -> None:
         """Busy: it has topics, which `force` deletes too."""
+
+    async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
+        """0: not partitioned. AlreadyExists."""
 
     async def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
         """The log of one partition: its ledgers, positions and replication."""
@@ -40,5 +49,14 @@ class RowMethods:
     async def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
         """Busy: it has consumers, which `force` overrides."""
 
+    async def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
+        """The properties, name to value."""
+
     async def analyze_backlog(self, topic: str, name: str) -> values.BacklogAnalysis:
         """Counts the backlog of one partition message by message."""
+
+    async def schemas(self, topic: str) -> list[values.TopicSchema]:
+        """The versions that are not deleted, in their order. SchemaNotFound: there is none."""
+
+    async def bookies(self) -> list[values.BookieInfo]:
+        """The registered bookies."""

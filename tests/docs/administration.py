@@ -37,7 +37,7 @@ VARIABLES = {each.name: variable for variable, each in vars(operations).items() 
 def operations_table() -> str:
     """One row per operation, in the order of the table."""
     methods, paths, verbs = _methods(), _routes(), dict(_verbs())
-    lines = ["| operation | answered by | needs | AdminClient | REST | `magnetar …` |", "|---|---|---|---|---|---|"]
+    lines = ["| operation | answered by | needs | AdminClient | REST | command line |", "|---|---|---|---|---|---|"]
     for row in OPERATIONS.values():
         named = methods[row.name]
         own = row.cli.words if row.cli is not None else ""
