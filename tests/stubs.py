@@ -22,7 +22,7 @@ from tests.docs.documents import ROOT
 WIDTH = 120
 IMPORTS = (
     ("values.", "from ...proto import statistics as values"),
-    ("Operation", "from ...proto.operations import Operation"),
+    ("Operation", "from ...proto.operation import Operation"),
     ("Policies", "from ...proto.policies import Policies"),
     ("SchemaInfo", "from ...proto.schema import SchemaInfo"),
     ("TxnId", "from ...proto.transactions import TxnId, TxnState"),

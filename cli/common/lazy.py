@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         name = self.aliases.get(cmd_name, cmd_name)
-        entry = self.table.get(name, ROW)
+        entry: Lazy | None = self.table.get(name, ROW)
         if entry is ROW:
             entry = self._of_rows().get(name)
         if entry is None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...proto import statistics as values
-from ...proto.operations import Operation
+from ...proto.operation import Operation
 
 class RowMethods:
     """AdminClient derives from it."""

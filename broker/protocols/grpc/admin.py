@@ -88,7 +88,8 @@ class _OtherBrokers:
 
 def request_for(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
     """InvalidRequest: a value does not fit its field."""
-    return request_of(rpc(operation.service, operation.name).request, arguments, operation.name)
+    kind: type[Message] = rpc(operation.service, operation.name).request
+    return request_of(kind, arguments, operation.name)
 
 
 def answered(operation: Operation[T], reply: object) -> T:

@@ -5,6 +5,8 @@ Any broker answers: it asks the one that has the coordinator. The forms: ../tran
 
 from __future__ import annotations
 
+from typing import Any
+
 from .....proto import operations as op
 from .....proto.errors import NotFound
 from .....proto.statistics import HalfDecision
@@ -20,7 +22,7 @@ HALVES = BASE + "/halves"
        "`limit` (of each coordinator).", answer="[{half, state, owner, group, …, reason}]")  # fmt: skip
 async def list_halves(call: Call) -> object:
     limit = min(call.number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1), LIST_DEFAULT)
-    group, parked, rows = call.query.get("group", ""), call.flag("parked"), []
+    group, parked, rows = call.query.get("group", ""), call.flag("parked"), list[dict[str, Any]]()
     for number in await numbers(call):
         found = await call.at_coordinator(op.LIST_HALVES, coordinator=number, group=group, limit=limit)
         rows += map(forms.half_row, found.items)
