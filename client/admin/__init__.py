@@ -13,6 +13,7 @@ Answers are frozen dataclasses (proto/statistics.py), never messages of a wire f
 from __future__ import annotations
 
 from ...proto import errors as errors
+from ...proto import operations as operations
 from ...proto import statistics as values  # noqa: F401
 from ...proto.operation import Operation as Operation
 from ...proto.policies import Policies as Policies
