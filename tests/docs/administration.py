@@ -45,7 +45,7 @@ def operations_table() -> str:
         of = f", {row.rule.on.value}" if row.rule.field else ""
         cells = (
             f"`{row.name}`", row.asked_of.name.lower(), f"{row.rule.permission.name.lower()}{of}",
-            _shown(named), _shown(paths[row.name]), _shown(said),
+            _shown([f"{name}()" for name in named]), _shown(paths[row.name]), _shown(said),
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

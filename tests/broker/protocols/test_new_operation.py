@@ -49,7 +49,7 @@ def test_its_permission_is_asked_before_it_is_done(found: Any) -> None:
 
 
 def test_it_is_in_the_documents(found: Any) -> None:
-    faces = "`describe_topic` | `GET {T}/description` | `topics describe`"
+    faces = "`describe_topic()` | `GET {T}/description` | `topics describe`"
     assert found["line"] == f"| `DescribeTopic` | owner | manage, topic | {faces} |"
     assert found["needs"].startswith("| `Admin.DescribeTopic` | an administrator of the tenant")
     assert found["openapi"] == ["What the topic is called."]
