@@ -229,6 +229,9 @@ PUT {T}/subscription/s4 "sometime"
 PUT {T}/subscription/s4 {{"ledgerId":-9,"entryId":-1}}
 PUT /admin/v2/persistent/public/default/wide/subscription/s1
 PUT /admin/v2/persistent/public/default/wide/subscription/s1
+PUT /admin/v2/persistent/public/default/wide-partition-2/subscription/a0
+GET /admin/v2/persistent/public/default/wide/subscriptions
+DELETE /admin/v2/persistent/public/default/wide-partition-2/subscription/a0
 GET {T}/subscription/s3/properties
 PUT {T}/subscription/s3/properties {{"c":"d"}}
 GET {T}/subscription/s3/properties
