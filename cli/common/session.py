@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -182,14 +181,16 @@ def verb(*options: Callable[[Any], Any], name: str = "") -> Callable[[Callable[.
     def make(function: Callable[..., None]) -> click.Command:
         command = connected(function)
         given = {each.name for each in _parameters(options)}
-        own = [each for each in signature(function).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD][1:]
-        if "yes" in {each.name for each in own} - given:
+        code, defaults = function.__code__, function.__defaults__ or ()  # inspect takes 0.1 ms, for each verb
+        own = [each for each in code.co_varnames[1 : code.co_argcount] if each not in given]
+        if "yes" in own:
+            own.remove("yes")
             command = YES(command)
         for option in reversed(options):
             command = option(command)
-        for each in reversed([each for each in own if each.name not in given and each.name != "yes"]):
-            settings = {} if each.default is each.empty else {"default": each.default}
-            command = click.argument(each.name, **settings)(command)
+        last = dict(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
+        for each in reversed(own):
+            command = click.argument(each, **({"default": last[each]} if each in last else {}))(command)
         return click.command(name or function.__name__.rstrip("_").replace("_", "-"))(command)
 
     return make
