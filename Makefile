@@ -48,8 +48,8 @@ TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
 	@$(BIN)/python -m tests.postgres
-	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 3 --dist worksteal
-	$(TESTED) -m 'processes or spark' --numprocesses 4 --dist loadgroup --durations 25 \
+	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 4 --dist worksteal
+	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
 
 # The compiled wheel (setup.py) beside the sources: PYTHONPATH=$(CURDIR)/$(VENV)/compiled runs on it. The path is

@@ -377,7 +377,7 @@ class _SecondNames:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
 
     def exec_module(self, module: ModuleType) -> None:
-        """It was executed under its own name."""
+        """Does nothing: the module was executed under its own name."""
 
 
 sys.meta_path.insert(0, _SecondNames())  # before the path is searched, which would load second copies

@@ -1,4 +1,5 @@
-"""Where a C compiler is, mypyc compiles the hot paths. The pure Python of the same files stays the reference.
+"""The build: where a C compiler is, mypyc compiles the hot paths. The pure Python of the same files stays the
+reference.
 
     pip install .                         compiles the modules of HOT, and installs their Python too
     MAGNETAR_COMPILE=0 pip install .      compiles nothing
@@ -114,8 +115,8 @@ HOT = [
     "runtime/peer/outbox.py",
     "runtime/tcp/share.py",
 ]
-"""What runs for each message: in a client, and in a server from gRPC through the session, the topic and the
-ledger to the bookie's journal, and back through the cursor and the dispatcher to the consumer. Not among them:
+"""Modules whose code runs for each message: in a client, and in a server from gRPC through the session, the topic and
+the ledger to the bookie's journal, and back through the cursor and the dispatcher to the consumer. Not among them:
 
 - what another class derives from, unless that is here too: mypyc's classes are closed. So `runtime/grpc` and
   `runtime/http2` are all here, or none of them; the shapes of a log are not;
@@ -136,7 +137,8 @@ GROUP = "magnetar.proto.compiled"
 
 
 def compiled() -> list[Extension]:
-    """Module names come from the folders below the current one, so the repository is seen through a link `magnetar`."""
+    """Returns the extensions. Module names come from the folders below the current one, so the repository is seen
+    through a link `magnetar`."""
     from mypyc.build import mypycify
 
     root = Path.cwd()
@@ -171,8 +173,8 @@ def compiled() -> list[Extension]:
 
 
 def together(sources: list[str], place: Path) -> list[str]:
-    """UNITS files that include the sources, of about the same size each: the headers of all are 2.8 MB, and half a
-    second of the compiler for each file."""
+    """Returns UNITS files that include the sources, of about the same size each: the headers of all are 2.8 MB, and
+    half a second of the compiler for each file."""
     units: list[tuple[int, int, list[str]]] = [(0, number, []) for number in range(UNITS)]
     for source in sorted(sources, key=lambda each: -os.stat(each).st_size):
         size, number, members = heapq.heappop(units)
@@ -230,7 +232,7 @@ class Modules(build_py):
 
 
 class Compile(build_ext):
-    """With all cores. What cannot be compiled is installed as Python, unless MAGNETAR_COMPILE=1 asks for it."""
+    """Builds with all cores. What cannot be compiled is installed as Python, unless MAGNETAR_COMPILE=1 asks for it."""
 
     def run(self) -> None:
         if not WANTED:
@@ -256,7 +258,8 @@ class Compile(build_ext):
             say(f"compiled {len(HOT)} modules in {time.monotonic() - began:.0f} s")
 
     def build_extensions(self) -> None:
-        """One extension has nearly all the sources, and setuptools compiles those of one in turn."""
+        """Compiles sources in parallel: one extension has nearly all of them, and setuptools compiles those of one in
+        turn."""
         in_turn = self.compiler.compile
 
         def compile_(sources: list[str], **options: Any) -> list[str]:
@@ -269,14 +272,14 @@ class Compile(build_ext):
 
 
 def say(line: str) -> None:
-    """To the terminal as well: pip shows what a build prints with `-v` only."""
+    """Prints to the terminal as well: pip shows what a build prints with `-v` only."""
     print(f"magnetar: {line}", file=sys.stderr, flush=True)
     with contextlib.suppress(OSError), open("/dev/tty", "w") as terminal:
         print(f"magnetar: {line}", file=terminal)
 
 
 def why_not() -> str:
-    """Why nothing can be compiled here; "": it can."""
+    """Returns why nothing can be compiled here; "": it can."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler ({compiler})"

@@ -155,7 +155,7 @@ STANDARD: list[tuple[str, dict[str, Any]]] = [
     ("spark-write", {"size": 100}),
     ("rest", {}),
 ]
-"""What `all` runs: the lines of the table in the README."""
+"""What `all` runs: the rows of the table of figures in docs/performance.md."""
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -53,6 +53,8 @@ _LOG = logging.getLogger("magnetar.bookie")
 
 
 class BookieConfig(msgspec.Struct, frozen=True):
+    """Settings of a bookie."""
+
     data: str  # data directory; one process at a time
     host: str = "127.0.0.1"  # where it listens
     port: int = 0  # 0: a free one
@@ -101,7 +103,8 @@ class BookieConfig(msgspec.Struct, frozen=True):
 
 
 class Bookie:
-    """`metadata` stays the caller's; `new_session` makes another when its session is lost (None: it stays lost)."""
+    """A bookie. `metadata` stays the caller's; `new_session` makes another when its session is lost (None: it stays
+    lost)."""
 
     def __init__(
         self, world: World, config: BookieConfig, metadata: MetadataStore, new_session: NewSession | None = None
@@ -307,7 +310,7 @@ class Bookie:
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def histograms(self) -> dict[str, Histogram]:
-        """By the names under which cli/metrics/samples.py shows them."""
+        """Returns the histograms by the names under which cli/metrics/samples.py shows them."""
         return {**self._store.histograms(), **self._service.histograms()}
 
     @property

@@ -46,7 +46,7 @@ RENEW_RETRY_S = 1.0
 
 
 class Broker:
-    """One broker. `metadata` is closed by the caller; `new_session` opens another when its session is lost."""
+    """A broker. `metadata` is closed by the caller; `new_session` opens another when its session is lost."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, new_session: NewSession | None = None
@@ -117,7 +117,7 @@ class Broker:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where clients reach it."""
+        """Returns where clients reach the broker."""
         assert self._serving is not None, "the broker listens"
         listening = self._serving.endpoint
         advertised = self._config.advertised
@@ -127,14 +127,14 @@ class Broker:
 
     @property
     def pulsar_urls(self) -> dict[str, tuple[str, ...]]:
-        """Where clients of Pulsar reach it, by the name of the listener."""
+        """Returns the URLs at which clients of Pulsar reach the broker, by the name of the listener."""
         if self._pulsar is None:
             return {}
         return advertised_urls(self._config, self._pulsar.endpoint, is_encrypted=self._pulsar.is_encrypted)
 
     @property
     def http_url(self) -> str:
-        """Where tools reach it; empty: it serves no HTTP."""
+        """Returns the URL at which tools reach the broker; empty: it serves no HTTP."""
         if self._http is None:
             return ""
         host = self._config.advertised.host if self._config.advertised is not None else self._http.endpoint.host
@@ -200,9 +200,9 @@ class Broker:
             _LOG.exception("topics were not dropped in order")
 
     async def _renew(self, new_session: NewSession, giving_up: asyncio.Task[None]) -> None:
-        """`_metadata` stays the lost session until the broker is in the new one: after any failure in between it begins
-        anew from there (runtime/supervisor.py), and no session is left open in which the broker is not registered.
-        """
+        """Enters a new metadata session. `_metadata` stays the lost session until the broker is in the new one: after
+        any failure in between it begins anew from there (runtime/supervisor.py), and no session is left open in which
+        the broker is not registered."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:
@@ -242,7 +242,7 @@ class Broker:
         return True
 
     async def close(self) -> None:
-        """Idempotent. The metadata session stays the caller's."""
+        """Closes the broker. Idempotent. The metadata session stays the caller's."""
         if self._closing:
             return
         self._closing = True

@@ -50,7 +50,7 @@ Exit codes: 0 done, 1 failed, 2 usage, 3 a part is not available here, 4 not fou
 
 
 class Root(LazyGroup):
-    """`magnetar`, with `--version`."""
+    """The group `magnetar`, with `--version`."""
 
     def __init__(self) -> None:
         super().__init__("magnetar", COMMANDS, help=HELP)
@@ -79,8 +79,8 @@ root = Root()
 
 
 GC_IMPORTS = (200_000, 20, 50)
-"""Modules leave no garbage: to look for it while a command imports them takes 5 ms. A server sets its own later
-(runtime/process.py)."""
+"""Thresholds of the collector while a command imports modules, which leave no garbage: to look for it takes 5 ms. A
+server sets its own later (runtime/process.py)."""
 
 
 def main() -> None:

@@ -92,9 +92,10 @@ _LOG = logging.getLogger("magnetar.client")
 TXN_IDS = Check("a list of ids of transactions", (list, tuple, set, frozenset))
 
 CLOSE_QUIET_S = 5.0
-"""How long a client that is closed waits for a word of its brokers: longer than one that owns a topic is replaced."""
+"""Seconds that a client which is closed waits for a word of its brokers: longer than one that owns a topic is replaced.
+"""
 KEPT_MIN = 16
-"""Closed objects are removed only above this number: a removal at each opening would scan all the others."""
+"""Number of closed objects above which they are removed: a removal at each opening would scan all the others."""
 
 
 class Client(ClosedAfterAsyncWith):
@@ -148,7 +149,7 @@ class Client(ClosedAfterAsyncWith):
 
     @property
     def connections(self) -> Connections:
-        """Created when first used, in the event loop that uses it."""
+        """Returns the connections, created when first used, in the event loop that uses them."""
         if self._closed:
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
@@ -161,12 +162,12 @@ class Client(ClosedAfterAsyncWith):
         return self._connections
 
     def get_service_info(self) -> ServiceInfo:
-        """Where the client connects now."""
+        """Returns where the client connects now."""
         return self._service.info
 
     @property
     def transactions(self) -> Transactions:
-        """Created when first used, in the event loop that uses it."""
+        """Returns the transactions, created when first used, in the event loop that uses them."""
         return Transactions.of(self.connections)
 
     def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
@@ -186,7 +187,8 @@ class Client(ClosedAfterAsyncWith):
         return Transaction(self.transactions, timeout, name if name is not None else id)
 
     def transaction_now(self, timeout: float) -> Transaction | None:
-        """From any thread: one that is begun, by an id that was leased ahead. None: use `transaction`."""
+        """Returns, from any thread, a transaction that is begun by an id that was leased ahead. None: use
+        `transaction`."""
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
         check(TRANSACTION, {"timeout": timeout})
@@ -214,7 +216,7 @@ class Client(ClosedAfterAsyncWith):
         return await translated(batches.commit(self.transactions.coordinators, batch, txns))
 
     async def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """The last batch that was committed for a sink, and its query; None: none was."""
+        """Returns the last batch that was committed for a sink, and its query; None: none was."""
         check_one("sink_id", NAME, sink_id)
         return await translated(batches.sink_status(self.transactions.coordinators, sink_id))
 
@@ -233,8 +235,8 @@ class Client(ClosedAfterAsyncWith):
     async def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """As `Producer.prepare`, of up to 100 messages to any topics, which count together: each an `Output` with its
-        producer, of this client."""
+        """Prepares a half, like `Producer.prepare`, of up to 100 messages to any topics, which count together: each an
+        `Output` with its producer, of this client."""
         check_one("outputs", Check("a list of Output", (list, tuple)), outputs)
         messages = []
         for each in outputs:
@@ -270,16 +272,16 @@ class Client(ClosedAfterAsyncWith):
         return register
 
     async def commit_half(self, half_id: TxnId | str) -> None:
-        """As `Half.commit`, of a half that any program of this role prepared."""
+        """Commits, like `Half.commit`, a half that any program of this role prepared."""
         await Halves.of(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
-        """As `Half.rollback`, of a half that any program of this role prepared."""
+        """Rolls back, like `Half.rollback`, a half that any program of this role prepared."""
         await Halves.of(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
-        """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
-        TransactionForgotten: it ended too long ago."""
+        """Returns OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its
+        text. TransactionForgotten: it ended too long ago."""
         state, refused = await translated(self.transactions.coordinators.status(_txn_id(txn_id)))
         if refused is not None:
             raise translate(refused) from refused
@@ -452,7 +454,8 @@ class Client(ClosedAfterAsyncWith):
         return await self._keep(open_)
 
     async def get_topic_partitions(self, topic: str) -> list[str]:
-        """Full names of the partitions; the topic itself when it has none or does not exist. Creates nothing."""
+        """Returns the full names of the partitions; the topic itself when it has none or does not exist. Creates
+        nothing."""
         name = parse_topic(topic)
         try:
             partitions = await translated(self.connections.partitions(name, create=False))

@@ -1,4 +1,6 @@
-"""The ledger library: how brokers write, read and recover ledgers on bookies (docs/ledgers.md, docs/protocol.md).
+"""The ledger library: how brokers write, read and recover ledgers on bookies.
+
+The pages: docs/design/ledgers.md, docs/design/protocol.md.
 
 Decisions are in `core/` (pure): `striping` which bookies store an entry, `pending` which adds count, `writer`,
 `reader`, `recovery`, `metadata` which transitions of the record are allowed. The drivers beside it carry them out:

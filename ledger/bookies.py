@@ -3,7 +3,7 @@
 One watch on `/bookies/available` keeps the table; a bookie that leaves it keeps its last endpoint, because ledgers on
 it may still be readable. One peer connection per bookie, endpoint and key: a bookie that registers elsewhere, or with
 another key, gets a new one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it
-(docs/protocol.md §1.5, #4812).
+(docs/design/protocol.md §1.5, #4812).
 
 **Choice**: core/placement.py decides; this module supplies the candidates. A bookie's rack is the one in
 `/bookies/racks`, which the same watch follows, else the one it registered with. The rack of a bookie that left is
@@ -39,7 +39,7 @@ from .memory import AppendMemory
 _LOG = logging.getLogger("magnetar.ledger")
 
 PAUSE_PART = 4
-"""A busy bookie is asked again after one part in so many of the time-out, at the latest."""
+"""Divisor of the time-out: a busy bookie is asked again after such a part of it, at the latest."""
 
 
 class Bookies:
@@ -87,13 +87,14 @@ class Bookies:
     def request(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float
     ) -> asyncio.Future[Reply]:
-        """Never raises; see `Peer.request`. A bookie that never registered is Unavailable."""
+        """Sends a request. Never raises; see `Peer.request`. A bookie that never registered is Unavailable."""
         return self.peers[bookie].request(head, frames, timeout_s=timeout_s)
 
     async def ask(
         self, bookie: str, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float, busy_s: float = 0.0
     ) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """The answer; None when none arrives within `timeout_s` or it cannot be decoded: the outcome is unknown.
+        """Asks a bookie, and returns the answer; None when none arrives within `timeout_s` or it cannot be decoded: the
+        outcome is unknown.
 
         A bookie that answers BUSY did nothing; it is asked again, ever more slowly, until the time is over. It lives,
         and others are before us: with each such answer the time begins anew, for `busy_s` in all.
@@ -119,22 +120,23 @@ class Bookies:
             pause_s = min(2 * pause_s, timeout_s / PAUSE_PART)
 
     def failed(self, bookie: str) -> None:
-        """The bookie failed just now: for a while it is chosen last, and asked last."""
+        """Notes that the bookie failed just now: for a while it is chosen last, and asked last."""
         self._quarantine.failed(bookie, self._world.clock.monotonic())
         self.note(bookie, TroubleKind.FAILED)
 
     def note(self, bookie: str, kind: TroubleKind) -> None:
-        """A read from the bookie went wrong: for a while it is asked last (core/bookie_health.py)."""
+        """Notes that a read from the bookie went wrong: for a while it is asked last (core/bookie_health.py)."""
         self._trouble.note(bookie, kind, self._world.clock.monotonic())
 
     def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
-        """The bookie sent bytes that are not the entry: it is asked last for a while, and reported (damage.py)."""
+        """Notes that the bookie sent bytes that are not the entry: it is asked last for a while, and reported
+        (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
         self.note(bookie, TroubleKind.DAMAGED)
         self.damage.note(ledger, bookie, entry)
 
     def troubled(self) -> dict[str, float]:
-        """Bookie → the weight of its recent trouble (core/bookie_health.py); healthy bookies are left out."""
+        """Returns bookie → the weight of its recent trouble (core/bookie_health.py); healthy bookies are left out."""
         return self._trouble.weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
@@ -145,7 +147,8 @@ class Bookies:
 
     # ------------------------------------------------------------------------------ choosing
     async def count_well(self, wanted: int) -> int:
-        """Number of writable bookies that did not fail lately; lists them again before it returns < `wanted`."""
+        """Returns the number of writable bookies that did not fail lately; lists them again before it returns <
+        `wanted`."""
         if self._well() < wanted:
             await self._list()
         return self._well()
@@ -157,7 +160,7 @@ class Bookies:
         return self._quarantine.failed_lately(bookie, self._world.clock.monotonic())
 
     async def choose_now(self, count: int, *, write_quorum: int | None = None) -> list[str]:
-        """`choose`; with too few bookies it lists them again first, because the watch may lag."""
+        """Chooses like `choose`; with too few bookies it lists them again first, because the watch may lag."""
         try:
             return self.choose(count, write_quorum=write_quorum)
         except NotEnoughBookies:
@@ -165,7 +168,7 @@ class Bookies:
             return self.choose(count, write_quorum=write_quorum)
 
     def choose(self, count: int, exclude: Collection[str] = (), *, write_quorum: int | None = None) -> list[str]:
-        """`count` distinct writable bookies, or NotEnoughBookies with `wanted` and `available`.
+        """Returns `count` distinct writable bookies. Raises NotEnoughBookies with `wanted` and `available`.
 
         With `write_quorum` (a new ledger) the minimum of racks applies. Without it, the copies join those of the
         registered bookies in `exclude`, and other racks are preferred.
@@ -175,7 +178,7 @@ class Bookies:
         return self._placed(count, exclude, beside, write_quorum)
 
     def replace(self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int) -> dict[int, str]:
-        """Slot → its replacement, for `slots`; only the first slots when there are too few bookies.
+        """Returns slot → its replacement, for `slots`; only the first slots when there are too few bookies.
 
         A bookie that failed lately is never taken: it is no better than the one it would replace. The racks of the
         other slots are taken into account.
@@ -186,7 +189,8 @@ class Bookies:
     def replace_gone(
         self, ensemble: Sequence[str], slots: Sequence[int], write_quorum: int, gone: Collection[str]
     ) -> dict[int, str]:
-        """`replace` for copies of final entries, where the bookies in `slots` are lost or departing.
+        """Returns replacements like `replace`, for copies of final entries, where the bookies in `slots` are lost or
+        departing.
 
         A bookie that failed lately is taken last, but it is taken. Never one of `gone` or of `unfit`.
         """
@@ -253,7 +257,8 @@ class Bookies:
 
     @property
     def fenced_upto(self) -> int:
-        """Largest ledger id up to which some bookie refuses adds, as it once lost data (BookieRecord); -1: none."""
+        """Returns the largest ledger id up to which some bookie refuses adds, as it once lost data (BookieRecord); -1:
+        none."""
         return max((record.fenced_upto for record in self._available.values()), default=-1)
 
     # ------------------------------------------------------------------------------ the table
@@ -326,7 +331,7 @@ class Bookies:
         self._last_racks[bookie] = record.rack
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Bookie → counters of its connection and of its trouble (`reads_slow`, …: core/bookie_health.py)."""
+        """Returns bookie → counters of its connection and of its trouble (`reads_slow`, …: core/bookie_health.py)."""
         return {
             bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
             for bookie, peer in self.peers.items()
@@ -361,7 +366,7 @@ class _Unregistered:
 
 
 class _Peers(dict[str, Peer]):
-    """Bookie → how to reach it."""
+    """The peers, by bookie; a bookie without one is not registered."""
 
     def __missing__(self, bookie: str) -> _Unregistered:
         return _Unregistered(bookie)

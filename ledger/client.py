@@ -41,8 +41,9 @@ from .reader import LedgerReader
 _LOG = logging.getLogger("magnetar.ledger")
 
 IDS_LAST_S, IDS_MAX = 1.0, 1024
-"""Blocks of ids grow up to IDS_MAX while one lasts for less than IDS_LAST_S: a client that creates hundreds of ledgers
-a second would otherwise spend half of its time on the counter. The rest of a block is lost at a stop, out of 2^63."""
+"""Seconds that a block of ids lasts, below which the next one is larger, up to IDS_MAX: a client that creates hundreds
+of ledgers a second would otherwise spend half of its time on the counter. The rest of a block is lost at a stop, out of
+2^63."""
 WRITERS_MIN = 16
 """Number of ended writers that may be kept before they are dropped: dropping them walks over every open writer."""
 
@@ -118,7 +119,8 @@ class LedgerClient:
         )  # fmt: skip
 
     def creation(self, draft: LedgerRecord) -> Change:
-        """none → OPEN of the draft, as a part of a commit. Its transform raises LedgerIdTaken: make another draft."""
+        """Returns the change none → OPEN of the draft, as a part of a commit. Its transform raises LedgerIdTaken: make
+        another draft."""
         path = paths.ledger(draft.ledger_id)
 
         def transform(node: Versioned | None) -> bytes | None:
@@ -136,7 +138,7 @@ class LedgerClient:
         return writer
 
     async def check_place(self, wanted: Striping, *, shrink: Shrink = Shrink.NOTHING) -> None:
-        """NotEnoughBookies: `create` would find no place for a ledger of that shape now."""
+        """Raises NotEnoughBookies if `create` would find no place for a ledger of that shape now."""
         await self._bookies.ready()
         if shrink is not Shrink.NOTHING:
             wanted = fit(wanted, await self._bookies.count_well(wanted.ensemble_size), shrink)
@@ -193,8 +195,8 @@ class LedgerClient:
         return (await self._recover(ledger_id, joined=False))[0]
 
     async def recover_to_close(self, ledger_id: int) -> tuple[LedgerReader, Change | None]:
-        """As `recover`, and the caller closes the ledger: by a commit of that change (None: it is closed). The reader
-        counts after it. What the change raises: ledger/recovery.py `Recovered`."""
+        """Recovers like `recover`, but the caller closes the ledger, by a commit of the returned change (None: it is
+        closed). The reader counts after it. What the change raises: ledger/recovery.py `Recovered`."""
         return await self._recover(ledger_id, joined=True)
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, Change | None]:
@@ -221,7 +223,7 @@ class LedgerClient:
                 self._unwanted -= some
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Bookie → counters (`Bookies.statistics`)."""
+        """Returns bookie → counters (`Bookies.statistics`)."""
         return self._bookies.statistics()
 
     async def close(self) -> None:
@@ -232,7 +234,8 @@ class LedgerClient:
 
     # ------------------------------------------------------------------------------ creating
     async def _next_id(self, above: int) -> int:
-        """Larger than every id that some bookie fences for ever: an id from an older block might be refused."""
+        """Returns an id that is larger than every id that some bookie fences for ever: an id from an older block might
+        be refused."""
         while True:
             while self._ids and self._ids[0] <= max(above, self._bookies.fenced_upto):
                 self._ids.popleft()

@@ -31,7 +31,7 @@ Ranges = tuple[tuple[int, int], ...]
 """(first, last) of each, ascending."""
 
 RANGES_MAX = 20_000
-"""In a record: 840 kB at most, and a node holds 1 MiB. What is more is reported when these are repaired."""
+"""Ranges in a record: 840 kB at most, and a node holds 1 MiB. Further ranges are reported when these are repaired."""
 WAITING_MAX = 1000
 KNOWN_MAX = 10_000
 """Entries, about 200 bytes each in memory. More damage than that is a dead disk, which the bookie itself finds."""

@@ -30,15 +30,17 @@ from ..metadata.update import get_record, put_of, update_record
 from ..proto.errors import BadVersion
 
 PAGE_IDS = 4096
-"""A page in which every second id is deleted has 50 kB of JSON; blocks of ids (ledger/client.py) are a part of one."""
+"""Ids of a page: one in which every second id is deleted has 50 kB of JSON; blocks of ids (ledger/client.py) are a part
+of one."""
 ATTEMPTS_MAX = 20
 PAUSE_S = 0.01
 DELETED_AT_ONCE = 512
-"""Half of what a commit may contain."""
+"""Ledgers that are deleted in one commit: half of what it may contain."""
 
 
 async def among(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
-    """Those of them that were deleted. Raises DamagedRecord, and the errors of the metadata."""
+    """Returns the ledgers among the given ones that were deleted. Raises DamagedRecord, and the errors of the metadata.
+    """
     deleted = BitMap64()
     asked = BitMap64(ledgers)
     for page, ids in _paged(asked):
@@ -48,7 +50,8 @@ async def among(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
 
 
 async def note(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Their owner deletes them, for ever. Idempotent; after an error of the metadata the outcome is unknown."""
+    """Records that the owner of these ledgers deletes them, for ever. Idempotent; after an error of the metadata the
+    outcome is unknown."""
     for page, ids in _paged(ledgers):
 
         def noted(record: DeletedLedgersRecord | None, page: int = page, ids: list[int] = ids) -> DeletedLedgersRecord:
@@ -58,7 +61,7 @@ async def note(store: MetadataStore, ledgers: Iterable[int]) -> None:
 
 
 async def notes(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
-    """`note` as a part of a commit, which fails with BadVersion when another one was faster."""
+    """Returns what `note` writes, as a part of a commit, which fails with BadVersion when another one was faster."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted(page)
@@ -84,7 +87,8 @@ async def with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequen
 
 
 async def delete(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """`note`, then their records. Idempotent, also for a ledger whose record does not exist."""
+    """Notes the deletion like `note`, then deletes the records. Idempotent, also for a ledger whose record does not
+    exist."""
     ordered = sorted(ledgers)
     await note(store, ordered)
     for at in range(0, len(ordered), DELETED_AT_ONCE):

@@ -83,27 +83,29 @@ ENTRY_BYTES_MAX = (5 << 20) + (64 << 10)
 """The largest message (5 MiB) and the headers of client and broker; a bookie accepts a little more."""
 
 _OPEN = WriterState.OPEN
-"""Of each answer: a look at a member of an enum costs as much as a call."""
+"""`WriterState.OPEN` as a name of the module: a look at a member of an enum costs as much as a call, for each answer.
+"""
 _WATCH_TICKS = 4
 """Checks of the watchdog per quorum time-out: an append waits at most a quarter longer than that time."""
 
 
 class LedgerEnd(NamedTuple):
-    """How a closed ledger ends: `last_entry` is -1 if it is empty; `length` is in payload bytes."""
+    """The end of a closed ledger: `last_entry` is -1 if it is empty; `length` is in payload bytes."""
 
     last_entry: int
     length: int
 
 
 class AppendListener(Protocol):
-    """Is told what becomes of entries that were pushed. Neither method may raise."""
+    """A listener that is told what becomes of entries that were pushed. Neither method may raise."""
 
     def appended(self, writer: LedgerWriter, last_entry: int) -> None:
-        """Every entry up to it is stored. In entry order, once for all that one step has confirmed."""
+        """Called when every entry up to `last_entry` is stored. In entry order, once for all that one step has
+        confirmed."""
         ...
 
     def append_failed(self, writer: LedgerWriter) -> None:
-        """An entry that was pushed is not confirmed any more: `close` says whether it is stored."""
+        """Called when an entry that was pushed is not confirmed any more: `close` says whether it is stored."""
         ...
 
 
@@ -152,7 +154,7 @@ class LedgerWriter:
 
     @property
     def length(self) -> int:
-        """Payload bytes of the confirmed entries."""
+        """Returns the payload bytes of the confirmed entries."""
         return self.adds.length_confirmed
 
     @property
@@ -165,7 +167,8 @@ class LedgerWriter:
 
     @property
     def writable(self) -> bool:
-        """False once the ledger is ending or the handle is poisoned; every append then fails at once."""
+        """Whether appends are accepted: False once the ledger is ending or the handle is poisoned; every append then
+        fails at once."""
         return self._core.state is WriterState.OPEN or self._core.takes_appends
 
     @property
@@ -199,8 +202,8 @@ class LedgerWriter:
         return future
 
     def push(self, payload: Payload) -> None:
-        """As `append`; the `listener` is told the outcome. Raises what `append` refuses an entry with, and BackPressure
-        past the bound of all ledgers as well."""
+        """Appends like `append`; the `listener` is told the outcome. Raises the errors with which `append` refuses an
+        entry, and BackPressure past the bound of all ledgers."""
         assert self.listener is not None or isinstance(payload, Append), "the listener is told the outcome"
         memory, adds, size = self._bookies.memory, self.adds, payload.size
         if memory.held >= memory.limit and not isinstance(payload, Append):
@@ -243,7 +246,8 @@ class LedgerWriter:
             self._room = None
 
     def on_changed(self, tell: Callable[[LedgerRecord], None]) -> None:
-        """`tell` gets the new record after each ensemble change, before any entry is confirmed by that ensemble."""
+        """Calls `tell` with the new record after each ensemble change, before any entry is confirmed by that ensemble.
+        """
         self._on_changed.append(tell)
 
     async def close(self) -> LedgerEnd:
@@ -281,8 +285,8 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ effects
     def _acked(self, adds: Sequence[Payload], place: tuple[int, str]) -> None:
-        """The bookie has stored them: confirms what has its quorum now. While the ledger is open nothing else follows.
-        """
+        """Handles adds that the bookie has stored: confirms what has its quorum now. While the ledger is open nothing
+        else follows."""
         if self._core.state is not _OPEN:
             self._learn(AddsAcked([add.entry for add in adds], *place))
             return
@@ -335,7 +339,7 @@ class LedgerWriter:
                 self.listener.append_failed(self)
 
     def _done(self, add: Payload) -> asyncio.Future[int] | None:
-        """Where its outcome goes; None: to the listener."""
+        """Returns the future that gets the outcome of the add; None: the listener gets it."""
         self._bytes -= add.size
         if not isinstance(add, Append):
             return None
@@ -383,7 +387,7 @@ class LedgerWriter:
         return EnsembleChanged(last.bookies)
 
     async def _others(self, change: ChangeEnsemble) -> dict[int, str]:
-        """Slot → its replacement; fewer slots, or none, when too few bookies did not fail lately."""
+        """Returns slot → its replacement; fewer slots, or none, when too few bookies did not fail lately."""
         others = self._choose(change)
         if len(others) < len(change.failed):
             try:
@@ -428,7 +432,8 @@ class LedgerWriter:
 
     # ------------------------------------------------------------------------------ time
     def _watch(self) -> None:
-        """One timer for all pending entries: none may stay the first of them for longer than the time-out."""
+        """Ends the ledger when an entry was the first of the pending ones for longer than the time-out: one timer
+        serves them all."""
         self._watchdog = None
         if not len(self.adds):
             self._watched = (-1, 0)
@@ -442,13 +447,14 @@ class LedgerWriter:
         self._watchdog = self._loop.call_later(self._config.quorum_timeout_s / _WATCH_TICKS, self._watch)
 
     def _stop_watching(self) -> None:
-        """A pending timer would keep the handle in memory until it is due."""
+        """Cancels the timer: a pending one would keep the handle in memory until it is due."""
         if self._watchdog is not None:
             self._watchdog.cancel()
             self._watchdog = None
 
     def _tell_lac(self) -> None:
-        """The bookies know the LAC before the last entry; WRITE_LAC lets other processes read the last one."""
+        """Tells the LAC to the bookies, which know the one before the last entry; by WRITE_LAC other processes can read
+        the last one."""
         if self._core.state is WriterState.OPEN:
             head = RequestHead(Op.WRITE_LAC, Flags.NONE, self.ledger_id, self.adds.lac, 0, 0, self._record.key)
             for bookie in self.adds.ensemble:

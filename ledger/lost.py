@@ -1,4 +1,4 @@
-"""Which entries of a ledger are certainly lost; and the end of a ledger that recovery cannot end because they are.
+"""The entries of a ledger that are certainly lost; and the end of a ledger that recovery cannot end because of them.
 
 A replica is certain that it lacks an entry when it answers so, with all that it has in order (NO_SUCH_ENTRY,
 NO_SUCH_LEDGER), or when its bookie was *forgotten*: an operator took its cookie away (`magnetar bookies forget`), and
@@ -41,7 +41,7 @@ Run = tuple[int, int]
 
 
 class Survey(NamedTuple):
-    """Of a closed ledger: what no replica is known to have. `silent`: who could not say."""
+    """The entries of a closed ledger that no replica is known to have. `silent`: the bookies that could not say."""
 
     lost: list[Run]
     unknown: list[Run]
@@ -66,7 +66,7 @@ class Lost:
         self._empty: set[str] = set()  # have nothing of the ledger
 
     async def _learn(self, bookies: Iterable[str] = ()) -> None:
-        """Of all, or of these."""
+        """Learns which of these bookies, or of all that the record names, were forgotten."""
         await self._bookies.ready()
         every = {each for fragment in self.record.fragments for each in fragment.bookies}
         for bookie in bookies or every:
@@ -74,7 +74,7 @@ class Lost:
                 self._forgotten.add(bookie)
 
     def _lacks(self, bookie: str) -> bool | None:
-        """Of a bookie that does not answer."""
+        """Whether a bookie that does not answer lacks its entries: True if forgotten or forced, None if unknown."""
         if bookie in self._forgotten:
             return True
         if self._force:
@@ -88,7 +88,8 @@ class Lost:
 
     # ------------------------------------------------------------------------------ a closed one
     async def survey(self) -> Survey:
-        """Of a CLOSED ledger. Raises nothing of bookies: those that do not answer are `silent`."""
+        """Returns the lost and the unknown entries of a CLOSED ledger. Bookies that do not answer are `silent`, and
+        raise nothing."""
         assert self.record.state == CLOSED, "entries of an open ledger are not lost"
         await self._learn()
         lost: list[Run] = []
@@ -104,7 +105,7 @@ class Lost:
         return Survey(lost, unknown, sorted(self._silent))
 
     async def is_lost(self, entry: int) -> bool:
-        """Of one entry that could not be read; never of an open ledger. The metadata's errors."""
+        """Whether an entry that could not be read is lost; False in an open ledger. Raises the metadata's errors."""
         if self.record.state != CLOSED:
             return False
         fragment = fragment_of(self.record, entry)[0]
@@ -128,7 +129,7 @@ class Lost:
         return sorted(left)
 
     async def _is_lost(self, entry: int) -> bool | None:
-        """None: it is not known."""
+        """Whether the entry is lost; None: it is not known."""
         fragment = fragment_of(self.record, entry)[0]
         slots = striping_of(self.record).write_set(entry)
         verdicts = await asyncio.gather(*(self._lacks_entry(fragment.bookies[slot], entry) for slot in slots))

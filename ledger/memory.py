@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 LOOK_BYTES = 64 << 10
-"""What a ledger that waited is expected to take: as many are told at once as there is room for."""
+"""Bytes that a ledger that waited is expected to take: as many are told at once as there is room for."""
 
 
 class AppendMemory:
-    """One for a `LedgerClient`. The entries of one turn of the loop may exceed the limit."""
+    """The memory for appends of a `LedgerClient`. The entries of one turn of the loop may exceed the limit."""
 
     __slots__ = ("held", "limit", "waiting")
 
@@ -33,7 +33,7 @@ class AppendMemory:
         return self.held < self.limit
 
     def when_room(self, look: Callable[[], None]) -> None:
-        """`look` is called once, when there is room."""
+        """Calls `look` once, when there is room."""
         self.waiting.setdefault(look)
 
     def forget(self, look: Callable[[], None]) -> None:

@@ -47,7 +47,7 @@ _LOG = logging.getLogger("magnetar.ledger")
 
 
 class LedgerEntry(NamedTuple):
-    """One entry as it was appended: its id in the ledger, and its frames joined."""
+    """An entry as it was appended: its id in the ledger, and its frames joined."""
 
     entry_id: int
     payload: Buffer
@@ -98,7 +98,7 @@ class LedgerReader:
         return [LedgerEntry(entry.entry, entry.payload) for entry in entries]
 
     async def read_stored(self, first: int, last: int, bytes_max: int | None = None) -> list[StoredCopy]:
-        """`read` with the stored header of each entry: for a worker that writes entries again."""
+        """Reads like `read`, with the stored header of each entry: for a worker that writes entries again."""
         if not 0 <= first <= last <= self.last_entry:
             raise InvalidRequest(
                 f"ledger {self.ledger_id}: entries {first} to {last} are not within 0 to {self.last_entry}",
@@ -227,7 +227,7 @@ class LedgerReader:
 
 
 async def _cancel(asked: dict[asyncio.Task[Fact], None]) -> None:
-    """The answers are not needed any more."""
+    """Cancels questions whose answers are not needed any more."""
     if asked:
         for task in asked:
             task.cancel()

@@ -58,7 +58,8 @@ class EndedElsewhere(Unavailable):
 
 
 class Recovered(NamedTuple):
-    """`last`: the last entry, if this recovery read it. `end`: the close, to be committed; the record is as it will be.
+    """The result of a recovery. `last`: the last entry, if this recovery read it. `end`: the close, to be committed;
+    the record is as it will be.
 
     The transform of `end` raises EndedElsewhere; Unavailable when the record does not allow it.
     """
@@ -87,7 +88,7 @@ async def recover(
 
 
 class _Attempt:
-    """One core and the tasks that carry out its effects; each task returns the next fact."""
+    """An attempt: a core and the tasks that carry out its effects; each task returns the next fact."""
 
     def __init__(
         self, record: LedgerRecord, bookies: Bookies, metadata: MetadataStore, config: LedgerConfig, *, joined: bool
@@ -159,8 +160,8 @@ class _Attempt:
         ).encode()
 
     async def _ask(self, bookie: str, head: bytes) -> tuple[AnswerHead, Sequence[Buffer]] | None:
-        """A busy bookie, as while brokers take over the topics of another one, is waited for: to start over would ask
-        it for more."""
+        """Asks a bookie. One that is busy, as while brokers take over the topics of another one, is waited for: to
+        start over would ask it for more."""
         config = self._config
         return await self._bookies.ask(bookie, head, timeout_s=config.fence_timeout_s, busy_s=config.close_timeout_s)
 
@@ -173,7 +174,8 @@ class _Attempt:
         return FenceFailed(effect.slot)
 
     async def _read(self, effect: SendRead) -> Fact:
-        """Only OK with undamaged bytes is a positive vote, only a definite miss is a negative one (M05, M06)."""
+        """Reads an entry for a vote: only OK with undamaged bytes is a positive vote, only a definite miss is a
+        negative one (M05, M06)."""
         found = await self._ask(effect.bookie, self._head(Op.READ, effect.entry))
         if found is not None and found[0].status is Status.OK and found[1]:
             stored = unseal(found[1][0], self._record.ledger_id, effect.entry)
@@ -195,7 +197,8 @@ class _Attempt:
         return AddFailed(stored.entry, effect.slot, effect.bookie)
 
     def _last(self, record: LedgerRecord) -> StoredCopy | None:
-        """Its last entry, if it was read: another recoverer may have closed it with another end."""
+        """Returns the last entry of the record if it was read: another recoverer may have closed it with another end.
+        """
         last = self._core.last_copy
         return last if last is not None and last.entry == record.last_entry else None
 

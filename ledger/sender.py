@@ -37,8 +37,8 @@ REQUEST_BYTES_MAX = 1 << 20
 
 
 ROOM_S = 0.005
-"""From the first sign of room to the next request for the entries that found none: what is sent twice is little beside
-what a bookie takes in that time."""
+"""Seconds from the first sign of room to the next request for the entries that found none: what is sent twice is little
+beside what a bookie takes in that time."""
 
 
 class Append(Payload):
@@ -59,7 +59,7 @@ _Place = tuple[int, str]
 
 
 class SentAdds(InsideRequest):
-    """One request to one bookie, from the turn in which it leaves to its answer (`runtime.network.Asker`).
+    """A request to a bookie, from the turn in which it leaves to its answer (`runtime.network.Asker`).
 
     The copies of a request count once in memory, at the `first` of them: it has their `bytes`, and how many of the
     `copies` are not answered. `tries`: how often `retry_s` has passed since the first time."""
@@ -79,7 +79,7 @@ class SentAdds(InsideRequest):
         self.tries = tries
 
     def over(self) -> None:
-        """It has an answer, or none will come."""
+        """Releases the memory of the request: it has an answer, or none will come."""
         sender, first = self.sender, self.first or self
         sender.unanswered_bytes -= self.bytes
         first.copies -= 1
@@ -136,8 +136,8 @@ class AddSender:
         acked: Callable[[list[Payload], _Place], None], receive: Callable[[Fact], None],
         failed: Callable[[str, object], None],
     ) -> None:  # fmt: skip
-        """`acked` gets what a bookie has stored, all at once. `failed(bookie, why)` is called before the AddFailed of a
-        bookie that did not answer, or refused."""
+        """Takes its callbacks: `acked` gets what a bookie has stored, all at once. `failed(bookie, why)` is called
+        before the AddFailed of a bookie that did not answer, or refused."""
         self._ledger = record.ledger_id
         self._key = record.key
         self._bookies = bookies
@@ -154,7 +154,7 @@ class AddSender:
         self._closed = False
 
     def send(self, add: Payload, lac: int) -> None:
-        """A new entry, to where it is `sent`, with this LAC in its header."""
+        """Sends a new entry to where it is `sent`, with this LAC in its header."""
         waiting = self._waiting
         add.header = seal(self._ledger, add.entry, lac, add.length, add.frames, add.tail)
         if not add.sent:  # all its bookies failed: it goes to those that replace them
@@ -170,14 +170,15 @@ class AddSender:
                 waiting[place] = [add]
 
     def send_again(self, effect: SendAdd[Payload]) -> None:
-        """An entry to another bookie, in the place of one that failed."""
+        """Sends an entry to another bookie, in the place of one that failed."""
         add, slot, bookie, _ = effect
         if not self._waiting:
             self._loop.call_soon(self._flush)
         self._waiting.setdefault((slot, bookie), []).append(add)
 
     def close(self) -> None:
-        """The ledger has ended, or another one takes its entries: nothing leaves any more, and nothing is repeated."""
+        """Stops sending: the ledger has ended, or another one takes its entries; nothing leaves any more, and nothing
+        is repeated."""
         self._closed = True
 
     # ------------------------------------------------------------------------------ requests
@@ -221,7 +222,8 @@ class AddSender:
 
     # ------------------------------------------------------------------------------ answers
     def tell(self, sent: SentAdds, statuses: list[Status]) -> None:
-        """In this order: entries that were stored, refusals that end the ledger, entries to send again."""
+        """Passes the answer on: first the entries that were stored, then refusals that end the ledger, then entries to
+        send again."""
         place, adds = sent.place, sent.adds
         by_status: dict[Status, list[Payload]] = {}
         for add, status in zip(adds, statuses, strict=True):
@@ -266,7 +268,7 @@ class AddSender:
             busy.requests.append((SentAdds(self, place, adds, size, 1, None, tries), head, frames))
 
     def has_room(self, place: _Place) -> None:
-        """The bookie has stored something."""
+        """Sends again soon to a bookie that had no room: it has stored something."""
         busy = self.busy.get(place)
         if busy is not None and not busy.is_soon:
             busy.is_soon = True
@@ -295,7 +297,7 @@ def _statuses(head: bytes, frames: Sequence[Buffer], count: int) -> list[Status]
 
 
 def _parts(adds: list[Payload]) -> list[list[Payload]]:
-    """`adds` in parts of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
+    """Yields `adds` in parts of at most about REQUEST_BYTES_MAX and ADDS_MAX entries."""
     parts: list[list[Payload]] = []
     begin = size = 0
     for at, add in enumerate(adds, 1):

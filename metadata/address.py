@@ -1,4 +1,4 @@
-"""Where the metadata is: HOST:PORT of `magnetar metadata`, or `zk://HOST:PORT,HOST:PORT/ROOT` of a ZooKeeper.
+"""The address of the metadata: HOST:PORT of `magnetar metadata`, or `zk://HOST:PORT,HOST:PORT/ROOT` of a ZooKeeper.
 
     address = parse("zk://zk1:2181,zk2:2181/magnetar")       ValueError says what is wrong with it
     store = await connect(world, address, timeout_s)          metadata/connect.py: a store with an open session
@@ -20,11 +20,12 @@ SCHEME = "zk://"
 PORT = 2181
 ROOT = "/magnetar"
 JUTE_MAXBUFFER = (1 << 20) - 1
-"""ZooKeeper's own default: it closes the connection of a client that sends a larger request."""
+"""Largest request to a ZooKeeper, by its own default: it closes the connection of a client that sends a larger one."""
 
 
 class ZookeeperAccess(NamedTuple):
-    """What a process brings to ZooKeeper: TLS with `ca`, and who it is; then its nodes are open to that alone."""
+    """The TLS files and credentials with which a process connects to ZooKeeper; with them its nodes are open to that
+    identity alone."""
 
     ca: str = ""  # PEM file of the authority of ZooKeeper's certificates; empty: in clear
     certificate: str = ""  # PEM files of the client certificate, where ZooKeeper asks for one

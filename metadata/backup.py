@@ -30,7 +30,7 @@ from .update import put_of
 
 
 class Contents(NamedTuple):
-    """What bookies can be asked about a copy."""
+    """The content of a copy that bookies can be asked about."""
 
     revision: int
     highest: int  # ledger id that was allocated, 0: none
@@ -39,7 +39,8 @@ class Contents(NamedTuple):
 
 
 def look(path: str) -> Contents:
-    """What a copy contains. The file is neither changed nor locked. NotFound, DataLost, InvalidConfiguration, Busy."""
+    """Returns what a copy contains. The file is neither changed nor locked. Raises NotFound, DataLost,
+    InvalidConfiguration, Busy."""
     if not os.path.exists(path):
         raise NotFound(f"{path}: there is no such file", path=path)
     scratch = f"{path}.looked-at"
@@ -93,7 +94,7 @@ def restore(backup: str, target: str, least_id: int, token: str) -> str:
 
 
 def check_stopped(target: str) -> None:
-    """Busy: a process that has the file open has locked it."""
+    """Raises Busy if a process has the file open, which locks it."""
     if not os.path.exists(target):
         return
     sql = sqlite3.connect(target, isolation_level=None, timeout=0)
@@ -136,7 +137,7 @@ def _copy(source: str, to: str) -> None:
 
 
 def remove(path: str) -> None:
-    """The file, its write-ahead log and its note, where they are."""
+    """Removes the file, its write-ahead log and its note, where they are."""
     for end in ("", "-wal", "-shm", ENDING):
         if os.path.exists(path + end):
             os.remove(path + end)

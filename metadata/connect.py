@@ -12,7 +12,7 @@ from .store import MetadataStore
 
 
 async def connect(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
-    """Tries for `timeout_s`, then Unavailable. A lasting error (no kazoo, another protocol) is raised at once."""
+    """Opens a store. Tries for `timeout_s`, then Unavailable; a lasting error (no kazoo, another protocol) at once."""
     if isinstance(address, Endpoint):
         from .remote import connect_metadata
 

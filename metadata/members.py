@@ -1,4 +1,4 @@
-"""Which processes are members of a secured cluster: the keys of `/members`, kept by a watch.
+"""The members of a secured cluster: the keys of `/members`, kept by a watch.
 
     members = await Members.start(world, open_session, "bookie", "host-1")    shows our key, and knows those of others
     world = members.world(world)                                             its network has our keys, and asks theirs
@@ -38,7 +38,7 @@ from .update import get_record
 LOOK_EVERY_S = 0.25
 RETRY_S = 0.5
 LEAVE_S = 30.0
-"""How long the connections of a process are served whose key is gone."""
+"""Seconds that the connections of a process are served whose key is gone."""
 
 _LOG = logging.getLogger("magnetar.members")
 
@@ -82,7 +82,7 @@ class Members:
         return replace(world, network=network.with_peers(PeerListening(self.keys, self)))
 
     async def record(self, path: str, cls: type[records.R]) -> records.R | None:
-        """A record, by the session that has our key."""
+        """Returns a record, or None, by the session that has our key."""
         found = await get_record(self._living(), path, cls)
         return None if found is None else found[0]
 
@@ -92,7 +92,8 @@ class Members:
 
     # ------------------------------------------------------------------------------ the gate
     async def admit(self, key: str) -> bool:
-        """Unavailable: the metadata do not answer, and the key is not among those that are known."""
+        """Whether the key is a member's. Unavailable: the metadata do not answer, and the key is not among those that
+        are known."""
         if key not in self._known:
             try:
                 await self._look_again()
@@ -132,7 +133,7 @@ class Members:
         return self._session
 
     async def _begin(self) -> None:
-        """A session with our key in it."""
+        """Opens a session with our key in it."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -143,7 +144,7 @@ class Members:
         await self._list(self._session)
 
     async def _follow(self) -> None:
-        """For ever. A watch that breaks lists again; a session that is lost is followed by another."""
+        """Follows the keys for ever. A watch that breaks lists again; a session that is lost is followed by another."""
         while True:
             session = self._living()
             watching = asyncio.ensure_future(self._watch(session))
@@ -196,7 +197,8 @@ class Members:
             self._known[key] = principal
 
     async def _read(self, session: MetadataStore, role: str, key: str) -> Principal | None:
-        """The role is the path's: writing there needs it. A record that does not say the same is of no member."""
+        """Returns the member of a key; None: the record does not say the same as its path. The role is the path's:
+        writing there needs it."""
         path = paths.member(role, key)
         try:
             found = await get_record(session, path, records.MemberRecord)
@@ -212,7 +214,7 @@ class Members:
         return Principal(f"{record.role}/{record.name}", PrincipalKind.MEMBER, "key")
 
     async def close(self) -> None:
-        """Our key is deleted with its session."""
+        """Leaves the cluster: our key is deleted with its session."""
         await self._background.close()
         session, self._session = self._session, None
         if session is not None:

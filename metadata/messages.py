@@ -48,7 +48,7 @@ def _from_wire(operation: wire.Operation) -> Operation:
 
 
 def watch_events(watch_id: int, news: Sequence[Changed] | Reset, revision: int) -> wire.SessionReply:
-    """One reply with a watch's changes; with them the watch has seen everything up to `revision`."""
+    """Returns one reply with a watch's changes; with them the watch has seen everything up to `revision`."""
     if isinstance(news, Reset):
         events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
     else:

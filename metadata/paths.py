@@ -66,7 +66,7 @@ TOPICS = "/topics"
 CURSORS = "/cursors"
 POLICIES = "/policies"
 BROKER_POLICIES = "/policies/@brokers"
-"""No tenant has it: `segment` encodes an @."""
+"""Path that no tenant has: `segment` encodes an @."""
 GRANTS = "/grants"
 SCHEMAS = "/schemas"
 TRANSACTIONS = "/transactions/settings"
@@ -75,7 +75,7 @@ COORDINATORS = "/transactions/coordinators"
 
 @lru_cache(maxsize=4096)
 def segment(name: str) -> str:
-    """`name` as one segment of a path; "." and "..", which no path may contain, are encoded too."""
+    """Returns `name` as one segment of a path; "." and "..", which no path may contain, are encoded too."""
     encoded = quote(name, safe="-=:.,;_~ ")
     return encoded.replace(".", "%2E") if encoded in (".", "..") else encoded
 
@@ -89,7 +89,7 @@ def ledger(ledger_id: int) -> str:
 
 
 def ledger_id(segment_: str) -> int:
-    """ValueError: it is no ledger's, as `ledger` names them."""
+    """Returns the ledger of a segment. ValueError: it is no ledger's, as `ledger` names them."""
     if len(segment_) != 20 or not segment_.isascii() or not segment_.isdigit():
         raise ValueError(f"{segment_!r} is no ledger id of 20 digits")
     return int(segment_)
@@ -193,7 +193,7 @@ def topic_policies(tenant_: str, namespace_: str, topic_: str) -> str:
 
 
 def schemas_of(tenant_: str, namespace_: str) -> str:
-    """Of a namespace."""
+    """Returns the path of the schemas of a namespace."""
     return f"{SCHEMAS}/{segment(tenant_)}/{segment(namespace_)}"
 
 
@@ -207,5 +207,5 @@ def schema(tenant_: str, namespace_: str, topic_: str, version: int) -> str:
 
 
 def coordinator(number: int) -> str:
-    """Of transactions."""
+    """Returns the path of a transaction coordinator."""
     return f"{COORDINATORS}/{number}"

@@ -37,7 +37,7 @@ class ReconnectingStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its owner's
     def suspend(self) -> None:
-        """The session is lost."""
+        """Lets calls wait: the session is lost."""
         self._lost = self._session
         self._changed.clear()
 
@@ -47,7 +47,7 @@ class ReconnectingStore(MetadataStore):
         self._changed.set()
 
     def end(self) -> None:
-        """No further session follows: every call, also one that waits, raises SessionExpired."""
+        """Ends for good: no further session follows, and every call, also one that waits, raises SessionExpired."""
         self._ended = True
         self._changed.set()
 
@@ -68,7 +68,7 @@ class ReconnectingStore(MetadataStore):
         return self._session
 
     def _note(self, session: MetadataStore) -> None:
-        """The call learns of the loss before the owner."""
+        """Notes a loss of which a call learns before the owner."""
         if session is self._session and not self._ended:
             self.suspend()
 

@@ -100,7 +100,7 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
     properties: dict[str, str] = {}  # the ledger's owner: {"topic": …} or {"cursor": …, "topic": …}
 
     def __repr__(self) -> str:
-        """Without the key, because logs show it."""
+        """Leaves the key out, because logs show it."""
         shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "key")
         return f"LedgerRecord({', '.join(shown)})"
 
@@ -114,7 +114,7 @@ class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
 
 
 class CookieRecord(Record, frozen=True, kw_only=True):
-    """What the cluster knows of a bookie's directory; a directory older than the record was rolled back
+    """The record of a bookie's directory in the cluster; a directory older than the record was rolled back
     (bookie/node/identity.py)."""
 
     kind = 4
@@ -127,7 +127,7 @@ class CookieRecord(Record, frozen=True, kw_only=True):
 
 
 class BookieRecord(Record, frozen=True, kw_only=True):
-    """A bookie that runs."""
+    """The record of a bookie that runs."""
 
     kind = 5
     bookie: str
@@ -150,7 +150,7 @@ class RacksRecord(Record, frozen=True, kw_only=True):
 
 
 class BrokerRecord(Record, frozen=True, kw_only=True):
-    """A broker that runs."""
+    """The record of a broker that runs."""
 
     kind = 6
     name: str
@@ -177,7 +177,7 @@ class TenantRecord(Record, frozen=True, kw_only=True):
 
 
 class NamespaceRecord(Record, frozen=True, kw_only=True):
-    """How topics of a namespace are made and spread; its policies are a record of their own."""
+    """The record of a namespace: how its topics are made and spread; its policies are a record of their own."""
 
     kind = 9
     bundles: int = 4
@@ -187,8 +187,8 @@ class NamespaceRecord(Record, frozen=True, kw_only=True):
 
 
 class PoliciesRecord(Record, frozen=True, kw_only=True):
-    """What a namespace or a topic does not inherit (proto/policies.py), and what its users noted of it; or what all
-    brokers take in the place of their settings."""
+    """The policies that a namespace or a topic does not inherit (proto/policies.py), and the notes of its users; or the
+    policies that all brokers take in the place of their settings."""
 
     kind = 60
     policies: Policies = Policies()
@@ -196,7 +196,7 @@ class PoliciesRecord(Record, frozen=True, kw_only=True):
 
 
 class GrantsRecord(Record, frozen=True, kw_only=True):
-    """What roles may do in a namespace (broker/access/core/rights.py)."""
+    """The permissions of roles in a namespace (broker/access/core/rights.py)."""
 
     kind = 61
     roles: dict[str, tuple[str, ...]] = {}  # role → actions
@@ -224,7 +224,7 @@ class SchemaListRecord(Record, frozen=True, kw_only=True):
 
 
 class SchemaRecord(Record, frozen=True, kw_only=True):
-    """One version's definition, which never changes."""
+    """The definition of one version of a schema, which never changes."""
 
     kind = 65
     type: int  # proto/schema.py `SchemaType`
@@ -242,7 +242,7 @@ class PartitionedRecord(Record, frozen=True, kw_only=True):
 
 
 class TopicLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """One ledger of a topic's log, in the order of the log."""
+    """A ledger of a topic's log, in the order of the log."""
 
     ledger_id: int
     first_index: int  # index of its first message
@@ -381,7 +381,7 @@ class RepairLockRecord(Record, frozen=True, kw_only=True):
 
 
 class RepairWorkerRecord(Record, frozen=True, kw_only=True):
-    """What a worker has done since its start, as of `updated_ms`."""
+    """The work of a repair worker since its start, as of `updated_ms`."""
 
     kind = 24
     name: str
@@ -423,7 +423,7 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionsRecord(Record, frozen=True, kw_only=True):
-    """Fixed by the first transaction of the cluster: ids have the number of their coordinator."""
+    """The coordinators. The cluster's first transaction fixes how many: ids have the number of their coordinator."""
 
     kind = 27
     coordinators: int

@@ -43,11 +43,12 @@ TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
 """Watches of one session."""
 SESSIONS_OF_ADDRESS_MAX = 1024
-"""A process has one or two; more are BackPressure. Sessions are rows of the file, and last for minutes."""
+"""Most sessions of an address: a process has one or two; more are BackPressure. Sessions are rows of the file, and last
+for minutes."""
 WATCHES_OF_ADDRESS_MAX = 4096
-"""Each is checked after every commit, which takes about a microsecond."""
+"""Most watches of an address: each is checked after every commit, which takes about a microsecond."""
 OPEN_TIMEOUT_S = 10.0
-"""A stream that has not sent `open` by then is ended."""
+"""Seconds by which a stream has to send `open`, or is ended."""
 
 SessionStream = Stream[wire.SessionReply, wire.SessionRequest]
 
@@ -65,8 +66,9 @@ class MetadataServer:
         cls, world: World, endpoint: Endpoint, path: str, memory_bytes: int = sys.maxsize,
         service: type[MetadataService] | None = None,
     ) -> MetadataServer:  # fmt: skip
-        """`path`: the SQLite file; `memory_bytes`: what clients may hold here, half each way; `service`: another
-        handler than MetadataService. Raises Busy (the port or the file is taken) and what SqliteStore.open raises."""
+        """Starts a server. `path`: the SQLite file; `memory_bytes`: what clients may hold here, half each way;
+        `service`: another handler than MetadataService. Raises Busy (the port or the file is taken) and what
+        SqliteStore.open raises."""
         store = await SqliteStore.open(world, path)
         try:
             memory = CallerMemory(memory_bytes)
@@ -83,7 +85,7 @@ class MetadataServer:
 
     @property
     def store(self) -> SqliteStore:
-        """For sessions of this process."""
+        """Returns the store, for sessions of this process."""
         return self._store
 
     def statistics(self) -> dict[str, int]:
@@ -187,7 +189,7 @@ class MetadataService:
 
 
 def _check_rights(principal: Principal, operations: Sequence[Operation]) -> None:
-    """Unauthorized: a member writes where its role may not. A listener without certificates checks nothing."""
+    """Raises Unauthorized if a member writes where its role may not. A listener without certificates checks nothing."""
     if principal.kind is PrincipalKind.LOCAL:
         return
     role = principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""

@@ -35,13 +35,13 @@ from .store import MetadataStore
 
 CALL_TIMEOUT_S = 10.0
 MARGIN_SHARE = 0.05
-"""Of the timeout: the holder gives its session up so much earlier than the service. Clocks that differ by 2 % and a
-late timer of the loop do not change the order."""
+"""The share of the timeout by which the holder gives its session up earlier than the service. Clocks that differ by 2 %
+and a late timer of the loop do not change the order."""
 CLOSE_TIMEOUT_S = 2.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.02, 0.5
-"""Between two attempts, growing."""
+"""Seconds between two attempts, growing."""
 PAUSE_S_LAST = 0.001
-"""Between attempts shortly before a deadline: clocks round, and a pause of what is left may never reach it."""
+"""Seconds between attempts shortly before a deadline: clocks round, and a pause of what is left may never reach it."""
 WATCH_QUEUE_MAX = 10_000
 """Changes that a watch keeps until its reader takes them; more become one Reset."""
 
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class SessionState(enum.Enum):
-    """Of the session, as its holder sees it."""
+    """The state of the session, as its holder sees it."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -82,7 +82,7 @@ class SessionStore(MetadataStore):
 
     # -------------------------------------------------------------------------------------------- its deadline
     def _lived(self, sent: float) -> None:
-        """The service answered what was sent at that moment."""
+        """Notes that the service answered what was sent at that moment."""
         self._deadline = sent + self._timeout_s * (1 - MARGIN_SHARE)
         self._alarm.set_by(self._deadline)
 
@@ -108,14 +108,15 @@ class SessionStore(MetadataStore):
 
     @abstractmethod
     def _on_lost(self, failure: MagnetarError) -> None:
-        """The session was lost, not closed."""
+        """Handles a session that was lost, not closed."""
 
     @abstractmethod
     def _end_watches(self) -> None: ...
 
     # -------------------------------------------------------------------------------------------- its beginning
     async def started(self) -> Self:
-        """This store, with an open session. When it does not start it is closed, and the error is raised."""
+        """Starts the store and returns it, with an open session. If the start fails, the store is closed and the error
+        raised."""
         try:
             await self.start()
         except BaseException:
@@ -136,7 +137,8 @@ class SessionStore(MetadataStore):
         """Keeps the session connected and alive, until it is lost or closed."""
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        """The task that keeps the session has ended. Without it there are no signs of life, so the session is lost."""
+        """Handles the end of the task that keeps the session. Without it there are no signs of life, so the session is
+        lost."""
         if keeper.cancelled() and not self._closing:
             self._lose(InternalError("the task that keeps the metadata session was cancelled"))
         elif not keeper.cancelled() and (fault := keeper.exception()) is not None:

@@ -56,7 +56,7 @@ R = TypeVar("R")
 
 
 class _Watch:
-    """One that waits: nothing of its prefix has changed up to revision `seen`."""
+    """A watch that waits: nothing of its prefix has changed up to revision `seen`."""
 
     __slots__ = ("news", "prefix", "seen")
 
@@ -166,7 +166,7 @@ class SqliteStore:
         return await self._ask(partial(self._tree.children, path))
 
     def _ask(self, read: str | Callable[[], R]) -> asyncio.Future[R]:
-        """`read` a path: of that node."""
+        """Queues a read, or that of the node at a path; returns its future."""
         if self.closed:
             raise Unavailable(_CLOSED)
         future: asyncio.Future[R] = self._loop.create_future()
@@ -209,7 +209,7 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- writing
     async def commit(self, operations: Sequence[Operation], session: str) -> Done:
-        """All or nothing, durable when it returns. `session` "": none, and ephemerals are refused.
+        """Commits all operations or none, durable when it returns. `session` "": none, and ephemerals are refused.
 
         Raises BadVersion, SessionExpired, Unavailable, or a fault of the caller (core/rules.py).
         """
@@ -275,8 +275,8 @@ class SqliteStore:
             self._commits += 1
 
     def _note(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
-        """What is known stays known: a caller that changes a node usually reads it before the next change. What is made
-        is known: a topic is opened then, and a bookie asks for a new ledger's record."""
+        """Keeps known nodes known: a caller that changes a node usually reads it before the next change. A node that is
+        made becomes known: a topic is opened then, and a bookie asks for a new ledger's record."""
         for operation, version in zip(operations, versions, strict=True):
             made = version == 0 and isinstance(operation, Put)
             if isinstance(operation, Check) or not (made or operation.path in self._known.nodes):
@@ -288,7 +288,7 @@ class SqliteStore:
 
     # -------------------------------------------------------------------------------------------- watching
     async def wait_news(self, after_revision: int, session: str, prefix: str = "/") -> int:
-        """Waits until something of `prefix` has changed after a revision; a revision up to which nothing of it has.
+        """Waits until something of `prefix` has changed after a revision; returns a revision up to which nothing has.
         SessionExpired when the session or the store ends first."""
         watch = _Watch(prefix, after_revision)
         while not self.history.since(prefix, watch.seen):
@@ -325,7 +325,7 @@ class SqliteStore:
         return LocalSession(self, session)
 
     async def open_session(self, timeout_s: float) -> str:
-        """Opens a durable session, which expires without `touch_session`; its id."""
+        """Opens a durable session, which expires without `touch_session`; returns its id."""
         session = self._world.rng.randbytes(16).hex()
         await self._queue(OpenSession(session, timeout_s))
         self._add_session(session, timeout_s, self._clock.monotonic())
@@ -336,12 +336,12 @@ class SqliteStore:
         return self._sessions.touch(session, self._clock.monotonic())
 
     def abandon_session(self, session: str) -> None:
-        """Its user left without closing it; it expires after its timeout."""
+        """Lets the session expire after its timeout: its user left without closing it."""
         self._sessions.abandon(session, self._clock.monotonic())
         self._set_alarm()
 
     async def end_session(self, session: str) -> None:
-        """When it returns, the session's ephemerals are deleted. A session that has ended is no error."""
+        """Ends a session, with its ephemerals deleted when it returns. A session that has ended is no error."""
         if self._sessions.close(session) and not self.closed:
             await self._forget_session(session)
 
@@ -354,7 +354,7 @@ class SqliteStore:
         return session in self._sessions
 
     def check_session(self, session: str) -> None:
-        """Raises SessionExpired."""
+        """Raises SessionExpired if the session is not open any more, or the store is closed."""
         if session not in self._sessions.open_ones:
             self._sessions.require(session)
         if self.closed:
@@ -398,7 +398,7 @@ class SqliteStore:
 
 
 def _read_all(tree: Tree, reads: Sequence[str | Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
-    """The answer to each, or its error. All nodes are read together."""
+    """Returns the answer to each, or its error. All nodes are read together."""
     paths = [read for read in reads if isinstance(read, str)]
     nodes, failed = _outcome(lambda: tree.get_all(paths)) if len(paths) > 1 else ({}, None)
     answers: list[tuple[Any, Exception | None]] = []
@@ -471,7 +471,7 @@ class LocalSession(MetadataStore):
         await self._store.wait_session_ended(self._session)
 
     def abandon(self) -> None:
-        """As after a crash of the user: the session is not closed, and expires after its timeout."""
+        """Leaves the session like a user that crashed: it is not closed, and expires after its timeout."""
         self._store.abandon_session(self._session)
 
     async def close(self) -> None:

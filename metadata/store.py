@@ -67,7 +67,7 @@ Operation = Put | Delete | Check
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """One change of a node, in the commit that made `revision`."""
+    """A change of a node, in the commit that made `revision`."""
 
     path: str
     version: int  # -1: deleted
@@ -81,7 +81,7 @@ class Reset(msgspec.Struct, frozen=True):
 
 
 class MetadataStore(Protocol):
-    """One session with the tree. The head of this module has the guarantees."""
+    """A session with the tree. The head of this module has the guarantees."""
 
     async def get(self, path: str) -> Versioned | None: ...
     async def children(self, path: str) -> list[str]:
@@ -97,7 +97,7 @@ class MetadataStore(Protocol):
         ...
 
     async def put(self, path: str, value: bytes, expected: int = ANY, *, ephemeral: bool = False) -> int:
-        """Commits one put; the new version."""
+        """Commits one put; returns the new version."""
         return (await self.commit([Put(path, value, expected, ephemeral)]))[0]
 
     async def delete(self, path: str, expected: int = ANY) -> None:

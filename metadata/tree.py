@@ -52,7 +52,7 @@ from .store import ABSENT, Changed
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version
 INCARNATIONS_MAX = 256
-"""A process that was away for more restarts of the metadata than this is not told about them."""
+"""Most incarnations that are kept: a process that was away for more restarts of the metadata is not told about them."""
 NOTE_MAGIC = b"MGTA"
 ENDING = "-answered"
 _NOTE = struct.Struct(">4sQ")
@@ -227,11 +227,11 @@ class Tree:
         return sum(sum_of(path, version, revision) for path, version, revision in rows) & _SUM_MASK
 
     def _mark(self) -> None:
-        """Within the open transaction: its revision, and the sum of what is there then."""
+        """Writes, within the open transaction, its revision and the sum of what is there then."""
         self._sql.execute(_MARK, (self.revision, self._total))
 
     def _changed(self, path: str, before: Sequence[int] | None, after: Row | None) -> None:
-        """Version and revision of a node, and its row; None: there is none."""
+        """Updates the sum: takes a node out by its version and revision, and adds its row; None: there is none."""
         if before is not None:
             self._total = (self._total - sum_of(path, *before)) & _SUM_MASK
         if after is not None:
@@ -248,7 +248,7 @@ class Tree:
             )  # fmt: skip
 
     def _note(self) -> None:
-        """What is durable may be answered."""
+        """Notes the revision beside the file: what is durable may be answered. Raises DiskFailed."""
         try:
             if self._answered is not None:
                 self._answered.write(self.revision)
@@ -302,7 +302,7 @@ class Tree:
             return self._sql.execute("SELECT id, timeout_s FROM session ORDER BY id").fetchall()
 
     def back_up(self, path: str) -> tuple[int, int]:
-        """Writes a whole copy to `path`, synced; its revision and its bytes. Raises AlreadyExists when `path` exists.
+        """Writes a whole copy to `path`, synced; returns its revision and size. AlreadyExists: `path` exists.
 
         One step of SQLite's backup: no write happens meanwhile, because this thread does all writes.
         """
@@ -324,7 +324,8 @@ class Tree:
 
     # -------------------------------------------------------------------------------------------- writing
     def apply(self, jobs: Sequence[Job]) -> list[Done | MagnetarError]:
-        """One durable transaction; the outcome of each job, in order. Raises Unavailable (nothing done), DiskFailed."""
+        """Makes one durable transaction of the jobs; returns the outcome of each, in order. Raises Unavailable (nothing
+        done), DiskFailed."""
         revision, total = self.revision, self._total
         try:
             with _disk(self.path):
@@ -372,7 +373,7 @@ class Tree:
         return outcomes
 
     def _versions(self, paths: Sequence[str]) -> dict[str, tuple[int, int]]:
-        """Version and revision of each that is there."""
+        """Returns version and revision of each path that exists."""
         rows = self._one(_VERSIONS, msgspec.json.encode(paths).decode())
         found: dict[str, tuple[int, int]] = msgspec.json.decode(rows)
         return found
@@ -417,7 +418,7 @@ class AnsweredNote:
         self._file = os.open(path + ENDING, os.O_RDWR | os.O_CREAT, 0o600)
 
     def read(self) -> int:
-        """-1: nothing is noted."""
+        """Returns the noted revision; -1: nothing is noted."""
         data = os.pread(self._file, _NOTE.size + _NOTE_SUM.size, 0)
         if len(data) < _NOTE.size + _NOTE_SUM.size:
             return -1
@@ -434,7 +435,8 @@ class AnsweredNote:
 
 
 def sum_of(path: str, version: int, revision: int) -> int:
-    """Of a node's row. A revision is written once, so a row of another time has another sum; its value has its own."""
+    """Returns the sum of a node's row. A revision is written once, so a row of another time has another sum; its value
+    has its own."""
     return int.from_bytes(blake2b(f"{path} {version} {revision}".encode(), digest_size=8).digest()) & _SUM_MASK
 
 
@@ -470,7 +472,7 @@ def _cannot_open(path: str, error: sqlite3.Error) -> MagnetarError:
 
 
 def _primary(error: sqlite3.Error) -> int:
-    """SQLite's primary result code: extended codes carry it in their low byte."""
+    """Returns SQLite's primary result code: extended codes carry it in their low byte."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     return code & 0xFF
 

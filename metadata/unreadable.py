@@ -40,7 +40,7 @@ class Unreadable:
             self.paths[path] = str(error)
 
     def forgive(self, path: str) -> None:
-        """The record was deleted, or can be read again."""
+        """Ends the note on a record that was deleted, or can be read again."""
         self.paths.pop(path, None)
 
     def statistics(self) -> dict[str, int]:
@@ -66,7 +66,7 @@ async def readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, in
 
 
 def ledger_of(path: str) -> int | None:
-    """Which ledger the node is of; None: it is named otherwise, which is noted."""
+    """Returns the ledger that the node is of; None if it is named otherwise, which is noted."""
     try:
         return paths.ledger_id(path.rpartition("/")[2])
     except ValueError as error:
@@ -75,5 +75,5 @@ def ledger_of(path: str) -> int | None:
 
 
 def ledgers_in(folder: str, names: list[str]) -> list[int]:
-    """Which ledgers the nodes of a listing are of; a node that is named otherwise is noted."""
+    """Returns the ledgers that the nodes of a listing are of; a node that is named otherwise is noted."""
     return [ledger for name in names if (ledger := ledger_of(f"{folder}/{name}")) is not None]

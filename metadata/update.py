@@ -35,16 +35,18 @@ from .store import ABSENT, ANY, Check, MetadataStore, Operation, Put, Transform,
 ATTEMPTS_MAX = 100
 DEADLINE_S = 30.0
 PART_OPERATIONS = 500
-"""Half of what a commit may have; with the longest names still below what ZooKeeper takes in one (1 MiB)."""
+"""Operations of a part: half of what a commit may have; with the longest names still below what ZooKeeper takes in one
+(1 MiB)."""
 CONFLICT_PAUSE_S_MAX = 0.05
-"""A conflict means that another writer made progress, so the pause starts near zero and grows only to spread them."""
+"""Longest pause after a conflict. It means that another writer made progress, so the pause starts near zero and grows
+only to spread them."""
 TROUBLE_PAUSE_S_MAX = 1.0
 
 R = TypeVar("R", bound=Record)
 
 
 class Change(NamedTuple):
-    """Of one node. `absent`: it probably does not exist, and the first attempt does not read it."""
+    """A change of one node. `absent`: it probably does not exist, and the first attempt does not read it."""
 
     path: str
     transform: Transform
@@ -55,7 +57,7 @@ async def update(
     store: MetadataStore, path: str, transform: Transform, *,
     deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
 ) -> Versioned | None:  # fmt: skip
-    """`update_together` for one node."""
+    """Updates one node, like `update_together`."""
     changes = (Change(path, transform, absent),)
     return (await update_together(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
 
@@ -174,21 +176,22 @@ async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, 
 
 
 def put_of(path: str, record: Record, expected: int = ANY) -> Put:
-    """As a part of a commit."""
+    """Returns the put of a record, as a part of a commit."""
     return Put(path, encode(record, path), expected)
 
 
 async def put_record(
     store: MetadataStore, path: str, record: Record, expected: int = ANY, *, ephemeral: bool = False
 ) -> int:
-    """The new version."""
+    """Puts a record; returns its new version."""
     return await store.put(path, encode(record, path), expected, ephemeral=ephemeral)
 
 
 async def update_record(
     store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
 ) -> tuple[R, int] | None:
-    """`update` for records: `change` returns the new record, or None for no change. The record after that."""
+    """Updates a record, like `update`: `change` returns the new record, or None for no change. Returns the record after
+    that."""
 
     def transform(current: Versioned | None) -> bytes | None:
         record = change(None if current is None else decode(current.value, cls, path))
@@ -199,7 +202,8 @@ async def update_record(
 
 
 async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
-    """`count` ids that no other caller has or will get. An unknown outcome wastes a block; none is allocated twice.
+    """Takes `count` ids that no other caller has or will get. An unknown outcome wastes a block; none is allocated
+    twice.
 
     Ids begin at 1, so that a 0 on the wire is an unset field.
     """

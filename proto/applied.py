@@ -21,10 +21,10 @@ from .schema import Compatibility
 from .subscription_types import TITLES
 
 QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
-"""What happens when the backlog quota is reached (Pulsar A17)."""
+"""The reaction when the backlog quota is reached (Pulsar A17)."""
 
 InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
-"""When a topic without producers and consumers counts as inactive (Pulsar T6)."""
+"""The condition under which a topic without producers and consumers counts as inactive (Pulsar T6)."""
 
 if TYPE_CHECKING:
     TypeTitle = str
@@ -54,7 +54,7 @@ class Applied(msgspec.Struct, frozen=True):
     delayed_delivery: bool = True  # messages may have a time before which no consumer gets them; off: at once
     delayed_tick_ms: Limit = 50  # at least, between two checks of what is due; higher: later, less often
     max_delay_ms: Limit = 0  # the longest delay that a producer may ask for; 0: any
-    publish_rate_messages: Limit = 0  # per second and topic; past it producers' streams are not read; 0: no limit
+    publish_rate_messages: Limit = 0  # per second and topic; past it producers get no credit; 0: no limit
     publish_rate_bytes: Limit = 0  # … in bytes
     dispatch_rate_messages: Limit = 0  # per second, by all subscriptions of a topic together; 0: no limit
     dispatch_rate_bytes: Limit = 0  # … in bytes

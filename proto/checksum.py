@@ -27,11 +27,14 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Checksum(Protocol):
+    """The signature of the checksum function: the CRC32C of a buffer, continued from another one's."""
+
     def __call__(self, data: Buffer, crc: int = 0, /) -> int: ...
 
 
 def _function() -> Checksum:
-    """Of the C module alone: the package around it reads its own version, which takes 20 ms of each start."""
+    """Returns the function of the C module alone: the package around it reads its own version, which takes 20 ms of
+    each start."""
     package = importlib.util.find_spec("crc32c")
     if package is None:
         raise ImportError("the package crc32c is missing", name="crc32c")
@@ -55,7 +58,7 @@ _TEXT = int.from_bytes(b"0" * 63)
 
 
 def _times(a: int, b: int) -> int:
-    """a·b, bit by bit."""
+    """Returns a·b, bit by bit."""
     product = 0
     for bit in range(31, -1, -1):
         if a >> bit & 1:
@@ -65,7 +68,7 @@ def _times(a: int, b: int) -> int:
 
 
 def _power(exponent: int) -> int:
-    """x^exponent"""
+    """Returns x^exponent."""
     found, square = _ONE, _ONE >> 1
     while exponent:
         if exponent & 1:
@@ -75,12 +78,12 @@ def _power(exponent: int) -> int:
 
 
 def _spread(a: int) -> int:
-    """Bit i becomes bit 8·i."""
+    """Returns the polynomial whose bit 8·i is bit i of `a`."""
     return int.from_bytes(f"{a:032b}".encode()) & _BITS
 
 
 class _Shifts(dict[int, int]):
-    """digit → the factor, spread, that moves a polynomial by so many units of bytes."""
+    """Factors by digit, spread: one moves a polynomial by so many units of bytes."""
 
     def __init__(self, unit: int) -> None:
         self._unit = unit
@@ -91,10 +94,10 @@ class _Shifts(dict[int, int]):
 
 
 _BACK = _power((1 << 31) - 1 - 32)
-"""x^(-32): the order of x is 2^31 - 1."""
+"""The power x^(-32): the order of x is 2^31 - 1."""
 _LOW, _HIGH = _Shifts(1), _Shifts(1 << _DIGIT)
 JOINED_BYTES_MAX = 1 << 2 * _DIGIT
-"""The powers of all sizes below it take less than 1 MB."""
+"""Sizes below which the powers are kept: those of all of them take less than 1 MB."""
 
 
 def joined(first: int, second: int, size: int) -> int:

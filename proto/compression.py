@@ -32,7 +32,8 @@ class Compression(IntEnum):
 
 
 def _unzip_into(payload: bytes, output: bytearray | mmap) -> int:
-    """Of a stream without an end too: Java's client flushes its streams and does not end them."""
+    """Decompresses into `output`; returns the bytes found. Takes a stream without an end too: Java's client flushes its
+    streams and does not end them."""
     stream = zlib.decompressobj()
     found = stream.decompress(payload, len(output) + 1)  # one byte more shows that there is more
     size = min(len(found), len(output))
@@ -47,7 +48,7 @@ class _Codecs(NamedTuple):
 
 @cache
 def _codecs() -> _Codecs:
-    """The library is loaded by the first payload that is compressed: it takes 2 MB, and most processes need none."""
+    """Loads the library, at the first payload that is compressed: it takes 2 MB, and most processes need none."""
     import cramjam
 
     return _Codecs(
@@ -67,7 +68,7 @@ def _codecs() -> _Codecs:
 
 
 def compress(kind: int, payload: bytes) -> bytes:
-    """An empty payload stays empty only under NONE; `decompress` reverses every codec."""
+    """Compresses a payload. An empty one stays empty only under NONE; `decompress` reverses every codec."""
     return payload if kind == Compression.NONE else bytes(_codecs().compress[kind](payload))  # type: ignore[call-overload]
 
 
@@ -84,8 +85,8 @@ def decompress(kind: int, payload: bytes, declared: int, *, limit: int = UNCOMPR
 
 
 def decompress_mapped(kind: int, payload: bytes, declared: int) -> mmap:
-    """The same, in memory of its own, for threads beside an event loop. The memory is neither zeroed nor copied, which
-    takes 60 ms for 64 MiB with the interpreter's lock; the codecs work without the lock. `declared` is not 0."""
+    """Decompresses into memory of its own, for threads beside an event loop. The memory is neither zeroed nor copied,
+    which takes 60 ms for 64 MiB with the interpreter's lock; the codecs work without the lock. `declared` is not 0."""
     _check(kind, declared, UNCOMPRESSED_BYTES_MAX)
     output = mmap(-1, declared)
     try:

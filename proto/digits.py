@@ -7,7 +7,7 @@ every script, so that one number has many spellings. Guard: tests/proto/test_dig
 from __future__ import annotations
 
 DIGITS_MAX = 19
-"""Of a number below 2^63."""
+"""Digits of a number below 2^63."""
 
 
 def whole(text: str) -> int | None:

@@ -60,9 +60,9 @@ ENTRY_BYTES_MAX = 5 << 20
 """`max_message_size` of Pulsar: the largest client-part that a broker accepts."""
 
 PROPERTIES_LONG = 1000
-"""Of a message: reading more takes milliseconds."""
+"""Properties of a message from which on reading them takes milliseconds."""
 KEYS_MAX = 1000
-"""For which the payload of an entry is encrypted: all of them are looked at."""
+"""Most keys for which the payload of an entry is encrypted: all of them are looked at."""
 
 METADATA_CACHE_SIZE = 4096
 """Bound of each cache of metadata: distinct payload sizes on one side, distinct metadata bytes on the other."""
@@ -73,9 +73,9 @@ _U32 = Struct(">I")
 _HEAD = Struct(">2sII")
 _BROKER_HEAD = Struct(">2sI")
 CHECKED_FROM = 6
-"""Of a client-part: magic and checksum come before."""
+"""Offset in a client-part at which the checksum begins to count: magic and checksum come before."""
 ENTRY_HEAD_BYTES = _HEAD.size
-"""Before the metadata of a client-part."""
+"""Bytes before the metadata of a client-part."""
 _ITEM_BYTES_MIN = 6  # u32 size and a SingleMessageMetadata with only its payload_size
 _BROKER_METADATA_BYTES_MAX = 1 << 16
 
@@ -114,7 +114,7 @@ class EntryHeader:
 
 # --------------------------------------------------------------------------------------------- encoding
 class _PlainPrefixes(dict[int, bytes]):
-    """payload size → `u32 size | SingleMessageMetadata` of a message that has only a payload."""
+    """`u32 size | SingleMessageMetadata` of a message that has only a payload, by the size of the payload."""
 
     def __missing__(self, payload_size: int) -> bytes:
         encoded = SingleMessageMetadata(payload_size=payload_size).SerializeToString()
@@ -149,7 +149,7 @@ def plain_items(payloads: Iterable[bytes]) -> list[bytes]:
 def encode_batch(
     metadata: MessageMetadata, items: Sequence[bytes], count: int, encrypt: Encrypt | None = None
 ) -> bytes:
-    """The client-part of `count` messages whose prefixes and payloads `items` are; one copy of each payload.
+    """Encodes the client-part of `count` messages whose prefixes and payloads `items` are; one copy of each payload.
 
     The caller sets producer_name, sequence_id, publish_time and `compression` in `metadata`; this function sets what
     describes the batch (num_messages_in_batch, uncompressed_size, and highest_sequence_id unless it is set).
@@ -178,12 +178,13 @@ def encode_entry(metadata: MessageMetadata, payload: bytes, encrypt: Encrypt | N
 
 
 def client_part(metadata: MessageMetadata, payload: bytes) -> bytes:
-    """With a payload that is compressed and encrypted already, as `metadata` declares, or a part of one (chunks)."""
+    """Encodes a client-part with a payload that is compressed and encrypted already, as `metadata` declares, or a part
+    of one (chunks)."""
     return client_part_of_bytes(metadata.SerializeToString(), payload)
 
 
 def client_part_of_bytes(metadata: bytes, payload: bytes) -> bytes:
-    """As `client_part`, of metadata that is encoded already."""
+    """Encodes a client-part like `client_part`, of metadata that is encoded already."""
     size = _U32.pack(len(metadata))
     checksum = crc32c(payload, crc32c(size + metadata))
     return b"".join((MAGIC_CLIENT, _U32.pack(checksum), size, metadata, payload))
@@ -204,19 +205,21 @@ def broker_part(index: int, timestamp_ms: int) -> bytes:
 
 # --------------------------------------------------------------------------------------------- decoding
 def split_broker_part(entry: Buffer) -> tuple[int, int, memoryview]:
-    """(index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its part."""
+    """Returns (index of the last message, broker timestamp, client-part); (-1, 0, entry) where no broker added its
+    part."""
     index, timestamp_ms, start = broker_part_of(entry)
     return index, timestamp_ms, memoryview(entry)[start:]
 
 
 def client_part_of(entry: Buffer) -> memoryview:
-    """Of an entry that a broker stored, with its part or without one; nothing is checked or parsed."""
+    """Returns the client-part of an entry that a broker stored, with its part or without one; nothing is checked or
+    parsed."""
     start = 6 + _U32.unpack_from(entry, 2)[0] if entry[:2] == MAGIC_BROKER else 0
     return memoryview(entry)[start:]
 
 
 def broker_part_of(entry: Buffer) -> tuple[int, int, int]:
-    """(index of the last message, broker timestamp, where the client-part begins)."""
+    """Returns (index of the last message, broker timestamp, where the client-part begins)."""
     if entry[:2] != MAGIC_BROKER:
         return -1, 0, 0
     if len(entry) < 6:
@@ -232,7 +235,7 @@ def broker_part_of(entry: Buffer) -> tuple[int, int, int]:
 
 
 class StoredHead(NamedTuple):
-    """What a broker reads of an entry that it stored itself."""
+    """The fields that a broker reads of an entry that it stored itself."""
 
     last_index: int  # -1: unknown
     timestamp_ms: int  # of the broker
@@ -283,7 +286,8 @@ def is_intact(entry: Buffer) -> bool:
 
 
 def sequence_id_of(entry: Buffer) -> int | None:
-    """Of a client-part that is refused, whatever else is wrong with it; None: it names none."""
+    """Returns the sequence id of a client-part that is refused, whatever else is wrong with it; None if it names none.
+    """
     try:
         metadata = parse_stored(entry).metadata
     except CorruptEntry:
@@ -292,7 +296,8 @@ def sequence_id_of(entry: Buffer) -> int | None:
 
 
 def open_entry(entry: Buffer) -> tuple[int, EntryHeader]:
-    """Index of the last message (-1: no broker added it) and header of an entry whose checksum is right."""
+    """Returns the index of the last message (-1: no broker added it) and the header of an entry whose checksum is
+    right."""
     index, _, start = broker_part_of(entry)
     return index, EntryHeader(*checked_head(entry, start))
 
@@ -304,9 +309,9 @@ def parse_header(entry: Buffer, start: int = -1, *, verify: bool = True) -> Entr
 
 
 def checked_head(entry: Buffer, start: int = -1, *, verify: bool = True) -> tuple[MessageMetadata, int, int, int]:
-    """As `parse_header`: what an `EntryHeader` is made of. Refuses contradictions as well: names that are no text, more
-    messages than the payload can contain. Strings that are not UTF-8 come out of protobuf as bytes: Any, because
-    compiled code insists on the declared type."""
+    """Parses what an `EntryHeader` is made of, like `parse_header`. Refuses contradictions as well: names that are no
+    text, more messages than the payload can contain. Strings that are not UTF-8 come out of protobuf as bytes: Any,
+    because compiled code insists on the declared type."""
     metadata: Any
     if start < 0:
         start = broker_part_of(entry)[2] if entry[:2] == MAGIC_BROKER else 0
@@ -366,12 +371,12 @@ def _read_key(fields: Any) -> None:
 
 
 def properties_of(fields: Any) -> dict[str, str]:
-    """Of one message (MessageFields), as text; of a name that appears twice the last value."""
+    """Returns the properties of one message (MessageFields) as text; of a name that appears twice, the last value."""
     return {text_of(pair.key): text_of(pair.value) for pair in fields.properties}
 
 
 def text_of(value: Any) -> str:
-    """Strings that are not UTF-8 come out of protobuf as bytes."""
+    """Returns a string of a message as text: one that is not UTF-8 comes out of protobuf as bytes."""
     found: str = value if isinstance(value, str) else value.decode("utf-8", "replace")
     return found
 
@@ -388,13 +393,14 @@ def decode_batch(header: EntryHeader, entry: Buffer) -> list[tuple[MessageFields
 
 
 def decode_columns(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes]]:
-    """The same as two lists, metadata and payloads: without an object per message for the garbage collector."""
+    """Decodes an entry into two lists, metadata and payloads: without an object per message for the garbage collector.
+    """
     fields, payloads = decode_lazily(header, entry)
     return fields, payloads if isinstance(payloads, list) else payloads.all()
 
 
 def decode_lazily(header: EntryHeader, entry: Buffer) -> tuple[list[MessageFields], list[bytes] | AlikePayloads]:
-    """As `decode_columns`; payloads of one length are copied out of the entry when they are asked for."""
+    """Decodes like `decode_columns`; payloads of one length are copied out of the entry when they are asked for."""
     if not header.batched:
         return [header.metadata], [decode_payload(header, entry)]
     if header.metadata.compression:
@@ -439,20 +445,21 @@ class AlikePayloads:
         self._items, self._first, self._size, self._step = items, first, size, step
 
     def __getitem__(self, at: int) -> bytes:
-        """A copy of one."""
+        """Returns a copy of one payload."""
         begin = self._first + at * self._step
         return self._items[begin : begin + self._size]
 
     def all(self) -> list[bytes]:
-        """Copies of all of them, in order."""
+        """Returns copies of all payloads, in order."""
         each = f"{self._size}s{self._step - self._size}x"
         whole = self._items[self._first :] + bytes(self._step - self._size)
         return [payload for (payload,) in iter_unpack(each, whole)]
 
 
 def _alike(items: bytes, offset: int, count: int) -> tuple[SingleMessageMetadata, AlikePayloads | None]:
-    """The one metadata of `count` items that all have one head, and so one length, and their payloads: records of a
-    fixed size cost a quarter then. None: they do not. Raises what `decode_columns` makes a CorruptEntry of."""
+    """Returns the one metadata of `count` items that all have one head, and so one length, and their payloads (None:
+    they do not): records of a fixed size cost a quarter then. Raises errors that `decode_columns` makes a CorruptEntry
+    of."""
     head = items[offset : offset + 4 + _U32.unpack_from(items, offset)[0]]
     single, size, length = _HEADS[head]
     step = length + size
@@ -509,7 +516,7 @@ def key_of_one(metadata: MessageMetadata) -> bytes | None:
 
 
 def uuid_of(metadata: Any) -> str:
-    """Of a chunk. In an entry that is stored it may be no UTF-8, as brokers did not look at it once."""
+    """Returns the uuid of a chunk. In a stored entry it may be no UTF-8, as brokers once did not check it."""
     return text_of(metadata.uuid)
 
 
@@ -533,8 +540,8 @@ def key_of(fields: Any) -> bytes | None:
 
 
 class _Heads(dict[bytes, tuple[SingleMessageMetadata, int, int]]):
-    """What an item begins with, the length of its metadata and the metadata → (parsed, payload_size, length of both),
-    because most messages of a producer share it."""
+    """The heads of items, parsed once because most messages of a producer share one: length and bytes of the metadata →
+    (parsed, payload_size, length of both)."""
 
     def __missing__(self, head: bytes) -> tuple[SingleMessageMetadata, int, int]:
         metadata = SingleMessageMetadata.FromString(head[4:])

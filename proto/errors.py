@@ -324,7 +324,7 @@ class TimedOut(MagnetarError):
 
 
 class OutcomeUnknown(MagnetarError):
-    """It may have happened or not; retry with the same sequence id, or read to find out."""
+    """The operation may have happened or not; retry with the same sequence id, or read to find out."""
 
     code = 46
     retryable = True

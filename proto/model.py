@@ -28,14 +28,14 @@ class AccessMode(enum.IntEnum):
 
 
 class InitialPosition(enum.IntEnum):
-    """Where a new subscription begins."""
+    """The position at which a new subscription begins."""
 
     LATEST = 0
     EARLIEST = 1
 
 
 class RedeliveryOrder(enum.IntEnum):
-    """What may be delivered before a message that failed and comes again: anything, or nothing after it of its key."""
+    """The messages that may pass one that failed and comes again: any, or none of its key."""
 
     ANY = 0
     KEY = 1
@@ -49,7 +49,7 @@ class KeySharedMode(enum.IntEnum):
 
 
 class AckedEntry(NamedTuple):
-    """One entry, or some of its messages."""
+    """An entry, or some of its messages, that are acknowledged."""
 
     position: Position
     bits: int = 0

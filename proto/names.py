@@ -26,7 +26,7 @@ from .errors import InvalidName
 
 ROLE_CHARACTERS_MAX = 256
 NAME_BYTES_MAX = 255
-"""Bound of each part of a name, usual for file systems and ZooKeeper; it keeps metadata paths short."""
+"""Most bytes of each part of a name, usual for file systems and ZooKeeper; it keeps metadata paths short."""
 
 TEXT_MAX = 4 * NAME_BYTES_MAX + 20
 """Bound of a whole name, in characters; a longer one is neither parsed nor quoted."""
@@ -37,7 +37,7 @@ _SCHEMES = ("non-persistent://", "persistent://")  # by `persistent`
 _STRICT = re.compile(r"[-=:.\w]+\Z")
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})\Z", re.DOTALL)
 _DIGITS = re.compile(r"[\d\u00b2\u00b3\u00b9\u2070-\u2089]+\Z")
-"""Of any script, and those above and below the line."""
+"""Digits of any script, and those above and below the line."""
 _TEXT_ID = re.compile(r"(-?\d{1,19}):(-?\d{1,19})(?::(-?\d{1,9}))?(?::(-?\d{1,9}))?\Z")
 
 
@@ -86,7 +86,8 @@ def check_subscription_name(text: str) -> str:
 
 
 def check_producer_name(text: str) -> str:
-    """Any printable text: Pulsar's Java client names its producers of dead letters after topics."""
+    """Returns the name if it is printable text: Pulsar's Java client names its producers of dead letters after topics.
+    """
     _check_size("producer", text)
     if not text or not text.isprintable() or text != text.strip():
         raise InvalidName(f"producer name {text!r} must be printable text, and not empty", name=repr(text))
@@ -98,7 +99,7 @@ def is_role(text: str) -> bool:
 
 
 def check_role(text: str) -> str:
-    """InvalidName."""
+    """Returns the role. Raises InvalidName."""
     if not is_role(text):
         raise InvalidName(f"a role is printable text of 1 to {ROLE_CHARACTERS_MAX} characters, not {text[:40]!r}")
     return text
@@ -207,7 +208,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Position:
-        """What `str` made."""
+        """Parses the text that `str` made."""
         ledger_id, _, entry_id = text.partition(":")
         return cls(int(ledger_id), int(entry_id))
 
@@ -218,7 +219,7 @@ LATEST = Position(LONG_MAX, LONG_MAX)
 
 @dataclass(frozen=True, slots=True)
 class MessageId:
-    """Where a message is: an entry, its partition, and the message's place in a batch."""
+    """The place of a message: an entry, its partition, and its index in a batch."""
 
     ledger_id: int
     entry_id: int
@@ -227,7 +228,7 @@ class MessageId:
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """`ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        """Parses `ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
         if text in ("earliest", "latest"):
             return cls(*(EARLIEST if text == "earliest" else LATEST))
         found = _TEXT_ID.match(text)

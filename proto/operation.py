@@ -22,7 +22,7 @@ class Permission(Enum):
 
 
 class On(Enum):
-    """What the permission is about: the field of the request names it."""
+    """The object that a permission is for: the field of the request names it."""
 
     NOTHING = "the cluster"
     TENANT = "tenant"
@@ -41,7 +41,7 @@ class Rule(NamedTuple):
 
 
 class AskedOf(Enum):
-    """Who can answer."""
+    """The broker that can answer an operation."""
 
     ANY = "any broker"
     OWNER = "the owner of the argument `topic`: a partition, or a topic without partitions"

@@ -25,7 +25,7 @@ NAMES: tuple[str, ...] = Policies.__struct_fields__
 OF_NAMESPACES: tuple[str, ...] = ("max_topics",)
 """Policies that a topic cannot have."""
 PROPERTIES_MAX, PROPERTIES_BYTES_MAX = 1000, 64 << 10
-"""Of a namespace or a topic: keys, and bytes of all keys and values together."""
+"""Most keys of the properties of a namespace or a topic, and bytes of all keys and values together."""
 RETENTIONS = (("retention_minutes", "retention_mib"), ("unsubscribed_minutes", "unsubscribed_mib"))
 """A time and a size, which are set together."""
 _SIGNED = {name for pair in RETENTIONS for name in pair}
@@ -37,7 +37,7 @@ def encode(policies: Policies) -> str:
 
 
 class _Earlier(Policies, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
-    """As earlier versions wrote them: the size of a quota was in MiB."""
+    """Policies as earlier versions wrote them: the size of a quota was in MiB."""
 
     backlog_quota_mib: int | None = None
 
@@ -57,13 +57,14 @@ def decode(text: str) -> Policies:
 
 
 def merged(below: Policies, above: Policies) -> Policies:
-    """Each field of `above` where it is set, else that of `below`."""
+    """Returns policies with each field of `above` where it is set, else that of `below`."""
     given = {name: value for name in NAMES if (value := getattr(above, name)) is not None}
     return msgspec.structs.replace(below, **given)
 
 
 def completed(policies: Policies) -> Policies:
-    """Retention by time alone has no limit of size, and the other way round."""
+    """Returns the policies with both parts of retention: by time alone it has no limit of size, and the other way
+    round."""
     found = policies
     for pair in RETENTIONS:
         minutes, mib = (getattr(policies, name) for name in pair)
@@ -75,7 +76,7 @@ def completed(policies: Policies) -> Policies:
 
 
 def without(policies: Policies, *names: str) -> Policies:
-    """The same policies, with these fields inherited again."""
+    """Returns the policies with these fields inherited again."""
     return msgspec.structs.replace(policies, **dict.fromkeys(names))
 
 

@@ -18,7 +18,7 @@ STICKY_SLOTS = 65535
 
 
 def key_hash(key: str | bytes) -> int:
-    """UnicodeEncodeError: half a character, on which mmh3 itself ends the process."""
+    """Returns the hash of a key. UnicodeEncodeError: half a character, on which mmh3 itself ends the process."""
     return mmh3.hash(key.encode() if isinstance(key, str) else key, 0, False) & 0x7FFFFFFF
 
 

@@ -19,12 +19,14 @@ from .errors import InvalidSchema
 
 DEFINITION_BYTES_MAX = 512 << 10
 NONE_LENGTH = 0xFFFFFFFF
-"""Of a half of KEY_VALUE without a definition."""
+"""Length that marks a half of KEY_VALUE without a definition."""
 _U32 = struct.Struct(">I")
 _VERSION = struct.Struct(">Q")
 
 
 class SchemaType(IntEnum):
+    """The type of a schema; the numbers are Pulsar's."""
+
     NONE = 0
     STRING = 1
     JSON = 2
@@ -55,7 +57,7 @@ AVRO_LIKE = (SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF)
 
 
 class Compatibility(StrEnum):
-    """What a new schema of a topic has to be for those that are there. Pulsar's strategies."""
+    """The relation that a new schema of a topic must have to the registered ones. Pulsar's strategies."""
 
     ALWAYS_INCOMPATIBLE = "always_incompatible"
     ALWAYS_COMPATIBLE = "always_compatible"
@@ -68,7 +70,7 @@ class Compatibility(StrEnum):
 
     @property
     def transitive(self) -> bool:
-        """It looks at all versions, not at the newest one alone."""
+        """Whether the new schema is compared with all versions, not with the newest one alone."""
         return self.value.endswith("_transitive")
 
 
@@ -101,7 +103,7 @@ class Pair(NamedTuple):
 
 
 def type_of(text: str) -> SchemaType:
-    """By its name, in any case; BYTES is NONE. InvalidSchema."""
+    """Returns the type by its name, in any case; BYTES is NONE. Raises InvalidSchema."""
     name = text.upper()
     if name == "BYTES":
         return SchemaType.NONE
@@ -118,12 +120,12 @@ when it reads."""
 
 
 def version_bytes(version: int | None) -> bytes:
-    """None: no version, which is empty."""
+    """Returns the bytes of a version. None: no version, which is empty."""
     return b"" if version is None else _VERSION.pack(version)
 
 
 def version_of(data: bytes) -> int | None:
-    """Of its first 8 bytes; fewer: None. Pulsar before 2.4 wrote 64."""
+    """Returns the version in the first 8 bytes; None if there are fewer. Pulsar before 2.4 wrote 64."""
     return _VERSION.unpack_from(data)[0] if len(data) >= _VERSION.size else None
 
 
@@ -191,7 +193,8 @@ def _told(data: bytes) -> object:
 
 
 def info_of(type_: str, text: str, properties: dict[str, str], name: str = "") -> SchemaInfo:
-    """What `text_of` gives, and how operators write it: {"type": …, "schema": text, "properties": …}. InvalidSchema."""
+    """Parses the text of a schema, as `text_of` returns it and operators write it: {"type": …, "schema": text,
+    "properties": …}. Raises InvalidSchema."""
     kind, data = type_of(type_), text.encode()
     if kind is SchemaType.KEY_VALUE:
         try:

@@ -53,7 +53,7 @@ class KeyDistribution(_Words):
 
 
 class Blocked(_Words):
-    """Why no consumer of a subscription gets the next message. NO: one does."""
+    """The reason why no consumer of a subscription gets the next message. NO: one does."""
 
     NO = ""
     NO_CONSUMER = "no consumer is connected"
@@ -75,7 +75,7 @@ class Blocked(_Words):
 
 
 class BacklogQuotaState(_Words):
-    """What a topic whose backlog is above its quota does. NOT_REACHED: it is not, or there is no quota."""
+    """The reaction of a topic whose backlog is above its quota. NOT_REACHED: it is not above, or there is no quota."""
 
     NOT_REACHED = ""
     HOLD = "producers wait: the backlog quota is reached"
@@ -85,7 +85,7 @@ class BacklogQuotaState(_Words):
 
 
 class TopicState(_Words):
-    """What the owner does with the topic's log now."""
+    """The state of a topic's log at its owner."""
 
     OPENING = "opening"
     SERVING = "serving"
@@ -98,7 +98,7 @@ class TopicState(_Words):
 
 
 class LedgerState(_Words):
-    """OPEN: the topic's owner writes it."""
+    """The state of a ledger. OPEN: the topic's owner writes it."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -123,7 +123,7 @@ class LedgerStays(_Words):
 
 
 class CompactionState(_Words):
-    """Of the last compaction of a topic: Pulsar's names."""
+    """The state of the last compaction of a topic: Pulsar's names."""
 
     NOT_RUN = "NOT_RUN"
     RUNNING = "RUNNING"

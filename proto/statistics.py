@@ -49,7 +49,7 @@ class TenantInfo:
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What was granted at a namespace, or at a topic (which has `roles` alone)."""
+    """The permissions granted at a namespace, or at a topic (which has `roles` alone)."""
 
     roles: Mapping[str, tuple[str, ...]]  # role → actions, such as "produce", "consume"
     subscriptions: Mapping[str, tuple[str, ...]]  # name → the only roles that may use it
@@ -58,7 +58,7 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceInfo:
-    """How a namespace makes its topics."""
+    """The settings with which a namespace makes its topics."""
 
     name: str  # tenant/namespace
     bundles: int = 0  # hash ranges that brokers own; at creation 0: the broker's default
@@ -69,7 +69,7 @@ class NamespaceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """What brokers gave up."""
+    """The numbers of topics and bundles that brokers gave up."""
 
     topics: int
     bundles: int
@@ -89,7 +89,7 @@ class ProducerStats:
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """Of the slots 0 … 65535 that keys are hashed to; both ends belong to it."""
+    """A range of the slots 0 … 65535 that keys are hashed to; both ends belong to it."""
 
     first: int
     last: int
@@ -131,8 +131,8 @@ class SubscriptionStats:
     """Messages that are not acknowledged. `precise` is exact; else a batch that is acknowledged as a whole, after
     `mark_delete`, counts as one message less."""
     backlog_bytes: int
-    """About what is stored after `mark_delete`: also what is acknowledged there, and what is aborted. The backlog quota
-    bounds it."""
+    """Bytes, about, of what is stored after `mark_delete`: also what is acknowledged there, and what is aborted. The
+    backlog quota bounds it."""
     oldest_ms: int  # when the oldest message of the backlog was published; 0: none, or its bookies did not say soon
     unacked: int  # messages that are delivered and not acknowledged
     mark_delete: Position  # everything up to it is acknowledged
@@ -157,7 +157,8 @@ class SubscriptionStats:
 
 @dataclass(frozen=True, slots=True)
 class TopicTransactions:
-    """Of a topic that has seen transactions. `last_stable`: nothing after it is shown to who reads committed."""
+    """The transactions of a topic that has seen some. `last_stable`: readers of committed messages are shown nothing
+    after it."""
 
     last_stable: Position
     stable_index: int  # one past its last message
@@ -254,7 +255,7 @@ class TopicOffsets:
 
 @dataclass(frozen=True, slots=True)
 class CompactionStatus:
-    """Of the last compaction of a topic (of one partition), and of the compacted ledger that is read now."""
+    """The last compaction of a topic (of one partition), and the compacted ledger that is read now."""
 
     state: CompactionState
     step: str  # where it is, or where it failed
@@ -286,7 +287,7 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class LostOfSubscription:
-    """What a durable subscription does not get of it."""
+    """The lost messages that a durable subscription does not get."""
 
     name: str
     messages: int  # that it had not acknowledged; -1: it is not known how many
@@ -294,7 +295,7 @@ class LostOfSubscription:
 
 @dataclass(frozen=True, slots=True)
 class SkippedLost:
-    """What `skip_lost` passed over; no ranges: nothing is lost."""
+    """The ranges that `skip_lost` passed over; no ranges: nothing is lost."""
 
     ranges: tuple[LostRange, ...]
     subscriptions: tuple[LostOfSubscription, ...]
@@ -355,7 +356,7 @@ class BookieInfo:
 
 @dataclass(frozen=True, slots=True)
 class OrphanLedger:
-    """`subscription` is empty for a ledger of a topic."""
+    """A ledger without an owner. `subscription` is empty for a ledger of a topic."""
 
     ledger_id: int
     topic: str
@@ -367,7 +368,8 @@ class OrphanLedger:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """`orphans`: ledgers that no topic and no cursor refers to; `missing`: listed by a topic, but deleted."""
+    """The result of a search for orphans. `orphans`: ledgers that no topic and no cursor refers to; `missing`: listed
+    by a topic, but deleted."""
 
     orphans: tuple[OrphanLedger, ...]
     missing: tuple[OrphanLedger, ...]
@@ -375,7 +377,7 @@ class Orphans:
 
 @dataclass(frozen=True, slots=True)
 class SinkOfTransaction:
-    """What a transaction of a sink writes; without a sink all is empty."""
+    """The batch that a transaction of a sink writes; without a sink all is empty."""
 
     sink_id: str
     query_id: str
@@ -403,7 +405,8 @@ class TransactionStats:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorTransactions:
-    """Of one coordinator, the oldest first; `committed` and `aborted` count since its last take-over."""
+    """The transactions of one coordinator, the oldest first; `committed` and `aborted` count since its last take-over.
+    """
 
     items: tuple[TransactionStats, ...]
     open: int
@@ -422,7 +425,7 @@ class CoordinatorTransactions:
 
 
 class HalfState(IntEnum):
-    """Of a half message that is not decided. ENDING: its record is on its way."""
+    """The state of a half message that is not decided. ENDING: its record is on its way."""
 
     WAITING = 0
     ASKED = 1
@@ -432,7 +435,7 @@ class HalfState(IntEnum):
 
 
 class HalfDecision(IntEnum):
-    """What an operator makes of a half message."""
+    """The decision of an operator about a half message."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -459,7 +462,7 @@ class HalfStats:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorHalves:
-    """Of one coordinator, the oldest first."""
+    """The half messages of one coordinator, the oldest first."""
 
     items: tuple[HalfStats, ...]
     open: int  # without the parked ones
@@ -469,7 +472,7 @@ class CoordinatorHalves:
 
 @dataclass(frozen=True, slots=True)
 class PendingOfTransaction:
-    """What a transaction has acknowledged in a subscription."""
+    """The acknowledgements of a transaction in a subscription."""
 
     name: str
     entries: int  # a cumulative acknowledgement counts as one
@@ -478,7 +481,7 @@ class PendingOfTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionHere:
-    """What a topic has of a transaction, and what waits there for its end."""
+    """The part of a transaction that a topic has, and what waits there for its end."""
 
     known: bool  # it has not ended there
     first: Position | None  # its first entry

@@ -24,7 +24,7 @@ _TEXT = re.compile(r"\(?(\d{1,4}),\s?(\d{1,19})\)?\Z")
 
 
 class TxnState(enum.IntEnum):
-    """What a coordinator answers about a transaction. The numbers are those of proto/wire.proto."""
+    """The state of a transaction, as a coordinator answers it. The numbers are those of proto/wire.proto."""
 
     OPEN = 0
     PREPARED = 1
@@ -34,7 +34,8 @@ class TxnState(enum.IntEnum):
 
 
 class Isolation(enum.IntEnum):
-    """What a consumer sees: what is committed, or all that is stored, also of open and aborted transactions."""
+    """The messages that a consumer sees: committed ones, or all that are stored, also of open and aborted transactions.
+    """
 
     READ_COMMITTED = 0
     READ_UNCOMMITTED = 1
@@ -53,14 +54,14 @@ class TxnId(NamedTuple):
 
     @classmethod
     def checked(cls, most: int, least: int) -> TxnId:
-        """InvalidRequest: the numbers cannot be an id of this cluster."""
+        """Returns the id. InvalidRequest: the numbers cannot be an id of this cluster."""
         if not (0 <= most < COORDINATORS_MAX and 0 <= least < 1 << (COUNTER_BITS + EPOCH_BITS)):
             raise InvalidRequest(f"({most},{least}) is no transaction id")
         return cls(most, least)
 
     @classmethod
     def parse(cls, text: str) -> TxnId:
-        """InvalidRequest: the text is no id."""
+        """Parses an id. InvalidRequest: the text is no id."""
         found = _TEXT.match(text)
         if found is None:
             raise InvalidRequest(f"{text[:100]!r} is no transaction id; one looks like (3,1099511627781)")
@@ -73,12 +74,12 @@ class TxnId(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """Of the coordinator when it began."""
+        """Returns the epoch of the coordinator when the transaction began."""
         return self.least >> COUNTER_BITS
 
     @property
     def counter(self) -> int:
-        """Within the epoch, from 0."""
+        """Returns the number within the epoch, from 0."""
         return self.least & (1 << COUNTER_BITS) - 1
 
     def __str__(self) -> str:
@@ -86,10 +87,10 @@ class TxnId(NamedTuple):
 
 
 def coordinator_of(name: str, coordinators: int) -> int:
-    """Which coordinator has the transactions of a name: of a holder, or of a sink."""
+    """Returns the coordinator that has the transactions of a name: of a holder, or of a sink."""
     return partition_of(name, coordinators)
 
 
 HALF_MESSAGES_MAX = 100
 HALF_BYTES_MAX = 256 << 10
-"""Of all messages of a half, encoded: it is one request, of which a broker takes 512 KiB (runtime/network.py)."""
+"""Encoded bytes of all messages of a half: it is one request, of which a broker takes 512 KiB (runtime/network.py)."""

@@ -87,7 +87,7 @@ def value_of(kind: Any, reply: Message, field: str = "", made: Mapping[Any, Call
 
 
 def _value(kind: Any, found: Any) -> Any:
-    """What `found` (a message, a field of one) is as a `kind`."""
+    """Returns `found` (a message, or a field of one) as a `kind`."""
     if get_origin(kind) is UnionType:
         kind = get_args(kind)[0]
     if kind in (None, NoneType):
@@ -128,6 +128,6 @@ def _field(hint: Any, found: Any, name: str) -> Any:
 
 @cache
 def hints_of(kind: type) -> tuple[tuple[str, Any], ...]:
-    """(name, type) of each field of a dataclass."""
+    """Returns (name, type) of each field of a dataclass."""
     hints = get_type_hints(kind)
     return tuple((each.name, hints[each.name]) for each in fields(kind))

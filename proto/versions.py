@@ -1,4 +1,4 @@
-"""Which versions this Magnetar writes: of the product, of each wire protocol, of each stored format.
+"""The versions that this Magnetar writes: of the product, of each wire protocol, of each stored format.
 
 One row is one format; the module that reads it documents its layout. All stored data has its version, so that a
 Magnetar refuses data of a later one (`check_format`) rather than misread it; it reads every version up to its own. A
@@ -27,8 +27,8 @@ class Format(NamedTuple):
 
 
 GRPC = Format("gRPC services", 1)  # proto/wire.proto: fields are added, never changed, so no message carries it
-PEER_ENVELOPE = Format("peer envelope", 1)  # runtime/envelope.py
-PEER = Format("peer protocol", 1)  # bookie/format/peer.py
+PEER_ENVELOPE = Format("peer envelope", 1)  # runtime/peer/envelope.py
+PEER = Format("peer protocol", 1)  # ledger/format/peer.py
 WIRE = (GRPC, PEER_ENVELOPE, PEER)
 
 JOURNAL = Format("bookie journal", 1, b"MGN-JRNL")
@@ -37,11 +37,11 @@ INDEX = Format("bookie index", 1, b"MGN-INDX")
 LEDGER_INDEX = Format("bookie ledger index", 1, b"MGN-LIDX")
 MARK = Format("bookie mark", 1, b"MGN-MARK")
 NOTE = Format("bookie note", 1)  # bookie/format/note.py: cookie, losses, scrub, collection, revisions seen
-CURSOR = Format("cursor", 2)  # broker/format/cursor.py
-DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/format/dedup.py
+CURSOR = Format("cursor", 2)  # broker/subscription/format/cursor.py
+DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/topic/format/dedup.py
 OUTCOMES = Format("outcomes of transactions", 1)  # broker/topic/format/transactions.py
-DELAYS = Format("bucket of delayed messages", 1)  # broker/format/delays.py
-COMPACTED = Format("compacted ledger", 1)  # broker/format/compacted.py
+DELAYS = Format("bucket of delayed messages", 1)  # broker/subscription/format/delays.py
+COMPACTED = Format("compacted ledger", 1)  # broker/log/format/compacted.py
 COORDINATOR = Format("coordinator of transactions", 1)  # broker/transaction/format/entries.py
 METADATA_RECORD = Format("metadata record", 2)  # metadata/records.py
 METADATA_FILE = Format("metadata file", 1)  # metadata/tree.py, and its backups

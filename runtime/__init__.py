@@ -1,1 +1,1 @@
-"""What each process is built on: clock, files, workers, network, configuration, logs, metrics, life cycle."""
+"""The base of each process: clock, files, workers, network, configuration, logs, metrics, life cycle."""

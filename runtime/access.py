@@ -1,4 +1,4 @@
-"""Who calls: what a listener knows of a caller, and what it asks before it hands a call to a service.
+"""The callers of a listener: what is known of them, and what is asked before a call is handed to a service.
 
 A listener has a `Guard` or none. With one, each call is authenticated before its handler starts and before anything of
 its request is read, decompressed or parsed: the guard sees the connection and the `authorization` header alone. The
@@ -22,6 +22,8 @@ from .memory.arrivals import Arrivals
 
 
 class PrincipalKind(Enum):
+    """The way in which a principal was identified."""
+
     LOCAL = "local"  # nothing was asked: a listener without security
     ANONYMOUS = "anonymous"  # it brought no credentials, and the configuration has a role for such callers
     CLIENT = "client"  # a role that a credential names
@@ -49,7 +51,7 @@ LOCAL = Principal("", PrincipalKind.LOCAL)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What the listener knows before it reads a request; nothing here is verified but `certificate`."""
+    """A caller, as the listener knows it before it reads a request; nothing here is verified but `certificate`."""
 
     peer: str  # HOST:PORT of the other end of the socket, never from a header
     authorization: str = ""  # of the header `authorization`, such as "Bearer …", at most AUTHORIZATION_MAX characters
@@ -68,24 +70,25 @@ class Guard(Protocol):
     """Authenticates the callers of one listener, and says which rpcs a principal may call at all."""
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Unauthenticated: no credentials, or wrong, expired or foreign ones; the text says which, never their value.
-        Unavailable: a provider cannot decide now (its issuer does not answer)."""
+        """Returns the principal of a caller. Unauthenticated: no credentials, or wrong, expired or foreign ones; the
+        text says which, never their value. Unavailable: a provider cannot decide now (its issuer does not answer)."""
         ...
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """`path`: of the rpc, "/magnetar.wire.Admin/DeleteTopic". Unauthorized: not by this principal."""
+        """Raises Unauthorized if the principal may not call `path`, an rpc such as "/magnetar.wire.Admin/DeleteTopic".
+        """
         ...
 
     def lapsed(self, principal: Principal) -> str:
-        """Why the credentials of a principal that has streams open hold no more, before they expire: they are revoked,
-        or the key that verified them is replaced. Empty: they hold. Must not wait."""
+        """Returns why the credentials of a principal that has streams open hold no more, before they expire: they are
+        revoked, or the key that verified them is replaced. Empty: they hold. Must not wait."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """PEM files. They are read again when they change: at a listener for its next handshake, at a client for its next
-    connection; those that are open stay."""
+    connection; open connections stay."""
 
     certificate: str = ""
     key: str = ""
@@ -95,7 +98,7 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the callers of a listener may hold of the process."""
+    """The limits of what the callers of a listener may hold of the process."""
 
     connections: int = 10_000  # in all; further ones are refused
     streams_per_address: int = 1_000  # open ones of a host (IPv6: of a network of 64 bits); further ones: BackPressure
@@ -129,7 +132,7 @@ class MemoryBudget:
             await waiter
 
     def _look(self) -> None:
-        """As many go on as there may be room for."""
+        """Lets as many waiters go on as there may be room for."""
         self._timer, room = None, self.limit - self.held
         while self._waiting and room >= 0:
             waiter = self._waiting.popleft()
@@ -162,14 +165,14 @@ class CallerMemory:
 
 
 ROOM_S = 0.01
-"""Between two looks while callers wait for room."""
+"""Seconds between two looks while callers wait for room."""
 ROOM_BYTES = 1 << 20
-"""What one that goes on is expected to bring: an envelope of a client, or the entries of a read."""
+"""Bytes that a waiter which goes on is expected to bring: an envelope of a client, or the entries of a read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
-    """What a listener asks of its callers."""
+    """The access that a listener asks of its callers."""
 
     guard: Guard | None = None
     tls: TlsFiles | None = None  # with `ca` each caller has to have a certificate of it, or may (`optional`)
@@ -179,7 +182,7 @@ class ListenerAccess:
 
 @dataclass(frozen=True, slots=True)
 class CallerAccess:
-    """What a client brings. `authorization` gives the header's value for each call and stream; it must not wait."""
+    """The access of a client. `authorization` gives the header's value for each call and stream; it must not wait."""
 
     tls: TlsFiles | None = None
     authorization: Callable[[], str] | None = None
@@ -194,20 +197,22 @@ class KeyPair:
 
 
 class PeerGate(Protocol):
-    """Which processes may be clients of a peer server. A key is the public one, 64 hexadecimal digits."""
+    """The gate that decides which processes may be clients of a peer server. A key is the public one, 64 hexadecimal
+    digits."""
 
     async def admit(self, key: str) -> bool:
-        """Asked at each new connection. A MagnetarError: it cannot be decided now, and the client may try again."""
+        """Whether a new connection with this key is admitted. A MagnetarError: it cannot be decided now, and the client
+        may try again."""
         ...
 
     def principal(self, key: str) -> Principal | None:
-        """Asked for each message. None: the process is a member no more."""
+        """Returns the principal of a key; asked for each message. None: the process is a member no more."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PeerListening:
-    """What a peer server shows and asks: only clients that know its key, and that the gate takes, are served."""
+    """The keys and gate of a peer server: only clients that know its key, and that the gate takes, are served."""
 
     own: KeyPair
     gate: PeerGate
@@ -215,17 +220,17 @@ class PeerListening:
 
 @dataclass(frozen=True, slots=True)
 class PeerCalling:
-    """What the client end of a peer connection shows, and the public key that the server has to have."""
+    """The keys of the client end of a peer connection, and the public key that the server has to have."""
 
     server: str = ""  # empty: it registered none
-    own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/keyed.py)
+    own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/member.py)
 
 
 NO_KEY = "00" * 32
-"""No server has it."""
+"""Key that no server has."""
 
 OPEN = ListenerAccess()
-"""Every caller is LOCAL, in clear."""
+"""Access of a listener without a guard: every caller is LOCAL, in clear."""
 
 NOTHING = CallerAccess()
 

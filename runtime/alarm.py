@@ -35,7 +35,7 @@ class Alarm:
             self._timer = self._loop.call_later(max(RESOLUTION_S, when - self._clock.monotonic()), self._rings)
 
     def cancel(self) -> None:
-        """The alarm does not ring until it is set again."""
+        """Cancels the alarm: it does not ring until it is set again."""
         self.at = math.inf
         if self._timer is not None:
             self._timer.cancel()

@@ -15,7 +15,7 @@ BLOCK_BYTES = 4096
 
 
 class SystemChance(random.SystemRandom):
-    """Used from one thread. `randbytes` never returns a byte twice."""
+    """Random numbers of the system, for one thread. `randbytes` never returns a byte twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SystemChance(random.SystemRandom):
         return taken
 
     def forget(self) -> None:
-        """What was drawn and not used."""
+        """Forgets what was drawn and not used."""
         self._block, self._at = b"", 0
 
 

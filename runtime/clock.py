@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks of one process."""
+    """The two clocks of a process."""
 
     def wall_ms(self) -> int:
         """Milliseconds since the epoch; may jump. For records that people read, never for deadlines."""

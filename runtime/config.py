@@ -95,7 +95,7 @@ def chosen(
 
 
 def value_of(config: msgspec.Struct, name: str) -> object:
-    """Of a setting, as `chosen` names it."""
+    """Returns the value of a setting, as `chosen` names it."""
     head, _, rest = name.partition(".")
     value = getattr(config, head)
     return value_of(value, rest) if rest else value
@@ -112,7 +112,7 @@ def with_values(config: Config, values: Mapping[str, object]) -> Config:
 
 
 def settings(kind: type) -> list[Setting]:
-    """All settings of a configuration, in the order of the source."""
+    """Returns all settings of a configuration, in the order of the source."""
     docs = _comments(kind)
     return [
         Setting(
@@ -124,7 +124,8 @@ def settings(kind: type) -> list[Setting]:
 
 
 def defaults_of(kind: type) -> dict[str, object]:
-    """name → default of each setting, REQUIRED where there is none. `kind` is a struct or, in the SDK, a dataclass."""
+    """Returns name → default of each setting, REQUIRED where there is none. `kind` is a struct or, in the SDK, a
+    dataclass."""
     if issubclass(kind, msgspec.Struct):
         fields: Sequence[Any] = msgspec.structs.fields(kind)
     else:
@@ -176,7 +177,7 @@ def _take(kind: type[msgspec.Struct], values: dict[str, object], source: str, gi
 
 
 def _type_of(kind: type, name: str) -> Any:
-    """Of one setting: to evaluate the annotations of all of them takes milliseconds."""
+    """Returns the type of one setting: to evaluate the annotations of all of them takes milliseconds."""
     owner = next(each for each in kind.__mro__ if name in inspect.get_annotations(each))
     alone = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(owner)[name]})
     return typing.get_type_hints(alone, vars(sys.modules[owner.__module__]), include_extras=True)[name]
@@ -235,7 +236,7 @@ def _suggest(name: str, names: typing.Sequence[str]) -> str:
 
 
 def _comments(kind: type) -> dict[str, str]:
-    """name → the comment on the field's line, or the string literal below the field; inherited ones too."""
+    """Returns name → the comment on the field's line, or the string literal below the field; inherited ones too."""
     import ast
     import io
     import textwrap

@@ -17,7 +17,7 @@ from typing import Protocol
 Buffer = bytes | bytearray | memoryview
 
 DIRECT_ALIGNMENT = 4096
-"""Offsets and sizes of reads and writes of a file that was opened `direct` are multiples of this."""
+"""Unit of offsets and sizes of reads and writes of a file that was opened `direct`."""
 
 
 class File(Protocol):
@@ -31,15 +31,15 @@ class File(Protocol):
         ...
 
     def pread(self, size: int, offset: int) -> bytes:
-        """Up to `size` bytes; fewer at the end of the file, `b""` after it."""
+        """Reads up to `size` bytes; fewer at the end of the file, `b""` after it."""
         ...
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
-        """Fills the buffer as `pread`; the number of bytes. For a `direct` file it is the start of an `arena`."""
+        """Fills the buffer as `pread`; returns how many bytes. For a `direct` file it is the start of an `arena`."""
         ...
 
     def pwrite(self, buffers: Sequence[Buffer], offset: int) -> int:
-        """Writes all buffers one after the other at `offset`; the number of bytes, never fewer than given.
+        """Writes all buffers one after the other at `offset`; returns the number of bytes, never fewer than given.
 
         A `direct` file writes one buffer that is the start of an `arena` without a copy, and copies others into one.
         """
@@ -53,11 +53,11 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
     def size(self) -> int: ...
     def advise_dontneed(self) -> None:
-        """Hint: the page cache may forget this file."""
+        """Hints that the page cache may forget this file."""
         ...
 
     def advise_random(self) -> None:
-        """Hint: do not read ahead."""
+        """Hints not to read ahead."""
         ...
 
     def close(self) -> None: ...
@@ -69,7 +69,7 @@ class Files(Protocol):
     def open(
         self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True, direct: bool = False
     ) -> File:
-        """`create`: make it when absent (`exclusive`: FileExistsError when present).
+        """Opens a file. `create`: make it when absent (`exclusive`: FileExistsError when present).
 
         `direct`: without the page cache, each write synced. Where the file system does not support that, this call or
         the first read or write of the file fails with EINVAL or EOPNOTSUPP.
@@ -77,7 +77,7 @@ class Files(Protocol):
         ...
 
     def arena(self, size: int) -> memoryview:
-        """Memory, filled with zeros, that a `direct` file reads and writes without a copy."""
+        """Returns memory, filled with zeros, that a `direct` file reads and writes without a copy."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -93,7 +93,7 @@ class Files(Protocol):
     def remove(self, path: str) -> None: ...
     def sync_directory(self, path: str) -> None: ...
     def disk_usage(self, path: str) -> tuple[int, int]:
-        """(total bytes, free bytes)."""
+        """Returns (total bytes, free bytes)."""
         ...
 
     def lock(self, path: str) -> File:

@@ -25,13 +25,14 @@ from .clock import Clock
 Part = TypeVar("Part")
 
 STOP_TIMEOUT_S = 10.0
-"""For a part to end in order. Data are safe without it (kill -9 is always possible); the next start is only slower."""
+"""Seconds for a part to end in order. Data are safe without it (kill -9 is always possible); the next start is only
+slower."""
 
 _LOG = logging.getLogger("magnetar.lifecycle")
 
 
 class PartState(enum.Enum):
-    """Of a part that has started."""
+    """The state of a part that has started."""
 
     RUNNING = "running"
     STOPPED = "stopped"

@@ -56,15 +56,15 @@ parts only takes the event loop 5 ms (measured: 9 ms a MiB). A client splits wha
 Entries and the records of the metadata have MESSAGE_BYTES_MAX."""
 
 COALESCE_BYTES = 1 << 20
-"""A flusher closes an envelope at this size (measured: larger ones stall the receiver, smaller ones cost calls)."""
+"""Size at which a flusher closes an envelope (measured: larger ones stall the receiver, smaller ones cost calls)."""
 
 STREAM_QUEUE_BYTES = 8 << 20
 """Bound of the queue in one direction of a stream; above it `send` waits (back-pressure)."""
 
 
 SLOW_S = 0.01
-"""Between two multiparts when a peer server is slowed down: 100 MB/s of requests that are refused. A fence of another
-process waits one such pause for each connection before its own."""
+"""Seconds between two multiparts when a peer server is slowed down: 100 MB/s of requests that are refused. A fence of
+another process waits one such pause for each connection before its own."""
 
 
 class Endpoint(NamedTuple):
@@ -113,7 +113,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[Req, Rep]):
-    """One rpc of a service. For a streaming one the types are the envelopes."""
+    """An rpc of a service. For a streaming one the types are the envelopes."""
 
     path: str  # "/magnetar.wire.Broker/Lookup"
     request: type[Req]
@@ -122,14 +122,14 @@ class Rpc(Generic[Req, Rep]):
 
     @property
     def request_bytes_max(self) -> int:
-        """Bound of a request, or of an envelope of requests."""
+        """Returns the bound of a request, or of an envelope of requests."""
         large = self.path.endswith("/Connect") or "/magnetar.wire.Metadata/" in self.path
         return MESSAGE_BYTES_MAX if large else REQUEST_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a handler knows of its caller."""
+    """The caller, as its handler knows it."""
 
     peer: str  # address of the caller, for logs and statistics
     principal: Principal = LOCAL
@@ -141,7 +141,7 @@ Pieces = tuple[Buffer, ...]
 
 
 class Stream(Protocol[Out, In]):
-    """One end of a bidirectional stream of items. An item may be given as its bytes, or as `Pieces` of them.
+    """An end of a bidirectional stream of items. An item may be given as its bytes, or as `Pieces` of them.
 
     `receive` returns at least one item, or raises EndOfStream when the other end closed in order, or a MagnetarError
     when the stream broke. One reader at a time. `send_nowait` never waits; `send` waits while more than
@@ -167,7 +167,8 @@ class Stream(Protocol[Out, In]):
 
     async def receive(self) -> Sequence[In]: ...
     async def close(self) -> None:
-        """Client: half-close after the queued items, and wait for the other side to end. Server: nothing to do."""
+        """Closes. Client: half-close after the queued items, and wait for the other side to end. Server: nothing to do.
+        """
         ...
 
     def cancel(self) -> None:
@@ -194,11 +195,11 @@ class Channel(Protocol):
 
 
 class Serving(Protocol):
-    """A listener."""
+    """A listener that serves."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it listens, with the real port."""
+        """Returns where it listens, with the real port."""
         ...
 
     async def close(self, grace_s: float = 0.0) -> None: ...
@@ -222,7 +223,7 @@ class PeerServing(Serving, Protocol):
         ...
 
     def slow_down(self, slow: bool) -> None:
-        """True: receive slowly until False, so that what the requesters send waits with them.
+        """Receives slowly (True) until False, so that what the requesters send waits with them.
 
         Slowly is one multipart every SLOW_S, from each connection in turn. So a request that ends the pressure, or has
         nothing to do with it, still gets through, and a connection that is alive still answers heartbeats.
@@ -238,7 +239,7 @@ class Request(Protocol):
 
     @property
     def connection(self) -> Hashable:
-        """Equal for requests of one connection."""
+        """Returns a value that is equal for requests of one connection."""
         ...
 
     @property
@@ -248,23 +249,24 @@ class Request(Protocol):
 
     @property
     def principal(self) -> Principal | None:
-        """Who sent it, before it is answered. LOCAL: a server in clear. None: a member no more."""
+        """Returns the sender of the request, before it is answered. LOCAL: a server in clear. None: a member no more.
+        """
         ...
 
     def reply(self, head: bytes, frames: Sequence[Buffer] = ()) -> None:
-        """May be called later, from the event loop; replies of one turn leave together."""
+        """Replies. May be called later, from the event loop; replies of one turn leave together."""
         ...
 
 
 class Reply(NamedTuple):
-    """A peer's answer."""
+    """The answer of a peer."""
 
     head: bytes
     frames: Sequence[Buffer]
 
 
 class Asker(Protocol):
-    """Who posted a request to a peer. One of both is called, once, after `post`; neither may raise."""
+    """The sender of a request to a peer. One of both methods is called, once, after `post`; neither may raise."""
 
     def answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
     def failed(self, error: BaseException) -> None: ...
@@ -289,15 +291,15 @@ class Peer(Protocol):
     @property
     def endpoint(self) -> Endpoint: ...
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
-        """Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol, Unauthorized (no
-        member, or keys where the other end has none) or BackPressure (the queue is full; definite)."""
+        """Sends a request. Never raises; the future fails with TimedOut, ConnectionLost, WrongIdentity, WrongProtocol,
+        Unauthorized (no member, or keys where the other end has none) or BackPressure (the queue is full; definite)."""
         ...
 
     def post(
         self, asker: Asker, head: bytes, frames: Sequence[Buffer], *, timeout_s: float
     ) -> MagnetarError | None:
-        """`request` without a future: the asker is told, in the turn in which the answer comes. The error: it was not
-        taken, and nothing was sent."""
+        """Sends like `request`, without a future: the asker is told, in the turn in which the answer comes. The error:
+        it was not taken, and nothing was sent."""
         ...
 
     def statistics(self) -> dict[str, int]: ...
@@ -314,7 +316,7 @@ most of a large frame is of no use to it. It must not raise."""
 
 
 class ByteStream(Protocol):
-    """One end of a TCP connection: bytes in order, for a protocol with its own framing."""
+    """An end of a TCP connection: bytes in order, for a protocol with its own framing."""
 
     @property
     def peer(self) -> str:
@@ -323,23 +325,23 @@ class ByteStream(Protocol):
 
     @property
     def caller(self) -> Caller:
-        """What the connection says of the other end before anything is read."""
+        """Returns what the connection says of the other end before anything is read."""
         ...
 
     @property
     def guard(self) -> Guard | None:
-        """Of its listener: whom the service asks who calls. None: every caller is LOCAL."""
+        """Returns the guard of its listener, which the service asks who calls. None: every caller is LOCAL."""
         ...
 
     def admitted(self) -> None:
-        """The service knows its caller: the connection is no stranger any more, which others may push out.
+        """Notes that the service knows its caller: the connection is no stranger any more, which others may push out.
         ConnectionLost: its address has as many as it may have."""
         ...
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
-        """How many bytes came, straight into what `room` gave; 0: the other end has closed. ConnectionLost. One reader
-        at a time. With `enough` it returns when that says so, and its number is that of the last piece; a reader that
-        is cancelled has lost nothing that `enough` was told of, without it nothing."""
+        """Returns how many bytes came, straight into what `room` gave; 0: the other end has closed. ConnectionLost. One
+        reader at a time. With `enough` it returns when that says so, and its number is that of the last piece; a reader
+        that is cancelled has lost nothing that `enough` was told of, without it nothing."""
         ...
 
     def write_nowait(self, data: bytes) -> None:
@@ -375,7 +377,8 @@ class Network(Protocol):
         ...
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
-        """InvalidConfiguration: a file of TLS cannot be read; or credentials would leave this machine in clear."""
+        """Returns a channel. InvalidConfiguration: a file of TLS cannot be read; or credentials would leave this
+        machine in clear."""
         ...
 
     async def serve_bytes(self, endpoint: Endpoint, service: ByteService, access: ListenerAccess = OPEN) -> ByteServing:
@@ -386,20 +389,20 @@ class Network(Protocol):
         ...
 
     async def connect_bytes(self, endpoint: Endpoint, tls: TlsFiles | None = None) -> ByteStream:
-        """With `tls` the certificate and name of the other end are verified, by `ca` or the system's authorities.
-        Unavailable: no process listens there. UntrustedServer. InvalidConfiguration: the files."""
+        """Connects. With `tls` the certificate and name of the other end are verified, by `ca` or the system's
+        authorities. Unavailable: no process listens there. UntrustedServer. InvalidConfiguration: the files."""
         ...
 
     async def serve_peers(
         self, endpoint: Endpoint, identity: bytes, service: PeerService, access: PeerListening | None = None
     ) -> PeerServing:
-        """Without `access` it speaks in clear. Busy: the port is taken."""
+        """Serves peers. Without `access` it speaks in clear. Busy: the port is taken."""
         ...
 
     def peer(self, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR) -> Peer: ...
 
     def new_keys(self) -> KeyPair:
-        """For the peers of this process."""
+        """Returns keys for the peers of this process."""
         ...
 
 

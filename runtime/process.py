@@ -82,9 +82,9 @@ def real_world(seed: int | None = None) -> World:
 
 
 SWITCH_INTERVAL_S = 0.0005
-"""How long a worker that computes (a flush sorts and packs a mebibyte of small entries in 3 ms) keeps the interpreter
-while the event loop waits for it: a tenth of CPython's. p99 of adds of 1 KiB, 20,000/s, a bookie that flushes without
-a pause, five interleaved pairs on a busy machine: 175/734/133/217/23 ms against 391/63/80/28/14."""
+"""Seconds that a worker which computes (a flush sorts and packs a mebibyte of small entries in 3 ms) keeps the
+interpreter while the event loop waits for it: a tenth of CPython's. p99 of adds of 1 KiB, 20,000/s, a bookie that
+flushes without a pause, five interleaved pairs on a busy machine: 175/734/133/217/23 ms against 391/63/80/28/14."""
 
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -161,7 +161,7 @@ def tune_memory() -> None:
 
 
 def trim_above(free_bytes: int) -> None:
-    """So much free heap stays with the process at most, between TRIM_BYTES_MIN and TRIM_BYTES; as `tune_memory`."""
+    """Lets at most so much free heap stay with the process, between TRIM_BYTES_MIN and TRIM_BYTES; as `tune_memory`."""
     mallopt = _mallopt()
     if mallopt is not None:
         mallopt(_M_TRIM_THRESHOLD, max(TRIM_BYTES_MIN, min(free_bytes, TRIM_BYTES)))
@@ -178,18 +178,18 @@ def _mallopt() -> Callable[[int, int], int] | None:
 
 
 GC_THRESHOLDS = (100_000, 20, 50)
-"""A server makes few cycles and many short-lived records. With Python's 700 allocations between two collections they
-cost a tenth of the throughput (three bookies, 1 KB: 60,600 to 88,800 msg/s; with these 88,000 to 108,500), and of the
-time of a replay. What is delivered and not acknowledged yet lives through a collection for nothing: with 20,000 a
-fiftieth of the server's time under `key-shared` was collections."""
+"""Thresholds of the collector: a server makes few cycles and many short-lived records. With Python's 700 allocations
+between two collections they cost a tenth of the throughput (three bookies, 1 KB: 60,600 to 88,800 msg/s; with these
+88,000 to 108,500), and of the time of a replay. What is delivered and not acknowledged yet lives through a collection
+for nothing: with 20,000 a fiftieth of the server's time under `key-shared` was collections."""
 
 GC_START = (200_000, 20, 50)
-"""Until `settle`: the objects of imported modules stay alive, so collecting them is useless. It took 17 of the 250 ms
-of processor time from the start of `magnetar standalone` to its first line."""
+"""Thresholds of the collector until `settle`: the objects of imported modules stay alive, so collecting them is
+useless. It took 17 of the 250 ms of processor time from the start of `magnetar standalone` to its first line."""
 
 
 def settle() -> None:
-    """After start-up: the objects of now stay alive, and the collector skips them from here on.
+    """Freezes, after start-up, the objects of now: they stay alive, and the collector skips them from here on.
 
     It does not collect before: 57 of 75,000 objects were garbage, also after the replay of 80 MB, and to find them held
     the loop for 20 ms, in which the first clients connect.

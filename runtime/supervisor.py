@@ -27,9 +27,10 @@ _LOG = logging.getLogger("magnetar.background")
 
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
-"""The cost of a task that fails at once: a log line and its first steps, twice a minute."""
+"""Seconds between two starts, at most: a task that fails at once costs a log line and its first steps, twice a minute.
+"""
 SOUND_S = 60.0
-"""A task that ran for so long was sound: its next failure is a new one."""
+"""Seconds after which a task that runs is sound: its next failure is a new one."""
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 Final = Callable[[Exception], bool]
@@ -40,7 +41,7 @@ def _none_is_final(error: Exception) -> bool:
 
 
 class Kept:
-    """One task, over all its restarts."""
+    """A long-lived task, over all its restarts."""
 
     def __init__(self, name: str, work: Work, final: Final, supervisor: Supervisor) -> None:
         self.name = name
@@ -112,7 +113,7 @@ class Supervisor:
 
     @classmethod
     def failing_now(cls) -> Counter[str]:
-        """Name → how many tasks of that name fail now, in all parts of the process; 0: all of them run."""
+        """Returns name → how many tasks of that name fail now, in all parts of the process; 0: all of them run."""
         found = Counter[str]()
         for each in cls.everywhere:
             for kept in each._kept:
@@ -127,7 +128,7 @@ class Supervisor:
 
     @property
     def failing(self) -> dict[str, str]:
-        """Name → why, of the tasks that fail now."""
+        """Returns name → why, of the tasks that fail now."""
         return {kept.name: kept.why for kept in self._kept if kept.why}
 
     async def close(self) -> None:

@@ -37,7 +37,7 @@ class Tasks:
         self.failures = 0
 
     def __len__(self) -> int:
-        """Running tasks."""
+        """Returns the number of running tasks."""
         return len(self._running or ())
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
@@ -67,7 +67,7 @@ class Tasks:
             await asyncio.wait(list(self._running))
 
     def cancel(self) -> None:
-        """All but a task that calls it: that one ends by itself."""
+        """Cancels all but a task that calls it: that one ends by itself."""
         for task in self._others():
             task.cancel()
 

@@ -22,7 +22,7 @@ _Call = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...], dict[s
 
 
 class SystemWorker:
-    """One thread. Used from the event loop in which it was started."""
+    """A worker with a thread. Used from the event loop in which it was started."""
 
     def __init__(self, name: str) -> None:
         self.name = name

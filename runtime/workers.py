@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class Worker(Protocol):
-    """One worker."""
+    """A worker that runs calls in order."""
 
     def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Queues the call; the future belongs to the calling event loop. Calls run in order."""
@@ -38,5 +38,5 @@ class Workers(Protocol):
     def start(self, name: str) -> Worker: ...
 
     async def load(self, *modules: str) -> None:
-        """Imports them, in their order. Returns in the same turn of the loop when they have been loaded before."""
+        """Imports modules, in their order. Returns in the same turn of the loop when they have been loaded before."""
         ...

@@ -1,1 +1,1 @@
-"""Who calls, and what they may do."""
+"""The identity of callers, and what they may do."""

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 
 class Authenticator:
-    """InvalidConfiguration: a key cannot be read, or does not fit. `workers` compare passwords and ask issuers."""
+    """Finds out who a caller is. `workers` compare passwords and ask issuers. Raises InvalidConfiguration if a key
+    cannot be read, or does not fit."""
 
     def __init__(self, settings: SecuritySettings, clock: Clock, workers: Workers | None = None) -> None:
         self._settings = settings
@@ -59,7 +60,8 @@ class Authenticator:
         self._certificates = CertificateProvider(settings.certificate, clock) if settings.certificate else None
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Unauthenticated. Unavailable: too many passwords wait, or an issuer does not answer."""
+        """Returns the principal of a caller. Unauthenticated. Unavailable: too many passwords wait, or an issuer does
+        not answer."""
         found = await self._identified(caller)
         return replace(found, is_super=True) if self._is_super(found) else found
 
@@ -111,7 +113,8 @@ class Authenticator:
         return " or ".join(name for name, way in ways.items() if way is not None)
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """Each service of the broker asks itself (broker/access/): it knows what a request is about."""
+        """Does nothing: each service of the broker asks itself (broker/access/), as it knows what a request is about.
+        """
 
     def _is_super(self, principal: Principal) -> bool:
         known = principal.name in self._settings.authorization.super_users
@@ -144,7 +147,7 @@ class SecuredNetwork:
     """A process' network whose gRPC listener asks who calls, and whose calls to other brokers bring its own token."""
 
     def __init__(self, inner: Network, settings: SecuritySettings, clock: Clock, workers: Workers) -> None:
-        """InvalidConfiguration: a key, a token or a certificate cannot be used."""
+        """Makes the guards. InvalidConfiguration: a key, a token or a certificate cannot be used."""
         if settings.tls is not None:
             read_private(settings.tls.key)
         self._inner = inner
@@ -168,7 +171,8 @@ class SecuredNetwork:
 
 
 def _own_access(settings: SecuritySettings) -> CallerAccess:
-    """What this broker brings to another: its token, where it has one, and its certificate, where callers need one."""
+    """Returns what this broker brings to another: its token, where it has one, and its certificate, where callers need
+    one."""
     tls, token = settings.tls, settings.broker.token
     files = None
     if tls is not None:
@@ -180,7 +184,7 @@ def _own_access(settings: SecuritySettings) -> CallerAccess:
 
 
 def read_token(source: str) -> str:
-    """InvalidConfiguration."""
+    """Returns the token of a source. Raises InvalidConfiguration."""
     try:
         return read_secret(source).reveal().decode("ascii").strip()
     except UnicodeDecodeError:

@@ -38,6 +38,8 @@ FILES = (
 
 
 class Made(NamedTuple):
+    """The files that were made."""
+
     folder: Path
     files: list[str]
 
@@ -99,7 +101,7 @@ def hand_out(folder: Path, servers: Path) -> list[str]:
 
 
 def _united(source: Path, target: Path) -> bytes:
-    """What was revoked in either place: at a server too, in a hurry."""
+    """Returns what was revoked in either place: at a server too, in a hurry."""
     lines = source.read_bytes().splitlines(keepends=True)
     there = target.read_bytes().splitlines(keepends=True) if target.exists() else []
     return b"".join([*lines, *(line for line in there if line not in lines)])
@@ -173,7 +175,8 @@ def issue_member(
 
 
 def new_authority(folder: Path, now: datetime.datetime) -> list[str]:
-    """Another authority: it issues from now on, and `ca.pem` has it first and those before too. Returns the files."""
+    """Makes another authority: it issues from now on, and `ca.pem` has it first and those before too. Returns the
+    files."""
     key, before = _new_key(), (folder / "ca.pem").read_bytes()
     _replace(folder / "ca.pem", _pem(_authority(key, now)) + before, 0o644)
     _replace(folder / "ca-key.pem", _private_pem(key), 0o600)
@@ -181,7 +184,7 @@ def new_authority(folder: Path, now: datetime.datetime) -> list[str]:
 
 
 def new_token_key(folder: Path) -> list[str]:
-    """Another key: it signs from now on; tokens of those before hold, because `token-public.pem` has them too."""
+    """Makes another key: it signs from now on; tokens of those before hold, because `token-public.pem` has them too."""
     key, before = _new_key(), (folder / "token-public.pem").read_bytes()
     _replace(folder / "token-public.pem", _public_pem(key) + before, 0o644)
     _replace(folder / "token-key.pem", _private_pem(key), 0o600)
@@ -196,7 +199,8 @@ def drop_old(path: Path) -> None:
 
 
 def _authority(key: Any, now: datetime.datetime) -> Any:
-    """Its name is its own: of two authorities with one name, TLS tries one only."""
+    """Returns the certificate of a new authority with a name of its own: of two authorities with one name, TLS tries
+    one only."""
     return _certificate(f"magnetar authority {secrets.token_hex(4)}", None, key, None, key, now, AUTHORITY_DAYS)
 
 
@@ -243,7 +247,7 @@ def _new_key() -> Any:
 def _certificate(
     name: str, hosts: list[Any] | None, key: Any, issuer: Any, issuer_key: Any, now: datetime.datetime, days: int
 ) -> Any:
-    """`hosts` None: an authority's own."""
+    """Makes a certificate. `hosts` None: an authority's own."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import NameOID
@@ -288,7 +292,7 @@ def _write(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """A new file with mode 0600. AlreadyExists; InvalidConfiguration: it cannot be made."""
+    """Writes a new file with mode 0600. AlreadyExists; InvalidConfiguration: it cannot be made."""
     try:
         _write(path, data)
     except FileExistsError:
@@ -298,7 +302,7 @@ def write_secret(path: Path, data: bytes) -> None:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """A reader sees the old file or the new one."""
+    """Replaces a file: a reader sees the old one or the new one."""
     temporary = path.with_suffix(".new")
     temporary.unlink(missing_ok=True)
     _write(temporary, data, mode)

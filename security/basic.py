@@ -37,7 +37,8 @@ FILE_BYTES_MAX = 1 << 20
 
 
 class BasicProvider:
-    """InvalidConfiguration: the file cannot be read, others may read it, or a line cannot be used."""
+    """Names and passwords of a file. Raises InvalidConfiguration if it cannot be read, others may read it, or a line
+    cannot be used."""
 
     def __init__(self, settings: BasicSection, clock: Clock, workers: Workers) -> None:
         try:
@@ -57,7 +58,7 @@ class BasicProvider:
         self._version = 0
 
     async def authenticate(self, credentials: str, caller: Caller) -> Principal:
-        """`credentials`: what follows `Basic `.
+        """Returns the principal of credentials: what follows `Basic `.
 
         Unauthenticated: malformed, wrong, or too many failures of this address or user. Unavailable: too many wait."""
         address = caller.peer.rpartition(":")[0].strip("[]")
@@ -78,7 +79,7 @@ class BasicProvider:
         return found
 
     def lapsed(self, principal: Principal) -> str:
-        """As a guard's, for a principal of this provider."""
+        """Returns why the principal has lapsed, like a guard's, for a principal of this provider; empty: it has not."""
         hashed = self._users.current().get(principal.name)
         same = hashed is not None and hmac.compare_digest(principal.proof, self._proof(hashed))
         return "" if same else "the user or its password has changed"
@@ -129,7 +130,7 @@ class BasicProvider:
 
 
 def parse(credentials: str) -> tuple[str, bytes]:
-    """User and password; a password may have colons. Unauthenticated: it is not base64 of USER:PASSWORD."""
+    """Returns user and password; a password may have colons. Unauthenticated: it is not base64 of USER:PASSWORD."""
     if len(credentials) > CREDENTIALS_MAX:
         raise Unauthenticated(f"the user and password have more than {CREDENTIALS_MAX} characters")
     try:
@@ -147,7 +148,7 @@ def _read(source: str) -> Mapping[str, str]:
 
 
 def _verify(users: Mapping[str, str], key: bytes, user: str, password: bytes) -> bool:
-    """In a worker."""
+    """Whether the password is the user's. Called in a worker."""
     hashed = users.get(user)
     if hashed is None and users:
         number = int.from_bytes(hmac.digest(key, user.encode(), hashlib.sha256)[:8], "big")

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 CERTIFICATE_BYTES_MAX = 64 << 10
-"""PEM; a certificate of RSA-4096 with fifty names has 6 KiB."""
+"""Most bytes of a certificate in PEM; one of RSA-4096 with fifty names has 6 KiB."""
 
 _URI = re.compile(r"magnetar://([A-Za-z0-9._-]+)/(role|broker|bookie|operator)/([^/?#%\s]+)")
 
 
 class CertificateProvider:
-    """InvalidConfiguration: the library for certificates is missing."""
+    """Principals of client certificates. Raises InvalidConfiguration if the library for certificates is missing."""
 
     def __init__(self, settings: CertificateSection, clock: Clock) -> None:
         try:
@@ -48,7 +48,8 @@ class CertificateProvider:
         self._known = Remembered()
 
     def principal(self, pem: bytes) -> Principal:
-        """Unauthenticated: the certificate has expired, or names no principal of this cluster."""
+        """Returns the principal of a certificate. Unauthenticated: it has expired, or names no principal of this
+        cluster."""
         if len(pem) > CERTIFICATE_BYTES_MAX:
             raise Unauthenticated(f"the client certificate has more than {CERTIFICATE_BYTES_MAX} bytes")
         digest, now_ms = digest_of(pem), self._clock.wall_ms()

@@ -15,7 +15,7 @@ KEYS_MAX = 10_000
 
 
 class Guessing:
-    """Failures by key."""
+    """The failures by key."""
 
     def __init__(self) -> None:
         self._failed: OrderedDict[str, tuple[int, float]] = OrderedDict()  # key → number, when the last was

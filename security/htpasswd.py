@@ -16,10 +16,10 @@ from ..proto.errors import InvalidConfiguration
 from ..proto.names import is_role
 
 BCRYPT_COST_MAX = 14
-"""A password of cost 14 takes about 1.3 s of a core; each caller may ask for one."""
+"""Greatest cost of bcrypt: a password of cost 14 takes about 1.3 s of a core; each caller may ask for one."""
 
 BCRYPT_BYTES_MAX = 72
-"""bcrypt looks at these bytes of a password; htpasswd cuts what is longer."""
+"""Bytes of a password that bcrypt looks at; htpasswd cuts what is longer."""
 
 _BCRYPT = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
 _APR1 = re.compile(r"\$apr1\$([./A-Za-z0-9]{1,8})\$[./A-Za-z0-9]{22}")
@@ -28,7 +28,7 @@ _DIGITS = b"./0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def parse(text: bytes) -> Mapping[str, str]:
-    """User → hash. InvalidConfiguration: a line has another form, or a user twice."""
+    """Returns user → hash. InvalidConfiguration: a line has another form, or a user twice."""
     try:
         lines = text.decode().split("\n")
     except UnicodeDecodeError:
@@ -48,7 +48,7 @@ def parse(text: bytes) -> Mapping[str, str]:
 
 
 def _unusable(hashed: str) -> str:
-    """Why a hash is refused; empty: it is not."""
+    """Returns why a hash is refused; empty: it is not."""
     if match := _BCRYPT.fullmatch(hashed):
         cost = int(match[1])
         return "" if 4 <= cost <= BCRYPT_COST_MAX else f"has bcrypt of a cost outside 4 to {BCRYPT_COST_MAX}"
@@ -73,7 +73,7 @@ def matches(password: bytes, hashed: str) -> bool:
 
 
 def apr1(password: bytes, salt: bytes) -> str:
-    """Apache's MD5 hash: 1,000 rounds."""
+    """Returns Apache's MD5 hash: 1,000 rounds."""
     inner = _md5(password + salt + password)
     text = password + b"$apr1$" + salt + (inner * (len(password) // 16 + 1))[: len(password)]
     for bit in range(len(password).bit_length()):

@@ -12,10 +12,12 @@ TEXT_MAX = 256
 _NUMBER_MAX = RSA_BITS_MAX // 6 + 8  # characters of base64
 _EXPONENT_MAX = 16
 _ALLOWED = {"RS256", "RS384", "RS512", "ES256", "ES384", "ES512"}
-"""As Pulsar's OpenID provider."""
+"""Algorithms that are taken, as by Pulsar's OpenID provider."""
 
 
 class IssuerKey(NamedTuple):
+    """A public key of an issuer."""
+
     kid: str
     algorithms: tuple[str, ...]
     key: Any

@@ -30,13 +30,14 @@ SERVICE = "/magnetar.wire.Metadata/"
 OF_OPERATORS = frozenset({"/magnetar.wire.Metadata/Backup"})
 CERTIFICATE_BYTES_MAX = 64 << 10
 REMEMBERED_MAX = 1000
-"""Certificates: parsing one takes about 100 µs."""
+"""Most certificates that are remembered: parsing one takes about 100 µs."""
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
 def uri_of(cluster: str, role: str, name: str) -> str:
-    """InvalidConfiguration: one of them has other characters than letters, digits and ._:-"""
+    """Returns the URI of a member. InvalidConfiguration: one of its parts has other characters than letters, digits and
+    ._:-"""
     for part in (cluster, role, name):
         if not _PART.fullmatch(part):
             raise InvalidConfiguration(f"{part!r} is no name of a member: letters, digits and . _ : - only")
@@ -57,7 +58,7 @@ class MemberGuard:
         self._known: OrderedDict[bytes, Principal] = OrderedDict()
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Unauthenticated; CredentialsExpired."""
+        """Returns the member that calls. Raises Unauthenticated; CredentialsExpired."""
         digest = hashlib.sha256(caller.certificate).digest()
         found = self._known.get(digest)
         if found is None:
@@ -69,7 +70,7 @@ class MemberGuard:
         return found
 
     def authorize(self, principal: Principal, path: str) -> None:
-        """Unauthorized."""
+        """Raises Unauthorized if the member may not call it."""
         role = role_of(principal)
         if not path.startswith(SERVICE) or role not in (BROKER, BOOKIE, OPERATOR):
             raise Unauthorized(f"{principal} may not call {path}")
@@ -81,7 +82,7 @@ class MemberGuard:
 
 
 def role_of(principal: Principal) -> str:
-    """Of a member; of others the empty text."""
+    """Returns the role of a member; of others the empty text."""
     return principal.name.partition("/")[0] if principal.kind is PrincipalKind.MEMBER else ""
 
 
@@ -112,7 +113,7 @@ def principal_of(certificate: bytes, cluster: str) -> Principal:
 
 
 def tls_files(settings: MembersSection, role: str) -> TlsFiles:
-    """Of the members' folder. InvalidConfiguration: the role's are missing."""
+    """Returns the role's files in the members' folder. InvalidConfiguration: they are missing."""
     folder = Path(settings.folder)
     found = TlsFiles(str(folder / f"{role}.pem"), str(folder / f"{role}-key.pem"), settings.ca)
     if not os.path.exists(found.certificate):
@@ -123,7 +124,7 @@ def tls_files(settings: MembersSection, role: str) -> TlsFiles:
 
 
 def own_name(settings: MembersSection, role: str) -> str:
-    """NAME of the process' certificate. InvalidConfiguration: it is another's, or of another cluster."""
+    """Returns NAME of the process' certificate. InvalidConfiguration: it is another's, or of another cluster."""
     path = tls_files(settings, role).certificate
     try:
         with open(path, "rb") as file:
@@ -138,7 +139,7 @@ def own_name(settings: MembersSection, role: str) -> str:
 
 
 def member_network(inner: Network, settings: MembersSection, role: str, clock: Clock) -> MemberNetwork:
-    """`role`: of this process. InvalidConfiguration."""
+    """Returns the network of a member. `role`: of this process. Raises InvalidConfiguration."""
     own_name(settings, role)
     files = tls_files(settings, role)
     return MemberNetwork(inner, ListenerAccess(MemberGuard(settings.cluster, clock), files), CallerAccess(files))

@@ -34,7 +34,8 @@ _LOG = logging.getLogger("magnetar.security")
 
 
 class OidcProvider:
-    """InvalidConfiguration: an issuer's address is not https, or `ca` cannot be read. No issuer is asked yet."""
+    """Tokens of OpenID issuers, which are not asked yet. Raises InvalidConfiguration if an issuer's address is not
+    https, or `ca` cannot be read."""
 
     def __init__(self, settings: OidcSection, clock: Clock, workers: Workers, client: JsonClient | None = None) -> None:
         client = client or JsonClient(clock, TlsFiles(ca=settings.ca), require_https=settings.require_https)
@@ -53,7 +54,8 @@ class OidcProvider:
         return self._issuer_of(unverified_parts(token)[1].get("iss")) is not None
 
     async def principal(self, token: str) -> Principal:
-        """Unauthenticated. Unavailable: the issuer's keys are not known, and it does not answer."""
+        """Returns the principal of a token. Unauthenticated. Unavailable: the issuer's keys are not known, and it does
+        not answer."""
         version = sum(each.version for each in self._issuers.values())
         if version != self._version:
             self._version = version
@@ -100,7 +102,7 @@ class _Issuer:
         self._fetching: asyncio.Future[dict[str, object]] | None = None
 
     async def key(self, kid: str) -> IssuerKey | None:
-        """Unavailable."""
+        """Returns the key with that id. Raises Unavailable."""
         age_s = self._age_s()
         if age_s is None or age_s >= DROP_S:
             await self._fetch()
@@ -115,7 +117,7 @@ class _Issuer:
         return found
 
     def _may_ask(self) -> bool:
-        """Because of a `kid` that is unknown, or of keys that are old."""
+        """Whether the issuer may be asked again: because of a `kid` that is unknown, or of keys that are old."""
         return self._clock.monotonic() - self._asked_at >= (RETRY_S if self._failure else UNKNOWN_KID_S)
 
     def _find(self, kid: str) -> IssuerKey | None:
@@ -138,7 +140,7 @@ class _Issuer:
         return Unavailable(f"the keys of the issuer {self._name} are not known: {failure or 'it does not answer'}")
 
     def _start(self) -> asyncio.Future[dict[str, object]]:
-        """A fetch that is under way is everybody's."""
+        """Starts a fetch of the keys, or joins the one that is under way."""
         if self._fetching is None:
             self._asked_at = self._clock.monotonic()
             if self._worker is None:
@@ -148,7 +150,7 @@ class _Issuer:
         return self._fetching
 
     def _ask(self) -> dict[str, object]:
-        """In the worker."""
+        """Asks the issuer for its keys, in the worker."""
         found = self._client.ask(self._name.removesuffix("/") + DISCOVERY)
         if found.get("issuer") != self._name:
             raise Unavailable("its discovery document is of another issuer")

@@ -22,7 +22,7 @@ HEAD = "# Tokens that are refused: one id (jti) or role (sub) a line. See docs/s
 
 
 class Revoked:
-    """InvalidConfiguration: the file cannot be read, or a line is neither an id nor a role."""
+    """The refused tokens. Raises InvalidConfiguration if the file cannot be read, or a line is neither id nor role."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._listed = Watched(path, lambda: read(path), clock)
@@ -51,7 +51,8 @@ def read(path: str) -> frozenset[str]:
 
 
 def id_of(token: str) -> str:
-    """Its `jti`; the signature is not verified. Unauthenticated: it is no token; InvalidRequest: it has no such id."""
+    """Returns the `jti` of a token; the signature is not verified. Unauthenticated: it is no token; InvalidRequest: it
+    has no such id."""
     found = unverified_parts(token)[1].get("jti")
     if not isinstance(found, str):
         raise InvalidRequest("the token has no id (jti): revoke its role, or replace the key of tokens")

@@ -15,7 +15,7 @@ import stat
 from ..proto.errors import InvalidConfiguration
 
 SECRET_BYTES_MAX = 64 << 10
-"""Of a file or variable: a key of RSA 16,384 has about 13,000."""
+"""Most bytes of a file or variable: a key of RSA 16,384 has about 13,000."""
 NAME_MAX = 80
 """Characters of a file's name that an error shows; tokens are longer."""
 
@@ -46,7 +46,8 @@ class Secret:
 
 
 def read_secret(source: str) -> Secret:
-    """`source`: a path, `file:PATH`, `env:NAME` (text) or `data:;base64,…`. InvalidConfiguration."""
+    """Reads a secret. `source`: a path, `file:PATH`, `env:NAME` (text) or `data:;base64,…`. Raises
+    InvalidConfiguration."""
     if source.startswith("env:"):
         name = source.removeprefix("env:")
         value = os.environ.get(name, "")
@@ -65,7 +66,8 @@ def read_secret(source: str) -> Secret:
 
 
 def shown(source: str) -> str:
-    """What errors and logs name of a source: a person may have written the secret itself where its path belongs."""
+    """Returns what errors and logs name of a source: a person may have written the secret itself where its path
+    belongs."""
     if source.startswith("data:"):
         return "the secret given inline"
     name = os.path.basename(source)

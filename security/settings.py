@@ -1,69 +1,24 @@
 """Settings of security: one TOML file, which `--security FILE` names.
 
-    [tls]                           # what the listener shows, and whom it takes
+    [tls]
     certificate = "broker.pem"      # paths are relative to this file
     key = "broker-key.pem"
-    ca = ""                         # set: each caller needs a certificate of this authority
-    require_client_certificate = true   # false: who has none shows who it is in another way; gRPC asks for none then
 
-    [certificate]                   # the client certificate says who calls; needs `ca` of [tls]
-    cluster = ""                    # of the URI magnetar://CLUSTER/role/NAME; empty: such certificates are refused
-    common_name = true              # without a URI the common name is the role
-
-    [token]                         # JSON Web Tokens, as Pulsar's token provider takes them
-    secret_key = "token.key"        # HMAC; or
-    public_key = "token-public.pem" # RSA or EC, and its algorithm; a file of several keys takes tokens of each
-    algorithm = "ES256"
-    role_claim = "sub"
-    audience_claim = "aud"
-    audience = ""                   # empty: not checked
-    clock_skew_s = 0
-    revoked = "revoked.txt"         # ids (jti) and roles of tokens that are refused, one a line; empty: none are
-
-    [basic]                         # users and passwords, over TLS or on this machine
-    file = "users.htpasswd"         # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
-
-    [oidc]                          # tokens of OpenID Connect
-    issuers = ["https://issuer.example"]
-    audiences = ["magnetar"]        # any of them
-    role_claim = "sub"
-    clock_skew_s = 0
-    require_https = true            # false: also http:// to this machine, for tests
-    ca = ""                         # who signs the issuers' certificates; empty: the system's authorities
-
-    [authentication]
-    anonymous_role = ""             # of callers without credentials; empty: they are refused
+    [token]
+    secret_key = "token.key"
 
     [authorization]
-    super_users = ["admin"]         # roles that may administer
+    super_users = ["admin"]
 
-    [broker]                        # what this broker brings when it calls another
-    token = "broker.token"          # of one of the super users
-    ca = "ca.pem"                   # with [tls]: who signs the brokers' certificates
+    [broker]
+    token = "broker.token"
 
-    [members]                       # certificates of the cluster's processes, for the metadata service
-    folder = "members"              # has ROLE.pem and ROLE-key.pem of the processes of this machine
-    ca = "ca.pem"                   # who signs the members' certificates
-    cluster = "orders-1"            # the name of the cluster in them
-
-Each of [token], [oidc], [basic] and [certificate] is a way to say who one is, and at least one is there. What a caller
-brings decides which of them looks at it; a token whose `iss` is one of the issuers is of [oidc]. With `ca` of [tls]
-brokers show each other their certificate of [tls].
-
-    [zookeeper]                     # of a cluster whose metadata is in a ZooKeeper
-    ca = "zk-ca.pem"                # who signs its certificates; set: TLS, and the host's name is compared
-    certificate = ""                # a client certificate and its key, where ZooKeeper asks for one
-    key = ""
-    credentials = "zk.secret"       # a file, or env:NAME, with user:password of ZooKeeper's scheme `digest`
-
-With credentials, or a certificate that all processes share, each node that is made is open to this identity alone.
-
-    [audit]
-    file = "audit.log"              # where acts and denials are written; without it with the server's log
-
-With [members] the metadata service takes members alone, and brokers and bookies have keys among each other. A file that
-only `magnetar metadata` and `magnetar bookie` read needs no other section. An unknown name, and a value of a wrong
-type, is InvalidConfiguration.
+A section is a class here and a field of one of its settings: the table of docs/settings.md is made from them. Each of
+[token], [oidc], [basic] and [certificate] is a way to say who one is, and at least one is there. What a caller brings
+decides which of them looks at it; a token whose `iss` is one of the issuers is of [oidc]. With `ca` of [tls] brokers
+show each other their certificate of [tls]. With [members] the metadata service takes members alone, and brokers and
+bookies have keys among each other. A file that only `magnetar metadata` and `magnetar bookie` read needs no other
+section. An unknown name, and a value of a wrong type, is InvalidConfiguration.
 """
 
 from __future__ import annotations
@@ -89,82 +44,105 @@ ALGORITHMS = (
 
 @dataclass(frozen=True, slots=True)
 class TlsSection:
-    certificate: str = ""
-    key: str = ""
-    ca: str = ""
-    require_client_certificate: bool = True
+    """What the listeners show, and whom they take."""
+
+    certificate: str = ""  # PEM; it is read again when the file changes, as are the other two
+    key: str = ""  # of that certificate
+    ca: str = ""  # set: each caller needs a certificate of this authority
+    require_client_certificate: bool = True  # no: who has none shows who it is in another way; gRPC asks for none then
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateSection:
-    cluster: str = ""
-    common_name: bool = True
+    """The client certificate says who calls; needs `ca` of [tls]."""
+
+    cluster: str = ""  # of the URI magnetar://CLUSTER/role/NAME; empty: certificates with such a URI are refused
+    common_name: bool = True  # of a certificate without a URI it is the role
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSection:
-    secret_key: str = field(default="", repr=False)  # it may be the secret itself, as data:
-    public_key: str = ""
-    algorithm: str = ""
-    role_claim: str = "sub"
-    audience_claim: str = "aud"
-    audience: str = ""
-    clock_skew_s: int = 0
-    revoked: str = ""
+    """JSON Web Tokens, as Pulsar's token provider takes them."""
+
+    secret_key: str = field(default="", repr=False)  # HMAC: a file, env:NAME, or data:;base64,…; or
+    public_key: str = ""  # … RSA or EC, likewise; a file of several keys takes tokens of each
+    algorithm: str = ""  # the only one that is taken; empty: each that the key can verify
+    role_claim: str = "sub"  # which says the role
+    audience_claim: str = "aud"  # which is compared with `audience`
+    audience: str = ""  # empty: not checked
+    clock_skew_s: int = 0  # a token counts so much longer than its `exp` says; up to an hour
+    revoked: str = ""  # a file of ids (jti) and roles whose tokens are refused, one a line; empty: none are
 
 
 @dataclass(frozen=True, slots=True)
 class BasicSection:
-    file: str = ""
+    """Users and passwords, over TLS or on this machine."""
+
+    file: str = ""  # of `htpasswd -B`: bcrypt, $apr1$ and {SHA}
 
 
 @dataclass(frozen=True, slots=True)
 class OidcSection:
-    issuers: tuple[str, ...] = ()
-    audiences: tuple[str, ...] = ()
-    role_claim: str = "sub"
-    clock_skew_s: int = 0
-    require_https: bool = True
-    ca: str = ""
+    """Tokens of OpenID Connect."""
+
+    issuers: tuple[str, ...] = ()  # their URLs, at most five
+    audiences: tuple[str, ...] = ()  # a token names one of them
+    role_claim: str = "sub"  # which says the role
+    clock_skew_s: int = 0  # as in [token]
+    require_https: bool = True  # no: also http:// to this machine, for tests
+    ca: str = ""  # who signs the issuers' certificates; empty: the system's authorities
 
 
 @dataclass(frozen=True, slots=True)
 class AuthenticationSection:
-    anonymous_role: str = ""
+    """Of callers without credentials."""
+
+    anonymous_role: str = ""  # their role, never that of a super user; empty: they are refused
 
 
 @dataclass(frozen=True, slots=True)
 class AuthorizationSection:
-    super_users: tuple[str, ...] = ()
+    """Of roles."""
+
+    super_users: tuple[str, ...] = ()  # roles that may do everything
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSection:
-    token: str = field(default="", repr=False)
-    ca: str = ""
+    """What this broker brings when it calls another."""
+
+    token: str = field(default="", repr=False)  # of one of the super users
+    ca: str = ""  # with [tls]: who signs the brokers' certificates
 
 
 @dataclass(frozen=True, slots=True)
 class MembersSection:
-    folder: str = ""
-    ca: str = ""
-    cluster: str = ""
+    """Certificates of the cluster's processes, for the metadata service."""
+
+    folder: str = ""  # has ROLE.pem and ROLE-key.pem of the processes of this machine
+    ca: str = ""  # who signs the members' certificates
+    cluster: str = ""  # the name of the cluster in them
 
 
 @dataclass(frozen=True, slots=True)
 class ZookeeperSection:
-    ca: str = ""
-    certificate: str = ""
-    key: str = ""
-    credentials: str = ""
+    """Of a cluster whose metadata is in a ZooKeeper. With credentials, or a certificate that all processes share, each
+    node that is made is open to this identity alone."""
+
+    ca: str = ""  # who signs its certificates: the connection is TLS, and the host's name is compared
+    certificate: str = ""  # a client certificate, where ZooKeeper asks for one
+    key: str = ""  # … and its key
+    credentials: str = ""  # a file, or env:NAME, with user:password of ZooKeeper's scheme `digest`
 
 
 @dataclass(frozen=True, slots=True)
 class AuditSection:
-    file: str = ""
+    """Where acts and denials are written."""
+
+    file: str = ""  # empty: with the server's log
 
 
-_SECTIONS: dict[str, type[Any]] = {
+SECTIONS: dict[str, type[Any]] = {
     "tls": TlsSection, "certificate": CertificateSection, "token": TokenSection, "basic": BasicSection,
     "oidc": OidcSection, "authentication": AuthenticationSection, "authorization": AuthorizationSection,
     "broker": BrokerSection, "members": MembersSection, "zookeeper": ZookeeperSection,
@@ -220,9 +198,9 @@ class SecuritySettings:
 
 
 def _section(path: str, folder: Path, name: str, value: object) -> Any:
-    kind = _SECTIONS.get(name)
+    kind = SECTIONS.get(name)
     if kind is None or not isinstance(value, dict):
-        raise InvalidConfiguration(f"{path}: {name!r} is no section; there are [{'], ['.join(_SECTIONS)}]")
+        raise InvalidConfiguration(f"{path}: {name!r} is no section; there are [{'], ['.join(SECTIONS)}]")
     known = {each.name: type(each.default) for each in fields(kind)}
     for key, given in value.items():
         if key not in known:

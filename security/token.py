@@ -29,12 +29,12 @@ from .watched import Watched
 
 TOKEN_CHARACTERS_MAX = 16 << 10
 NEAR_MS = 120_000
-"""Around a whole hour: clocks and lifetimes are not exact."""
+"""Milliseconds around a whole hour that still count as one: clocks and lifetimes are not exact."""
 SECRET_BYTES_MIN = 32
-"""Of an HMAC key, as RFC 7518 asks for HS256."""
+"""Least bytes of an HMAC key, as RFC 7518 asks for HS256."""
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 16_384
 KEYS_MAX = 4
-"""Public keys in one file: each is tried, so a wrong token costs that many verifications."""
+"""Most public keys in one file: each is tried, so a wrong token costs that many verifications."""
 
 _NO_TOKEN = "that is no token: it has three parts of base64, signed JSON"
 _HMAC = ("HS256", "HS384", "HS512")
@@ -47,7 +47,7 @@ class TokenProvider:
     """Verifies tokens with the key in use. A new key forgets what the one before verified."""
 
     def __init__(self, settings: TokenSection, clock: Clock) -> None:
-        """InvalidConfiguration: as TokenVerifier."""
+        """Makes the verifier. InvalidConfiguration: as TokenVerifier."""
         source = settings.secret_key or settings.public_key
         self._verifier = Watched(source, lambda: TokenVerifier(settings, clock), clock)
         self._version = 0
@@ -55,7 +55,7 @@ class TokenProvider:
         self._known = Remembered()
 
     def principal(self, token: str) -> Principal:
-        """Unauthenticated."""
+        """Returns the principal of a token. Raises Unauthenticated."""
         verifier = self._verifier.current()
         if self._version != self._verifier.version:
             self._version = self._verifier.version
@@ -68,7 +68,7 @@ class TokenProvider:
         return found
 
     def lapsed(self, principal: Principal) -> str:
-        """As a guard's, for a principal of this provider."""
+        """Returns why the principal has lapsed, like a guard's, for a principal of this provider; empty: it has not."""
         known = [hmac.compare_digest(principal.proof, proof) for proof in self._verifier.current().proofs]
         return "" if any(known) else "the key of its token is replaced"
 
@@ -90,12 +90,13 @@ class TokenVerifier:
         self._rules = ClaimRules(settings.role_claim, settings.audience_claim, audiences, settings.clock_skew_s)
 
     def verify(self, token: str) -> Principal:
-        """Unauthenticated, with a text that quotes nothing of the token but its times."""
+        """Returns the principal of a token. Raises Unauthenticated, with a text that quotes nothing of the token but
+        its times."""
         claims, proof = self._claims(token)
         return replace(principal_of(claims, self._rules, self._clock.wall_ms()), proof=proof)
 
     def _claims(self, token: str) -> tuple[Mapping[str, Any], bytes]:
-        """And the digest of the key that signed them."""
+        """Returns the claims of a token, and the digest of the key that signed them."""
         for key, algorithms, proof in self._keys[:-1]:
             with contextlib.suppress(Unauthenticated):
                 return verified_claims(token, key, algorithms), proof
@@ -105,7 +106,7 @@ class TokenVerifier:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRules:
-    """What of a token's claims is looked at. `audiences`: any of them; empty: the claim is ignored, as in Pulsar."""
+    """The claims of a token that are checked. `audiences`: any of them; empty: the claim is ignored, as in Pulsar."""
 
     role_claim: str = "sub"
     audience_claim: str = "aud"
@@ -115,7 +116,7 @@ class ClaimRules:
 
 
 def verified_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[str, Any]:
-    """Unauthenticated: it is no token, or the key did not sign it with one of the algorithms."""
+    """Returns the claims. Unauthenticated: it is no token, or the key did not sign it with one of the algorithms."""
     jwt = _sized(token)
     options = {f"verify_{each}": False for each in ("exp", "nbf", "iat", "aud", "iss", "sub", "jti")}
     try:
@@ -130,7 +131,8 @@ def verified_claims(token: str, key: Any, algorithms: Sequence[str]) -> Mapping[
 
 
 def unverified_parts(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Header and claims before any check: only to choose whose key verifies them. Unauthenticated: it is no token."""
+    """Returns header and claims before any check: only to choose whose key verifies them. Unauthenticated: it is no
+    token."""
     jwt = _sized(token)
     try:
         found = jwt.decode_complete(token, options={"verify_signature": False})
@@ -146,7 +148,8 @@ def _sized(token: str) -> Any:
 
 
 def principal_of(claims: Mapping[str, Any], rules: ClaimRules, now_ms: int) -> Principal:
-    """Unauthenticated: a claim is missing or malformed, the token is expired, not valid yet, or for others."""
+    """Returns the principal of claims. Unauthenticated: a claim is missing or malformed, the token is expired, not
+    valid yet, or for others."""
     missing = [name for name in rules.required if name not in claims]
     if missing:
         raise Unauthenticated(f"the token has no claim {missing[0]!r}")
@@ -177,7 +180,8 @@ def _check_times(claims: Mapping[str, Any], skew_ms: int, now_ms: int) -> int:
 
 
 def _clocks(apart_ms: int) -> str:
-    """A difference near whole hours is often a clock that shows local time as UTC."""
+    """Returns a hint to compare the clocks, or "": a difference near whole hours is often a clock that shows local time
+    as UTC."""
     hours, rest_ms = divmod(apart_ms + NEAR_MS, 3_600_000)
     if not 1 <= hours <= 14 or rest_ms > 2 * NEAR_MS:
         return ""
@@ -203,7 +207,7 @@ def _role(claims: Mapping[str, Any], claim: str) -> str:
 
 
 def unverified(token: str) -> str:
-    """Header and claims, as JSON. InvalidRequest: it is no token."""
+    """Returns header and claims, as JSON. InvalidRequest: it is no token."""
     jwt = _jwt()
     try:
         claims = jwt.decode(token, options={"verify_signature": False})
@@ -248,7 +252,7 @@ def _chosen(possible: tuple[str, ...], algorithm: str) -> tuple[str, ...]:
 
 
 def _verification_keys(settings: TokenSection, data: bytes) -> list[tuple[Any, tuple[str, ...], bytes]]:
-    """Each key, the algorithms that it verifies, and its bytes."""
+    """Returns each key, the algorithms that it verifies, and its bytes."""
     if settings.secret_key:
         if len(data) < SECRET_BYTES_MIN:
             raise InvalidConfiguration(f"the secret key of [token] has {len(data)} bytes; {SECRET_BYTES_MIN} or more")
@@ -275,7 +279,7 @@ def _public_key(source: str, data: bytes) -> tuple[Any, tuple[str, ...]]:
 
 
 def algorithms_of(key: object) -> tuple[str, ...]:
-    """What a public key may verify; empty: it is of another kind, or weak."""
+    """Returns the algorithms that a public key may verify; empty: it is of another kind, or weak."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
     if isinstance(key, rsa.RSAPublicKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:

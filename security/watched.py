@@ -1,4 +1,4 @@
-"""What is made of a secret's source, and made anew when its file changes.
+"""A value that is made of a secret's source, and made anew when its file changes.
 
 The file is looked at when the value is asked for, at most every CHECK_S: no task, no thread. A change is another inode,
 modification time or size. A file that cannot be used keeps the value before in use, and the log says so once; at the

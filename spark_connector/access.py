@@ -1,4 +1,4 @@
-"""Who a query is, and whom it trusts: the SDK's credentials as options, from the environment and from a profile.
+"""The access of a query: the SDK's credentials as options, from the environment and from a profile.
 
 | option | environment | profile | what |
 |---|---|---|---|
@@ -48,16 +48,16 @@ _NAMES = {
 _CREDENTIALS = {"token", "tls.certificate.file", "tls.private.key.file", "auth.plugin", "auth.params"}
 _PLACES = ("file:", "env:")
 _TOKEN_HEAD = "eyJ"
-"""What each JWT begins with."""
+"""Beginning of each JWT."""
 NAME_MAX = 200
 """Characters of a place that an error shows; a token may be longer."""
 FILE_BYTES_MAX = 1 << 20
-"""Of a file that is named; keys and chains of certificates have some thousands."""
+"""Most bytes of a file that is named; keys and chains of certificates have some thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Of one query. Its repr has no credential."""
+    """The access of one query. Its repr has no credential."""
 
     url: str
     token: str = field(default="", repr=False)  # where it is (`_PLACES`), or a token
@@ -68,7 +68,7 @@ class Access:
     params: str = field(default="", repr=False)  # of the plugin, or where they are
 
     def authentication(self) -> Authentication | None:
-        """InvalidConfiguration, OperationNotSupported: it cannot be made of this."""
+        """Returns the credentials. InvalidConfiguration, OperationNotSupported: they cannot be made of this."""
         if self.token:
             return AuthenticationToken(lambda: _secret(self.token))
         if self.plugin:
@@ -90,7 +90,7 @@ class Access:
         )
 
     def check(self) -> None:
-        """InvalidConfiguration: options contradict each other, as the SDK says, before anything is sent."""
+        """Raises InvalidConfiguration if options contradict each other, as the SDK says, before anything is sent."""
         if self.token and (self.certificate or self.plugin):
             other = "tls.certificate.file" if self.certificate else "auth.plugin"
             raise InvalidConfiguration(f"options 'token' and {other!r} are two ways to say who you are: give one")
@@ -114,7 +114,7 @@ class Access:
 
 
 def parse(found: dict[str, str]) -> Access:
-    """Of options by their canonical names. What is not said is filled in. InvalidConfiguration."""
+    """Parses options by their canonical names. What is not said is filled in. Raises InvalidConfiguration."""
     profile = _profile(found)
     said = {name: value for name in OPTIONS if (value := found.get(name, "").strip())}
     _token_of_plugin(said)
@@ -153,12 +153,12 @@ def _profile(found: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _placed(source: str) -> str:
-    """`source`: FILE or env:NAME, as in a command."""
+    """Returns the place of a credential. `source`: FILE or env:NAME, as in a command."""
     return source if source.startswith(_PLACES) else f"file:{source}"
 
 
 def _token_of_plugin(said: dict[str, str]) -> None:
-    """Pulsar's parameters of a token are those of our option."""
+    """Takes Pulsar's parameters of a token as those of our option."""
     if said.get("auth.plugin", "").rpartition(".")[2].lower().removeprefix("authentication") != "token":
         return
     params = said.get("auth.params", "")
@@ -171,7 +171,7 @@ def _token_of_plugin(said: dict[str, str]) -> None:
 
 
 def _secret(text: str) -> str:
-    """What it says, or what its place holds now. InvalidConfiguration: nothing that can be read."""
+    """Returns the text, or what its place holds now. InvalidConfiguration: nothing that can be read."""
     if not text.startswith(_PLACES):
         return text
     found = _held(text)
@@ -198,7 +198,7 @@ def _held(place: str) -> bytes | None:
 
 
 def digest(places: Iterable[str]) -> str:
-    """Of what they hold now: the same path with another key in it is another key."""
+    """Returns the digest of what the places hold now: the same path with another key in it is another key."""
     found = hashlib.sha256()
     for place in places:
         content = _held(place) or b""

@@ -30,7 +30,8 @@ class MagnetarDataSource(DataSource):
         return parse_source(dict(self.options), streaming=streaming)
 
     def schema(self) -> StructType:
-        """Spark does not say whether it wants a stream or a batch: an option that is wrong for both is refused here."""
+        """Returns the columns. Spark does not say whether it wants a stream or a batch: an option that is wrong for
+        both is refused here."""
         from ..proto.errors import InvalidConfiguration
 
         try:
@@ -68,7 +69,7 @@ class MagnetarDataSource(DataSource):
 
 
 def _columns(options: SourceOptions) -> StructType:
-    """Of a query that names none."""
+    """Returns the columns of a query that names none."""
     from . import rows
 
     if not options.by_registry:

@@ -44,18 +44,18 @@ _NOW = SystemClock().monotonic
 _LOG = logging.getLogger("magnetar.spark")
 
 TASK_TIMEOUT_S = 900.0
-"""From a task's first row to its last receipt: the longest that a cluster allows by default."""
+"""Seconds from a task's first row to its last receipt: the longest that a cluster allows by default."""
 KEPT_BYTES_MAX = 64 << 20
-"""Of a task's rows with sendAtEnd. Until they are sent, readers of the topic do not wait for the task."""
+"""Most bytes of a task's rows with sendAtEnd. Until they are sent, readers of the topic do not wait for the task."""
 OUTCOME_S = 120.0
-"""How long the driver asks what became of a commit that got no answer."""
+"""Seconds that the driver asks what became of a commit that got no answer."""
 BETWEEN_QUESTIONS_S = 1.0
 _QUERY, _NUMBER = "sql.streaming.queryId", "streaming.sql.batchId"
 """Properties that Spark sets for the tasks of a batch of a stream."""
 
 
 class Written(WriterCommitMessage):
-    """What a task reports to the driver: how many of its rows are stored, and in which transaction of which batch."""
+    """The report of a task to the driver: how many of its rows are stored, and in which transaction of which batch."""
 
     def __init__(
         self, rows: int, batch: Batch | None = None, txn: str | None = None, *, is_already: bool = False
@@ -67,7 +67,7 @@ class Written(WriterCommitMessage):
 
 
 def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) -> Batch | None:
-    """That of the task that runs here; None: it writes at least once."""
+    """Returns the batch of the task that runs here; None: it writes at least once."""
     once, context = options.once, TaskContext.get()
     if once is None:
         return None
@@ -85,15 +85,15 @@ def batch_of_task(options: SinkOptions, run: str, *, streaming: bool = False) ->
 
 
 class Delivery:
-    """At the driver: ends the batch that tasks have written. At least once, it does nothing."""
+    """The end of a batch, at the driver: commits or aborts what tasks have written. At least once, it does nothing."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
         self.run = uuid4().hex
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], number: int | None = None) -> None:
-        """`number`: of the batch of a stream, as Spark says it. TransactionAborted, SinkFenced, OutcomeUnknown:
-        Spark ends the query, and runs the batch again when it is restarted."""
+        """Commits a batch. `number`: of the batch of a stream, as Spark says it. TransactionAborted, SinkFenced,
+        OutcomeUnknown: Spark ends the query, and runs the batch again when it is restarted."""
         written = [each for each in messages if isinstance(each, Written) and each.batch is not None]
         if self._options.once is None or not written:
             return
@@ -109,7 +109,7 @@ class Delivery:
         _LOG.info("batch %d of sink %s: %s, %d rows", batch.number, batch.sink_id, outcome.name, rows)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Never raises."""
+        """Aborts a batch. Never raises."""
         written = [each for each in messages if isinstance(each, Written) and each.txn is not None]
         if self._options.once is None or not written:
             return

@@ -1,4 +1,4 @@
-"""What a trigger reads: pure decisions on index ranges. No I/O here.
+"""The decisions on what a trigger reads, from index ranges: pure, no I/O here.
 
 An offset is one index per partition: that of the first unread message. Spark compares offsets as JSON text, so the JSON
 form (`to_json`) is sorted and canonical, `{"persistent://t/n/topic": {"0": 23, "1": 42}}`. A partition that is missing
@@ -26,19 +26,19 @@ Partition = tuple[str, int]
 Index = dict[Partition, int]
 
 Incarnations = Mapping[Partition, int]
-"""When each partition was made; one that is missing, or 0: not known."""
+"""Time at which each partition was made; one that is missing, or 0: not known."""
 
 UNKNOWN: Incarnations = {}
 
 INCARNATIONS = "incarnations"
-"""Beside the topics of an offset; no full name of a topic is like it."""
+"""Key beside the topics of an offset; no full name of a topic is like it."""
 SOURCE = "source"
-"""Beside them in what a query reports (`report`), and in no offset."""
+"""Key beside them in what a query reports (`report`), and in no offset."""
 _PART = "-partition-"
 
 
 class Available(NamedTuple):
-    """What a broker has of one partition."""
+    """The messages that a broker has of one partition."""
 
     earliest: int
     end: int
@@ -73,13 +73,13 @@ SHORTER = "the topic is shorter than the checkpoint: it was deleted and made ane
 
 
 def differ(one: int, other: int) -> bool:
-    """Two incarnations, both of which are known."""
+    """Whether two incarnations differ, both of which are known."""
     return bool(one and other and one != other)
 
 
 def restarted(start: Index, available: Mapping[Partition, Available], made: Incarnations = UNKNOWN) -> Index:
-    """`start`, with the earliest index of each partition that is not the one of the offset any more: it was made at
-    another time than `made` says, or ends before the offset."""
+    """Returns `start`, with the earliest index of each partition that is not the one of the offset any more: it was
+    made at another time than `made` says, or ends before the offset."""
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
@@ -110,8 +110,8 @@ def to_json(index: Index, made: Incarnations = UNKNOWN) -> dict[str, dict[str, i
 
 
 def report(index: Index, available: Mapping[Partition, Available]) -> dict[str, Any]:
-    """What is there, and how far a query that is at `index` lags: `latestOffset` of a source in the progress of its
-    query. Spark takes no other metrics of a source in Python."""
+    """Returns what is there, and how far a query that is at `index` lags: `latestOffset` of a source in the progress of
+    its query. Spark takes no other metrics of a source in Python."""
     waiting = {p: max(0, a.end - index.get(p, a.earliest)) for p, a in available.items()}
     by_topic: dict[str, int] = {}
     for (topic, _), messages in sorted(waiting.items()):
@@ -127,7 +127,7 @@ def report(index: Index, available: Mapping[Partition, Available]) -> dict[str, 
 
 
 def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
-    """InvalidRequest: the offset, which a checkpoint's file gave, is none of this source."""
+    """Parses an offset. InvalidRequest: the offset, which a checkpoint's file gave, is none of this source."""
     try:
         return {
             (topic, int(partition)): operator.index(value)
@@ -140,7 +140,7 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Index:
 
 
 def incarnations(offset: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
-    """Of the partitions of an offset, as far as it names them. InvalidRequest."""
+    """Returns the incarnations of the partitions of an offset, as far as it names them. Raises InvalidRequest."""
     index = from_json(offset)
     try:
         named = {name: operator.index(at) for name, at in offset.get(INCARNATIONS, {}).items()}
@@ -185,8 +185,8 @@ def ranges(
     start: Index, end: Index, available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN,
     planned: Incarnations = UNKNOWN,
 ) -> tuple[list[Range], list[Lost]]:  # fmt: skip
-    """What can be read between two offsets, and what cannot be read any more. `begun`, `planned`: the incarnations that
-    start and end are of.
+    """Returns what can be read between two offsets, and what cannot be read any more. `begun`, `planned`: the
+    incarnations that start and end are of.
 
     Two incarnations, or an end before its start, mean that the topic was made again since the checkpoint (`restarted`):
     it is read from its earliest message, and the old topic's messages are lost. An end of another incarnation than what

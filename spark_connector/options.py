@@ -159,7 +159,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ExactlyOnce:
-    """How a sink writes exactly once (spark_connector/delivery.py)."""
+    """The options with which a sink writes exactly once (spark_connector/delivery.py)."""
 
     sink_id: str = ""  # empty: the query's; of a batch query: it is written once each time that it runs
     batch_id: int | None = None  # of a batch query; a streaming one has its own
@@ -218,7 +218,7 @@ def _spelled(name: str) -> str:
 
 
 def _meant(name: str, allowed: Iterable[str]) -> str:
-    """A hint: the name of the same thing here, or the nearest of those that are allowed. Empty: there is none."""
+    """Returns a hint: the name of the same thing here, or the nearest of those that are allowed; or an empty text."""
     if name in _ELSEWHERE:
         return f"; use {_ELSEWHERE[name]}"
     if name.startswith("kafka."):
@@ -359,7 +359,7 @@ def _settings(
 
 
 def _identity(found: Mapping[str, str], access: Access, *more: object) -> str:
-    """Of all that is said, whatever it is used for: a query never uses what another one was given."""
+    """Returns a digest of all that is said, whatever it is used for: a query never uses what another one was given."""
     said = json.dumps([sorted(found.items()), astuple(access), *more])
     return hashlib.sha256(said.encode(errors="surrogatepass")).hexdigest()
 
@@ -440,7 +440,8 @@ def _subscription(found: Mapping[str, str]) -> str | None:
 
 
 def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete: bool = False) -> SinkOptions:
-    """`complete`: each batch of the stream has the whole result, outputMode("complete")."""
+    """Parses the options of a sink. `complete`: each batch of the stream has the whole result, outputMode("complete").
+    """
     found = _canonical(options)
     _refuse_unknown(found, _COMMON | _SINK | _ONCE, "sink")
     topic = found.get("topic")
@@ -463,7 +464,7 @@ def parse_sink(options: Mapping[str, str], *, streaming: bool = False, complete:
 
 
 def _exactly_once(found: Mapping[str, str], *, streaming: bool, complete: bool) -> ExactlyOnce | None:
-    """A stream's default, where it can be. None: at least once."""
+    """Returns the settings of exactly-once, a stream's default where it can be. None: at least once."""
     transient = found.get("topic", "").startswith("non-persistent:")
     least, once = "at-least-once", "exactly-once"
     default = (once, least) if streaming and not (complete or transient) else (least, once)

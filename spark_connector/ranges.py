@@ -40,11 +40,11 @@ KEPT_MAX = 16
 """Connections of queries that a Python process keeps: Spark uses a process again for other queries."""
 
 _OF_PROCESS: dict[tuple[int, str], Topics] = {}
-"""By process and identity, the one that was used last at the end."""
+"""(process, identity) → its connection; the one that was used last is at the end."""
 
 
 def topics(options: SourceOptions) -> Topics:
-    """This process' connection for a query."""
+    """Returns this process' connection for a query."""
     key, held = (os.getpid(), options.identity), digest(_places(options))
     found = _OF_PROCESS.pop(key, None)
     if found is not None and found.held != held:  # a key or a credential of its files is another one now
@@ -79,7 +79,7 @@ class Topics:
     """The topics of a query: their partitions, the messages stored, and ranges of them."""
 
     def __init__(self, options: SourceOptions, clock: Clock, held: str = "") -> None:
-        """`held`: a digest of what the files of its keys and credentials hold."""
+        """Makes a connection. `held`: a digest of what the files of its keys and credentials hold."""
         self.held = held
         self.reads = 0  # that are under way
         self._options = options
@@ -97,7 +97,7 @@ class Topics:
         return self._loop.run_until_complete(coroutine)
 
     def partitions(self, *, anew: bool = False) -> Mapping[Partition, TopicName]:
-        """All partitions of the query's topics; listed `anew`, or after topicDiscoveryInterval."""
+        """Returns all partitions of the query's topics; listed `anew`, or after topicDiscoveryInterval."""
         age_s = self._clock.monotonic() - self._discovered_at
         if anew or age_s >= self._options.discovery_interval_s or not self._partitions:
             self._partitions = self._run(self._discover())
@@ -106,7 +106,7 @@ class Topics:
 
     @property
     def listed(self) -> Mapping[Partition, TopicName]:
-        """Those of the last answer of `available`."""
+        """Returns the partitions of the last answer of `available`."""
         return self._partitions
 
     async def _discover(self) -> dict[Partition, TopicName]:
@@ -140,8 +140,8 @@ class Topics:
         return [TopicName.parse(part) for part in await self._admin.parts(topic.full)]
 
     def available(self, *, anew: bool = False) -> dict[Partition, Available]:
-        """What each partition has now. First makes the durable subscription, if any, before data are trimmed. `anew`:
-        of partitions that are listed now; else so when one of those that were known is gone."""
+        """Returns what each partition has now. First makes the durable subscription, if any, before data are trimmed.
+        `anew`: of partitions that are listed now; else so when one of those that were known is gone."""
         try:
             replies = self._run(self._all_offsets(self.partitions(anew=anew)))
         except (TopicNotFound, NotAllowed):
@@ -156,12 +156,13 @@ class Topics:
         return dict(zip(partitions, await asyncio.gather(*asked), strict=True))
 
     def index_by_time(self, partition: Partition, at_ms: int) -> int:
-        """First message published at or after `at_ms`; the end of the partition when there is none."""
+        """Returns the index of the first message published at or after `at_ms`; the end of the partition when there is
+        none."""
         name = self._partitions[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
     def aborted(self, part: Part, first: int, end: int) -> int:
-        """How many of the messages `first` … `end - 1` are of aborted transactions: no reader is shown them.
+        """Returns how many of the messages `first` … `end - 1` are of aborted transactions: no reader is shown them.
         TopicNotFound."""
         asked = self._admin.offsets(part.name, aborted_in=(first, end), incarnation=part.incarnation)
         return self._run(asked).aborted
@@ -214,12 +215,12 @@ class Topics:
             self._run(entries.aclose())
 
     def newest_schemas(self) -> dict[str, Typed]:
-        """Of each topic. InvalidConfiguration."""
+        """Returns the newest schema of each topic. Raises InvalidConfiguration."""
         names = sorted({topic for topic, _ in self.partitions(anew=True)})
         return {name: newest(name, self.schemas(name)) for name in names}
 
     def schemas(self, topic: str) -> list[TopicSchema]:
-        """Those of a topic that are not deleted."""
+        """Returns the schemas of a topic that are not deleted."""
         return self._run(self._admin.schemas(topic))
 
     def reader(self, topic: str, wanted: StructType) -> Typed:
@@ -227,11 +228,11 @@ class Topics:
         return reader(topic, self.schemas(topic), wanted)
 
     def schema(self, topic: str, version: int) -> SchemaInfo:
-        """That version of a topic's schema, deleted or not. SchemaNotFound."""
+        """Returns that version of a topic's schema, deleted or not. Raises SchemaNotFound."""
         return self._run(self._admin.schema(topic, version)).schema
 
     def is_there(self, part: Part) -> None:
-        """TopicNotFound: it was deleted, or made anew."""
+        """Raises TopicNotFound if the partition was deleted, or made anew."""
         self._run(self._admin.offsets(part.name, incarnation=part.incarnation))
 
     def close(self) -> None:
@@ -242,7 +243,7 @@ class Topics:
 
 
 def _namespace_of(pattern: str) -> tuple[NamespaceName, re.Pattern[str]]:
-    """`[persistent://]tenant/namespace/regex`, or a regex within public/default."""
+    """Parses `[persistent://]tenant/namespace/regex`, or a regex within public/default."""
     rest = pattern.removeprefix("persistent://")
     parts = rest.split("/", 2)
     if len(parts) == 1:

@@ -149,7 +149,8 @@ class Entry:
 
 
 def _is_uniform(fields: list[MessageFields]) -> bool:
-    """Messages with equal metadata share one object (proto/entry.py), so few of them are compared."""
+    """Whether all rows are alike. Messages with equal metadata share one object (proto/entry.py), so few of them are
+    compared."""
     distinct = {id(each): each for each in fields}
     if len(distinct) == 1:
         return True
@@ -190,8 +191,8 @@ class RowBuilder:
     def __init__(
         self, schema: StructType, partition: Partition, message_partition: int, decoding: Decoding | None = None
     ) -> None:
-        """`message_partition`: the partition in message ids, -1 for a topic without partitions. `decoding`: of the
-        columns by the topic's schema; None: there are none."""
+        """Makes a builder. `message_partition`: the partition in message ids, -1 for a topic without partitions.
+        `decoding`: of the columns by the topic's schema; None: there are none."""
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._types = [f.type for f in self._schema]
         if decoding is None:
@@ -261,7 +262,7 @@ def _per_entry(builder: RowBuilder, value: Callable[[Entry], Any], type_: pa.Dat
 
 
 def _key_of(m: MessageFields) -> bytes | None:
-    """ValueError: it is marked as base64 and is none."""
+    """Returns the key of a message. ValueError: it is marked as base64 and is none."""
     if m.null_partition_key or not m.HasField("partition_key"):
         return None
     return b64decode(m.partition_key, validate=True) if m.partition_key_b64_encoded else m.partition_key.encode()
@@ -283,7 +284,7 @@ def _is_wrong_key(m: MessageFields) -> bool:
 
 
 def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) -> list[Any]:
-    """`function` of each row's metadata, called once for an entry whose messages share it."""
+    """Returns `function` of each row's metadata, called once for an entry whose messages share it."""
     result: list[Any] = []
     for run in builder.runs:
         if run.entry.uniform:
@@ -294,7 +295,8 @@ def _per_message(builder: RowBuilder, function: Callable[[MessageFields], Any]) 
 
 
 def _signed(ms: int) -> int:
-    """Times are unsigned in the entry; above 2**63 is a negative time of the Java and C++ clients."""
+    """Returns the time with its sign: times are unsigned in the entry; above 2**63 is a negative time of the Java and
+    C++ clients."""
     return ms - (1 << 64) if ms >> 63 else ms
 
 
@@ -327,7 +329,7 @@ def _partition(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _offset(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    """The number of the row, and what the offsets of its entry are ahead of that."""
+    """Returns the offsets of the rows: the number of each, plus what the offsets of its entry are ahead of that."""
     before = accumulate((run.rows for run in builder.runs), initial=0)
     ahead = [run.entry.first_index + run.skipped - at for run, at in zip(builder.runs, before, strict=False)]
     return pc.add(_spread(builder, pa.array(ahead, type_)), _counting(builder.rows))
@@ -337,7 +339,7 @@ _COUNTING = pa.array([], pa.int64())
 
 
 def _counting(count: int) -> pa.Array:
-    """0 … count - 1."""
+    """Returns the numbers 0 … count - 1."""
     global _COUNTING
     if len(_COUNTING) < count:
         _COUNTING = pa.array(range(count), pa.int64())
@@ -345,7 +347,7 @@ def _counting(count: int) -> pa.Array:
 
 
 def _message_id(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
-    """What the messages of an entry share, and the number in its batch after it."""
+    """Returns the column of message ids: what the messages of an entry share, and the number in its batch after it."""
     partition = builder.message_partition
     shared = [
         MessageIdData(ledgerId=run.entry.ledger_id, entryId=run.entry.entry_id, partition=partition).SerializeToString()
@@ -361,7 +363,7 @@ _NUMBERS = pa.array([], pa.binary())
 
 
 def _batch_numbers(count: int, type_: pa.DataType) -> pa.Array:
-    """Field `batch_index` of MessageIdData for 0 … count - 1 at least, encoded."""
+    """Returns the field `batch_index` of MessageIdData for 0 … count - 1 at least, encoded."""
     global _NUMBERS
     if len(_NUMBERS) < count:
         empty = len(MessageIdData(ledgerId=0, entryId=0).SerializeToString())
@@ -377,7 +379,7 @@ def _publish_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _publish_time_within(builder: RowBuilder) -> pa.Array:
-    """In µs, within the years that a column has."""
+    """Returns the publish times in µs, within the years that a column has."""
     exact = [_signed(run.entry.publish_ms) for run in builder.runs]
     nearest = [min(max(ms, TIME_MS_MIN), TIME_MS_MAX) for ms in exact]
     pairs = zip(builder.runs, nearest, exact, strict=True)
@@ -396,7 +398,7 @@ def _event_time(builder: RowBuilder, type_: pa.DataType) -> pa.Array:
 
 
 def _event_us(m: MessageFields) -> int | None:
-    """OverflowError: it is outside 1970 to 9999."""
+    """Returns the event time in µs. OverflowError: it is outside 1970 to 9999."""
     ms: int = m.event_time
     if ms > TIME_MS_MAX:
         raise OverflowError(ms)

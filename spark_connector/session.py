@@ -63,7 +63,7 @@ def _has_format(session: Any) -> bool:
 
 
 def _write_in_its_session() -> None:
-    """Of all frames of this process that are not of Spark Connect; once."""
+    """Makes all frames of this process that are not of Spark Connect write in their session; once."""
     from pyspark.sql.classic.dataframe import DataFrame
 
     for name in ("write", "writeStream"):

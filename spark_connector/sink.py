@@ -66,11 +66,11 @@ PENDING_MAX = 40_000
 """Rows without an acknowledgement in a task; Spark passes 10,000 at a time, so four batches of acks overlap it."""
 
 ADMIN_TIMEOUT_S = 30.0
-"""Of the question for the topic's schemas, when the query starts."""
+"""Seconds that the question for the topic's schemas may take, when the query starts."""
 
 _NOW = SystemClock().monotonic
 BEGUN_S = 60.0
-"""A transaction in which nothing was sent for so long is begun again: a coordinator keeps an unused id for 600 s."""
+"""Seconds after which a transaction without a message is begun again: a coordinator keeps an unused id for 600 s."""
 
 _TYPES: dict[str, tuple[DataType, ...]] = {
     "value": (BinaryType(), StringType()),
@@ -106,15 +106,16 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Equal but for the nullability of their elements."""
+    """Whether the types are equal but for the nullability of their elements."""
     return found.simpleString() == wanted.simpleString()
 
 
 class _Task:
-    """One task's producers, on an event loop that runs while this task waits."""
+    """A task's producers, on an event loop that runs while this task waits."""
 
     def __init__(self, options: SinkOptions, schema: SchemaInfo | None = None) -> None:
-        """`schema`: of the topic, by which the rows are encoded; None: they have a column `value`."""
+        """Makes the producers of a task. `schema`: of the topic, by which the rows are encoded; None: they have a
+        column `value`."""
         self._options = options
         self._encoding = None if schema is None else encoding.Encoding(typed(options.topic or "", schema))
         self._loop = asyncio.new_event_loop()
@@ -140,13 +141,14 @@ class _Task:
         self._in_txn = Extras()
 
     def begin(self, batch: Batch) -> bool:
-        """What is sent from here on belongs to the batch. False: the sink has that batch already."""
+        """Begins the batch: what is sent from here on belongs to it. False: the sink has that batch already."""
         self._txn = self._loop.run_until_complete(self._client.batch_transaction(batch, TASK_TIMEOUT_S))
         self._in_txn = Extras(txn=self._txn)
         return self._txn is not None
 
     def prepare(self, until_s: float) -> str | None:
-        """All rows are stored, and wait for the commit of the batch. The id of their transaction; None: no rows."""
+        """Waits until all rows are stored, and prepares their transaction for the commit of the batch. Returns its id;
+        None: no rows."""
         if not self._sent:
             return None
         assert self._txn is not None, "rows of a batch are sent in a transaction"
@@ -191,7 +193,7 @@ class _Task:
         self._loop.run_until_complete(self._room(PENDING_MAX))
 
     def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
-        """The common case, at the speed of the SDK: only values."""
+        """Writes rows in the common case, at the speed of the SDK: only values."""
         enqueue, done, extras = producer.enqueue, self._done, self._in_txn
         for value in values:
             try:
@@ -253,7 +255,7 @@ class _Task:
         return Written(self._stored)
 
     def close(self) -> None:
-        """Never raises: the outcome was decided by `finish`, or by the error that ended the task."""
+        """Closes the task. Never raises: the outcome was decided by `finish`, or by the error that ended the task."""
         try:
             self._loop.run_until_complete(self._client.close())
         except Exception as error:
@@ -262,7 +264,7 @@ class _Task:
 
 
 def _encoded(batch: pa.RecordBatch, by: encoding.Encoding) -> pa.RecordBatch:
-    """With the columns that `_Task` writes."""
+    """Returns the batch with the columns that `_Task` writes."""
     import pyarrow as pa
 
     others = [name for name in batch.schema.names if name in encoding.METADATA]
@@ -288,7 +290,7 @@ def _compression(name: str) -> CompressionType:
 
 
 def _key(key: bytes | None) -> tuple[str | None, bytes | None]:
-    """As text if it is text; else as bytes."""
+    """Returns the key as text if it is text; else as bytes."""
     if key is None:
         return None, None
     try:
@@ -350,7 +352,7 @@ def _write(
     options: SinkOptions, iterator: Iterator[pa.RecordBatch], schema: SchemaInfo | None = None,
     batch: Batch | None = None,
 ) -> Written:  # fmt: skip
-    """`batch`: that of a sink that writes exactly once."""
+    """Writes the rows of a task. `batch`: that of a sink that writes exactly once."""
     task = _Task(options, schema)
     try:
         if batch is not None:
@@ -447,7 +449,7 @@ def _planned(
 
 
 def _check_types(schema: StructType) -> None:
-    """Of the columns beside those of the topic's schema."""
+    """Checks the types of the columns besides those of the topic's schema."""
     for field in schema:
         allowed = _TYPES.get(field.name.removeprefix(META)) if field.name in encoding.METADATA else None
         if allowed is not None and not any(_same(field.dataType, one) for one in allowed):

@@ -55,13 +55,13 @@ _LOG = logging.getLogger("magnetar.spark")
 QUERY_ID = "sql.streaming.queryId"
 """Spark's property of a task: the id that a query has in its checkpoint, over all restarts."""
 QUERY_PREFIX = "spark-query-"
-"""Of the names of subscriptions that queries have of their own; `magnetar spark` knows them by it."""
+"""Beginning of the names of subscriptions that queries have of their own; `magnetar spark` knows them by it."""
 
 
 class RangePartition(InputPartition):
-    """One task: messages `first` … `end - 1` of one partition of a topic, in the incarnation that was planned. `done`:
-    of the first task of a partition, the index before which all earlier batches are committed. `name`: of the
-    partition, as the driver knows it; empty: the topic has no partitions."""
+    """A task: messages `first` … `end - 1` of one partition of a topic, in the incarnation that was planned. `done`: of
+    the first task of a partition, the index before which all earlier batches are committed. `name`: of the partition,
+    as the driver knows it; empty: the topic has no partitions."""
 
     def __init__(self, range_: Range, done: int | None = None, name: str = "") -> None:
         super().__init__(range_)
@@ -106,7 +106,8 @@ def _tasks(
     options: SourceOptions, names: Mapping[Partition, TopicName], start: Index, end: Index,
     available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN, planned: Incarnations = UNKNOWN,
 ) -> list[InputPartition]:  # fmt: skip
-    """`names`: of the partitions that are available. `begun`, `planned`: the incarnations of start and end."""
+    """Returns the tasks. `names`: of the partitions that are available. `begun`, `planned`: the incarnations of start
+    and end."""
     whole, lost = decide.ranges(start, end, available, begun, planned)
     _report(lost, options)
     parts = decide.split(whole, options.min_partitions, options.max_records_per_partition)
@@ -136,7 +137,7 @@ def _report(lost: Sequence[decide.Lost], options: SourceOptions) -> None:
 
 
 def _read(options: SourceOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of one task's range, in order, each message once."""
+    """Yields Arrow batches of one task's range, in order, each message once."""
     if not isinstance(partition, RangePartition):  # Spark's stand-in for an empty list of partitions
         return
     try:
@@ -147,7 +148,8 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
 
 
 def _rows(options: SourceOptions, schema: StructType, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-    """TopicNotFound, NoSuchTopic (the client's): it was deleted since the task was planned, and perhaps made anew."""
+    """Yields Arrow batches. TopicNotFound, NoSuchTopic (the client's): the topic was deleted since the task was
+    planned, and perhaps made anew."""
     wanted, part = partition.range, partition.part
     asked, at = topics(options), wanted.first
     if options.by_query and partition.done is not None and (query := _query()) is not None:
@@ -188,8 +190,9 @@ def _query() -> str | None:
 
 
 def _decoding(options: SourceOptions, asked: Topics, schema: StructType, topic: str, part: Part) -> Decoding:
-    """By the schemas that the topic has now, before its entries are read: a read of another incarnation than `part`
-    fails, so entries and schemas are of one topic. One that is registered, or asked for, later is looked at again."""
+    """Returns the decoding by the schemas that the topic has now, before its entries are read: a read of another
+    incarnation than `part` fails, so entries and schemas are of one topic. One that is registered, or asked for, later
+    is looked at again."""
     listed = asked.schemas(topic)
     known = {each.version: each.schema for each in listed}
 
@@ -214,7 +217,8 @@ def _unreadable(options: SourceOptions, wanted: Range, at: int, stored: StoredEn
 
 
 def _look_at_gaps(options: SourceOptions, asked: Topics, task: RangePartition, gaps: list[tuple[int, int]]) -> None:
-    """What an aborted transaction wrote keeps its indexes, and has no rows. All else that is missing is lost."""
+    """Checks missing messages: those of an aborted transaction keep their indexes, and have no rows; all others are
+    lost. Raises DataLost, or warns."""
     first, end = gaps[0][0], gaps[-1][1]
     missing = sum(after - at for at, after in gaps)
     lost = missing - asked.aborted(task.part, first, end)
@@ -235,7 +239,8 @@ def _made(available: Mapping[Partition, Available]) -> dict[Partition, int]:
 
 
 def _up_to(target: Available, there: Available) -> Available:
-    """Of a partition that was made anew since the target was set, nothing was there then."""
+    """Returns `there` up to the target; of a partition that was made anew since the target was set, nothing was there
+    then."""
     if decide.differ(target.incarnation, there.incarnation):
         return there._replace(end=there.earliest, bytes=0)
     return there._replace(end=min(there.end, target.end))

@@ -7,6 +7,7 @@ make, a Spark session or a cluster, stay together.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 from collections.abc import Iterator
@@ -71,6 +72,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         apart = [each for each in session.items if each.get_closest_marker("xdist_group") and "@" not in each.nodeid]
         assert not apart, f"this pytest-xdist keeps no groups with pytest {pytest.__version__}"
     if not gc.get_freeze_count():  # tests of the mutant bank run pytest within a test
+        gc.collect()
+        gc.freeze()
+
+
+FROZEN_AFTER = 200
+"""Tests."""
+_finished = itertools.count(1)
+
+
+def pytest_runtest_logfinish() -> None:
+    """Freezes what is alive: it stays so, and a test that collects garbage took eight times as long late in a run."""
+    if next(_finished) % FROZEN_AFTER == 0:
         gc.collect()
         gc.freeze()
 

@@ -177,7 +177,9 @@ def symbols(tree: ast.Module) -> set[str]:
                 found.update(owner + name for name in _set_on_self(node))
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                found.update(owner + target.id for target in targets if isinstance(target, ast.Name))
+                for target in targets:
+                    named = target.elts if isinstance(target, ast.Tuple) else [target]
+                    found.update(owner + name.id for name in named if isinstance(name, ast.Name))
             elif isinstance(node, ast.If | ast.Try | ast.With):
                 visit(node.body, owner)
 

@@ -2,9 +2,9 @@
 
 | cited as | leads to |
 |---|---|
-| ledger protocol §1.4, or §1.4 alone | a heading of docs/protocol.md |
-| invariant 14; test_51_… | a row of docs/invariants.md |
-| M05b; test_m05b_… | a row of docs/defects.md |
+| ledger protocol §1.4, or §1.4 alone | a heading of docs/design/protocol.md |
+| invariant 14; test_51_… | a row of docs/design/invariants.md |
+| M05b; test_m05b_… | a row of docs/design/defects.md |
 | Pulsar S13, A12–A14; test_s13_… | a row of docs/features.md |
 | complaint 13; test_complaint_13_… | a row of docs/features.md |
 """
@@ -47,7 +47,8 @@ def _listed(before: str, one: str) -> re.Pattern[str]:
 
 @cache
 def _page(name: str) -> str:
-    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    (path,) = (ROOT / "docs").rglob(f"{name}.md")
+    return path.read_text(encoding="utf-8")
 
 
 def _rows(page: str, pattern: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""The layout of docs/architecture.md: which package may import which, what stays pure, how large a folder may be.
+"""The layout of docs/design/architecture.md: who may import whom, what stays pure, how large a folder may be.
 
 `MAY_IMPORT` has a row for each top-level package and for each domain of the large ones. A row that is not needed any
 more is to be deleted: `test_no_row_allows_what_is_not_used` finds it.
@@ -135,6 +135,12 @@ def test_the_table_for_contributors_is_the_table_of_this_test() -> None:
     rows = re.findall(r"^\| `(\w+)/` \|.*\| (.*) \|$", (layout.ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M)
     shown = {package: tuple(re.findall(r"`([\w.]+)`", allowed)) for package, allowed in rows}
     assert shown == {package: allowed for package, allowed in MAY_IMPORT.items() if package}
+
+
+def test_the_table_for_contributors_has_every_domain() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)/` \| (.*?) \|", (layout.ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M))
+    told = {package: set(re.findall(r"\w+", contents)) for package, contents in rows.items()}
+    assert not [domain for domain in DOMAINS if domain.split(".")[1] not in told[domain.split(".")[0]]]
 
 
 def test_every_domain_has_a_row() -> None:

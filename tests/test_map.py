@@ -1,4 +1,4 @@
-"""docs/map.md leads to what exists, and so does every name in backticks in comments and docstrings.
+"""docs/design/map.md leads to what exists, and so does every name in backticks in comments and docstrings.
 
 A line of the map names, in backticks: a file (`broker/subscription/core/cursor.py`), a symbol in it
 (`tests/layout.py:Module.dotted`, or the symbol alone), and the guarding test (`tests/layout.py::modules`, or the test's
@@ -21,7 +21,7 @@ import pytest
 
 from tests import layout
 
-MAP = layout.ROOT / "docs" / "map.md"
+MAP = layout.ROOT / "docs" / "design" / "map.md"
 TICKED = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 FILE = re.compile(r"^[\w.-]+(?:/[\w.-]+)*\.(?:py|proto|md|toml|yml)$")
 NAME = re.compile(r"^[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:\(\))?$")
@@ -72,7 +72,7 @@ def _named_somewhere(symbol: str, here: list[str]) -> bool:
     )
 
 
-@pytest.mark.skipif(not MAP.is_file(), reason="docs/map.md is not written")
+@pytest.mark.skipif(not MAP.is_file(), reason="docs/design/map.md is not written")
 def test_every_file_symbol_and_test_of_the_map_exists() -> None:
     lines = MAP.read_text(encoding="utf-8").splitlines()
     wrong = [f"map.md:{n}: {token}" for n, line in enumerate(lines, 1) for token in _stale(line)]
@@ -162,7 +162,7 @@ GUARD = re.compile(r"(?<![\w./])((?:[a-z_]+/)*test_\w+\.py|(?:tests|benchmarks)/
 
 def test_tests_and_modules_that_docstrings_name_exist() -> None:
     """Also where no backticks stand around them (Guards: tests/broker/subscription/test_cursors.py,
-    tests/broker/test_sabotage.py)."""
+    tests/ledger/test_sabotage.py)."""
     known = {*layout.tracked(), *(name.rpartition("/")[2] for name in layout.tracked() if name.startswith("tests/"))}
     wrong = [
         f"{module.path}:{line}: {named}"

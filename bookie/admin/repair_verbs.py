@@ -50,7 +50,7 @@ LIMIT = 1000
 SAMPLE = 500
 """Marked ledgers whose records are read for an estimate."""
 FRESH_MS = 15_000
-"""A worker whose progress is older is idle or gone."""
+"""Age of a worker's progress, in ms, above which the worker is idle or gone."""
 
 
 class RepairVerbs:
@@ -234,7 +234,7 @@ async def _in_parts(ledgers: Sequence[int], read: Callable[[int], Awaitable[T]])
 
 
 def _share(record: LedgerRecord, bookies: set[str]) -> int:
-    """About how many bytes of a closed ledger are on these bookies, as if its fragments had equal sizes."""
+    """Returns about how many bytes of a closed ledger are on these bookies, as if its fragments had equal sizes."""
     slots = sum(bookie in bookies for fragment in record.fragments for bookie in fragment.bookies)
     copies = record.ensemble_size * len(record.fragments)
     return record.length * record.write_quorum * slots // copies

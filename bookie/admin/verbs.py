@@ -1,4 +1,4 @@
-"""What an operator asks of a running bookie: the verbs of the peer operation ADMIN (format/peer.py), JSON both ways.
+"""The verbs that an operator sends to a running bookie: the peer operation ADMIN (ledger/format/peer.py), in JSON.
 
     request = {"verb": VERB, …options}
     answer  = the verb's object, or {"error": class of proto/errors.py, "message": what was wrong and what to do}
@@ -87,7 +87,8 @@ class Asked(Protocol):
 
 
 class BookieAdmin:
-    """`answer` is BookieService's `on_admin`; `metadata` returns the present session."""
+    """Answers the administration of a bookie: `answer` is BookieService's `on_admin`; `metadata` returns the present
+    session."""
 
     def __init__(self, bookie: Asked, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
         self._bookie = bookie
@@ -108,7 +109,7 @@ class BookieAdmin:
         self._verbs |= verbs
 
     async def answer(self, request: bytes, sender: Principal = LOCAL, local: bool = True) -> bytes:
-        """`local`: the request comes from this machine. ValueError: the request is no JSON object with a verb."""
+        """Answers a request. `local`: it comes from this machine. ValueError: it is no JSON object with a verb."""
         try:
             asked = msgspec.json.decode(request, type=dict[str, object])
             verb = asked.pop("verb")
@@ -240,7 +241,7 @@ def _log(plan: LogPlan, owners: Mapping[int, Json]) -> Json:
 
 
 def _check_administers(sender: Principal, verb: object) -> None:
-    """Unauthorized."""
+    """Raises Unauthorized if the sender may not use the verb."""
     if sender.kind is not PrincipalKind.MEMBER or sender.name.partition("/")[0] not in ADMINISTRATORS:
         raise Unauthorized(f"{sender} may not ask for {verb!r}: an operator or a broker may")
 

@@ -3,10 +3,10 @@
     file   = file header (format/framing.py: magic "MGN-ELOG", number = log id), zeros up to 4096 | record* | zeros
     record = length u32 | crc32c u32 (of length, then the stored entry) | stored entry (`length` bytes)
 
-Big-endian. The stored entry (format/peer.py) begins with ledger i64, entry i64, so a record identifies its entry; a
-reader compares both with what it asked for. Where records begin is in the index (format/index.py); because a record
-carries its length, a log can also be read from 4096 on without one. The file is pre-allocated: zeros after the last
-record, and `length` 0 is no record. A record with a wrong length, checksum or id is damage: the reader answers
+Big-endian. The stored entry (ledger/format/peer.py) begins with ledger i64, entry i64, so a record identifies its
+entry; a reader compares both with what it asked for. Where records begin is in the index (index.py); because a
+record carries its length, a log can also be read from 4096 on without one. The file is pre-allocated: zeros after the
+last record, and `length` 0 is no record. A record with a wrong length, checksum or id is damage: the reader answers
 UNKNOWN for that entry, never "no such entry".
 
 Example: the stored entry b"abc" is `00000003 <crc32c of 00000003616263> 616263`.
@@ -120,7 +120,7 @@ def record_size(data: bytes, start: int) -> int:
 
 
 def record_at(data: bytes, start: int) -> tuple[int, int, int] | None:
-    """(end, ledger, entry) of the record that begins at `start`; None when there is no whole, undamaged one."""
+    """Returns (end, ledger, entry) of the record that begins at `start`; None if there is no whole, undamaged one."""
     if len(data) - start < _RECORD_BYTES_MIN:
         return None
     length, crc = _HEAD.unpack_from(data, start)

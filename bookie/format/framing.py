@@ -57,7 +57,7 @@ class FileHeader(NamedTuple):
 
 
 def crc32c(*buffers: Buffer) -> int:
-    """CRC32C over the buffers one after the other."""
+    """Returns the CRC32C over the buffers one after the other."""
     crc = 0
     for buffer in buffers:
         crc = checksum.crc32c(buffer, crc)

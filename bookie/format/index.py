@@ -135,7 +135,8 @@ def extents_of(heads: Buffer) -> Iterator[Extent]:
 
 
 def extents_with_tables(heads: Buffer, ledger: int, tables_offset: int) -> list[tuple[Extent, int]]:
-    """Those of one ledger, and where the table of each begins, when that of the first head does at `tables_offset`."""
+    """Returns the extents of `ledger`, each with the offset of its table; the table of the first head is at
+    `tables_offset`."""
     found: list[tuple[Extent, int]] = []
     for head in _HEAD.iter_unpack(heads):  # of other ledgers, mostly: no object for each
         if head[0] == ledger:

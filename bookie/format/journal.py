@@ -10,7 +10,7 @@
 
 | type | entry | payload |
 |---|---|---|
-| 1 ADD | entry id | stored entry (format/peer.py) |
+| 1 ADD | entry id | stored entry (ledger/format/peer.py) |
 | 2 FENCE | -1 | – |
 | 3 KEY | -1 | master key, 20 bytes |
 | 4 LAC | the explicit LAC | – |
@@ -73,7 +73,7 @@ class RecordType(enum.IntEnum):
 
 
 class JournalRecord(NamedTuple):
-    """One record; `entry` is -1 where the type has none, `payload` is the stored entry of an ADD."""
+    """A record of the journal; `entry` is -1 where the type has none, `payload` is the stored entry of an ADD."""
 
     type: RecordType
     ledger: int
@@ -117,12 +117,12 @@ _sum = checksum.crc32c
 
 
 def padded(size: int) -> int:
-    """`size` rounded up to the alignment of blocks."""
+    """Returns `size` rounded up to the alignment of blocks."""
     return (size + ALIGNMENT - 1) & -ALIGNMENT
 
 
 def encode_record(kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> tuple[bytes, int]:
-    """(record header, total record size). The payload's buffers follow the header and are not copied here."""
+    """Returns (record header, total record size). The payload's buffers follow the header and are not copied here."""
     length = 0
     for buffer in payload:
         length += len(buffer)

@@ -69,7 +69,7 @@ class LedgerState(NamedTuple):
     last: int
 
     def __repr__(self) -> str:
-        """Without the key, because a repr may reach a log."""
+        """Leaves the key out, because a repr may reach a log."""
         return f"LedgerState({self.ledger}, fenced={self.fenced}, lac={self.lac}, last={self.last})"
 
 
@@ -104,7 +104,7 @@ class LimboRow(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """Everything that lives in this log was copied elsewhere: no reader needs it, and a start removes it."""
+    """A log from which everything that lives was copied elsewhere: no reader needs it, and a start removes it."""
 
     log: int
 

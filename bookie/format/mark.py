@@ -80,7 +80,7 @@ class Mark(NamedTuple):
 
     @property
     def position(self) -> tuple[int, int]:
-        """(journal, offset), which never decreases."""
+        """Returns (journal, offset), which never decreases."""
         return self.journal, self.offset
 
 
@@ -90,7 +90,7 @@ def encode_mark(mark: Mark, uuid: bytes, count: int) -> bytes:
 
 
 def decode_mark(data: bytes, uuid: bytes, path: str) -> tuple[Mark, int]:
-    """(mark, count of marks written)."""
+    """Returns (mark, count of marks written)."""
     count = int.from_bytes(data[28:36], "big")
     decode_file_header(data, MAGIC, uuid, count, path)
     known = {FILE_HEADER_BYTES + body.size + _CRC.size: body for body in (_BODY, _BODY_WITHOUT_COLD)}

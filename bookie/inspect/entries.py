@@ -1,4 +1,4 @@
-"""Where each entry of a ledger is: in entry logs by their indexes, and in the journal from the mark on.
+"""The places of each entry of a ledger: in entry logs by their indexes, and in the journal from the mark on.
 
 An entry may be in several places (replayed after a crash, moved by a compaction that has not ended, still in the
 journal). Each copy counts, and each is read and checked here. The extents of one ledger are in memory, its entries are

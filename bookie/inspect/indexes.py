@@ -26,7 +26,7 @@ assert _HEAD.size == HEAD_BYTES
 
 
 class Group(NamedTuple):
-    """One flush, or what one compaction moved."""
+    """An index group: the extents of one flush, or of what one compaction moved."""
 
     log: int
     offset: int
@@ -106,7 +106,8 @@ class IndexFile:
             yield self.file.pread(min(piece_bytes, end - at), at)
 
     def extents(self, group: Group, pieces: int = 1) -> Iterator[ExtentPlace]:
-        """In the order of the index. `pieces`: how many groups are read at the same time, and share the memory."""
+        """Yields the extents of a group in the order of the index. `pieces`: how many groups are read at the same time,
+        and share the memory."""
         piece_bytes = max(_PIECE_BYTES // HEAD_BYTES // pieces, _HEADS_MIN) * HEAD_BYTES
         offset = group.offset + GROUP_HEADER_BYTES + group.header.heads_bytes
         for piece in self._heads(group, piece_bytes):
@@ -116,7 +117,8 @@ class IndexFile:
                 offset += extent.table_bytes
 
     def table(self, place: ExtentPlace) -> Table | Damage:
-        """Read twice before it is called damaged: the scrubber writes a table again in its place."""
+        """Returns the table of an extent. It is read twice before it is called damaged: the scrubber writes a table
+        again in its place."""
         for _ in range(2):
             data = self.file.pread(place.extent.table_bytes, place.table_offset)
             found = index.decode_table(place.extent, data)
@@ -138,7 +140,7 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | Gone:
 
 
 def extents(snapshot: Snapshot, log: int) -> Iterator[ExtentPlace | Damage | Gone]:
-    """All extents of a log, in the order of its index."""
+    """Yields all extents of a log, in the order of its index."""
     opened = open_index(snapshot, log)
     if not isinstance(opened, IndexFile):
         yield opened

@@ -36,6 +36,8 @@ _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
 
 class Block(NamedTuple):
+    """A valid block of a journal: where it begins, its header and its records."""
+
     journal: int
     offset: int
     header: BlockHeader
@@ -46,7 +48,7 @@ class Block(NamedTuple):
         return self.offset + self.header.padded_bytes
 
     def places(self) -> Iterator[tuple[int, JournalRecord]]:
-        """Each record with its offset in the file."""
+        """Yields each record with its offset in the file."""
         offset = self.offset + BLOCK_HEADER_BYTES
         for record in self.records:
             yield offset, record
@@ -76,7 +78,7 @@ def journals(snapshot: Snapshot) -> list[int]:
 
 
 def spares(snapshot: Snapshot) -> list[str]:
-    """Recycled segments that wait for their next use, and one that is being zero-filled."""
+    """Returns the recycled segments that wait for their next use, and one that is being zero-filled."""
     path = snapshot.path(JOURNAL)
     if not snapshot.files.exists(path):
         return []
@@ -119,7 +121,7 @@ def walk(snapshot: Snapshot, number: int, start: int = 0) -> Iterator[Found]:
 
 
 def _header(snapshot: Snapshot, file: Readable, number: int) -> tuple[FileHeader | None, Damage | None]:
-    """Either copy of the header, and what is wrong with the first that is not whole."""
+    """Returns either copy of the header, and what is wrong with the first that is not whole."""
     first, second = (header_of(snapshot, file, MAGIC, number, offset) for offset in (0, HEADER_COPY_OFFSET))
     if isinstance(first, Damage):
         return None if isinstance(second, Damage) else second, first
@@ -156,7 +158,8 @@ def _block(file: Readable, header: FileHeader, offset: int) -> Block | None:
 def _judge(
     snapshot: Snapshot, file: Readable, header: FileHeader, bad: int
 ) -> tuple[Damage | Torn | Gone | None, int | None]:
-    """What the bad block is, and where to go on: at the next block, at `bad` when it is whole now, or nowhere."""
+    """Returns what the bad block is, and where to go on: at the next block, at `bad` if it is whole now, or nowhere
+    (None)."""
     begun = _block_header(file, header, bad)
     durable = _durable_end(snapshot, header.number)
     synced = durable is not None and durable > bad
@@ -175,7 +178,7 @@ def _judge(
 
 
 def _durable_end(snapshot: Snapshot, number: int) -> int | None:
-    """How much of a journal the header of the next one says is synced."""
+    """Returns how much of a journal the header of the next one says is synced."""
     file = open_file(snapshot, snapshot.path(JOURNAL, journal_name(number + 1)))
     if file is None:
         return None
@@ -187,8 +190,8 @@ def _durable_end(snapshot: Snapshot, number: int) -> int | None:
 
 
 def _next_block(file: Readable, header: FileHeader, start: int, bad: int) -> int | None:
-    """Where the next valid block header of this use of the file is; None also when none was made after the block at
-    `bad` was synced."""
+    """Returns where the next valid block header of this use of the file is; None if there is none, or if none was made
+    after the block at `bad` was synced."""
     first: int | None = None
     for base, data in windows(file, start, file.size()):
         at = data.find(_MAGIC)

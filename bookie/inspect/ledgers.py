@@ -38,6 +38,8 @@ class Ledger(NamedTuple):
 
 
 class Overview(NamedTuple):
+    """The ledger index of a store: its facts, the ledgers with a descriptor, and the damage that was found in it."""
+
     facts: StateLog
     ledgers: BitMap64  # those that have a descriptor
     damages: list[Damage]

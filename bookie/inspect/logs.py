@@ -25,10 +25,12 @@ from .ledgers import overview
 from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, open_file, take, windows
 
 _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f].{7}[\x00-\x7f])", re.S)
-"""What a record begins like: a length of 36 bytes to 8 MiB, a checksum, and two ids that are not negative."""
+"""Matches the first bytes of a record: a length of 36 bytes to 8 MiB, a checksum, and two ids that are not negative."""
 
 
 class Entry(NamedTuple):
+    """A record of an entry log: where it is, the ids of its entry, and its last-add-confirmed."""
+
     log: int
     offset: int  # of the record
     bytes: int  # of the record
@@ -53,7 +55,8 @@ def log_path(snapshot: Snapshot, log: int) -> str:
 
 
 def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
-    """What it means that a log does not exist: a removal deletes it before its index, when nothing lives in it.
+    """Returns Gone if a missing log was removed, else Damage: a removal deletes a log before its index, when nothing
+    lives in it.
 
     Tombstones that are in the journal alone are not known here: until the next checkpoint such a log counts as missing.
     """
@@ -88,7 +91,7 @@ def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Fou
 
 
 def _end(snapshot: Snapshot, log: int) -> int | None:
-    """The length that the log must have; None: not known."""
+    """Returns the length that the log must have; None: not known."""
     ends = snapshot.ends(log)
     if ends is not None:
         return ends[0]

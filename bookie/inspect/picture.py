@@ -78,7 +78,7 @@ def picture(snapshot: Snapshot, summary: StoreSummary) -> str:
 
 
 def size(count: int) -> str:
-    """`1.5 GiB`."""
+    """Returns a size as text, such as `1.5 GiB`."""
     value, unit = float(count), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1

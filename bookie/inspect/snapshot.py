@@ -67,6 +67,8 @@ class Gone(NamedTuple):
 
 
 class Snapshot(NamedTuple):
+    """A bookie's directory at one moment: its cookie, its mark, and the damage that was found in them."""
+
     files: Files
     directory: str
     uuid: bytes  # of the cookie, else of the mark; zeros: neither can be read
@@ -80,11 +82,11 @@ class Snapshot(NamedTuple):
         return join(self.directory, *names)
 
     def ends(self, log: int) -> tuple[int, int] | None:
-        """(log end, index end) of a log that is being written; None: all of its files counts."""
+        """Returns (log end, index end) of a log that is being written; None: all of its files counts."""
         return None if self.mark is None else open_logs(self.mark).get(log)
 
     def committed(self, log: int) -> bool:
-        """A log that the mark does not know yet belongs to a checkpoint that has not ended."""
+        """Whether the mark knows the log; one that it does not know yet belongs to a checkpoint that has not ended."""
         return self.mark is None or log <= self.mark.last_log
 
 
@@ -94,7 +96,7 @@ def open_logs(mark: Mark) -> dict[int, tuple[int, int]]:
 
 
 def take(files: Files, directory: str) -> Snapshot:
-    """NotFound when the directory is not a bookie's."""
+    """Takes a snapshot of a bookie's directory. NotFound if it is not a bookie's."""
     if not files.exists(directory):
         raise NotFound(f"there is no directory {directory}")
     names = files.list_directory(directory)
@@ -129,7 +131,7 @@ def _cookie(files: Files, path: str, damages: list[Damage]) -> Cookie | None:
 
 
 def _mark(files: Files, path: str, uuid: bytes, damages: list[Damage]) -> tuple[Mark | None, int, bytes]:
-    """(mark, marks written, uuid): the uuid is the mark's own where the cookie said none."""
+    """Returns (mark, marks written, uuid): the uuid is the mark's own where the cookie said none."""
     if not files.exists(path):
         damages.append(Damage(path, 0, "the mark is missing"))
         return None, 0, uuid
@@ -221,7 +223,7 @@ def numbers(snapshot: Snapshot, folder: str, suffixes: tuple[str, ...]) -> list[
 
 
 def windows(file: Readable, start: int, end: int, size: int = WINDOW_BYTES) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) from start to end, `size` each; ends early where the file does."""
+    """Yields (offset, bytes) from start to end, `size` each; ends early where the file does."""
     while start < end:
         data = file.pread(min(size, end - start), start)
         if not data:

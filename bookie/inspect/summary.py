@@ -24,12 +24,16 @@ HOLDERS_MAX = 20
 
 
 class Holder(NamedTuple):
+    """A ledger that has data in an entry log, how many bytes, and whether they are live."""
+
     ledger: int
     bytes: int
     live: bool
 
 
 class LogSummary(NamedTuple):
+    """An entry log in short: its state, its size, and how much of it is live."""
+
     log: int
     state: str  # open (checkpoints write to it), cold (compaction does), closed, drained, not committed
     bytes: int  # of the file
@@ -49,6 +53,8 @@ class LogSummary(NamedTuple):
 
 
 class JournalSummary(NamedTuple):
+    """A journal file in short: its size, the end of its whole blocks, and its damage."""
+
     journal: int
     bytes: int
     end: int  # after the last whole block
@@ -56,6 +62,8 @@ class JournalSummary(NamedTuple):
 
 
 class StoreSummary(NamedTuple):
+    """A bookie's store in short: its logs, its journals, and what its ledger index counts."""
+
     directory: str
     logs: list[LogSummary]
     journals: list[JournalSummary]
@@ -79,7 +87,7 @@ class StoreSummary(NamedTuple):
 
 
 def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | Gone:
-    """From the heads of the index; the log's records are not read."""
+    """Summarizes a log from the heads of its index; the log's records are not read."""
     size = _size(snapshot, logs.log_path(snapshot, log))
     damages: list[Damage] = []
     if size is None:
@@ -163,7 +171,7 @@ def _merged(opened: IndexFile, damages: list[Damage], sums: _Sums) -> Iterator[E
 
 
 def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | Gone:
-    """Reads all of it."""
+    """Summarizes a journal; reads all of it."""
     end, size, damages = ALIGNMENT, 0, list[Damage]()
     for found in journals.walk(snapshot, number):
         match found:

@@ -43,12 +43,12 @@ class EntryRepairer:
         self._asked = asyncio.Event()
 
     def found(self) -> None:
-        """Entries were quarantined just now."""
+        """Starts a repair: entries were quarantined just now."""
         self._report()
         self._asked.set()
 
     async def keep(self) -> None:
-        """For ever."""
+        """Repairs entries for ever."""
         pause_s = PAUSE_S
         while True:
             try:

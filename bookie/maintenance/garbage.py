@@ -49,7 +49,7 @@ _LOG = logging.getLogger("magnetar.bookie.maintenance")
 DELETED_SHARE_MAX = 0.5
 """Share of the ledgers here. When more of them were deleted, they wait for `doubt_s`."""
 DELETED_MIN = 10
-"""No share applies to fewer deleted ledgers than this: of few ledgers any number is a large share."""
+"""Fewest deleted ledgers to which a share applies: of few ledgers any number is a large share."""
 NAMED_MAX = 5
 """Unexplained ledgers that the log names."""
 _PART = 4096
@@ -58,7 +58,7 @@ _READS_MAX = 64
 
 
 class GarbageRefusal(enum.Enum):
-    """Why a pass deleted no ledger although some are missing from the metadata."""
+    """The reason why a pass deleted no ledger although some are missing from the metadata."""
 
     LIMBO = "the store may have lost entries and is being repaired"
     UNEXPLAINED = "the metadata has no record of them, and none of their deletion"
@@ -73,6 +73,8 @@ class GracePeriod(NamedTuple):
 
 
 class GarbageProgress(NamedTuple):
+    """The progress of a garbage collection, as its status shows it."""
+
     phase: str  # "metadata", "plan", "delete", "compact", "done"
     logs_done: int
     logs: int
@@ -92,6 +94,8 @@ class _Seen(NamedTuple):
 
 
 class Collected(NamedTuple):
+    """The result of a garbage collection."""
+
     suspected: int  # dead for the first time, or not for long enough
     refused: GarbageRefusal | None
     ledgers_deleted: list[int]
@@ -106,7 +110,8 @@ OnProgress = Callable[[GarbageProgress], None]
 
 
 class Collector:
-    """`metadata` returns the present session; `may_compact_major` is asked before each major compaction.
+    """Collects the garbage of a bookie. `metadata` returns the present session; `may_compact_major` is asked before
+    each major compaction.
 
     `went_back`: the metadata lost something that this process stored in it (identity.py); only a restart resets it.
     While `disk_is_full`, each pass compacts every log that gives something back (`CompactionPolicy.full_share`): a
@@ -136,14 +141,14 @@ class Collector:
 
     # ------------------------------------------------------------------------------------ intents
     async def plan(self, *, major: bool = True) -> list[LogPlan]:
-        """What compaction would do with each log now, for the ledgers that have tombstones now."""
+        """Returns what compaction would do with each log now, for the ledgers that have tombstones now."""
         return await self._store.compactor.plan(self._policy, major=major)
 
     async def run(
         self, *, force: bool = False, minor: bool = True, major: bool = False, roll: bool = False,
         on_progress: OnProgress = lambda progress: None,
     ) -> Collected:  # fmt: skip
-        """One pass over the metadata, then deletion, and compaction if asked. Busy when one is running.
+        """Makes one pass over the metadata, then deletes, and compacts if asked. Raises Busy while another pass runs.
 
         `force`: also deletes what conditions 3 and 4 keep. `roll`: closes open logs with few living entries, and moves
         those. Errors of the metadata are raised, and nothing was deleted.
@@ -176,7 +181,8 @@ class Collector:
         }  # fmt: skip
 
     async def keep(self) -> None:
-        """The first pass comes one interval after the start: clients that waited for the bookie are served first."""
+        """Collects garbage for ever. The first pass comes one interval after the start: clients that waited for the
+        bookie are served first."""
         await asyncio.sleep(self._schedule.pass_s)
         await self._schedule.load()
         while True:
@@ -197,7 +203,7 @@ class Collector:
 
     # ------------------------------------------------------------------------------------ the pass
     async def _delete_dead(self, force: bool) -> tuple[int, GarbageRefusal | None, list[int]]:
-        """(number of missing ledgers, why none got a tombstone, those that got one)."""
+        """Returns (number of missing ledgers, why none got a tombstone, those that got one)."""
         store, metadata = self._store, self._metadata()
         if store.descriptors.limbo_upto >= 0:
             self._suspects = {}
@@ -233,7 +239,7 @@ class Collector:
         return len(self._suspects), left, dead
 
     def _refusal(self, missing: BitMap64, deleted: BitMap64) -> GarbageRefusal | None:
-        """Why some of what is missing stays; told when it is news."""
+        """Returns why some of what is missing stays; logs it when it is news."""
         unexplained = missing - deleted
         refused, kept = (GarbageRefusal.UNEXPLAINED, unexplained) if unexplained else (None, missing)
         if missing and self._went_back():
@@ -248,7 +254,7 @@ class Collector:
         return refused
 
     def _local(self) -> BitMap64:
-        """Every ledger that is here without a tombstone, also one of which only entries are left."""
+        """Returns every ledger that is here without a tombstone, also one of which only entries are left."""
         store = self._store
         local = store.descriptors.ids()
         for number in store.index.logs():
@@ -258,7 +264,7 @@ class Collector:
         return local
 
     def _since(self, ledger: int, now: _Seen) -> _Seen:
-        """When it was first seen dead; now, when the time of day stepped back to before that."""
+        """Returns when the ledger was first seen dead, or `now` if the time of day stepped back to before that."""
         since = self._suspects.get(ledger, now)
         return since if since.wall_ms <= now.wall_ms else now
 
@@ -272,7 +278,8 @@ class Collector:
 
 
 async def _ids(names: list[str]) -> BitMap64:
-    """In parts: a million names would hold up adds."""
+    """Returns the ledgers that node names are of. Done in parts with a pause after each: a million names at once delay
+    adds."""
     found = BitMap64()
     for at in range(0, len(names), _PART):
         found.update(ledgers_in(paths.LEDGERS, names[at : at + _PART]))
@@ -281,7 +288,7 @@ async def _ids(names: list[str]) -> BitMap64:
 
 
 async def _confirmed(metadata: MetadataStore, ledgers: list[int]) -> list[int]:
-    """Those of which the metadata has no record."""
+    """Returns the ledgers of which the metadata has no record."""
     gone: list[int] = []
     for at in range(0, len(ledgers), _READS_MAX):
         asked = ledgers[at : at + _READS_MAX]

@@ -69,7 +69,7 @@ class LimboExit:
 
     @property
     def upto(self) -> int:
-        """-1: not in limbo."""
+        """Returns the largest ledger in limbo; -1: the bookie is not in limbo."""
         return self._store.descriptors.limbo_upto
 
     async def keep(self) -> None:
@@ -108,7 +108,7 @@ class LimboExit:
         _LOG.warning("limbo has ended: %s", ", ".join(f"{name} {value}" for name, value in self.counters.items()))
 
     async def _pass(self) -> bool:
-        """Restores the ledgers that remain; whether all are whole."""
+        """Restores the ledgers that remain; returns whether all are whole."""
         metadata = self._metadata()
         upto = self.upto
         ledgers = ledgers_in(paths.LEDGERS, await metadata.children(paths.LEDGERS))

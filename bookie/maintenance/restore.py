@@ -52,7 +52,8 @@ class Restorer:
         self.counters = {"restored_entries": 0, "restored_bytes": 0, "recovered_ledgers": 0}
 
     async def restore(self, ledger: int, *, recover: bool = True) -> str | None:
-        """None: whole. Raises nothing for errors of the other bookies or the metadata.
+        """Restores a ledger; returns why it is not whole, None if it is. Raises nothing for errors of the other bookies
+        or the metadata.
 
         Without `recover` an open ledger is left to its writer.
         """
@@ -95,7 +96,7 @@ class Restorer:
         return None
 
     def _give_up_others(self, record: LedgerRecord) -> None:
-        """Step 5, for a CLOSED ledger, or one that places nothing here: no vote depends on it any more.
+        """Takes step 5, for a CLOSED ledger, or one that places nothing here: no vote depends on it any more.
 
         Recovery asks only the bookies that its record names, and a recovery with an older record than this one cannot
         close the ledger: the compare-and-set fails.
@@ -126,7 +127,7 @@ class Restorer:
         return None
 
     async def _missing_run(self, ledger: int, first: int, last: int) -> int:
-        """The last of the entries from `first` that are all missing here."""
+        """Returns the last of the entries from `first` that are all missing here."""
         end = min(last, first + RUN_MAX - 1)
         for entry in range(first + 1, end + 1):
             if (await self._store.read(ledger, entry)).status is Status.OK:
@@ -155,7 +156,7 @@ def _placed(record: LedgerRecord, bookie: str) -> bool:
 
 
 def _held(record: LedgerRecord, bookie: str) -> Iterator[tuple[int, int]]:
-    """First and last of each run of entries that a CLOSED ledger has on the bookie, ascending."""
+    """Yields first and last of each run of entries that a CLOSED ledger has on the bookie, ascending."""
     striping = striping_of(record)
     ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]] + [record.last_entry]
     for fragment, end in zip(record.fragments, ends, strict=True):

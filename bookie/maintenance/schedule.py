@@ -1,4 +1,4 @@
-"""When minor and major compaction are due, also for a bookie that is restarted more often than that.
+"""The times at which minor and major compaction are due, also for a bookie that is restarted more often than that.
 
     due()                 (minor, major): the interval since the last complete one is over
     ran(minor, major)     just now; durable in the note `gc` of the data directory (format/note.py, magic "MGN-GCOL")
@@ -39,6 +39,8 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Schedule:
+    """The times at which minor and major compaction are due, durable in a note of the data directory."""
+
     def __init__(self, world: World, directory: str, pass_s: float, minor_s: float, major_s: float) -> None:
         self._world = world
         self._directory = directory

@@ -57,11 +57,11 @@ LOOK_S = 60.0
 YIELD_EVERY = 64
 """Entries that are checked in one turn of the event loop: about a millisecond."""
 BEGIN_S = 10.0
-"""After a start: clients that waited for the bookie are served first."""
+"""Seconds from a start to the first pass: clients that waited for the bookie are served first."""
 
 
 class ScrubPlace(msgspec.Struct):
-    """Everything before extent `extent` of log `log` was checked in this pass."""
+    """How far a pass came: everything before extent `extent` of log `log` was checked."""
 
     number: int = 1  # of the pass
     began_ms: int = 0
@@ -116,7 +116,7 @@ class Scrubber:
         await self._worker.close()
 
     async def run_pass(self) -> None:
-        """One pass, from its saved position to the end."""
+        """Scrubs from the saved position to the end of the last log."""
         place = self._place
         if not place.began_ms:
             place.began_ms = self._world.clock.wall_ms()
@@ -186,7 +186,7 @@ class Scrubber:
             self.counters["scrub_tables_mended"] += 1
 
     async def _judge(self, number: int, extent: Extent) -> None:
-        """Entry by entry: which have no good copy in any log."""
+        """Finds the entries of an extent that have no good copy in any log."""
         before = self._place.damaged
         found = await self._store.find_extent(number, extent)
         if found is not None and found[1] is not None:

@@ -1,4 +1,5 @@
-"""What the bookie has seen of the metadata, durable in its own directory: it does not trust an older metadata store.
+"""The state of the metadata that the bookie has seen, durable in its own directory: it does not trust an older metadata
+store.
 
     seen = note `metadata` of the data directory (format/note.py, magic "MGN-SEEN"), written when it has changed, at
            most every SAVE_S for the revision alone
@@ -55,6 +56,8 @@ SAVE_S = 60.0
 
 
 class Seen(msgspec.Struct, frozen=True):
+    """The state of the metadata that a bookie has seen; the table of the module says where each field comes from."""
+
     number: int = 0
     token: str = ""
     revision: int = 0
@@ -72,13 +75,15 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class TrustVerdict(enum.Enum):
+    """Whether the metadata store is as new as what the bookie has seen."""
+
     CURRENT = "as it was, or younger"
     OLDER = "older than what this bookie saw"
     RESTORED = "restored from a backup on purpose"
 
 
 def judge(seen: Seen, shown: Shown) -> TrustVerdict:
-    """The table in the module's docstring."""
+    """Compares what was seen with what is shown, by the table in the module's docstring."""
     if not _is_behind(seen, shown):
         return TrustVerdict.CURRENT
     restore = _last_restore(shown.incarnations)
@@ -106,7 +111,7 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
 
 
 def remember(seen: Seen, shown: Shown, *, restored: bool) -> Seen:
-    """What is remembered after CURRENT, or RESTORED."""
+    """Returns what is remembered after the verdict CURRENT, or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
     return Seen(
@@ -119,7 +124,7 @@ def remember(seen: Seen, shown: Shown, *, restored: bool) -> Seen:
 
 
 class Memory:
-    """What one bookie has seen; `here` returns the largest ledger id in its store."""
+    """Compares the metadata with what this bookie has seen of it; `here` returns the largest ledger id in its store."""
 
     def __init__(self, world: World, directory: str) -> None:
         self._world = world
@@ -184,8 +189,9 @@ class Memory:
 
 
 async def _shown(metadata: MetadataStore, here: int) -> Shown:
-    """The revision first: the metadata may be started again in between, and a revision of the next incarnation would be
-    remembered with the token of this one, which looks like an older copy from then on."""
+    """Reads what the metadata shows, the revision first: the metadata may be started again in between, and a revision
+    of the next incarnation would be remembered with the token of this one, which looks like an older copy from then
+    on."""
     revision = await metadata.revision()
     incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)

@@ -36,12 +36,15 @@ _LOG = logging.getLogger("magnetar.bookie.node")
 
 FLOOR_BYTES = 256 << 20
 SMALL_SHARE = 0.05
-"""A floor that is not set is FLOOR_BYTES, and at most this share of the disk."""
+"""Share of the disk that a floor which is not set has at most; else it is FLOOR_BYTES."""
 LEAVES_SHARE = 1.1
-"""Of the floor: so much has to be free again, so that a bookie at its floor does not come and go at each check."""
+"""Free space at which a full bookie takes adds again, as a multiple of the floor: at 1.0 it would change state at each
+check."""
 
 
 class DiskState(enum.Enum):
+    """How full the disk of a bookie is, from WRITABLE to NO_ROOM."""
+
     WRITABLE = "writable"
     TIGHT = "tight"
     FULL = "full"
@@ -53,6 +56,8 @@ class DiskState(enum.Enum):
 
 
 class DiskLimits(NamedTuple):
+    """The limits from which the state of a disk follows: shares of its size, and bytes."""
+
     full_share: float
     low_water_share: float
     warn_share: float
@@ -63,6 +68,8 @@ class DiskLimits(NamedTuple):
 
 
 class Usage(NamedTuple):
+    """The size of a file system and its free space, in bytes."""
+
     total: int
     free: int
 
@@ -117,7 +124,7 @@ class DiskMonitor:
         self._on_read_only(self.read_only)
 
     def no_space_found(self) -> None:
-        """A write found no room: clients' adds are refused at once, the rest follows at the next check of the disk."""
+        """Refuses clients' adds at once, as a write found no room; the rest follows at the next check of the disk."""
         self._become(DiskState.NO_ROOM)
         self.look_soon()
 
@@ -150,7 +157,7 @@ class DiskMonitor:
         return f", fewer than the {floor} of {why}: read-only{never}"
 
     async def run(self) -> None:
-        """For ever."""
+        """Watches the disk for ever."""
         while True:
             try:
                 async with asyncio.timeout(self._interval_s):

@@ -101,7 +101,7 @@ REFUSALS = {
         "`magnetar bookies accept-metadata {bookie}` and start again"
     ),
 }
-"""The error that the operator gets."""
+"""Texts of the errors that the operator gets."""
 
 
 class BootFacts(NamedTuple):
@@ -143,7 +143,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def judge(facts: BootFacts) -> BootVerdict:
-    """The table in the module's docstring."""
+    """Decides how the bookie starts, by the table in the module's docstring."""
     cookie, record = facts.cookie, facts.record
     if cookie is None:
         if facts.store:
@@ -289,7 +289,7 @@ def _holds_store(files: Files, directory: str) -> bool:
 
 
 async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) -> tuple[str, ...]:
-    """The other bookies whose records name this place. A record that cannot be read stops no other bookie's start."""
+    """Returns the other bookies whose cookie records name one of `places`. A record that cannot be read is skipped."""
     found: list[str] = []
     for bookie in await metadata.children(paths.COOKIES):
         record = None if bookie == own else await readable(metadata, paths.cookie(bookie), CookieRecord)
@@ -318,7 +318,8 @@ def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
 
 # ------------------------------------------------------------------------------------------ what an operator says
 async def forget(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """The bookie's data is lost for good: a new bookie may take its place, and its directory never starts again.
+    """Forgets a bookie whose data is lost for good: a new bookie may take its place, and its directory never starts
+    again.
 
     NotFound; Busy while it is registered, or starts. Ledgers on it keep their records and have one copy less. A bookie
     registers only while its cookie exists (registration.py), and the cookie is deleted only while no bookie is
@@ -331,7 +332,7 @@ async def forget(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 
 async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> bool:
-    """With `more`, all or nothing. False: the bookie is registered."""
+    """Deletes a bookie's cookie; with `more`, all or nothing. False: the bookie is registered."""
     try:
         await metadata.commit([Check(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more])
     except (BadVersion, NodeExists):
@@ -340,13 +341,13 @@ async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> 
 
 
 async def move(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
-    """The bookie's directory is at `place` from now on. NotFound; Busy while it is registered."""
+    """Moves the bookie's directory to `place`, from now on. NotFound; Busy while it is registered."""
     await _stopped(metadata, bookie)
     return await _change(metadata, bookie, directories=(place,))
 
 
 async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
-    """The metadata was restored on purpose: the bookie's next start accepts it as it is.
+    """Makes the bookie's next start accept the metadata as it is: it was restored on purpose.
 
     NotFound; Busy while it is registered. The next start is in limbo: it compares what was deleted or written since.
     """
@@ -355,7 +356,7 @@ async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
 
 
 _ACCEPT = 1 << 60
-"""More starts than any directory counts: so its cookie always lags, and it starts in limbo."""
+"""Number of starts that no directory reaches: so its cookie always lags, and it starts in limbo."""
 
 
 async def _stopped(metadata: MetadataStore, bookie: str) -> CookieRecord:

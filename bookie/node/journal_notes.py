@@ -36,7 +36,8 @@ END_S = 2.0
 
 
 class JournalNotes:
-    """`hold` takes the answers of before the first note; `on_first` says that there are none to hold any more."""
+    """The notes of how far a bookie's journal is synced. `hold` takes the answers of before the first note; `on_first`
+    says that there are none to hold any more."""
 
     def __init__(
         self, store: Store, metadata: Callable[[], MetadataStore], mine: Identity, on_first: Callable[[], None]
@@ -46,7 +47,7 @@ class JournalNotes:
         self._identity = mine
         self._on_first = on_first
         self.noted = JournalPosition(0, 0)
-        """Up to where the metadata knows it, from this process."""
+        """Position up to which the metadata knows that the journal is synced, from this process."""
         self._held: list[Callable[[], None]] = []
         self._due = asyncio.Event()
         self._noting = asyncio.Lock()
@@ -54,7 +55,7 @@ class JournalNotes:
         """The metadata forgot what this process stored in it."""
 
     def hold(self, answer: Callable[[], None]) -> None:
-        """`answer` is called, in order, after the next note. Its entries are synced."""
+        """Calls `answer` after the next note, in order. Its entries are synced."""
         self._held.append(answer)
         self._due.set()
 
@@ -75,7 +76,7 @@ class JournalNotes:
                 answer()
 
     async def keep(self) -> None:
-        """For ever."""
+        """Notes the position in the metadata for ever."""
         while True:
             try:
                 async with asyncio.timeout(NOTE_S):
@@ -89,7 +90,7 @@ class JournalNotes:
                 _LOG.warning("up to where the journal is synced is not noted: %s", error)
 
     async def end(self) -> None:
-        """Nothing is answered any more."""
+        """Ends the notes: nothing is answered any more."""
         try:
             async with asyncio.timeout(END_S):
                 await self.note()

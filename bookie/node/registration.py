@@ -35,26 +35,28 @@ from ...runtime.world import World
 _LOG = logging.getLogger("magnetar.bookie.node")
 
 ALIVE_S = 2.0
-"""For an answer of the process that is registered already."""
+"""Seconds to wait for an answer of the process that is registered already."""
 
 ATTEMPTS_MAX = 10
 FREE_DRIFT = 0.05
 """Share of the whole disk: when the free space has changed by so much, the bookie registers again."""
 FREE_AGE_S = 60.0
-"""What operators see of the free space is at most so old: one commit a minute of a bookie that is written to."""
+"""Seconds after which operators see the new free space: one commit a minute of a bookie that is written to."""
 
 NewSession = Callable[[], Awaitable[MetadataStore]]
 
 
 class Registration:
-    """`metadata` stays the caller's; `new_session` makes another when its session is lost (None: it stays lost)."""
+    """The registration of a bookie. `metadata` stays the caller's; `new_session` makes another when its session is lost
+    (None: it stays lost)."""
 
     def __init__(
         self, metadata: MetadataStore, new_session: NewSession | None, retry_s: float,
         record: Callable[[], Awaitable[records.BookieRecord]],
         trust: Callable[[MetadataStore], Awaitable[None]], clock: Clock,
     ) -> None:  # fmt: skip
-        """`trust` raises when the metadata is older than the bookie has seen it (seen.py)."""
+        """Makes the registration of a bookie. `trust` raises when the metadata is older than the bookie has seen it
+        (seen.py)."""
         self._trust = trust
         self._clock = clock
         self.metadata = metadata  # of the present session
@@ -111,7 +113,7 @@ class Registration:
         raise Unavailable(f"the cookie of bookie {record.bookie} changes all the time")
 
     async def withdraw(self) -> None:
-        """No client chooses the bookie for a new ledger until it registers again."""
+        """Withdraws the registration: no client chooses the bookie for a new ledger until it registers again."""
         if self._said is not None:
             with contextlib.suppress(NotFound):
                 await self.metadata.delete(paths.bookie(self._said.bookie))
@@ -127,7 +129,7 @@ class Registration:
         return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_DRIFT)
 
     async def keep(self) -> None:
-        """For ever: registers again in a new session when the old one is lost."""
+        """Keeps the bookie registered for ever: registers again in a new session when the old one is lost."""
         while True:
             await self.metadata.wait_session_lost()
             _LOG.warning("the metadata session is lost")

@@ -55,12 +55,14 @@ _LOG = logging.getLogger("magnetar.bookie.repair")
 READS_AT_ONCE = 32
 """Reads of the metadata during a scan."""
 RECOVERING_S = 30.0
-"""In which a recovery that goes well has ended, many times over."""
+"""Seconds in which a recovery that goes well has ended, many times over."""
 FORGET_PAUSE_S = 30.0
-"""Between two scans that are only to see whether a departed bookie may be forgotten."""
+"""Seconds between two scans that are only to see whether a departed bookie may be forgotten."""
 
 
 class Auditor:
+    """The auditor of a cluster, while this node is elected: it marks the ledgers that miss copies."""
+
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
     ) -> None:
@@ -77,7 +79,7 @@ class Auditor:
         self.counters = {"repair_scans": 0, "repair_scanned_ledgers": 0, "repair_checks": 0, "repair_marks": 0}
 
     def _forget_all(self) -> None:
-        """As a new auditor begins: each absent bookie has the whole grace."""
+        """Starts as a new auditor does: with each absent bookie's whole grace period."""
         self._absences = Absences(self._config.lost_bookie_grace_s)
         self._gone: dict[str, RepairReason] | None = None
         self._available: dict[str, BookieRecord] | None = None
@@ -98,7 +100,7 @@ class Auditor:
         }
 
     async def run(self) -> None:
-        """Until cancelled, or an error of the metadata that is not to be retried: the session is lost."""
+        """Runs until it is cancelled, or an error of the metadata that is not to be retried: the session is lost."""
         try:
             while True:
                 try:
@@ -114,7 +116,7 @@ class Auditor:
             await marks.drop(self._metadata, paths.REPAIR_AUDITOR, self._node)
 
     async def _serve(self) -> None:
-        """As long as the election holds."""
+        """Runs the auditor's tasks until one of them ends: while the election holds."""
         self._forget_all()
         self.elected = True
         loop = asyncio.get_running_loop()
@@ -154,7 +156,8 @@ class Auditor:
 
     # ------------------------------------------------------------------------------ looks
     async def _look_again_and_again(self) -> None:
-        """Who was absent before a look that failed is still absent after it: only the look is tried again."""
+        """Checks the bookies while the election holds. After a check that failed, a bookie that was absent before still
+        is."""
         holds = True
         while holds:
             try:
@@ -196,12 +199,12 @@ class Auditor:
         await self._forget_departed(departing, available)
 
     def _is_new(self, bookie: str) -> bool:
-        """It was not there, or took nothing, at the last look."""
+        """Whether the bookie was missing or read-only at the previous check."""
         before = {} if self._available is None else self._available
         return self._available is not None and (bookie not in before or before[bookie].read_only)
 
     async def _scan(self) -> None:
-        """Every ledger, and every mark of one that is no more."""
+        """Scans every ledger, and every mark of one that does not exist any more."""
         listed = await marks.listed(self._metadata, paths.LEDGERS)
         marked = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
         self._named = {}
@@ -219,7 +222,8 @@ class Auditor:
             await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
 
     async def _each(self, ledgers: Iterable[int], work: object) -> None:
-        """`work` for each, `READS_AT_ONCE` at a time. A record that cannot be read stops only its own ledger."""
+        """Does `work` for each ledger, `READS_AT_ONCE` at a time. A record that cannot be read stops only its own
+        ledger."""
         assert callable(work)
         waiting = iter(ledgers)
 
@@ -275,7 +279,8 @@ class Auditor:
         await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else hurried(mark))
 
     async def _look_at_damage(self) -> None:
-        """Each report once: a worker sees to it, and the bookie takes its report back when the entries are whole.
+        """Handles each report of damage once: a worker repairs the entries, and the bookie takes its report back when
+        they are whole.
 
         That of a bookie that is lost goes when nothing is to be at that bookie any more. Should it come back, it
         reports itself what it has quarantined.
@@ -319,7 +324,7 @@ class Auditor:
 
     # ------------------------------------------------------------------------------ checks
     async def _check_all(self) -> None:
-        """For ever: those that were closed first, then all of them, again and again."""
+        """Checks the copies of all ledgers for ever: those that were closed first, then all, again and again."""
         pass_ends = 0.0
         waiting: list[int] = []
         while True:
@@ -339,7 +344,7 @@ class Auditor:
                 await self._pause(max(self._config.audit_interval_s, pass_ends - now))
 
     async def _pause(self, seconds: float) -> None:
-        """Cut short when a ledger was closed."""
+        """Sleeps for so long, or until a ledger was closed."""
         self._closing.clear()
         if not self._closed:
             with contextlib.suppress(TimeoutError):

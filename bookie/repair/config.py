@@ -7,10 +7,13 @@ import msgspec
 from ...proto.errors import InvalidConfiguration
 
 BATCH_MEMORY_BYTES = 8 << 20
-"""What one of `batches_at_once` takes with the defaults: of four ledgers each a batch of a mebibyte, twice."""
+"""Memory that one of `batches_at_once` takes with the defaults: of each of four ledgers a batch of a mebibyte, twice.
+"""
 
 
 class RepairConfig(msgspec.Struct, frozen=True):
+    """Settings of auto-recovery."""
+
     # ---- behaviour
     enabled: bool = True  # takes part: as auditor when elected, and as worker
     lost_bookie_grace_s: float = 30.0  # not registered for longer: lost; shorter copies ledgers for every restart

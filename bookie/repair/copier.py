@@ -1,6 +1,6 @@
 """Copies entries of a ledger to a bookie: many at a time, at a bounded rate, with RECOVERY (M20).
 
-    copier.held(record, bookie, first, last)    which entries the bookie holds (format/held.py); None: no answer
+    copier.held(record, bookie, first, last)    which entries the bookie holds (ledger/format/held.py); None: no answer
     copier.copy(reader, target, runs, ...)      the entries of `runs` are synced at `target` when this returns
 
 Every entry is read from any bookie that has it, its checksum and ids compared (ledger/reader.py), and added as it is,
@@ -34,11 +34,11 @@ from .core.marks import Stuck
 from .core.pace import Pace
 
 READS_AT_ONCE = 16
-"""Of one batch: the runs of a striped ledger."""
+"""Reads of one batch at the same time: the runs of a striped ledger."""
 BATCHES_PER_S = 64
-"""With a limit a batch is at most such a part of a second of it: many small ones disturb producers less."""
+"""Batches a second, at least, when there is a limit: many small ones disturb producers less."""
 ASK_TIMEOUT_S = 10.0
-"""Of one request: a bookie that takes longer is not copied from, nor to, for now."""
+"""Seconds that a request may take: a bookie that takes longer is neither copied from nor copied to, for a while."""
 BUSY_PAUSE_S = 0.05
 BUSY_MAX = 200
 _FIRST_GUESS_BYTES = 16 << 10
@@ -47,7 +47,7 @@ Run = tuple[int, int]
 
 
 class CopyFailed(Exception):
-    """`entry`: the one that could not be read; -1: it was not about reading."""
+    """A copy failed. `entry`: the one that could not be read; -1: it was not about reading."""
 
     def __init__(self, stuck: Stuck, text: str, entry: int = -1) -> None:
         super().__init__(text)
@@ -56,7 +56,7 @@ class CopyFailed(Exception):
 
 
 class Copier:
-    """One for a worker: all its copies share the pace. `counters` go up over its whole life."""
+    """Copies the entries that one worker copies: all copies share the pace. `counters` go up over its whole life."""
 
     def __init__(self, bookies: Bookies, clock: Clock, config: RepairConfig) -> None:
         self._bookies = bookies
@@ -69,7 +69,7 @@ class Copier:
 
     # ------------------------------------------------------------------------------ asking
     async def held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> Intervals | None:
-        """Of the entries `first … last`; None: the bookie does not answer."""
+        """Returns which of the entries `first … last` the bookie holds; None if it does not answer."""
         found = Intervals()
         for at in range(first, last + 1, ENTRIES_MAX):
             end = min(last, at + ENTRIES_MAX - 1)
@@ -86,7 +86,8 @@ class Copier:
 
     # ------------------------------------------------------------------------------ copying
     async def copy(self, reader: LedgerReader, target: str, runs: Sequence[Run], copied: Callable[[int], None]) -> None:
-        """`copied` is called with the number of bytes as they arrive. CopyFailed; the metadata's errors."""
+        """Copies runs of entries to a bookie. `copied` is called with the number of bytes as they arrive. Raises
+        CopyFailed; the metadata's errors."""
         work = _Batches(runs, _guess(reader.record), self._batch_bytes)
 
         async def keep() -> None:

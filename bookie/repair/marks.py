@@ -37,7 +37,7 @@ _LOG = logging.getLogger("magnetar.bookie.repair")
 R = TypeVar("R", bound=Record)
 
 DROP_S = 2.0
-"""Of giving a node up."""
+"""Seconds that giving a node up may take."""
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -47,7 +47,7 @@ async def ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
 
 
 async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
-    """With its version."""
+    """Returns the mark of a ledger with its version."""
     return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
 
 
@@ -72,7 +72,8 @@ async def available(store: MetadataStore) -> dict[str, BookieRecord]:
 
 
 async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
-    """By bookie. One whose record cannot be read departs, for that there is one says so, and is not forgotten."""
+    """Returns the departing bookies. One whose record cannot be read departs, for that there is one says so, and is not
+    forgotten."""
     found: dict[str, DepartingRecord] = {}
     for name in await store.children(paths.DEPARTING):
         path = paths.departing(name)
@@ -85,7 +86,7 @@ async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
 
 
 async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
-    """By bookie, those that can be read."""
+    """Returns the reports of damage by bookie, those that can be read."""
     found: dict[str, DamagedEntriesRecord] = {}
     for name in await store.children(paths.damaged_copies(ledger_id)):
         record = await readable(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
@@ -95,7 +96,7 @@ async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntr
 
 
 async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
-    """What a bookie reported damaged; nothing, when the report changes at this moment."""
+    """Deletes what a bookie reported damaged; does nothing if the report changes at this moment."""
     path = paths.damaged(ledger_id, bookie)
     node = await store.get(path)
     if node is not None:
@@ -104,7 +105,8 @@ async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None
 
 
 async def enabled(store: MetadataStore) -> bool:
-    """Settings that cannot be read switch nothing off: copies that are missing are the greater harm."""
+    """Whether auto-recovery is on. Settings that cannot be read switch nothing off: copies that are missing are the
+    greater harm."""
     found = await readable(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
     return found is None or found[0].enabled
 
@@ -167,7 +169,7 @@ async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
 
 
 async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
-    """One that cannot be read is another process's."""
+    """Whether the node has this process's record. A record that cannot be read is another process's."""
     found = await readable(store, path, type(record))
     return found is not None and found[0].token == record.token
 
@@ -184,7 +186,7 @@ async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLo
 
 
 async def records_of(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
-    """Every record directly below the folder that can be read."""
+    """Returns every record directly below the folder that can be read."""
     found: list[R] = []
     for name in await store.children(folder):
         record = await readable(store, f"{folder}/{name}", cls)

@@ -29,7 +29,7 @@ COUNTERS = (
     "repair_scans", "repair_scanned_ledgers", "repair_checks", "repair_marks", "repair_ledgers", "repair_failures",
     "repair_recovered", "repair_entries", "repair_bytes",
 )  # fmt: skip
-"""Of `statistics`: what can fall, and what cannot."""
+"""The numbers of `statistics` that only grow; the others can fall."""
 
 
 def new_token(world: World) -> str:
@@ -37,7 +37,8 @@ def new_token(world: World) -> str:
 
 
 class Repair:
-    """`metadata` and `client` stay the caller's. `name`: whose worker this is; a bookie's is its id.
+    """The auditor and the worker of one process. `metadata` and `client` stay the caller's. `name`: whose worker this
+    is; a bookie's is its id.
 
     `token` marks its ephemeral nodes. One for all that runs, one after the other, in the same metadata session: what
     the one left is then the next one's own.
@@ -83,7 +84,7 @@ class RepairKeeper:
         self._past = dict.fromkeys(COUNTERS, 0)
 
     async def keep(self) -> None:
-        """For ever; at once over when this process takes no part."""
+        """Runs repair for ever; returns at once if this process takes no part."""
         while self._config.enabled:
             metadata = self._metadata()
             if metadata is not self._session:

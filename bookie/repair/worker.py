@@ -59,7 +59,7 @@ from .core.marks import Stuck, failed, waits_s
 _LOG = logging.getLogger("magnetar.bookie.repair")
 
 PUBLISH_S = 3.0
-"""Between two writes of a working worker's progress."""
+"""Seconds between two writes of a working worker's progress."""
 
 
 class _Unsettled(NamedTuple):
@@ -72,6 +72,8 @@ class _Unsettled(NamedTuple):
 
 
 class Worker:
+    """A worker: takes marked ledgers, locks each, and makes them whole."""
+
     def __init__(
         self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
     ) -> None:
@@ -98,7 +100,7 @@ class Worker:
         return {**self.counters, **self._copier.counters, "repair_working_on": len(self._trying)}
 
     async def run(self) -> None:
-        """Until cancelled, or an error of the metadata that is not to be retried: the session is lost."""
+        """Runs until it is cancelled, or an error of the metadata that is not to be retried: the session is lost."""
         try:
             await together([self._follow(), self._look_at_all(), self._publish(), self._work()], "repair-worker")
         finally:
@@ -126,7 +128,7 @@ class Worker:
                 await asyncio.sleep(self._config.retry_min_s)
 
     async def _look_at_all(self) -> None:
-        """A lock that was given back wakes no waiter: each waiter looks again."""
+        """Looks at all marked ledgers again and again: a lock that was given back wakes no waiter."""
         while True:
             await asyncio.sleep(self._config.poll_interval_s)
             try:
@@ -147,7 +149,7 @@ class Worker:
             self._add([ledger for ledger in listed if self._later.get(ledger, now) <= now])
 
     def _add(self, ledgers: Sequence[int]) -> None:
-        """In random order, so that workers that learn of the same ledgers do not meet at each."""
+        """Schedules the ledgers in random order, so that workers that learn of the same ledgers do not meet at each."""
         for ledger in self._rng.sample(ledgers, len(ledgers)):
             self._due[ledger] = None
         self._woken.set()
@@ -238,7 +240,8 @@ class Worker:
             return
 
     async def _why_open(self, look: Look, error: MagnetarError) -> Stuck:
-        """UNDECIDED: all are there who could tell the end, and do not know it."""
+        """Returns why a ledger stays open. UNDECIDED: all bookies answer that could tell the end, and do not know it.
+        """
         if error.fields.get("reason") != Abort.UNDECIDED.name or look.record is None:
             return Stuck.UNREACHABLE
         are_there = set(look.record.fragments[-1].bookies) <= set(await marks.available(self._metadata))
@@ -263,7 +266,7 @@ class Worker:
         return Look(record, frozenset(mark.bookies), gone, gone - available.keys(), held, unsettled_s, damaged)
 
     def _unsettled_s(self, ledger: int, record: LedgerRecord | None, gone: frozenset[str]) -> float:
-        """For how long the last fragment has been as it is. What a writer changes begins anew."""
+        """Returns for how many seconds the last fragment has been as it is. A change by a writer begins anew."""
         if record is None or not unsettled(record, gone):
             self._unsettled.pop(ledger, None)
             return 0.0
@@ -300,7 +303,7 @@ class Worker:
 
     # ------------------------------------------------------------------------------ gaps
     async def _fill(self, look: Look, gaps: Sequence[Gap]) -> Wait | None:
-        """Tries each gap once; why the first that failed did."""
+        """Tries each gap once; returns why the first that failed did."""
         record, worst = look.record, None
         assert record is not None, "a ledger without a record has no gaps"
         self.progress[record.ledger_id] = (0, _bytes_of(record, gaps))
@@ -315,7 +318,7 @@ class Worker:
         return worst
 
     async def _fill_one(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> LedgerRecord:
-        """In the order of `FILL` (core/copies.py); the record afterwards."""
+        """Closes a gap in the order `FILL` (core/copies.py); returns the record afterwards."""
         target = self._choose(record, gone, gap)
         wanted: Sequence[tuple[int, int]] = gap.missing
         if gap.gone and wanted:
@@ -328,7 +331,8 @@ class Worker:
         return await self._replace(record, gap, target) if gap.gone else record
 
     def _choose(self, record: LedgerRecord, gone: frozenset[str], gap: Gap) -> str:
-        """The same bookie, when it is there; else one that fits beside those of the ensemble that stay."""
+        """Returns the bookie that gets the copy: the gap's own if it is not gone, else one that fits the ensemble's
+        remaining ones."""
         if not gap.gone:
             return gap.bookie
         ensemble = next(each.bookies for each in record.fragments if each.first_entry == gap.first)
@@ -363,7 +367,7 @@ class Worker:
         self.progress[ledger] = (done + size, max(total, done + size))
 
     async def _publish(self) -> None:
-        """While something is done, and once after: how far it is."""
+        """Publishes the progress while there is work, and once after."""
         path, said = paths.repair_worker(self._name), None
         counted, at = 0, self._clock.monotonic()
         while True:
@@ -394,6 +398,6 @@ async def _silent() -> None:
 
 
 def _bytes_of(record: LedgerRecord, gaps: Sequence[Gap]) -> int:
-    """About how many bytes the gaps are."""
+    """Returns about how many bytes the gaps are."""
     entries = sum(last - first + 1 for gap in gaps for first, last in gap.missing)
     return record.length * entries // (record.last_entry + 1) if record.last_entry >= 0 else 0

@@ -45,7 +45,7 @@ REQUESTS_MAX = 32_768
 
 
 class AddBatch:
-    """One request with its entries, verified, from the turn in which it came to its answer.
+    """A request with its entries, verified, from the turn in which it came to its answer.
 
     `statuses` has one for each entry of an ADD_MANY, OK or BAD_REQUEST; None: it is an ADD, whose entry is OK.
     `entries` are those that are OK, `size` bytes together, `lac` the largest of theirs."""
@@ -69,13 +69,15 @@ class AddBatch:
 
 
 Intent = AddBatch | Callable[[bool], None]
-"""What waits for the journal: a request of adds, or what to call when it is durable (True) or found no room."""
+"""An item that waits for the journal: a request of adds, or a call with True once it is durable, False if it found no
+room."""
 SEAL_BYTES = 1 << 20
-"""The adds of a turn are sealed in groups of about this size: a group is never split, and larger blocks sync slower."""
+"""Size of the groups in which the adds of a turn are sealed, about: a group is never split, and larger blocks sync
+slower."""
 
 
 class Intents:
-    """Those of a turn, in their order, and their bytes. `seal` makes them one group of the journal."""
+    """The intents of a turn, in their order, and their bytes. `seal` makes them one group of the journal."""
 
     __slots__ = ("bytes", "seal", "turn")
 
@@ -122,7 +124,8 @@ class _Queue:
 
 
 class Adds:
-    """The service calls `take` within a turn, and `admit_held` when there may be room; `pressure` slows the socket."""
+    """Admits the adds of a bookie: the service calls `take` within a turn, and `admit_held` when there may be room;
+    `pressure` slows the socket."""
 
     def __init__(
         self, store: Store, clock: Clock, intents: Intents, newcomer: Callable[[Request, RequestHead, float], None],
@@ -169,7 +172,7 @@ class Adds:
             self._admit(batch)
 
     def take_one(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
-        """An ADD without flags, as most requests are."""
+        """Takes an ADD without flags, as most requests are."""
         opened = open_add(ledger, entry, request.frames, self._entry_bytes_max)
         if opened is None:
             self._refuse_whole(request, Op.ADD, ledger, entry, came)
@@ -279,7 +282,7 @@ class Adds:
 
     @property
     def held(self) -> tuple[int, int]:
-        """(requests, bytes)"""
+        """Returns (requests, bytes) that are held."""
         queues = (self._held, self._held_recovery)
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
 
@@ -310,7 +313,7 @@ class Adds:
         request.reply(AnswerHead(op, status, ledger, entry, -1, 0).encode())
 
     def _answer(self, batch: AddBatch) -> None:
-        """That some entries of an ADD_MANY, or all, are refused."""
+        """Answers that some entries of an ADD_MANY, or all, are refused."""
         statuses = batch.statuses
         if self.closed or statuses is None:
             return

@@ -40,15 +40,15 @@ _LOG = logging.getLogger("magnetar.bookie.requests")
 
 LOOKUPS_MAX = 32
 LOOKUP_TIMEOUT_S = 5.0
-"""As long as a writer waits for an add (`LedgerConfig.add_timeout_s`) before it counts the bookie as failed. A request
-that waits for longer is BUSY."""
+"""Seconds that a request waits at most; a longer one is BUSY. As long as a writer waits for an add
+(`LedgerConfig.add_timeout_s`) before it counts the bookie as failed."""
 
 Parked = tuple[Request, RequestHead, float]
 """A request, its head, and when it arrived."""
 
 
 class Newcomers:
-    """Calls `introduce(ledger, key)`, then `again(parked)`; `refuse` answers a request that is not done."""
+    """Holds requests for new ledgers. Calls `introduce(ledger, key)`, then `again(parked)`; or `refuse`."""
 
     def __init__(
         self, metadata: Callable[[], MetadataStore], introduce: Callable[[int, bytes], None],

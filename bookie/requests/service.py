@@ -1,4 +1,4 @@
-"""The peer service of a bookie: translates requests (format/peer.py) into the store's intents, and answers.
+"""The peer service of a bookie: translates requests (ledger/format/peer.py) into the store's intents, and answers.
 
 No task per add: the requests of one turn of the event loop become `Store.seal`s of about SEAL_BYTES, and the journal's
 completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
@@ -70,20 +70,23 @@ ADMIN_MAX = 4
 """ADMIN requests at a time: an operator and a script or two."""
 
 FENCES_PART, LACS_PART = 2, 8
-"""One part in so many of `held_bytes_max`. Each takes about 1 KiB (waiting.py): 16,000 fences with the default, as when
-brokers take over the topics of another one."""
+"""Divisors of `held_bytes_max`: the parts for fences and for LACs. Each takes about 1 KiB (waiting.py): 16,000 fences
+with the default, as when brokers take over the topics of another one."""
 HELD_PARTS = 4
-"""Times `held_bytes_max` that requests hold together: adds of clients, adds of recoverers and first requests of ledgers
-once each, fences, LACs and reads less than once."""
+"""Multiple of `held_bytes_max` that requests hold together: adds of clients, adds of recoverers and first requests of
+ledgers once each, fences, LACs and reads less than once."""
 READS_PART = 8
-"""Of `held_bytes_max`, for reads that wait for room: 8,000 with the default, of which one connection has half."""
+"""Divisor of `held_bytes_max`: the part for reads that wait for room, 8,000 with the default, of which one connection
+has half."""
 READ_WAIT_S = 2.5
-"""Below the time-outs of readers and recoverers: work for a sender that gave up delays the others."""
+"""Seconds that a read waits, below the time-outs of readers and recoverers: work for a sender that gave up delays the
+others."""
 READ_BYTES_MIN = 64 << 10
-"""Of a read, however little was asked for: its entry may be long."""
+"""Least bytes that a read counts, however little was asked for: its entry may be long."""
 
 class BookieService:
-    """`serve` is the PeerService. Owns the requests that wait; none is answered after `close`.
+    """The peer service of a bookie. `serve` is the PeerService. Owns the requests that wait; none is answered after
+    `close`.
 
     With `metadata` a ledger that is not here begins only when the metadata has its record. `slow_down` is the socket's.
     """
@@ -175,7 +178,7 @@ class BookieService:
                 self._start_admin(request, head)
 
     def _take_again(self, parked: list[Parked]) -> None:
-        """Their ledger was introduced."""
+        """Handles parked requests again, now that their ledger is introduced."""
         if not self._closed:
             for request, head, came in parked:
                 self._take(request, head, came)
@@ -186,7 +189,7 @@ class BookieService:
             self._store.seal(partial(self._sealed, self._intents.take()))
 
     def _sealed(self, turn: list[Intent], ok: bool) -> None:
-        """All intents of a turn are durable, or there was no room for them."""
+        """Handles the end of a seal: all intents of a turn are durable, or there was no room for them."""
         if self._closed:
             return
         if self.hold is not None:
@@ -201,7 +204,7 @@ class BookieService:
         self.room_found()
 
     def room_found(self) -> None:
-        """The store may have room for adds again."""
+        """Tries held adds again: the store may have room."""
         if not self._closed:
             self.adds.admit_held()
             self._seal()
@@ -293,7 +296,7 @@ class BookieService:
             self._start_read(request, head, came)
 
     def _has_room(self, head: RequestHead) -> bool:
-        """For one more read of the disk."""
+        """Whether there is room for one more read of the disk."""
         size = self._read_size(head)
         return len(self._reads) < self._reads_max and (
             not self._reads_bytes or self._reads_bytes + size <= self._reads_bytes_max
@@ -303,14 +306,15 @@ class BookieService:
         return 0 if head.op is Op.HELD else max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
 
     def _wait_for_room(self, request: Request, head: RequestHead, came: float) -> None:
-        """In the order of arrival. BUSY: too much waits, of this connection or in all."""
+        """Queues a read until there is room, in the order of arrival; BUSY if too much waits, of this connection or in
+        all."""
         if self._waiting_reads.add(request.connection, cost_of(request)):
             self._queued.append((request, head, came))
         else:
             self._refuse(request, head, Status.BUSY)
 
     def _read_ended(self, _: object) -> None:
-        """The next ones start. One that waited for READ_WAIT_S is refused: its sender gives it up soon."""
+        """Starts the next reads. One that waited for READ_WAIT_S is refused: its sender gives it up soon."""
         while self._queued and not self._closed:
             request, head, came = self._queued[0]
             late = self._clock.monotonic() - came > READ_WAIT_S
@@ -371,7 +375,8 @@ class BookieService:
             self._admins.spawn(self._do_admin(request, head, sender), "bookie-admin")
 
     async def _do_admin(self, request: Request, head: RequestHead, sender: Principal) -> None:
-        """A ValueError of the verb is the caller's fault; any other error is ours, and must not end the service."""
+        """Answers an admin request. A ValueError of the verb is the caller's fault; any other error is ours, and must
+        not end the service."""
         try:
             answer = await self.on_admin(bytes(request.frames[0]), sender, request.is_local)
         except ValueError as error:
@@ -384,7 +389,8 @@ class BookieService:
             _answer(request, head, Status.OK, entries=(answer,))
 
     async def close(self) -> None:
-        """No request is answered any more; waits for the reads under way, not for admin requests."""
+        """Closes the service: no request is answered any more. Waits for the reads under way, not for admin requests.
+        """
         self._closed = True
         self.adds.close()
         await self._admins.close()

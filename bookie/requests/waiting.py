@@ -12,19 +12,21 @@ from collections.abc import Hashable
 from ...runtime.network import Request
 
 REQUEST_BYTES = 1024
-"""About what a waiting request costs: the object, its head, its callback, its journal record."""
+"""Memory of a waiting request, about: the object, its head, its callback, its journal record."""
 
 SHARE = 0.5
 
 
 class Waiting:
+    """A bound for requests that wait, in bytes: for all of them, and for each connection."""
+
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._by_connection: dict[Hashable, int] = {}
         self.bytes = 0
 
     def add(self, connection: Hashable, size: int) -> bool:
-        """False: it is beyond the bound, and was not added."""
+        """Adds a request. False: it is beyond the bound, and was not added."""
         own = self._by_connection.get(connection, 0) + size
         if self.bytes and (self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max):
             return False

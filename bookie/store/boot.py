@@ -87,7 +87,7 @@ class Found(NamedTuple):
 
 
 def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> Found:
-    """Steps 1 to 4; in a worker."""
+    """Takes steps 1 to 4 of a start, in a worker; returns what they found."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
         disk.make_directories(files, join(directory, name))
     losses.load()
@@ -103,7 +103,7 @@ def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> F
 
 
 def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[Mark, int]:
-    """(mark, count of marks written); made when there is none, made anew when it cannot be read."""
+    """Returns (mark, count of marks written); made when there is none, made anew when it cannot be read."""
     path = join(directory, MARK)
     numbers = log_files.numbers(files, join(directory, ENTRIES))
     journals = journal_numbers(files, join(directory, JOURNAL))
@@ -134,7 +134,8 @@ def _create(files: Files, directory: str, uuid: bytes) -> Mark:
 async def enter_limbo(
     worker: Worker, losses: DataLossLog, known: Known, end: JournalPosition, descriptors: Descriptors
 ) -> None:
-    """After the replay, which ended at `end`: enters limbo if data is lost, durable with the next checkpoint.
+    """Enters limbo if data is lost, durable with the next checkpoint. To be called after the replay, which ended at
+    `end`.
 
     Without a ledger there is nothing to lose: it was a first start that was cut short.
     """
@@ -152,7 +153,7 @@ async def enter_limbo(
 
 
 class Replay:
-    """Step 5."""
+    """The replay of the journal into the memtable: step 5."""
 
     def __init__(
         self, memtable: Memtable, descriptors: Descriptors, checkpoint: Checkpoint, losses: DataLossLog
@@ -224,7 +225,8 @@ class Replay:
             await flushing
 
     def _apply(self, records: Records) -> None:
-        """The records of one block, in order. Looks a ledger up once for all its entries between records of others."""
+        """Applies the records of one block, in order. Looks a ledger up once for all its entries between records of
+        others."""
         table = self._memtable.active
         found: dict[int, tuple[dict[int, Stored], Descriptor]] = {}
         lac_of = ENTRY_LAC.unpack_from

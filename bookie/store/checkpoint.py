@@ -53,8 +53,8 @@ from .memtable import RELEASE_SLICE, Memtable, release
 
 MARK = "mark"
 SLICES_LAGGING = 8
-"""Of a flush that lags, before a turn of the loop, which takes milliseconds under load: with one slice a turn a
-flush writes 150 to 250 MB/s, whatever the disk can do."""
+"""Slices of a lagging flush that are written before each turn of the loop, which takes milliseconds under load: with
+one slice a turn a flush writes 150 to 250 MB/s, whatever the disk can do."""
 
 STEPS = (
     "capture_mark",
@@ -103,7 +103,7 @@ class Checkpoint:
         self._directory = directory
         self._uuid = uuid
         self._worker = self.writer = worker
-        """`writer` writes the slices of a flush: a start has another, so that the next one is made meanwhile."""
+        """Workers. `writer` writes the slices of a flush: at a start it is another, so that the next is made then."""
         self.mark, self._count = mark
         self._memtable = memtable
         self._descriptors = descriptors
@@ -125,7 +125,7 @@ class Checkpoint:
         self.seconds = Histogram((*SECONDS, 60.0))  # of each checkpoint that was done
 
     async def run(self, source: Source) -> None:
-        """One checkpoint; NoSpace when the disk is full (run it again later)."""
+        """Makes one checkpoint. NoSpace if the disk is full (run it again later)."""
         await self._alone(partial(self._steps, source))
 
     async def _alone(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -181,9 +181,9 @@ class Checkpoint:
         self._flush = flush
 
     def _at_once(self, flush: TableFlush) -> int:
-        """How many slices the worker writes before it waits for a turn of the loop: one, so that adds have the disk and
-        the interpreter in between; many while the other table fills faster than this one is written, because adds wait
-        when it is full."""
+        """Returns how many slices the worker writes before it waits for a turn of the loop: one, so that adds have the
+        disk and the interpreter in between; many while the other table fills faster than this one is written, because
+        adds wait when it is full."""
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
         return SLICES_LAGGING if filled > flush.taken else 1
 

@@ -1,4 +1,5 @@
-"""When the memtable becomes part of a log: the checkpoints of a running store (their order is store/checkpoint.py's).
+"""The times of a running store's checkpoints: when the memtable becomes part of a log (the order is
+store/checkpoint.py's).
 
 One is due when the memtable's active half is full, when `journal_bytes` were written to the journal since the last one
 began, or after `interval_s` with something to write. On a full disk it logs an error and tries again at each interval;
@@ -26,7 +27,7 @@ from .memtable import Memtable
 from .space.headroom import Headroom
 
 RETRY_S = 1.0
-"""Without a free descriptor; a try may write the whole memtable."""
+"""Seconds between tries without a free descriptor; a try may write the whole memtable."""
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 
@@ -72,11 +73,12 @@ class CheckpointScheduler:
 
     @property
     def _journal_bytes(self) -> int:
-        """Written to the journal since the last checkpoint began."""
+        """Returns the bytes written to the journal since the last checkpoint began."""
         return self._journal.counters["synced_bytes"] - self._flushed_bytes
 
     def _swapped(self) -> None:
-        """The memtable has room again: adds are admitted from the next turn of the event loop on."""
+        """Handles the swap: the memtable has room again, and adds are admitted from the next turn of the event loop on.
+        """
         asyncio.get_running_loop().call_soon(self._on_room)
 
     async def checkpoint(self) -> None:
@@ -89,7 +91,7 @@ class CheckpointScheduler:
         self._on_room()
 
     async def flush(self) -> None:
-        """`checkpoint` without the call of `on_room`."""
+        """Makes a checkpoint like `checkpoint`, without the call of `on_room`."""
         self._flushed_bytes = self._journal.counters["synced_bytes"]
         await self._room.flush(partial(self._checkpoint.run, self._source))
 

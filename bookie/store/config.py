@@ -8,6 +8,8 @@ from ...proto.errors import InvalidConfiguration
 
 
 class StoreConfig(msgspec.Struct, frozen=True):
+    """Settings of a bookie's store."""
+
     memtable_bytes: int = 64 << 20  # a checkpoint begins at this size; memory holds at most three times this
     checkpoint_interval_s: float = 600.0  # a checkpoint also after this long; each makes an extent per ledger touched
     journal_bytes: int = 64 << 20  # and after this much journal, which small records fill faster than the memtable

@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 
 class Note(msgspec.Struct, frozen=True):
+    """The note of data losses that a start found; `settled` once limbo is durable."""
+
     reasons: tuple[str, ...]
     settled: bool = False
 
@@ -50,7 +52,7 @@ async def every_ledger() -> int:
 
 
 class Known(NamedTuple):
-    """What the cookie and the metadata know of a data directory that is opened."""
+    """The state of a data directory as its cookie and the metadata know it, when it is opened."""
 
     journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
     losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
@@ -111,7 +113,7 @@ class DataLossLog:
 
 
 def readable(path: str, read: Callable[[], T]) -> T:
-    """What `read` returns. Damaged, also when the disk cannot read a sector."""
+    """Returns what `read` returns. Raises Damaged, also when the disk cannot read a sector."""
     try:
         return read()
     except OSError as error:

@@ -22,13 +22,14 @@ from ...runtime.memory.descriptors import NONE_FREE
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
-"""What a file system answers that does not write direct."""
+"""Errors of a file system that does not write direct."""
 GATHER_MAX = 512
-"""More buffers than this are joined before a write: one copy is cheaper than several system calls (IOV_MAX 1024)."""
+"""Most buffers that are written as they are; more are joined: one copy is cheaper than several system calls (IOV_MAX
+1024)."""
 
 
 def raise_busy(error: OSError) -> None:
-    """Of a read: raises the error of an open that found no descriptor free. It says nothing of the file."""
+    """Raises the error of an open that found no descriptor free: it says nothing about the file."""
     if error.errno in NONE_FREE:
         raise error
 
@@ -44,11 +45,11 @@ class NoSpace(Exception):
 
 
 class NoDescriptor(NoSpace):
-    """No descriptor is free for what should be written; nothing of it counts. It says nothing of the disk."""
+    """No descriptor is free for what should be written; nothing of it counts. The error says nothing about the disk."""
 
 
 def fail(files: Files, doing: str, error: OSError) -> NoReturn:
-    """NoSpace for a full disk, NoDescriptor when none is free; for anything else the process ends."""
+    """Raises NoSpace for a full disk, NoDescriptor when none is free; for anything else ends the process."""
     if error.errno in NONE_FREE:
         raise NoDescriptor(f"{doing}: {error}") from error
     if error.errno in _NO_ROOM:
@@ -58,7 +59,7 @@ def fail(files: Files, doing: str, error: OSError) -> NoReturn:
 
 
 def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> int:
-    """Writes the buffers one after the other; their size."""
+    """Writes the buffers one after the other; returns their size."""
     if len(buffers) > GATHER_MAX:
         buffers = [b"".join(buffers)]
     try:
@@ -68,7 +69,7 @@ def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> i
 
 
 def opened(files: Files, path: str, *, direct: bool = False) -> File:
-    """A file that is there, to be written."""
+    """Opens an existing file, to be written."""
     try:
         return files.open(path, direct=direct)
     except OSError as error:
@@ -92,7 +93,7 @@ def open_direct(files: Files, path: str, block: bytes) -> File | None:
 
 
 def open_once(files: Files, path: str) -> File:
-    """The file opened to be read once, past the page cache where its file system does that."""
+    """Opens a file to be read once, past the page cache where its file system does that."""
     try:
         file = files.open(path, write=False, direct=True)
         try:
@@ -123,7 +124,7 @@ def sync(files: Files, file: File) -> None:
 
 
 def write_back(files: Files, file: File) -> None:
-    """A sync that no guarantee needs: it makes the next sync, for which a caller waits, shorter.
+    """Syncs a file although no guarantee needs it: it makes the next sync, for which a caller waits, shorter.
 
     The crash-point enumeration never counts it as durable (tests/crashes).
     """
@@ -141,7 +142,8 @@ def sync_directory(files: Files, path: str) -> None:
 
 
 def make_directories(files: Files, path: str) -> None:
-    """With parents, each synced into its own. NoSpace; any other error is the caller's."""
+    """Makes directories with their parents, each synced into its own. Raises NoSpace; any other error is the caller's.
+    """
     try:
         files.make_directories(path)
     except OSError as error:
@@ -165,7 +167,8 @@ def replace(files: Files, directory: str, name: str, data: bytes) -> None:
 
 
 def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
-    """`replace` with data that comes in slices, each synced when it is written; the size of all."""
+    """Replaces a file, like `replace`, with data that comes in slices, each synced when it is written; returns the size
+    of all."""
     temporary = join(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)

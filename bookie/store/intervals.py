@@ -8,6 +8,8 @@ from itertools import pairwise
 
 
 class Intervals:
+    """A set of integers, kept as disjoint intervals in ascending order."""
+
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
@@ -22,11 +24,11 @@ class Intervals:
         return at >= 0 and value <= self._lasts[at]
 
     def __len__(self) -> int:
-        """Number of intervals."""
+        """Returns the number of intervals."""
         return len(self._firsts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """(first, last) of each interval, ascending."""
+        """Yields (first, last) of each interval, ascending."""
         return zip(self._firsts, self._lasts, strict=True)
 
     def add(self, first: int, last: int) -> None:
@@ -50,12 +52,12 @@ class Intervals:
         self._lasts[low:high] = [b for _, b in kept]
 
     def within(self, first: int, last: int) -> list[tuple[int, int]]:
-        """What of first .. last is in the set."""
+        """Returns the parts of first .. last that are in the set, as intervals."""
         low = bisect_left(self._lasts, first)
         high = bisect_right(self._firsts, last)
         return [(max(self._firsts[i], first), min(self._lasts[i], last)) for i in range(low, high)]
 
     def check(self) -> None:
-        """No interval is empty; they are disjoint, ascending and not adjacent."""
+        """Checks that no interval is empty, and that they are disjoint, ascending and not adjacent."""
         assert all(first <= last for first, last in self)
         assert all(a[1] + 1 < b[0] for a, b in pairwise(self))

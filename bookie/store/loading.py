@@ -1,4 +1,5 @@
-"""What a start has read and repaired, before the store has a journal to write to: steps 1 to 5 of store/boot.py.
+"""The result of a start: what it has read and repaired before the store has a journal to write to, in steps 1 to 5 of
+store/boot.py.
 
     workers = StoreWorkers.start(world.workers)
     loaded = await load(world, directory, uuid, config, known, workers)

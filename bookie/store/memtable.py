@@ -23,15 +23,17 @@ from .intervals import Intervals
 Stored = tuple[bytes, ...]
 """An entry in one or more pieces."""
 TABLES = 3
-"""Times `bytes_max` that both tables have together at most, beside one request."""
+"""Multiple of `bytes_max` that both tables have together at most, besides one request."""
 ENTRY_OVERHEAD_BYTES = 200
-"""What an entry costs besides its bytes: slot, key, tuple and bytes objects of CPython."""
+"""Memory of an entry besides its bytes: slot, key, tuple and bytes objects of CPython."""
 LEDGER_OVERHEAD_BYTES = 400
-"""What the first entry of a ledger costs more: a dictionary of its own, and a descriptor that changed."""
+"""Memory that the first entry of a ledger costs in addition: a dictionary of its own, and a descriptor that changed."""
 RELEASE_SLICE = 256
 
 
 class Table:
+    """The entries of one half of the memtable, by ledger."""
+
     __slots__ = ("entries", "ledgers", "refused", "size_bytes")
 
     def __init__(self) -> None:
@@ -58,6 +60,8 @@ class Table:
 
 
 class Memtable:
+    """The memtable: an active table, and the one that is being flushed."""
+
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.active = Table()
@@ -65,7 +69,7 @@ class Memtable:
 
     @property
     def due(self) -> bool:
-        """The active table has reached its bound."""
+        """Whether the active table has reached its bound."""
         return self.active.size_bytes >= self.bytes_max
 
     @property
@@ -107,7 +111,7 @@ class Memtable:
         return bool(self.active.refused) or (self.flushing is not None and bool(self.flushing.refused))
 
     def refuse(self, ledger: int, entries: Iterable[int]) -> None:
-        """The journal had no room for these adds."""
+        """Notes that the journal had no room for these adds."""
         for table in self._tables:
             held = table.ledgers.get(ledger, _NONE)
             for entry in entries:
@@ -115,7 +119,7 @@ class Memtable:
                     table.refused.setdefault(ledger, Intervals()).add(entry, entry)
 
     def redeem(self, ledger: int, entries: Iterable[int]) -> None:
-        """These adds are synced."""
+        """Notes that these refused adds are durable after all."""
         for table in self._tables:
             refused = table.refused.get(ledger)
             if refused is None:
@@ -126,7 +130,8 @@ class Memtable:
                 del table.refused[ledger]
 
     def refused_of(self, ledger: int) -> list[tuple[int, int]]:
-        """First and last of runs of the ledger's entries that are here and in no journal, as far as is known."""
+        """Returns first and last of runs of the ledger's entries that are here and in no journal, as far as is known.
+        """
         return [run for table in self._tables for run in table.refused.get(ledger, ())]
 
     # ------------------------------------------------------------------------------------ a flush
@@ -144,7 +149,8 @@ class Memtable:
         self.active.refused.pop(ledger, None)
 
     def check(self) -> None:
-        """The flushing table is never written; sizes are not negative; no empty ledger is kept; refused is held."""
+        """Checks that the flushing table is never written, sizes are not negative, no empty ledger is kept, and refused
+        is held."""
         for table in self._tables:
             assert table.size_bytes >= 0
             assert all(table.ledgers.values())

@@ -55,7 +55,7 @@ _LOG = logging.getLogger("magnetar.bookie.store")
 
 
 class StorePorts(msgspec.Struct, frozen=True):
-    """What a store calls at its owner; nothing before `Store.open` returns."""
+    """The calls that a store makes to its owner; none before `Store.open` returns."""
 
     on_room: Callable[[], None] = lambda: None  # an add may be admitted again
     on_no_space: Callable[[], None] = lambda: None  # a write found a full disk
@@ -63,7 +63,7 @@ class StorePorts(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """Made by `Store.open`; one per data directory (the lock is the service's, bookie/node/identity.py)."""
+    """The store of a data directory, made by `Store.open` (the lock is the service's, bookie/node/identity.py)."""
 
     def __init__(
         self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: Loaded, ports: StorePorts
@@ -140,7 +140,7 @@ class Store:
         return store
 
     async def _begin(self, end: JournalPosition) -> None:
-        """Steps 6 and 7: a journal after `end`, and a mark in it."""
+        """Takes steps 6 and 7: a journal after `end`, and a mark in it."""
         await self._journal.start(end)
         # From now on the mark names a journal that must be there.
         await self._checkpoint.run(Source(lambda: self._journal.position, self._journal.release))
@@ -149,7 +149,8 @@ class Store:
         self._keeper.start()
 
     async def close(self) -> None:
-        """In order: the journal's queue, a last checkpoint (so that the next start replays nothing), the files.
+        """Ends the journal's queue, then makes a last checkpoint (so that the next start replays nothing),
+        then closes the files.
 
         Runs to its end also when the caller is cancelled; every further caller waits for the same end.
         """
@@ -172,13 +173,14 @@ class Store:
 
     # ------------------------------------------------------------------------------------ intents
     def add(self, ledger: int, entry: int, key: bytes, stored: Stored, size: int, lac: int, recovery: bool) -> Status:
-        """`add_many` of one entry."""
+        """Adds one entry, like `add_many`."""
         return self.add_many(ledger, key, ((entry, stored, size),), size, lac, recovery)
 
     def add_many(
         self, ledger: int, key: bytes, entries: Sequence[tuple[int, Stored, int]], size: int, lac: int, recovery: bool
     ) -> Status:
-        """OK: all are admitted, durable when the next `seal` is done; else none is. NO_SUCH_LEDGER: not introduced.
+        """Adds entries. OK: all are admitted, durable when the next `seal` is done; else none is. NO_SUCH_LEDGER: not
+        introduced.
 
         `entries` are (id, stored, bytes), all verified by the caller; `size` is theirs together, `lac` the largest.
         Room is checked once: one request may exceed the bounds.
@@ -216,7 +218,8 @@ class Store:
         return Status.OK
 
     def fence(self, ledger: int, key: bytes) -> Status:
-        """OK: fenced in memory; answer nothing, also nothing negative, before the next `seal` is done (§1.9).
+        """Fences a ledger. OK: fenced in memory; answer nothing, also nothing negative, before the next `seal` is done
+        (§1.9).
 
         An unknown ledger is created fenced. A deleted one stays deleted: no add is ever admitted there. While a fence
         is on its way there is one record of it, however many ask: `fence_is_durable` says what became of it.
@@ -250,7 +253,8 @@ class Store:
         return ledger in self.descriptors.tombstones if descriptor is None else descriptor.fence_synced
 
     def write_lac(self, ledger: int, key: bytes, lac: int) -> Status:
-        """OK: known, and durable when the next `seal` is done. Of one ledger the largest LAC of a seal is written."""
+        """Notes an explicit LAC. OK: known, and durable when the next `seal` is done. Of one ledger the largest LAC of
+        a seal is written."""
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
             return status
@@ -262,7 +266,7 @@ class Store:
 
     # ------------------------------------------------------------------------------------ what was lost
     def found_whole(self, ledger: int, first: int, count: int) -> None:
-        """These entries were read and verified: none of them needs its quarantine."""
+        """Ends the quarantine of these entries: they were read and verified."""
         for entry in range(first, first + count):
             if self.descriptors.is_quarantined(ledger, entry):
                 self.descriptors.mend(ledger, entry, entry)
@@ -280,11 +284,12 @@ class Store:
 
     @property
     def losses(self) -> Sequence[str]:
-        """What a start found missing, as long as the store is in limbo for it."""
+        """Returns the losses that a start found, while the store is in limbo for them."""
         return self._losses.reasons
 
     def seal(self, done: Done) -> None:
-        """`done(True)` when all intents since the last seal are durable, `done(False)` when there was no room for them.
+        """Calls `done(True)` when all intents since the last seal are durable, `done(False)` when there was no room for
+        them.
 
         An earlier refusal is not reported again; `settled` includes it. The journal calls `_sealed` before `done`.
         """
@@ -300,7 +305,7 @@ class Store:
         self, fencing: dict[int, Descriptor], keying: dict[int, Descriptor],
         adding: list[tuple[int, Sequence[tuple[int, Stored, int]]]], ok: bool,
     ) -> None:  # fmt: skip
-        """The group with these fences, keys and entries is durable, or found no room."""
+        """Handles the end of a group with these fences, keys and entries: it is durable, or found no room."""
         self._fenced -= fencing.keys()
         for descriptor in fencing.values():
             descriptor.fence_synced = descriptor.fence_synced or ok
@@ -315,7 +320,7 @@ class Store:
             self.room.on_no_space()
 
     async def sealed(self) -> bool:
-        """`seal` as a coroutine."""
+        """Seals like `seal`, as a coroutine."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return await future
@@ -330,7 +335,7 @@ class Store:
         return self._reads.read_lac(ledger)
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """`read`, when it needs no disk; else None."""
+        """Reads like `read`, if that needs no disk; else returns None."""
         return self._reads.read_now(ledger, entry, count, bytes_max)
 
     async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
@@ -342,15 +347,16 @@ class Store:
         return await self._reads.verify(ledger, entry)
 
     async def held(self, ledger: int, first: int, last: int) -> Intervals:
-        """Which of the entries `first … last` are here and durable, as memory and index know (reads/held.py)."""
+        """Returns which of the entries `first … last` are here and durable, as memory and index know (reads/held.py).
+        """
         return await self._held.within(ledger, first, last)
 
     async def find_extent(self, log_number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
-        """Where an extent of a log is, and its table on the disk (None: damaged)."""
+        """Returns the place of an extent of a log, and its table on the disk (None: damaged)."""
         return await self._reads.find_extent(log_number, extent)
 
     def index_end(self, log_number: int) -> int | None:
-        """Up to where the log's index counts; None: to the end of the file."""
+        """Returns up to where the log's index counts; None: to the end of the file."""
         opened = {each.state.number: each.state.index_end for each in (self._log, self._cold)}
         return opened.get(log_number)
 
@@ -361,12 +367,12 @@ class Store:
 
     @property
     def journal_position(self) -> JournalPosition:
-        """Up to where the journal is synced."""
+        """Returns up to where the journal is synced."""
         return self._journal.position
 
     @property
     def has_room(self) -> bool:
-        """An add is admitted; False: it is BUSY."""
+        """Whether an add is admitted; False: it is BUSY."""
         return not (self.memtable.full or self._journal.full)
 
     @property
@@ -375,16 +381,16 @@ class Store:
 
     @property
     def flush_blocked(self) -> bool:
-        """No room for the last checkpoint."""
+        """Whether there was no room for the last checkpoint."""
         return self.room.flush_blocked
 
     @property
     def without_descriptor(self) -> bool:
-        """No descriptor was free for the last checkpoint."""
+        """Whether no descriptor was free for the last checkpoint."""
         return self.room.without_descriptor
 
     async def delete(self, ledgers: list[int]) -> bool:
-        """Tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""
+        """Writes tombstones of deleted ledgers, durable when this returns True; only then may their data go (§2.6)."""
         return await self._tombstones.write(ledgers)
 
     # ------------------------------------------------------------------------------------ what it holds

@@ -1,1 +1,1 @@
-"""Who may do what: the table of permissions, the grants of namespaces, and the decision."""
+"""The permissions of callers: the table, the grants of namespaces, and the decision."""

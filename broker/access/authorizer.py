@@ -28,7 +28,7 @@ from ..topic.topic import Topic
 from .core.rights import Right, Rights, decide
 
 AGAIN_S = 0.5
-"""Between two tries to decide again while the grants cannot be read."""
+"""Seconds between two tries to decide again while the grants cannot be read."""
 
 _LOG = logging.getLogger("magnetar.broker")
 _VERBS = {
@@ -39,7 +39,8 @@ _RIGHTS = {Permission.PRODUCE: Right.PRODUCE, Permission.CONSUME: Right.CONSUME,
 
 
 class Authorizer:
-    """`rights` reads the grants of a namespace, `administrators` those of a tenant; `loaded` has the topics here."""
+    """Decides for callers. `rights` reads the grants of a namespace, `administrators` those of a tenant; `loaded` has
+    the topics here."""
 
     def __init__(
         self, clock: Clock, rights: Callable[[NamespaceName], Awaitable[Rights]],
@@ -62,7 +63,7 @@ class Authorizer:
         self, principal: Principal, permission: Permission, *, topic: TopicName | None = None,
         namespace: NamespaceName | None = None, tenant: str = "", subscription: str = "", peer: str = "",
     ) -> None:  # fmt: skip
-        """Unauthorized; Unavailable: the grants cannot be read."""
+        """Checks that a caller has a permission. Raises Unauthorized; Unavailable: the grants cannot be read."""
         if may_everything(principal) or permission in (Permission.SHOWN, Permission.OWN):
             return
         what = str(topic or namespace or tenant or "the cluster")
@@ -93,14 +94,16 @@ class Authorizer:
         return decide(principal.name, right, rights, named, subscription, wildcards=self._wildcards)
 
     async def shown(self, principal: Principal, name: NamespaceName) -> Callable[[str], bool]:
-        """Which topics of the namespace (full names) the caller is shown: those that it may look up."""
+        """Returns whether a topic of the namespace (full name) is shown to the caller: those are that it may look up.
+        """
         if may_everything(principal):
             return lambda topic: True
         rights = await self._rights(name)
         return lambda topic: not self._decide(principal, Right.LOOKUP, rights, TopicName.parse(topic), "")
 
     async def administers(self, principal: Principal, tenant: str) -> bool:
-        """A tenant whose record is damaged has no administrators: it is no matter of others' lists."""
+        """Whether the principal administers the tenant. A tenant whose record is damaged has no administrators: it is
+        no matter of others' lists."""
         if may_everything(principal):
             return True
         try:
@@ -111,12 +114,13 @@ class Authorizer:
 
     # ------------------------------------------------------------------ when grants change
     def changed(self, tenant: str, namespace: str) -> None:
-        """`namespace` is empty: each of the tenant's; `tenant` too: all. Decides again in a task."""
+        """Decides again, in a task, for all streams of a namespace. `namespace` empty: each of the tenant's; `tenant`
+        too: all."""
         if not self._again.closed:
             self._again.spawn(self._decide_again(tenant, namespace), "broker-decides-again")
 
     async def _decide_again(self, tenant: str, namespace: str) -> None:
-        """Until all is decided: a change whose grants could not be read is not forgotten."""
+        """Decides until all is decided: a change whose grants could not be read is not forgotten."""
         left = [
             topic for topic in self._loaded()
             if topic.name.tenant == (tenant or topic.name.tenant)
@@ -126,7 +130,7 @@ class Authorizer:
             await asyncio.sleep(AGAIN_S)
 
     async def _undecided(self, topics: Iterable[Topic]) -> list[Topic]:
-        """Decides again for the topics; those whose grants cannot be read now."""
+        """Decides again for the topics; returns those whose grants cannot be read now."""
         turns, left = Turns(self._clock), []
         for topic in topics:
             try:
@@ -163,7 +167,8 @@ class Authorizer:
 
 
 def may_everything(principal: Principal) -> bool:
-    """Other brokers and operators too, by a certificate of the cluster; a bookie has no business at a broker."""
+    """Whether the principal may do everything: so may other brokers and operators, by a certificate of the cluster; a
+    bookie has no business at a broker."""
     member = principal.kind is PrincipalKind.MEMBER and principal.name.startswith(("broker/", "operator/"))
     return principal.is_super or principal.kind is PrincipalKind.LOCAL or member
 

@@ -39,7 +39,7 @@ STALE_S = 30.0
 KNOWN_MAX = 10_000
 """Namespaces whose grants are remembered: a caller may ask for any number of names."""
 ATTEMPTS_MAX = 20
-"""To take the grants of a topic away, while others change those of its namespace."""
+"""Tries to take the grants of a topic away, while others change those of its namespace."""
 WATCH_RETRY_S = 1.0
 
 Changed = Callable[[str, str], None]
@@ -47,6 +47,8 @@ Changed = Callable[[str, str], None]
 
 
 class Grants:
+    """The grants and administrators, read from the metadata and kept current by watches."""
+
     def __init__(self, metadata: MetadataStore, clock: Clock, changed: Changed) -> None:
         self._metadata = metadata
         self._clock = clock
@@ -66,7 +68,7 @@ class Grants:
 
     # ------------------------------------------------------------------ asking
     async def rights(self, name: NamespaceName) -> Rights:
-        """A namespace or tenant that does not exist has none. Unavailable: they cannot be read."""
+        """Returns the rights; none if the namespace or tenant does not exist. Unavailable: they cannot be read."""
         if self._broken and self._clock.monotonic() - min(self._broken.values()) > STALE_S:
             raise Unavailable("grants cannot be read from the metadata at the moment; try again")
         found = self._known.get(name)
@@ -82,7 +84,7 @@ class Grants:
         return found
 
     async def record(self, name: NamespaceName) -> GrantsRecord:
-        """As it is in the metadata."""
+        """Returns the grants as they are in the metadata."""
         found = await get_record(self._metadata, paths.grants(name.tenant, name.namespace), GrantsRecord)
         return GrantsRecord() if found is None else found[0]
 
@@ -96,14 +98,15 @@ class Grants:
 
     # ------------------------------------------------------------------ changing
     async def change(self, name: NamespaceName, change: Callable[[GrantsRecord], GrantsRecord]) -> None:
-        """InvalidRequest of `change`. Once it returns, this broker decides by it."""
+        """Changes the grants of a namespace. Raises the InvalidRequest of `change`. Once it returns, this broker
+        decides by the new ones."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
         self._forget(name.tenant, name.namespace)
 
     async def forget(self, topic: TopicName, *still: Check) -> None:
-        """Before the topic's record goes: a topic that is made anew has no grants of an earlier one. BadVersion: it is
-        not `still` that topic."""
+        """Deletes the grants of a topic, before its record is deleted: a topic that is made anew has no grants of an
+        earlier one. BadVersion: it is not `still` that topic."""
         name = topic.namespace_name
         path = paths.grants(name.tenant, name.namespace)
         for _ in range(ATTEMPTS_MAX):

@@ -21,7 +21,7 @@ Granted = dict[str, tuple[str, ...]]
 
 
 def grant(record: GrantsRecord, topic: str, role: str, actions: Sequence[str]) -> GrantsRecord:
-    """`topic`: its full name, without a partition; empty: the namespace."""
+    """Grants a role its actions. `topic`: its full name, without a partition; empty: the namespace."""
     unknown = sorted({each for each in actions if each not in ACTIONS})
     if unknown or not actions:
         raise InvalidRequest(f"actions are {', '.join(ACTIONS)}, not {', '.join(map(repr, unknown)) or 'none'}")
@@ -39,7 +39,7 @@ def revoke(record: GrantsRecord, topic: str, role: str) -> GrantsRecord:
 
 
 def grant_subscription(record: GrantsRecord, subscription: str, roles: Sequence[str]) -> GrantsRecord:
-    """These roles and no others. InvalidRequest: none is named."""
+    """Sets the roles that may use a subscription: these and no others. InvalidRequest if none is named."""
     if not roles:
         raise InvalidRequest("a subscription's list names at least one role; without a list it takes every consumer")
     named = tuple(dict.fromkeys(check_role(each) for each in roles))
@@ -49,7 +49,8 @@ def grant_subscription(record: GrantsRecord, subscription: str, roles: Sequence[
 
 
 def revoke_subscription(record: GrantsRecord, subscription: str, roles: Collection[str]) -> GrantsRecord:
-    """With the last role the list goes, and the subscription takes every consumer again, as in Pulsar."""
+    """Removes roles from a subscription's list. With the last role the list goes, and the subscription takes every
+    consumer again, as in Pulsar."""
     left = tuple(each for each in record.subscriptions.get(subscription, ()) if each not in roles)
     lists = {**record.subscriptions, subscription: left}
     return replace(record, subscriptions={name: roles for name, roles in lists.items() if roles})

@@ -64,7 +64,8 @@ async def _any_number(_: NamespaceName) -> int:
 
 
 class CatalogLimits(NamedTuple):
-    """How many there may be; 0: any number. Counted when one more is made: those made at once may exceed it."""
+    """The numbers of objects that there may be; 0: any number. Counted when one more is made: those made at once may
+    exceed it."""
 
     tenants: int = 0
     namespaces: int = 0  # of a tenant
@@ -142,7 +143,8 @@ class Catalog:
         return found[0]
 
     async def known_namespace(self, name: NamespaceName) -> NamespaceRecord:
-        """As it was at most KNOWN_S ago: for its number of bundles, which is fixed while the namespace exists."""
+        """Returns the record as it was at most KNOWN_S ago: for its number of bundles, which is fixed while the
+        namespace exists."""
         now = self._world.clock.monotonic()
         record, until = self._known.get(name, (None, now))
         if record is None or now >= until:
@@ -164,7 +166,8 @@ class Catalog:
         await self._create(paths.namespace(name.tenant, name.namespace), record, f"namespace {name}")
 
     async def update_namespace(self, name: NamespaceName, record: NamespaceRecord) -> None:
-        """All but the number of bundles, which was fixed when the namespace was made."""
+        """Replaces all of a namespace's record but the number of bundles, which was fixed when the namespace was made.
+        """
         _check(record)
         found = await self.namespace(name)
         record = msgspec.structs.replace(record, bundles=found.bundles)
@@ -190,7 +193,8 @@ class Catalog:
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Persistent topics; or, with `partitions`, everything that is stored: single topics and partitions."""
+        """Returns the persistent topics; or, with `partitions`, everything that is stored: single topics and
+        partitions."""
         await self.namespace(name)
         stored = [paths.name(each) for each in await self._store.children(paths.topics(name.tenant, name.namespace))]
         found, turns = list[str](), Turns(self._world.clock)
@@ -205,7 +209,7 @@ class Catalog:
         return sorted(found)
 
     async def volatile_topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Non-persistent ones that have partitions; their owners know the others."""
+        """Returns the non-persistent topics that have partitions; their owners know the others."""
         found = await self._partitioned(name, persistent=False)
         if partitions:
             counts = [await self.partitions(topic) or 0 for topic in found]
@@ -218,7 +222,7 @@ class Catalog:
         return [TopicName(name.tenant, name.namespace, paths.name(each), persistent=persistent) for each in stored]
 
     async def partitions(self, topic: TopicName) -> int | None:
-        """Of a partitioned topic; 0: it is not partitioned; None: there is no such topic.
+        """Returns the number of partitions; 0: the topic is not partitioned; None: there is no such topic.
 
         A non-persistent topic without partitions exists while it is used.
         """
@@ -234,16 +238,17 @@ class Catalog:
         return await self._store.get(_topic_path(topic.base)) is not None
 
     async def existing_partitions(self, topic: TopicName) -> int:
-        """As `partitions`; TopicNotFound."""
+        """Returns the number of partitions like `partitions`. Raises TopicNotFound."""
         found = await self.partitions(topic)
         if found is None:
             raise TopicNotFound(f"topic {topic} does not exist", topic=topic)
         return found
 
     async def partitions_or_create(self, topic: TopicName, *, by_use: bool = False) -> int:
-        """As `partitions`; one that is missing is made with the namespace's default where that is allowed. `by_use`:
-        with a default of 0 it is not made, but by who uses it then (`ensure_stored`): to Pulsar's clients this is a
-        question. While the metadata does not answer, what it said last counts (broker/common/last_known.py)."""
+        """Returns the number of partitions like `partitions`; a missing topic is made with the namespace's default
+        where that is allowed. `by_use`: with a default of 0 it is not made, but by who uses it then (`ensure_stored`):
+        to Pulsar's clients this is a question. While the metadata does not answer, what it said last counts
+        (broker/common/last_known.py)."""
         return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
     async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:
@@ -290,12 +295,12 @@ class Catalog:
             raise TopicNotFound(f"topic {topic} does not exist, and is not made automatically", topic=topic)
 
     async def create_topic(self, topic: TopicName, partitions: int) -> None:
-        """AlreadyExists; InvalidRequest: too many partitions."""
+        """Creates a topic. AlreadyExists; InvalidRequest: too many partitions."""
         await self.namespace(topic.namespace_name)
         await self._create_topic(topic, partitions)
 
     async def _create_topic(self, topic: TopicName, partitions: int) -> None:
-        """In a namespace that exists."""
+        """Creates a topic in a namespace that exists."""
         if topic.is_partition:
             raise InvalidRequest(f"{topic} names a partition; create {topic.base} with partitions", topic=topic)
         if partitions > PARTITIONS_MAX:
@@ -333,7 +338,7 @@ class Catalog:
         await make_absent(self._store, later)
 
     async def add_partitions(self, topic: TopicName, partitions: int) -> None:
-        """More partitions, never fewer. TopicNotFound when it is no partitioned topic.
+        """Gives a topic more partitions, never fewer. TopicNotFound when it is no partitioned topic.
 
         With the subscriptions of its first partition, from their beginning: one without a consumer at the moment would
         else be made when its consumer returns, after what was published meanwhile. So the number grows after them: a
@@ -383,8 +388,8 @@ class Catalog:
         return [put_of(_topic_path(topic.with_partition(number)), record, ABSENT) for number in numbers]
 
     async def check_incarnation(self, topic: TopicName, incarnation: int) -> None:
-        """TopicNotFound: the caller means a topic, or partition, that was deleted. 0: it means whichever is there. What
-        is kept of a name that is not persistent outlasts its topics."""
+        """Raises TopicNotFound if the caller means a topic, or partition, that was deleted. 0: it means whichever is
+        there. What is kept of a name that is not persistent outlasts its topics."""
         if not incarnation or not topic.persistent:
             return
         found = await get_record(self._store, _topic_path(topic), TopicRecord)
@@ -419,12 +424,13 @@ class Catalog:
         await deletions.with_owner(self._store, ledgers, operations)
 
     async def partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """What a deletion of it ends: for `still_partitioned`."""
+        """Returns the record that a deletion of the topic ends: for `still_partitioned`."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         return None if found is None else found[0]
 
     async def still_partitioned(self, topic: TopicName, ended: PartitionedRecord) -> Check | None:
-        """As `still`, of a partitioned topic whose partitions were deleted. Busy: it was given more meanwhile."""
+        """Returns the check like `still`, for a partitioned topic whose partitions were deleted. Busy: it was given
+        more meanwhile."""
         found = await get_record(self._store, _partitioned_path(topic), PartitionedRecord)
         if found is None or found[0].created_ms != ended.created_ms:
             return None
@@ -447,13 +453,13 @@ class Catalog:
         return PartitionedRecord(partitions=partitions, created_ms=self._incarnation())
 
     def _incarnation(self) -> int:
-        """By which offsets and deletions tell a topic from an earlier one of its name: no two that are made here have
-        the same, whatever the clock does."""
+        """Returns a number by which offsets and deletions tell a topic from an earlier one of its name: no two that are
+        made here have the same, whatever the clock does."""
         self._made_ms = max(self._world.clock.wall_ms(), self._made_ms + 1)
         return self._made_ms
 
     async def _check_topics(self, topic: TopicName, more: int) -> None:
-        """NotAllowed: that many more would be too many in its namespace."""
+        """Raises NotAllowed if that many more would be too many in its namespace."""
         name = topic.namespace_name
         limit = await self._limits.topics(name) if topic.persistent else 0
         await self._check_room(limit, paths.topics(name.tenant, name.namespace), more, f"namespace {name}", "topics")

@@ -21,6 +21,6 @@ async def bookies(store: MetadataStore) -> list[BookieRecord]:
 
 
 async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
-    """All records under the prefix, without those that are deleted during the read or cannot be parsed."""
+    """Returns all records under the prefix, without those that are deleted during the read or cannot be parsed."""
     found = [await readable(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
     return [each[0] for each in found if each is not None]

@@ -117,7 +117,7 @@ def _orphan(record: LedgerRecord, now_ms: int, age_s: float) -> Orphan | None:
 
 
 def _numbers(record: Record) -> Iterator[int]:
-    """Every whole number in the record."""
+    """Yields every whole number in the record."""
     waiting: list[object] = [msgspec.to_builtins(record)]
     while waiting:
         value = waiting.pop()

@@ -72,7 +72,7 @@ class Ownership:
         return found
 
     async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
-        """The broker that serves the topic; when none did this one, or that of the group whose share it is.
+        """Returns the broker that serves the topic; if none did, this one, or that of the group whose share it is.
         Unavailable: the owner is just going away.
         """
         number = bundle_number(topic, policies.bundles)
@@ -80,8 +80,8 @@ class Ownership:
         return self.me if self.owns_path(path) else await self.owner_of(path, number, f"topic {topic}")
 
     async def owner_of(self, path: str, number: int, what: str) -> BrokerRecord:
-        """As `owner`, of whatever has its owner at that path, which is `number` of its folder; `what` is for the
-        error's text."""
+        """Returns the owner, like `owner`, of any object that has its owner at `path`, which is `number` of its folder;
+        `what` is for the error's text."""
         if self.owns_path(path):
             return self.me
         async with self._asking[path]:

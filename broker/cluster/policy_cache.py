@@ -1,10 +1,10 @@
 """Cache of policies of brokers, namespaces and topics, kept current by one metadata watch over all policies.
 
-    book = PolicyBook(metadata, defaults, changed)
-    await book.open()                         from here on changes are seen
-    await book.applied(topic)                 reads the policies of the namespace and its topics, once
-    await book.change(namespace, topic, …)    written, and known here, when it returns
-    await book.close()
+    cache = PolicyCache(metadata, defaults, changed)
+    await cache.open()                         from here on changes are seen
+    await cache.applied(topic)                 reads the policies of the namespace and its topics, once
+    await cache.change(namespace, topic, …)    written, and known here, when it returns
+    await cache.close()
 
 What all brokers take in the place of their settings is read at the start (`defaults`); a change of it is a change of
 every namespace. A namespace is read when one of its topics is asked for, with the policies of all its topics; from then
@@ -55,6 +55,8 @@ class _Namespace:
 
 
 class PolicyCache:
+    """The cache of the policies of brokers, namespaces and topics, kept current by a watch."""
+
     def __init__(
         self, metadata: MetadataStore, defaults: Applied, changed: Callable[[NamespaceName], None] = lambda _: None
     ) -> None:
@@ -145,7 +147,7 @@ class PolicyCache:
     async def change_properties(
         self, name: NamespaceName, topic: TopicName | None, change: Callable[[dict[str, str]], Mapping[str, str]]
     ) -> None:  # fmt: skip
-        """`change` gets those that are there and gives those that shall be; it may be called again."""
+        """Changes properties. `change` gets the present ones and returns the new ones; it may be called again."""
 
         def changed(record: PoliciesRecord | None) -> PoliciesRecord:
             record = record or PoliciesRecord()
@@ -154,7 +156,7 @@ class PolicyCache:
         await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
 
     async def forget(self, name: NamespaceName, topic: TopicName | None) -> None:
-        """The topic or namespace was deleted."""
+        """Forgets a topic or namespace that was deleted."""
         await self._metadata.commit([Delete(_path(name, topic))])
 
     # ------------------------------------------------------------------ the watch
@@ -179,7 +181,7 @@ class PolicyCache:
             await asyncio.sleep(WATCH_RETRY_S)
 
     async def _read_all(self) -> None:
-        """What is damaged stays as it was."""
+        """Reads all policies again; a damaged record leaves them as they were."""
         await self._unless_damaged(self._read_defaults())
         for name in list(self._known):
             await self._unless_damaged(self._read(name))

@@ -1,6 +1,6 @@
 """The topics of a namespace and each change of them, from the metadata: the content of WatchTopics.
 
-    async for told in TopicFeed(store, catalog).changes(namespace, after_revision): …
+    async for told in TopicWatcher(store, catalog).changes(namespace, after_revision): …
 
 First all of them (`Topics`), unless the caller names the last revision that it got; then what is added and removed, in
 the order in which it happened, and `Topics` again when the history is lost. So nothing is missed, across reconnects and
@@ -29,7 +29,7 @@ WAITING_MAX = 1000
 
 
 class Topics(NamedTuple):
-    """All existing topics, by full name."""
+    """The existing topics of a namespace, by full name."""
 
     names: list[str]
     revision: int
@@ -53,6 +53,8 @@ Told = Topics | Added | Removed
 
 
 class TopicWatcher:
+    """Watches the topics of namespaces."""
+
     def __init__(self, store: MetadataStore, catalog: Catalog) -> None:
         self._store = store
         self._catalog = catalog
@@ -60,7 +62,7 @@ class TopicWatcher:
     async def changes(
         self, namespace: NamespaceName, after_revision: int = 0, *, tell_missing: bool = True
     ) -> AsyncIterator[Told]:
-        """All topics, then each change. NamespaceNotFound (`tell_missing` False: it has no topics so far); the
+        """Yields all topics, then each change. NamespaceNotFound (`tell_missing` False: it has no topics so far); the
         metadata's errors, when the caller has to begin anew."""
         revision = after_revision
         if not revision:

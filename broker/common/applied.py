@@ -20,7 +20,7 @@ NAMES = Applied.__struct_fields__
 FIXED = ("max_message_bytes", "ensemble_size", "write_quorum", "ack_quorum")
 """Settings of a broker that hold while it runs: its frames are as large, and its own ledgers have as many copies."""
 DYNAMIC = tuple(name for name in NAMES if name not in FIXED)
-"""Those that change while brokers run, of all at once (PolicyCache)."""
+"""Names of the policies that can change while brokers run, for all at once (PolicyCache)."""
 
 
 def resolve(broker: Applied, *levels: Policies) -> Applied:
@@ -37,12 +37,12 @@ def resolve(broker: Applied, *levels: Policies) -> Applied:
 
 
 def as_policies(applied: Applied) -> Policies:
-    """Every field set: what `--applied` shows."""
+    """Returns policies with every field set: what `--applied` shows."""
     return Policies(**{name: getattr(applied, name) for name in NAMES})
 
 
 UNUSED_S = 60
-"""A non-persistent topic without producers and consumers ends after so long, where no policy says otherwise."""
+"""Seconds without producers and consumers after which a non-persistent topic ends, where no policy says otherwise."""
 
 
 def of_non_persistent(applied: Applied) -> Applied:

@@ -20,21 +20,22 @@ Seconds = Annotated[float, Meta(gt=0)]
 
 LISTEN = Endpoint("127.0.0.1", 7650)
 MESSAGE_BYTES_LIMIT = ENTRY_BYTES_MAX - 1024
-"""What a ledger takes, less what the broker puts in front. The log's entry ids are those of the ledger only as long as
-the ledger refuses no entry for its size."""
+"""Largest message that a ledger takes, without what the broker puts in front. The log's entry ids are those of the
+ledger only as long as the ledger refuses no entry for its size."""
 SNAPSHOT_BYTES_LIMIT = 256 << 10
-"""A node of the metadata holds 1 MiB, and all nodes are in its memory."""
+"""Most bytes of a snapshot: a node of the metadata holds 1 MiB, and all nodes are in its memory."""
 RESULT_RETENTION_S_MIN = 60.0
-"""Twice what an operation of a client takes with all its attempts, by default: a repeated commit gets its answer."""
+"""Least seconds that results are kept, twice what an operation of a client takes with all its attempts, by default: a
+repeated commit gets its answer."""
 
 
 HAND_OUT_BYTES = 1 << 20
-"""Of what was read, for one consumer or range at once, `read_bytes` at most: what its connection may hold beyond its
-bound, and what a role may still read after it lost the right."""
+"""Most bytes that one consumer or range gets at once of what was read, `read_bytes` if that is less: its connection may
+hold so much beyond its bound, and a role may still read so much after it lost the right."""
 
 
 class BrokerConfig(Applied, frozen=True):
-    """With the policies that namespaces and topics inherit (core/applied.py)."""
+    """Settings of a broker, with the policies that namespaces and topics inherit (broker/common/applied.py)."""
 
     # ---- behaviour
     name: str = ""  # in the registry of brokers; empty: a random one
@@ -170,7 +171,8 @@ class BrokerConfig(Applied, frozen=True):
 
 
 class Replication(msgspec.Struct, frozen=True):
-    """Of new ledgers: over how many bookies, how many copies, how many of them synced before a confirmation."""
+    """The replication of new ledgers: over how many bookies, how many copies, how many of them synced before a
+    confirmation."""
 
     ensemble_size: int
     write_quorum: int

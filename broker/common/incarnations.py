@@ -1,4 +1,5 @@
-"""Which of the topics that had a name is meant: each is known by when it was made, ms since the epoch. 0: unknown."""
+"""The incarnation of a topic: which of the topics that had a name is meant. It is when the topic was made, ms since the
+epoch. 0: unknown."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ def is_another(there: int, meant: int) -> bool:
 
 
 def check_incarnation(topic: TopicName, there: int, meant: int) -> None:
-    """TopicNotFound: the caller means a topic that was deleted, and the one that is `there` has its name. `meant` 0: it
-    means whichever is there."""
+    """Raises TopicNotFound if the caller means a topic that was deleted, and the one that is `there` has its name.
+    `meant` 0: it means the present one, whichever that is."""
     if is_another(there, meant):
         raise TopicNotFound(
             f"the topic {topic} that is meant was deleted and made anew since (at {there} ms, not {meant})", topic=topic

@@ -1,4 +1,4 @@
-"""What the metadata said last, for those who open what exists while the metadata does not answer.
+"""The last answers of the metadata, for callers that open what exists while the metadata does not answer.
 
     count = await known.get(topic, lambda: self._read(topic))
 
@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from ...proto.errors import ConnectionLost, SessionExpired, Unavailable
 
 PATIENCE_S = 1.0
-"""Several times what a metadata process needs for an answer under load."""
+"""Seconds to wait for the metadata: several times what its process needs for an answer under load."""
 ANSWERS_MAX = 10_000
 
 K = TypeVar("K", bound=Hashable)
@@ -26,11 +26,13 @@ V = TypeVar("V")
 
 
 class LastKnown(Generic[K, V]):
+    """The last answers of the metadata to one question, by key."""
+
     def __init__(self) -> None:
         self._answers: dict[K, V] = {}  # in the order of the last answers
 
     async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
-        """`read` may be cancelled when there is an earlier answer."""
+        """Returns the answer of `read`, or the last one. `read` may be cancelled when there is an earlier answer."""
         if key not in self._answers:
             answer = await read()
         else:
@@ -45,7 +47,7 @@ class LastKnown(Generic[K, V]):
         return answer
 
     def note(self, key: K, answer: V) -> None:
-        """It is so from now on, by a change that was made here."""
+        """Notes the answer that holds from now on, by a change that was made here."""
         self._answers.pop(key, None)
         self._answers[key] = answer
         if len(self._answers) > ANSWERS_MAX:
@@ -53,5 +55,5 @@ class LastKnown(Generic[K, V]):
                 del self._answers[oldest]
 
     def forget(self, key: K) -> None:
-        """It is deleted here."""
+        """Forgets the answer: its object is deleted here."""
         self._answers.pop(key, None)

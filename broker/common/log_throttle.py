@@ -9,7 +9,7 @@ AGAIN_S = 10.0
 
 
 class LogThrottle:
-    """One loop's memory of what it said last. `news` is asked before each line."""
+    """Remembers what one loop logged last. `news` is asked before each line."""
 
     __slots__ = ("_at", "_clock", "_reason")
 

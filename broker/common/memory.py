@@ -1,4 +1,4 @@
-"""What may take memory in a broker, and how much each part gets of `memory_bytes` (runtime/memory/shares.py)."""
+"""The parts of a broker that may take memory, and how much of `memory_bytes` each gets (runtime/memory/shares.py)."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 A member has its sentence (`value`), the error that the client gets (`kind`), and what is stored nevertheless (`kept`).
 Code refuses with `raise SubscribeRefusal.RATE.error(text, **facts)`; where no text is given, the sentence is the text.
-docs/refusals.md is generated from these enums and from where their members are used (tests/docs/refusals.py).
+docs/design/refusals.md is generated from these enums and from where their members are used (tests/docs/refusals.py).
 Not here: what is checked first in every request, that this broker serves the topic (NotOwner, TopicNotFound), and
-outcomes of what was accepted (docs/refusals.md lists both).
+outcomes of what was accepted (docs/design/refusals.md lists both).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Refusal(enum.Enum):
 
 
 class PublishRefusal(_Refusal):
-    """Why an entry is not taken, in the order in which it is judged."""
+    """The reason why an entry is not taken, in the order in which it is judged."""
 
     QUOTA = "the backlog quota is reached, and its policy is to refuse publishes", BacklogQuotaExceeded
     PRODUCER_FENCED = "the producer was closed, or a later exclusive producer took the topic over", ProducerFenced
@@ -74,7 +74,7 @@ class PublishRefusal(_Refusal):
 
 
 class SubscribeRefusal(_Refusal):
-    """Why a consumer may not subscribe, in the order in which it is judged."""
+    """The reason why a consumer may not subscribe, in the order in which it is judged."""
 
     COMPACTED_TYPE = "read_compacted needs an Exclusive or Failover subscription: keys have an order", NotAllowed
     COMPACTED_TOPIC = "read_compacted needs a persistent topic: nothing of others is kept", NotAllowed
@@ -115,9 +115,8 @@ class SubscribeRefusal(_Refusal):
 
 
 class AckRefusal(_Refusal):
-    """Why an acknowledgement is refused. What came before it in the same request counts, but in a transaction: there a
-    request counts as a whole or not at all.
-    """
+    """The reason why an acknowledgement is refused. What came before it in the same request counts, but in a
+    transaction: there a request counts as a whole or not at all."""
 
     UNKNOWN_KIND = "there is no such kind of acknowledgement", InvalidRequest
     TOO_MANY_INDEXES = "batch indexes of one request span more messages than an entry can hold", InvalidRequest

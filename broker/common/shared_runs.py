@@ -1,4 +1,4 @@
-"""One run of some work for all who ask for it while it runs.
+"""One run of some work, shared by all callers that ask for it while it runs.
 
     shared = SharedRuns()
     value = await shared.get(key, work)       begins `work()`, or joins the run of that key
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SharedRuns(Generic[K, T]):
-    """Those of one part, by key."""
+    """The shared runs of one part, by key."""
 
     __slots__ = ("_running",)
 
@@ -27,7 +27,7 @@ class SharedRuns(Generic[K, T]):
         self._running: dict[K, asyncio.Task[T]] = {}
 
     async def get(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What the run returns or raises."""
+        """Begins or joins the run of `key`; returns its result, or raises its error."""
         run = self._running.get(key)
         if run is None:
             run = self._running[key] = asyncio.get_running_loop().create_task(work())

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 RESOLUTION_S = 0.016
-"""No wait is shorter: many short ones cost more than they smooth (PIP-322)."""
+"""Shortest wait in seconds: many short ones cost more than they smooth (PIP-322)."""
 
 
 class TokenBucket:
-    """One rate, in tokens a second."""
+    """A token bucket of one rate, in tokens a second."""
 
     __slots__ = ("_at", "_tokens", "rate")
 
@@ -35,7 +35,7 @@ class TokenBucket:
         self._at = now
 
     def change(self, rate: float, now: float) -> None:
-        """What was taken under the old rate counts: a debt is paid back at the new one."""
+        """Changes the rate. Tokens taken under the old rate still count: a debt is paid back at the new one."""
         self._fill(now)
         self.rate = rate
         self._tokens = min(self._tokens, rate)
@@ -50,7 +50,7 @@ class TokenBucket:
         return self._tokens
 
     def wait_s(self, now: float) -> float:
-        """0: something may be taken."""
+        """Returns the seconds to wait; 0: something may be taken."""
         self._fill(now)
         return 0.0 if self._tokens > 0 else max(RESOLUTION_S, -self._tokens / self.rate)
 
@@ -102,6 +102,8 @@ def _changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket
 
 
 class Sized(Protocol):
+    """An item that takes tokens: a number of messages, and bytes."""
+
     @property
     def count(self) -> int: ...
     @property
@@ -120,7 +122,7 @@ def wait_s(rates: Iterable[Rate], now: float) -> float:
 
 
 def portion(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
-    """How many of the entries may go now: those that the tokens cover, and the one that leaves a debt."""
+    """Returns how many of the entries may go now: those that the tokens cover, and the one that leaves a debt."""
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)

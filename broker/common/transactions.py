@@ -1,4 +1,4 @@
-"""What a topic and the coordinators of transactions ask of each other, independent of who implements it.
+"""The interfaces between a topic and the coordinators of transactions, independent of who implements them.
 
     Coordinators        the topic's side of a coordinator, wherever it runs (broker/transaction/)
     TransactionJoins    of one topic: who publishes or acknowledges in a transaction asks it first (broker/topic/)
@@ -35,18 +35,18 @@ def writer_of(principal: Principal) -> str | None:
 
 
 class Settlement(NamedTuple):
-    """How a transaction ended, for one of its topics."""
+    """The end of a transaction, for one of its topics."""
 
     txn: TxnId
     committed: bool
     entries: int = -1
-    """With a receipt, as the client said; -1: it said nothing, and every entry counts."""
+    """Entries with a receipt, as the client said; -1: it said nothing, and every entry counts."""
     last: Position = Position(-1, -1)
-    """Of the last receipt. An entry after it had no receipt: it does not count."""
+    """Position of the last receipt. An entry after it had no receipt: it does not count."""
 
 
 Joined = TxnState | Settlement
-"""What a join is answered: a state; or, of a committed transaction that the topic has not settled, its settlement."""
+"""The answer to a join: a state; or, of a committed transaction that the topic has not settled, its settlement."""
 
 
 def state_of(joined: Joined) -> TxnState:
@@ -56,7 +56,7 @@ def state_of(joined: Joined) -> TxnState:
 
 
 class TransactionFacts(NamedTuple):
-    """What its coordinator says of a transaction."""
+    """The facts that its coordinator tells of a transaction."""
 
     txn: TxnId
     state: TxnState
@@ -64,12 +64,12 @@ class TransactionFacts(NamedTuple):
     """The role that began it; empty: callers have none."""
     name: str = ""
     address: str = ""
-    """Of the client that began it."""
+    """Address of the client that began it."""
     sink: str = ""
-    """It writes a batch of this sink; empty: of none."""
+    """Sink whose batch it writes; empty: none."""
     age_s: float = 0.0
     left_s: float = 0.0
-    """To its deadline."""
+    """Seconds to its deadline."""
 
 
 class Coordinators(Protocol):
@@ -81,8 +81,9 @@ class Coordinators(Protocol):
         InvalidRequest: it is another's. None: who may write in each (`writer_of`), and a topic that was loaded with
         entries of the transaction.
 
-        TransactionForgotten: it ended long ago. Unavailable, TimedOut, ConnectionLost: nothing is known; ask again.
-        Joins that are asked in one turn travel together.
+        Never TransactionForgotten: what ended long ago is ABORTED for a topic that does not know its outcome, because a
+        commit is forgotten after every participant has stored it. Each other error says nothing of the outcome: ask
+        again. Joins that are asked in one turn travel together.
         """
 
     def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
@@ -91,7 +92,7 @@ class Coordinators(Protocol):
         ...
 
     async def tell(self, txn: TxnId) -> TransactionFacts:
-        """Errors as of `join`. One that is being decided may be told as OPEN."""
+        """Returns the state. Errors as of `join`. One that is being decided may be told as OPEN."""
 
     async def abort_open(self, txn: TxnId) -> TransactionFacts:
         """Aborts it if it is open, because a topic of it is deleted by force. Its state after that: COMMITTED or
@@ -100,7 +101,7 @@ class Coordinators(Protocol):
 
 
 class NoCoordinators:
-    """Of a broker, or a topic, without transactions."""
+    """The coordinators of a broker, or a topic, that has no transactions."""
 
     async def join(self, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
         raise NotAllowed(f"topic {topic} takes no transactions")
@@ -130,5 +131,5 @@ class TransactionJoins(Protocol):
         Coordinators.join raises."""
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
-        """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
-        its coordinator does not answer. NotOwner."""
+        """Returns COMMITTED or ABORTED if the transaction has ended; its end has been applied here when this returns.
+        None: it is open, or its coordinator does not answer. Raises NotOwner."""

@@ -7,8 +7,8 @@
             await turns.next()
 
 A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
-entries, what is not is refused before (protocols/grpc/border.py). In a simulation a slice never ends, because no time
-passes within one step of it. Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py.
+entries, what is not is refused before (broker/protocols/grpc/translate.py). In a simulation a slice never ends: no
+time passes within one step of it. Guarding test: tests/broker/protocols/grpc/test_extreme_requests.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import asyncio
 from ...runtime.clock import Clock
 
 SLICE_S = 0.002
-"""The loop is held for less than 5 ms: a slice, and what the turn does before and after it."""
+"""Seconds of a slice, so that the loop is held for less than 5 ms: a slice, and what the turn does before and after it.
+"""
 
 
 class Turns:
@@ -35,6 +36,6 @@ class Turns:
         return self._clock.monotonic() > self.end
 
     async def next(self) -> None:
-        """Others have had their turn when this returns."""
+        """Gives the others their turn."""
         await asyncio.sleep(0)
         self.end = self._clock.monotonic() + SLICE_S

@@ -28,11 +28,11 @@ from .publish import Publish
 
 _UNLIMITED = 1 << 62
 AGE_LOOK_MS = 1000
-"""How often the age of a ledger is looked at, while it is written."""
+"""Milliseconds between two checks of the age of a ledger, while it is written."""
 
 
 class Appender:
-    """Of one log. `writer` None: no ledger is written yet. `timestamp_ms`: of the last publish."""
+    """The appender of one log. `writer` None: no ledger is written yet. `timestamp_ms`: of the last publish."""
 
     __slots__ = (
         "_age_due_ms", "_cache", "_chain", "_clock", "_config", "_on_confirmed", "_on_delayed", "_on_stopped",
@@ -63,7 +63,7 @@ class Appender:
 
     # ------------------------------------------------------------------ sending
     def send(self) -> None:
-        """What the ledger has room for."""
+        """Sends queued publishes for which the ledger has room."""
         writer, queue, entries_max = self.writer, self.queue, self._config.roll_entries
         if writer is None:
             self._on_stopped()
@@ -106,7 +106,7 @@ class Appender:
 
     # ------------------------------------------------------------------ confirming
     def begin(self, writer: LedgerWriter) -> None:
-        """The committed list names its ledger, which is written from now on."""
+        """Begins to write the ledger, which the committed list names."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
         writer.listener = self
         self.queue.opened(writer.ledger_id)
@@ -124,7 +124,7 @@ class Appender:
             self._on_stopped()
 
     def confirm(self, confirmed: Sequence[Publish]) -> None:
-        """In their order, all of the ledger that is written, or was last."""
+        """Confirms publishes in their order, all of the ledger that is written, or was last."""
         span, cache, now_s, seconds = self._span, self._cache, self._clock.monotonic(), self._publish_seconds
         waits = seconds.waiting
         for publish in confirmed:
@@ -146,7 +146,7 @@ class Appender:
             seconds.take()
 
     def ended(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
-        """The ledger ended there: what in it is not confirmed yet, and its row in the list (None: no ledger)."""
+        """Ends the ledger there; returns what in it is not confirmed yet, and its row in the list (None: no ledger)."""
         if self.writer is None:
             return [], None
         stored = self.queue.ended(last_entry)
@@ -155,7 +155,7 @@ class Appender:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> Replication | None:
-        """Of the ledger that is written, or was last."""
+        """Returns the replication of the ledger that is written, or was last."""
         if self.writer is None:
             return None
         record = self.writer.record

@@ -22,8 +22,8 @@ from ...runtime.files import Buffer
 from .unfolding import is_long
 
 ENTRY_BYTES = 512
-"""Of an entry beside its bytes: the object, position, numbers, frames, its place in the cache. Measured: 490 for one
-that was published, 470 for one that was read."""
+"""Memory of an entry besides its bytes: the object, position, numbers, frames, its place in the cache. Measured: 490
+for one that was published, 470 for one that was read."""
 
 
 class StoredEntry:
@@ -49,7 +49,7 @@ class StoredEntry:
 
     @classmethod
     def parse(cls, position: Position, entry: Buffer) -> StoredEntry:
-        """An entry read from a bookie. CorruptEntry when it does not parse."""
+        """Parses an entry that was read from a bookie. CorruptEntry when it does not parse."""
         index, timestamp_ms, metadata, _ = parse_stored(entry)
         if metadata.HasField("num_messages_in_batch"):
             count, slots = metadata.num_messages_in_batch, None
@@ -101,7 +101,7 @@ class StoredEntry:
 
     @property
     def payload(self) -> bytes:
-        """Its bytes in one piece: a copy."""
+        """Returns the bytes of the entry in one piece: a copy."""
         return b"".join(self.frames)
 
     @property
@@ -127,7 +127,7 @@ def _slots_of_one(metadata: MessageMetadata) -> tuple[int, ...]:
 
 
 class _Slots(dict[bytes, tuple[int, ...]]):
-    """key → its slot: the keys of a topic recur, and their entries share the tuples."""
+    """The slots of keys: the keys of a topic recur, and their entries share the tuples."""
 
     def __missing__(self, key: bytes) -> tuple[int, ...]:
         if len(self) >= KNOWN_KEYS_MAX:
@@ -139,7 +139,7 @@ class _Slots(dict[bytes, tuple[int, ...]]):
 
 
 KNOWN_KEYS_MAX, KNOWN_KEY_BYTES_MAX = 16_384, 64
-"""Their slots take 4 MB at most."""
+"""Most keys that are known, and the longest: their slots take 4 MB at most."""
 _SLOTS = _Slots()
 
 
@@ -166,7 +166,7 @@ class TailCache:
                 self._drop_oldest()
 
     def put_all(self, ledger_id: int, several: Iterable[StoredEntry]) -> None:
-        """Entries of one ledger, in order."""
+        """Puts entries of one ledger, in order."""
         entries = self._ledgers.get(ledger_id)
         if entries is None:
             entries = self._ledgers[ledger_id] = {}
@@ -182,7 +182,7 @@ class TailCache:
             self._drop_oldest()
 
     def resize(self, bytes_max: int) -> None:
-        """The oldest entries are dropped that are too many now."""
+        """Drops the oldest entries that are too many now."""
         self.bytes_max = bytes_max
         while self.bytes > bytes_max:
             self._drop_oldest()
@@ -217,7 +217,7 @@ class TailCache:
         return found
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger is needed no more; its bytes are freed at once."""
+        """Forgets a ledger that is needed no more; its bytes are freed at once."""
         if self.recent is not None:
             self.recent.forget(ledger_id)
         entries = self._ledgers.pop(ledger_id, None)

@@ -39,7 +39,7 @@ class CommittedReader:
         return self._log.get(position) if self._shape.readable(position) else None
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """At least that of `position`, which is shown."""
+        """Reads at least the entry at `position`, which is shown."""
         self._check(position)
         stable = self._shape.stable
         if position[0] == stable[0]:
@@ -103,4 +103,4 @@ class CommittedView:
         return self._log.state
 
     def leave_out(self, cursor: Acknowledged) -> None:
-        """Its shape leaves out what is aborted; nothing is acknowledged for it."""
+        """Does nothing to the cursor: the shape leaves out aborted entries, and nothing is acknowledged for them."""

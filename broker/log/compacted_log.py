@@ -23,7 +23,7 @@ from .snapshot_ledger import StateLedgers
 
 
 class CompactedLog:
-    """`open` it; `read` gives survivors as entries of the topic, at their original positions."""
+    """A compacted ledger. `open` it; `read` gives survivors as entries of the topic, at their original positions."""
 
     def __init__(self, record: Compacted, reader: LedgerReader, rows: list[Row]) -> None:
         self.record = record
@@ -53,7 +53,7 @@ class CompactedLog:
         return self.record.entries
 
     def number_of(self, position: Position) -> int:
-        """The number of the first survivor at or after it; `entries` when there is none."""
+        """The number of the first survivor at or after `position`; `entries` when there is none."""
         at = bisect_left(self._ids, position[0])
         if at == len(self.rows):
             return self.entries

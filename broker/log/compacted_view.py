@@ -44,7 +44,8 @@ class CompactedReader:
         return None if self._covers(position) else self._log.get(position)
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
-        """From the first that survives at or after it; none when all of those were removed and nothing follows."""
+        """Reads from the first entry that survives at or after `position`; none when all of those were removed and
+        nothing follows."""
         compacted = self._covers(position)
         if compacted is None:
             return await self._log.read(position, bytes_max, last_entry)
@@ -105,7 +106,7 @@ class CompactedView:
         return self._log.state
 
     def show_committed(self, log: ReadableLog) -> None:
-        """Past the horizon it reads `log` from here on, which shows what is committed (committed_view.py)."""
+        """Reads from here on, past the horizon, `log`, which shows what is committed (committed_view.py)."""
         self._log = log
         self.reader.read_on_in(log.reader)
         assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
@@ -120,7 +121,7 @@ class CompactedView:
         self.reader.compacted = compacted
 
     def leave_out(self, cursor: Acknowledged) -> None:
-        """What was removed counts as acknowledged."""
+        """Acknowledges for the cursor what compaction removed."""
         compacted = self.compacted
         if compacted is None:
             return

@@ -65,13 +65,14 @@ _LOG = logging.getLogger("magnetar.broker.log.compaction")
 STEPS = ("survey", "create", "name", "copy", "close", "publish", "delete")
 """The order of a compaction, as names of methods of `_Run`."""
 BREATH_MESSAGES = 1000
-"""Between two turns of the event loop: one to three milliseconds of work."""
+"""Messages between two turns of the event loop: one to three milliseconds of work."""
 READ_TRIES, READ_RETRY_S = 10, 1.0
-"""Of one read, when bookies do not answer; then the compaction has failed, and the next one starts over."""
+"""Tries of one read while bookies do not answer, and seconds between them; then the compaction has failed, and the next
+one starts over."""
 
 
 class CompactionProgress:
-    """Of the last compaction."""
+    """The progress of the last compaction."""
 
     def __init__(self) -> None:
         self.state = CompactionState.NOT_RUN
@@ -117,7 +118,7 @@ class Compaction:
 
     @property
     def progress(self) -> CompactionProgress:
-        """Of the last one."""
+        """Returns the progress of the last compaction."""
         if self._progress is None:
             self._progress = CompactionProgress()
         return self._progress
@@ -141,13 +142,14 @@ class Compaction:
         return self._task is not None
 
     def show_committed(self, log: ReadableLog) -> None:
-        """From here on only what `log` shows is compacted, and read after the horizon."""
+        """Compacts from here on only what `log` shows, which is also read after the horizon."""
         view = self.view
         self.shown = log
         view.show_committed(log)
 
     def held(self, applied: Applied) -> Safe | None:
-        """As a durable cursor with its mark there, it keeps ledgers from being trimmed; None: none."""
+        """Returns the mark up to which ledgers may be trimmed, as for a durable cursor; None if compaction keeps
+        nothing."""
         if self.record is not None:
             mark = Position(self.record.horizon_ledger, self.record.horizon_entry)
         elif self.running or applied.compaction_threshold_bytes:
@@ -173,7 +175,7 @@ class Compaction:
 
     # ------------------------------------------------------------------ life
     async def open(self, applied: Applied) -> None:
-        """The log was taken over: what the record names is read from here on."""
+        """Opens the compacted ledger that the record names, after the log was taken over."""
         record = self.record
         if record is None:
             return
@@ -187,7 +189,7 @@ class Compaction:
             raise
 
     def start(self) -> bool:
-        """False: one is running."""
+        """Starts a compaction. False: one is running."""
         if self._task is not None:
             return False
         self._progress = CompactionProgress()
@@ -204,12 +206,12 @@ class Compaction:
             self.start()
 
     async def wait(self) -> None:
-        """Until none is running."""
+        """Waits until none is running."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     def stop(self) -> None:
-        """The topic ends here: a running compaction is given up, and the next owner deletes its ledger."""
+        """Gives a running compaction up, because the topic ends here; the next owner deletes its ledger."""
         if self._task is not None:
             self._task.cancel()
 
@@ -240,7 +242,7 @@ class Compaction:
 
 
 class CompactionRun:
-    """One compaction."""
+    """A run of the compaction."""
 
     def __init__(self, of: Compaction) -> None:
         self._of = of
@@ -352,12 +354,12 @@ class CompactionRun:
 
     # ------------------------------------------------------------------ reading and writing
     def _live(self) -> int:
-        """Messages to read in one pass."""
+        """Returns the number of messages to read in one pass."""
         first = self._old.record.end_index if self._old is not None else self._log.shape.first_index
         return self._end_index - first + (self._old.record.messages if self._old is not None else 0)
 
     async def _read(self) -> AsyncIterator[list[StoredEntry]]:
-        """What the last compaction left, then the log up to the horizon."""
+        """Yields what the last compaction left, then the log up to the horizon."""
         old, bytes_max = self._old, self._of.config.read_bytes
         number = 0
         while old is not None and number < old.entries:

@@ -49,6 +49,8 @@ def still_claimed(topic: TopicName, claim: str) -> Change:
 
 
 class ManagedLedgerRecord:
+    """The record of a topic's ledgers in the metadata, as it was read or written last."""
+
     def __init__(self, store: MetadataStore, topic: TopicName) -> None:
         self.store = store
         self.topic = topic

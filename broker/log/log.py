@@ -32,7 +32,7 @@ class SegmentReader(Protocol):
     """Entries of a log, wherever their segments are kept: caches, bookies, a compacted ledger, memory."""
 
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Confirmed entries from `position` on that are in memory; all of one ledger; maybe none."""
+        """Returns confirmed entries from `position` on that are in memory; all of one ledger; maybe none."""
 
     def get(self, position: Position) -> StoredEntry | None:
         """The entry, if it is in memory."""
@@ -50,7 +50,7 @@ class SegmentReader(Protocol):
         """The first entry that arrived at or after the time; the end when there is none."""
 
     def index_now(self, mark: Position) -> int | None:
-        """As `index_after`; None: an entry has to be read for it."""
+        """Returns the index like `index_after`; None if an entry has to be read for it."""
 
     async def index_after(self, mark: Position) -> int:
         """The index of the first message after the entry `mark`."""
@@ -60,7 +60,7 @@ class SegmentReader(Protocol):
 
 
 class Acknowledged(Protocol):
-    """What a subscription has acknowledged."""
+    """The acknowledgements of a subscription."""
 
     @property
     def mark(self) -> Position: ...
@@ -68,7 +68,7 @@ class Acknowledged(Protocol):
 
 
 class ReadableLog(Protocol):
-    """What a subscription reads."""
+    """A log as a subscription reads it."""
 
     @property
     def topic(self) -> TopicName: ...
@@ -85,11 +85,11 @@ class ReadableLog(Protocol):
         """Whether what a compaction removed is left out, as far as the topic is compacted."""
 
     def leave_out(self, cursor: Acknowledged) -> None:
-        """What a compaction removed counts as acknowledged."""
+        """Acknowledges for the cursor what a compaction removed."""
 
 
 class Log(ReadableLog, Protocol):
-    """What a topic publishes to; the outcome goes to the publisher of each entry (broker/log/publish.py)."""
+    """A log as a topic publishes to it; the outcome goes to the publisher of each entry (broker/log/publish.py)."""
 
     @property
     def record(self) -> TopicRecord:
@@ -103,7 +103,7 @@ class Log(ReadableLog, Protocol):
     def pending_entries(self) -> int: ...
     @property
     def published_ms(self) -> int:
-        """When the last message came, since the log was opened; 0: none did."""
+        """Returns when the last message came since the log was opened; 0: none did."""
 
     @property
     def age_s(self) -> float:
@@ -111,11 +111,11 @@ class Log(ReadableLog, Protocol):
 
     @property
     def replication(self) -> Replication | None:
-        """The quorums of that ledger; None: there is none."""
+        """The quorums of the ledger that is written, or was last; None: there is none."""
 
     @property
     def wanted(self) -> Replication:
-        """The quorums of the policy, when that ledger was made."""
+        """The quorums of the policy when the ledger that is written was made."""
 
     @property
     def degraded(self) -> bool: ...
@@ -143,7 +143,7 @@ class Log(ReadableLog, Protocol):
         as part of work that runs to its end."""
 
     async def terminate(self) -> Position:
-        """Takes nothing more, for ever; its last entry. Idempotent."""
+        """Seals the log: it takes nothing more, for ever; returns its last entry. Idempotent."""
 
     def lose(self, error: MagnetarError) -> None:
         """Stops everything; what is in flight has an unknown outcome."""

@@ -51,7 +51,8 @@ from .reader import TopicLogReader
 _LOG = logging.getLogger("magnetar.broker.log")
 
 TELL_EVERY_S = 2.0
-"""Between two notices to those whose publishes wait for a ledger: a publish that came since is one of them."""
+"""Seconds between two notices to producers whose publishes wait for a ledger: a publish that came since is one of them.
+"""
 REROUTE_RETRY_S = 0.2
 """Seconds between two tries to end a ledger or to make one: bookies and metadata need a moment to return."""
 LEDGERS_MAX = 5_000
@@ -60,7 +61,7 @@ written ends the topic. The ledger that is written grows meanwhile, and trimming
 
 _HOW = ". Restore what has it; or give up what is lost, with `magnetar topics skip-lost`, and the topic opens again"
 NOT_ASKED = Replication(1, 1, 1)
-"""What the policy wants, before the first ledger is made."""
+"""The replication that the policy wants, before the first ledger is made."""
 
 
 Claims = Callable[[TopicName, TopicRecord, str], Sequence[Change]]
@@ -73,7 +74,8 @@ def no_claims(topic: TopicName, record: TopicRecord, claim: str) -> Sequence[Cha
 
 
 class ManagedLedger:
-    """In the order `read`, `recover`, `claim`, and for each ledger that is written `draft`, `add`, `install`.
+    """The ledgers of a topic. Called in the order `read`, `recover`, `claim`, and for each ledger that is written
+    `draft`, `add`, `install`.
 
     Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
 
@@ -87,7 +89,7 @@ class ManagedLedger:
         self.on_waits: Callable[[MagnetarError], None] = lambda error: None
         self.waits_for = ""  # why the last try to make a ledger failed; empty: it did not
         self.wanted = NOT_ASKED
-        """By the policy, when the ledger that is written was made."""
+        """Replication of the policy, when the ledger that is written was made."""
         self._topic = topic
         self._world = world
         self._ledgers = ledgers
@@ -96,7 +98,7 @@ class ManagedLedger:
         self._shrink = shrink
         self._claims = claims
         self.listed = ManagedLedgerRecord(metadata, topic)
-        """Its `record` is as it was read or committed last."""
+        """The list of ledgers; its `record` is as it was read or committed last."""
         self._end: Change | None = None  # of the last ledger, to be committed with the claim
 
     @property
@@ -187,8 +189,8 @@ class ManagedLedger:
     async def add_anyhow(
         self, draft: LedgerRecord | None, *, end_index: int, created_ms: int, ended: TopicLedger | None
     ) -> tuple[LedgerWriter, list[int]]:
-        """`add` a ledger, that draft or one of its own. Tries until it is done, or the caller's deadline passes;
-        `on_waits` learns why not, every TELL_EVERY_S.
+        """Adds a ledger like `add`, that draft or one of its own. Tries until it is done, or the caller's deadline
+        passes; `on_waits` learns why not, every TELL_EVERY_S.
 
         A draft stays the same while it may have been committed: the next attempt finds its own ledger in the list.
         """
@@ -227,7 +229,8 @@ class ManagedLedger:
         return self._ledgers.writer(draft), [ledger.ledger_id for ledger in closed if ledger.entries == 0]
 
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
-        """The list was committed: the shape follows, and ledgers that are not in it any more are deleted."""
+        """Applies the list that was committed: the shape follows, and ledgers that are not in it any more are deleted.
+        """
         self._forget(empty)
         self.shape.add(Span(writer.ledger_id, end_index, open=True))
         self.reader.writing(writer)
@@ -235,7 +238,7 @@ class ManagedLedger:
 
     # ------------------------------------------------------------------ the end of a ledger
     async def end_of(self, writer: LedgerWriter, owned: Callable[[], bool]) -> tuple[int, int]:
-        """Closes the ledger, or learns how another process closed it; its true last entry, and its length in bytes."""
+        """Closes the ledger, or learns how another process closed it; returns its true last entry and its bytes."""
         throttle = LogThrottle(self._world.clock)
         while True:
             try:
@@ -258,7 +261,7 @@ class ManagedLedger:
             await asyncio.sleep(REROUTE_RETRY_S)
 
     def closed(self, last_entry: int, end_index: int) -> TopicLedger:
-        """The list's row for the last ledger, which ended there."""
+        """Returns the list's row for the last ledger, which ended there."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail.size
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 

@@ -1,4 +1,4 @@
-"""One entry in flight to a topic's log, and its publisher, which gets the outcome."""
+"""An entry in flight to a topic's log, and its publisher, which gets the outcome."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Publisher(Protocol):
 
 
 class Publish(Queued):
-    """One entry in flight, from the frame in which it came to its receipt: what the log queues, the ledger's writer has
-    pending and its sender sends."""
+    """An entry in flight, from the frame in which it came to its receipt: the log queues it, the ledger's writer has it
+    pending and its sender sends it."""
 
     __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "name", "numbers", "publisher",
                  "timestamp_ms", "txn")  # fmt: skip

@@ -19,16 +19,20 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 CHUNK_BYTES_MIN = 64 << 10
-"""Of a read, however many subscriptions there are: a shorter one costs a bookie as much."""
+"""Least bytes of a read, however many subscriptions there are: a shorter one costs a bookie as much."""
 
 
 class Holder(Protocol):
+    """A holder of read entries that can drop them."""
+
     def give_back(self) -> None:
         """Drops all that can be read again, and says so (`holds`)."""
         ...
 
 
 class ReadMemory:
+    """The memory for entries that subscriptions have read and not delivered."""
+
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0  # by subscriptions
@@ -42,8 +46,8 @@ class ReadMemory:
         return self.held + self.under_way
 
     def chunk(self, wanted: int) -> int:
-        """`wanted`, or a half, a quarter, … of it, so that two and a half for each are within the limit: equal sizes
-        let subscriptions that are side by side share a read."""
+        """Returns `wanted`, or a half, a quarter, … of it, so that two and a half for each are within the limit: equal
+        sizes let subscriptions that are side by side share a read."""
         several = 2.5 * (len(self._holders) + 1)
         while wanted > CHUNK_BYTES_MIN and wanted * several > self.limit:
             wanted //= 2
@@ -71,13 +75,14 @@ class ReadMemory:
             soon(soon, self._ended, size)
 
     def _ended(self, size: int) -> None:
-        """Two turns of the loop after the read: its subscription has handed out what it can before another read may
-        make it give back the rest. Else subscriptions that are side by side could read for ever and deliver nothing."""
+        """Ends a read two turns of the loop after it: its subscription has handed out what it can before another read
+        may make it give back the rest. Else subscriptions that are side by side could read for ever and deliver
+        nothing."""
         self.under_way -= size
         self._next_turn()
 
     def _next_turn(self) -> None:
-        """One goes on: it looks whether it fits, and the end of its read lets the next one look."""
+        """Lets one waiting read go on: it looks whether it fits, and the end of its read lets the next one look."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

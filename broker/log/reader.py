@@ -51,7 +51,7 @@ class TopicLogReader:
         self._readers[writer.ledger_id] = self._ledgers.reader_of(writer)
 
     def forget(self, ledger_id: int) -> None:
-        """The ledger was closed (its record has changed) or deleted."""
+        """Forgets a ledger that was closed (its record has changed) or deleted."""
         self._readers.pop(ledger_id, None)
 
     def get(self, position: Position) -> StoredEntry | None:
@@ -60,7 +60,7 @@ class TopicLogReader:
         return self._recent.get(position) if found is None and self._recent is not None else found
 
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
-        """Confirmed entries from `position` on that are in memory; all of one ledger."""
+        """Returns confirmed entries from `position` on that are in memory; all of one ledger."""
         span = self._shape.span(position[0])
         if span is None:
             return []
@@ -87,8 +87,8 @@ class TopicLogReader:
         raise data_lost(position[0], (position[1], await self._lost_upto(position))) from lost
 
     async def _lost_upto(self, position: Position) -> int:
-        """The last of the entries that are lost from `position` on, as far as LOST_LOOKED_AT entries show. An operator
-        has to decide: looks at more of them would bring nothing back."""
+        """Returns the last of the entries that are lost from `position` on, as far as LOST_LOOKED_AT entries show. An
+        operator has to decide: looks at more of them would bring nothing back."""
         ledger_id, last = position
         span = self._shape.span(ledger_id)
         end = last if span is None else min(span.last_entry, last + LOST_LOOKED_AT)
@@ -119,7 +119,7 @@ class TopicLogReader:
         return entries
 
     async def entry(self, position: Position) -> StoredEntry:
-        """DataLost, with the range; InvalidRequest: there is no such entry (any more)."""
+        """Reads one entry. DataLost, with the range; InvalidRequest: there is no such entry (any more)."""
         cached = self.get(position)
         return cached if cached is not None else (await self.read(position, 1))[0]
 
@@ -178,7 +178,7 @@ class TopicLogReader:
         return (await self.entry(mark)).index + 1
 
     def index_now(self, mark: Position) -> int | None:
-        """The same; None: the entry has to be read for it."""
+        """Returns what `index_after` does; None: the entry has to be read for it."""
         position = self._following(mark)
         span = self._shape.span(position[0])
         if span is None:
@@ -214,14 +214,14 @@ class TopicLogReader:
         return self._shape.has(first) and first < (Position(span.ledger_id + 1, 0) if entry is None else entry.position)
 
     async def _since(self, span: Span, time_ms: int) -> Found:
-        """A ledger whose last entry arrived before the time is not searched."""
+        """Finds the first entry that arrived at or after the time; a ledger that ended before is not searched."""
         last = await self._one(span, span.last_entry)
         if last is not None and last.timestamp_ms < time_ms:
             return Found(None)
         return await self._first(span, lambda entry: entry.timestamp_ms >= time_ms)
 
     async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
-        """None: it is lost, passed over or not."""
+        """Reads one entry; None: it is lost, passed over or not."""
         if self._shape.hole_of(Position(span.ledger_id, entry_id)) is not None:
             return None
         try:
@@ -230,7 +230,7 @@ class TopicLogReader:
             return None
 
     async def _stored(self, position: Position) -> StoredEntry:
-        """As `entry`; where it is lost, those after it are not looked at."""
+        """Returns the entry like `entry`; if it is lost, those after it are not searched."""
         cached = self.get(position)
         return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
 

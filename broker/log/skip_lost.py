@@ -44,7 +44,7 @@ from .ledger_list import ManagedLedgerRecord
 _LOG = logging.getLogger("magnetar.broker.log")
 
 LOST_INDEXES = 1 << 32
-"""More messages than a ledger has: left free after one whose number of messages is not known."""
+"""Indexes left free after a ledger whose number of messages is not known: more than a ledger has."""
 LOST_MAX = 1000
 """Ranges in a topic's record, about 100 KB; those of ledgers that are gone are forgotten first, the oldest first."""
 
@@ -58,7 +58,7 @@ class _Looked(NamedTuple):
 
 
 class SkipLost:
-    """One call. `only`: this ledger alone; -1: all of the topic."""
+    """A call that passes over lost entries. `only`: this ledger alone; -1: all of the topic."""
 
     def __init__(self, ledgers: LedgerClient, listed: ManagedLedgerRecord, world: World, *, only: int, force: bool):
         self._list, self._ledgers, self._world = listed, ledgers, world
@@ -68,9 +68,8 @@ class SkipLost:
         self._doubts = 0  # entries that no bookie gave, and that are not certainly lost
 
     async def run(self) -> list[LostRange]:
-        """What was passed over now, durably; empty: nothing is lost. InvalidRequest: no such ledger in the topic.
-        NotAllowed: something may be lost, and it is not known. TopicFenced: try again.
-        """
+        """Passes over lost entries; returns the ranges, durable now; empty: nothing is lost. InvalidRequest: no such
+        ledger in the topic. NotAllowed: something may be lost, and it is not known. TopicFenced: try again."""
         before = await self._list.read()
         if self._only >= 0 and all(each.ledger_id != self._only for each in before.ledgers):
             raise InvalidRequest(f"topic {self._topic} has no ledger {self._only}", topic=self._topic)
@@ -188,7 +187,7 @@ class SkipLost:
         return StoredEntry.parse(Position(row.ledger_id, entry), found.payload)
 
     async def _end_index(self, reader: LedgerReader, row: TopicLedger, lost: Sequence[Run]) -> int:
-        """Of the messages that are known: up to the last entry that is there."""
+        """Returns the index after the last known message: up to the last entry that exists."""
         last = reader.record.last_entry
         if lost and lost[-1][1] == last:
             last = lost[-1][0] - 1
@@ -213,7 +212,7 @@ def _emptied(row: TopicLedger, end_index: int) -> TopicLedger:
 
 
 def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[LostRange, ...]:
-    """InvalidRequest: too many ranges are in ledgers that are there."""
+    """Returns the ranges. InvalidRequest: too many of them are in ledgers that exist."""
     listed, least = {each.ledger_id for each in rows}, max(each.end_index for each in lost)
     gone = [each for each in lost if each.ledger_id not in listed and each.end_index != least]
     drop = set(gone[: max(0, len(lost) - LOST_MAX)])
@@ -224,7 +223,7 @@ def _bounded(lost: Sequence[LostRange], rows: Sequence[TopicLedger]) -> tuple[Lo
 
 
 def told(lost: LostRange) -> str:
-    """In words."""
+    """Returns the range in words."""
     if lost.last_entry < 0:
         return f"ledger {lost.ledger_id} from entry {lost.first_entry} on, from index {lost.first_index} on"
     return (

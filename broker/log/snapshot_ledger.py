@@ -44,15 +44,15 @@ ROLL = ("create", "append", "name", "delete")
 
 
 class Piece(Protocol):
-    """One entry of a snapshot ledger."""
+    """An entry of a snapshot ledger."""
 
     @property
     def sequence(self) -> int:
-        """The number of its write; it grows by one with each."""
+        """The number of the write that it is of; it grows by one with each."""
 
     @property
     def piece(self) -> int:
-        """Its number among the pieces, from 0."""
+        """Returns its number among the pieces, from 0."""
 
     @property
     def ends(self) -> bool:
@@ -86,7 +86,7 @@ class StateLedgers:
         )  # fmt: skip
 
     async def create_closed(self, entries: Sequence[bytes]) -> int:
-        """A ledger of those entries that is closed already; its id. After an error no record needs to know it."""
+        """Makes a closed ledger of the entries; returns its id. After an error no record needs to know it."""
         writer = await self.create()
         try:
             await append_all(writer, entries)
@@ -130,9 +130,9 @@ class SnapshotLedger(Generic[P]):
         alarm: Callable[[str, Exception], None],
     ) -> None:  # fmt: skip
         self.ledger_id = -1
-        """That the record names; -1: none."""
+        """The ledger that the record names; -1: none."""
         self.sequence = 0
-        """Of the last write; the owner counts it up before each."""
+        """Sequence number of the last write; the owner counts it up before each."""
         self._ledgers = ledgers
         self._decode = decode
         self._damage = damage
@@ -143,7 +143,7 @@ class SnapshotLedger(Generic[P]):
     async def recover(
         self, ledger_id: int, whole: Callable[[LedgerReader, list[P]], Awaitable[S]]
     ) -> S | None:
-        """What `whole` makes of the last whole snapshot; None when there is none. Unavailable."""
+        """Returns what `whole` makes of the last whole snapshot; None if there is none. Raises Unavailable."""
         self.ledger_id = ledger_id
         try:
             reader = await self._ledgers.recover(ledger_id)
@@ -221,14 +221,14 @@ class SnapshotLedger(Generic[P]):
                 _LOG.warning("snapshot ledger %d stays open: %s", writer.ledger_id, error)
 
     async def drop(self) -> None:
-        """The record names no ledger any more: it is deleted."""
+        """Deletes the ledger, because the record names none any more."""
         await self._stop_writing()
         old, self.ledger_id = self.ledger_id, -1
         await self._ledgers.delete(old)
 
 
 async def append_all(writer: LedgerWriter, entries: Sequence[bytes]) -> None:
-    """Entries are confirmed in their order, so the last one is waited for."""
+    """Appends entries and waits for the last one: they are confirmed in their order."""
     appended = [writer.append(entry) for entry in entries]
     if not appended:
         return

@@ -108,7 +108,7 @@ class TopicLog:
         )  # fmt: skip
 
     def leave_out(self, cursor: object) -> None:
-        """Nothing was removed from between entries."""
+        """Does nothing: no entry was removed from between others."""
 
     # ------------------------------------------------------------------ take-over
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -144,7 +144,8 @@ class TopicLog:
         self.state = TopicState.TERMINATED if self.record.terminated else TopicState.SERVING
 
     def _now_ms(self) -> int:
-        """Never before the time of an entry: ages are told by it, and it does not go back with the clock."""
+        """Returns the time of day, never before that of an entry: ages are told by it, and it does not go back with the
+        clock."""
         return max(self.world.clock.wall_ms(), self._appender.timestamp_ms)
 
     # ------------------------------------------------------------------ publishing
@@ -211,7 +212,7 @@ class TopicLog:
             self.lose(InternalError(f"topic {self.topic}: the switch to the next ledger failed: {error!r}"))
 
     async def _end_ledger(self) -> int:
-        """Closes the ledger that is written, if any, or learns how another process closed it; its true last entry."""
+        """Closes the ledger that is written, if any, or learns how another closed it; returns its true last entry."""
         writer = self._appender.writer
         if writer is None:
             return -1
@@ -223,7 +224,7 @@ class TopicLog:
         return last_entry
 
     async def _next_ledger(self, last_entry: int, draft: LedgerRecord | None) -> None:
-        """New ledger in the list; then, and only then, the old one's tail is confirmed and the rest sent again."""
+        """Adds a new ledger to the list; then, and only then, confirms the old one's tail and sends the rest again."""
         stored, ended = self._appender.ended(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
@@ -248,7 +249,7 @@ class TopicLog:
         return OutcomeUnknown(f"topic {self.topic} was lost while the entry was on its way", topic=self.topic)
 
     def lose(self, error: MagnetarError) -> None:
-        """Everything stops; what is on its way has an unknown outcome."""
+        """Stops everything; what is on its way has an unknown outcome."""
         if self.state in (TopicState.LOST, TopicState.CLOSED):
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
@@ -262,7 +263,8 @@ class TopicLog:
         self._on_lost(error)
 
     async def is_ours(self) -> bool:
-        """No broker took the topic over since: one that does changes its list. The metadata's errors: no answer."""
+        """Whether no broker took the topic over since: one that does changes its list. The metadata's errors: no
+        answer."""
         if self._changing.locked():
             return True  # a broker that changes the list now finds out
         async with self._changing:
@@ -298,7 +300,7 @@ class TopicLog:
                 raise
 
     async def terminate(self) -> Position:
-        """Seals the topic after what is on its way; its last entry. Idempotent."""
+        """Seals the topic after what is on its way; returns its last entry. Idempotent."""
         if self.state is not TopicState.TERMINATED:
             await unbroken(self._finish(TopicState.TERMINATED))
         return self.shape.last
@@ -312,7 +314,7 @@ class TopicLog:
             self.state = TopicState.CLOSED
 
     async def _finish(self, final: TopicState) -> None:
-        """No more publishes; the rest is confirmed; the list says where the ledger ends."""
+        """Takes no more publishes, confirms the rest, and writes into the list where the ledger ends."""
         if self._switching is not None:
             await asyncio.wait([self._switching])
         if self.state is TopicState.LOST:
@@ -347,12 +349,12 @@ class TopicLog:
     # ------------------------------------------------------------------ questions
     @property
     def replication(self) -> Replication | None:
-        """Of the ledger that is written, or was last."""
+        """Returns the replication of the ledger that is written, or was last."""
         return self._appender.replication
 
     @property
     def wanted(self) -> Replication:
-        """By the policy, when that ledger was made."""
+        """Returns the replication of the policy, when that ledger was made."""
         return self._chain.wanted
 
     @property
@@ -375,7 +377,7 @@ class TopicLog:
 
     @property
     def age_s(self) -> float:
-        """Of the ledger that is written, or was last."""
+        """Returns the age of the ledger that is written, or was last."""
         ledgers = self.record.ledgers
         return (self.world.clock.wall_ms() - ledgers[-1].created_ms) / 1000 if ledgers else 0.0
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 class HalfPublisher:
+    """Publishes the messages of halves."""
+
     def __init__(self, producer: InternalProducer, clock: Clock) -> None:
         self._producer = producer
         self._clock = clock

@@ -27,7 +27,7 @@ AT_ONCE = 16
 
 
 class InternalProducer:
-    """`endpoint`: where this broker listens; it answers look-ups like any other."""
+    """Publishes for a broker. `endpoint`: where this broker listens; it answers look-ups like any other."""
 
     def __init__(self, world: World, endpoint: Callable[[], str]) -> None:
         self._world = world
@@ -38,8 +38,9 @@ class InternalProducer:
         self, topic: TopicName, producer_name: str, client_parts: Sequence[bytes], spread: int,
         *, schema_version: bytes = b"", written_for: tuple[TopicName, int] | None = None,
     ) -> list[Position | None]:  # fmt: skip
-        """Where each is stored. `spread`: any number; chooses the partition of a partitioned topic. `schema_version`:
-        of their schema, which the topic has, or the one that they were `written_for`, made then; empty: none."""
+        """Publishes entries; returns where each is stored. `spread`: any number; chooses the partition of a partitioned
+        topic. `schema_version`: of their schema, which the topic has, or the one that they were `written_for`, made
+        then; empty: none."""
         async with self._room:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
@@ -52,8 +53,9 @@ class InternalProducer:
         self, source: tuple[TopicName, int], topic: TopicName, producer_name: str, client_parts: Sequence[bytes],
         spread: int,
     ) -> list[Position | None]:  # fmt: skip
-        """As `publish`, of messages of the topic `source`, made then, which all name one version of its schemas. It is
-        registered for `topic`, and they name its number there; where it is refused, or gone, they name none."""
+        """Publishes, like `publish`, copies of messages of the topic `source`, made then, which all name one version of
+        its schemas. It is registered for `topic`, and they name its number there; where it is refused, or gone, they
+        name none."""
         version = parse_header(client_parts[0]).metadata.schema_version if client_parts else b""
         if version:
             try:

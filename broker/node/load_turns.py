@@ -20,12 +20,16 @@ import asyncio
 from ...runtime.clock import Clock
 
 TURN_S, TURN_S_MAX = 1.0, 10.0
-"""A load takes some milliseconds when its bookies answer. Clients wait for 30 s."""
+"""Seconds of a turn, usual and longest: a load takes some milliseconds when its bookies answer, and clients wait for 30
+s."""
 USUAL_PART = 8
-"""A load that was quicker counts for one part in so many of what is usual; a slower one is it."""
+"""Divisor: a load that was quicker counts for one part in so many of what is usual; a slower one is the usual time from
+then on."""
 
 
 class LoadTurns:
+    """The turns in which topics are loaded: a few at a time, some first."""
+
     def __init__(self, at_once: int, clock: Clock) -> None:
         self._clock = clock
         self._left = at_once
@@ -35,7 +39,7 @@ class LoadTurns:
         self._usual_s = 0.0  # of loads that succeeded
 
     def __len__(self) -> int:
-        """Topics that wait for their turn."""
+        """Returns the number of topics that wait for their turn."""
         return len(self._first) + len(self._others)
 
     @property
@@ -51,14 +55,14 @@ class LoadTurns:
             self._hurried.add(name)
 
     def forget(self, name: str) -> None:
-        """It is loaded, or is not loaded after all."""
+        """Ends the hurry for a topic: it is loaded, or is not loaded after all."""
         self._hurried.discard(name)
 
     def turn(self, name: str) -> _Turn:
         return _Turn(self, name)
 
     async def begin(self, name: str) -> float:
-        """When its turn began."""
+        """Waits for the turn of a topic; returns when it began."""
         if self._left and not self._first and not self._others:
             self._hurried.discard(name)
             self._left -= 1
@@ -102,7 +106,7 @@ class LoadTurns:
 
 
 class _Turn:
-    """One turn, from when it comes. A class: a generator costs each load more than all else here."""
+    """A turn, from when it comes. A class, because a generator costs each load more than all else here."""
 
     __slots__ = ("_began", "_held", "_name", "_timer", "_turns")
 

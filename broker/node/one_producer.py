@@ -1,4 +1,4 @@
-"""One producer of a broker, on a stream of its own: it opens, publishes, and ends with its receipts.
+"""A producer of a broker, on a stream of its own: it opens, publishes, and ends with its receipts.
 
     places = await send(world, channel, opening, client_parts)
 
@@ -32,14 +32,14 @@ from ...runtime.network import Channel, EndOfStream, Stream, rpc
 from ...runtime.world import World
 
 _ID = 1
-"""Of the only producer on its stream."""
+"""The id of the only producer on its stream."""
 
 
 async def send(
     world: World, channel: Channel, opening: wire.OpenProducer, client_parts: Sequence[bytes]
 ) -> list[Position | None]:
-    """Where each is stored. With a schema each names the version that the topic has it as. One attempt: an error that
-    may pass is the caller's to retry. No connection is opened."""
+    """Publishes the entries; returns where each is stored. With a schema each names the version that the topic has it
+    as. One attempt: an error that may pass is the caller's to retry. No connection is opened."""
     outcomes: list[Position | None] = []
     topic, name = opening.topic, opening.producer_name
     core = ProducerCore(
@@ -107,7 +107,7 @@ def _do(effect: ProducerEffect, stream: Stream[Any, Any]) -> None:
 
 
 def of_schema(client_part_: bytes, version: bytes) -> bytes:
-    """The same message, which names that version of the schemas of its topic; empty: none."""
+    """Returns the message with that version of the schemas of its topic; empty: with none."""
     header = parse_header(client_part_)
     if header.metadata.schema_version == version:
         return client_part_

@@ -18,21 +18,23 @@ from ..log.ledger_list import path_of
 from ..transaction.peers import Peers
 
 SETTLE_S = 5.0
-"""Of one settlement at a topic here: a slow topic does not hold up the answers of others for longer."""
+"""Seconds that one settlement at a topic here may take: a slow topic does not hold up the answers of others for longer.
+"""
 OWNERS_MAX = 10_000
 """Owners of topics that are remembered."""
 
 
 @runtime_checkable
 class Settles(Protocol):
-    """A loaded topic."""
+    """A loaded topic that settles transactions."""
 
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """An answer for each: None when its outcome is durable at the topic; TimedOut. Idempotent."""
+        """Settles; returns an answer for each: None when its outcome is durable at the topic; TimedOut. Idempotent."""
 
 
 class Participants:
-    """`load`: the topic, loaded here; NotOwner. `owner`: the endpoint of the broker that serves it; empty: this one."""
+    """The participants of transactions. `load`: the topic, loaded here; NotOwner. `owner`: the endpoint of the broker
+    that serves it; empty: this one."""
 
     def __init__(
         self, metadata: MetadataStore, load: Callable[[TopicName], Awaitable[object]],
@@ -45,7 +47,7 @@ class Participants:
         self._owners: dict[str, str] = {}  # as they were last found
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """`Topics` of broker/transaction/settling.py."""
+        """Settles transactions at a topic, wherever it is served: `Topics` of broker/transaction/settling.py."""
         try:
             endpoint = self._owners.get(topic.full)
             if endpoint is None:
@@ -69,7 +71,7 @@ class Participants:
         return await self._metadata.get(path_of(topic)) is None
 
     async def settle_here(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """Of a topic that this broker owns; each has its own answer."""
+        """Settles transactions at a topic that this broker owns; each settlement has its own answer."""
         loaded = await self._load(topic)
         if not isinstance(loaded, Settles):
             raise NotAllowed(f"topic {topic} takes no transactions")

@@ -1,4 +1,5 @@
-"""What is in memory as long as it exists: topics, subscriptions with their holes and delayed messages, connections.
+"""The memory of what cannot be dropped while it exists: topics, subscriptions with their holes and delayed messages,
+connections.
 
 It is not a queue: nothing can push it back. So `state_memory_bytes` is its share of the broker's memory, and what it
 takes beyond comes from the caches, which can be read again from bookies: first from that of catch-up reads, then from
@@ -29,13 +30,15 @@ LOOK_S = 2.0
 TOPIC_BYTES = 7 << 10
 SUBSCRIPTION_BYTES = 4 << 10
 CLIENT_BYTES = 1 << 10
-"""Of a producer or consumer. With the two above: 12 KB for a topic with one of each (`python -m benchmarks topics`)."""
+"""Memory of a producer or consumer. With the two above: 12 KB for a topic with one of each (`python -m benchmarks
+topics`)."""
 CONNECTION_BYTES = 20 << 10
-"""docs/performance.md."""
+"""Memory of a connection (docs/performance.md)."""
 HOLES_BYTES_MIN = 64 << 10
-"""That a subscription may have, however many there are: 400,000 acknowledgements in a row of every second entry."""
+"""Memory for holes that a subscription may have in any case, however many there are: 400,000 acknowledgements in a row
+of every second entry."""
 STEP_BYTES = 16 << 20
-"""That the caches lose at most in one look: to drop the entries takes the loop a millisecond or two."""
+"""Most bytes that the caches lose in one look: to drop the entries takes the loop a millisecond or two."""
 
 
 class Room(NamedTuple):
@@ -55,8 +58,8 @@ def room_for_caches(state_bytes: int, config: BrokerConfig) -> Room:
 
 
 def holes_max(sizes: Sequence[int], limit: int, own_max: int) -> int:
-    """What one subscription may have: `own_max`, or, when those of `sizes` are past `limit` together, so much that
-    those below it and this of the others are within the limit."""
+    """Returns the most memory for the holes of one subscription: `own_max`; or, if those of `sizes` are past `limit`
+    together, so much that with the smaller ones, and with all others cut to it, the limit is kept."""
     left, several = limit, sorted(sizes)
     for at, size in enumerate(several):
         fair = left // (len(several) - at)
@@ -67,6 +70,8 @@ def holes_max(sizes: Sequence[int], limit: int, own_max: int) -> int:
 
 
 class StateMemory:
+    """Measures the state of a broker, and gives the caches what it leaves."""
+
     def __init__(self, config: BrokerConfig, clock: Clock, cache: TailCache, memory: CallerMemory) -> None:
         self._config = config
         self._clock = clock

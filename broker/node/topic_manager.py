@@ -80,18 +80,19 @@ LOOKED_AFTER_AT_ONCE = 16
 LOADED_AT_ONCE = 64
 """Topics that are loaded at the same time (load_turns.py): so many share a sync of the metadata and of a journal."""
 PLACE_S = 1.0
-"""How old the answer may be whether a ledger could be made, and the longest wait for it."""
+"""Seconds that the answer stays valid whether a ledger could be made, and the longest wait for it."""
 
 AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
 
 SKIP_TRIES = 5
-"""Of a call that passes over lost entries: a load that had begun before it changes the list, or another broker does."""
+"""Tries of a call that passes over lost entries: a load that had begun before it changes the list, or another broker
+does."""
 _UNSETTLED = "this broker has no metadata session at the moment; ask another one, or try again"
 
 
 class _OwnershipSession:
-    """What lasts as long as this broker owns."""
+    """The objects that last as long as this broker owns topics."""
 
     __slots__ = (
         "catalog", "grants", "is_settled", "ledgers", "metadata", "ownership", "participants", "policies", "schemas",
@@ -149,6 +150,8 @@ class _OwnershipSession:
 
 
 class TopicManager:
+    """The topics of a broker: owned, loaded on request, unloaded."""
+
     def __init__(self, world: World, config: BrokerConfig) -> None:
         self.world = world
         self.config = config
@@ -213,7 +216,7 @@ class TopicManager:
 
     @property
     def append_bytes(self) -> int:
-        """Of entries that a bookie has not answered."""
+        """Returns the bytes of entries that a bookie has not answered."""
         return self._session.ledgers.bookies.memory.held if self._session is not None else 0
 
     @property
@@ -221,8 +224,9 @@ class TopicManager:
         return self._session is not None
 
     async def why_not_ready(self) -> str:
-        """Empty: it is registered, knows what it owns, and a ledger of the broker's shape could be made, as far as that
-        is known. The bookies are asked for at most every PLACE_S: strangers may ask this."""
+        """Returns why the broker is not ready; empty: it is registered, knows what it owns, and a ledger of the
+        broker's shape could be made, as far as that is known. The bookies are asked for at most every PLACE_S:
+        strangers may ask this."""
         session, now_s = self._session, self.world.clock.monotonic()
         if session is None or not session.settled:
             return "the broker is not registered now"
@@ -244,7 +248,7 @@ class TopicManager:
         return ""
 
     def suspend(self) -> None:
-        """The metadata session is lost: topics are served on, and `resume` checks them."""
+        """Leaves the metadata session, which is lost: topics are served on, and `resume` checks them."""
         session = self._open()
         session.settled = False
         session.metadata.suspend()
@@ -266,7 +270,7 @@ class TopicManager:
             topic.log.lose(NotOwner(f"topic {topic.name} was taken over while this broker had no session"))
 
     async def drop_all(self, error: MagnetarError) -> None:
-        """Every topic stops at once: another broker may own them already."""
+        """Stops every topic at once: another broker may own them already."""
         session = self._leave()
         session.metadata.end()
         for topic in list(self.loaded.values()):
@@ -276,7 +280,7 @@ class TopicManager:
         await session.close()
 
     async def close(self) -> None:
-        """In order: topics unloaded, bundles given back."""
+        """Unloads all topics, then gives the bundles back."""
         if self._session is None:
             return
         session = self._leave(keep_bundles=True)
@@ -350,7 +354,7 @@ class TopicManager:
 
     @property
     def me(self) -> BrokerRecord | None:
-        """Where clients reach this broker; None: it is not registered now."""
+        """Returns where clients reach this broker; None if it is not registered now."""
         return self._session.ownership.me if self._session is not None else None
 
     async def brokers(self) -> list[BrokerRecord]:
@@ -361,7 +365,7 @@ class TopicManager:
 
     @property
     def coordinators(self) -> Sequence[RunningCoordinator]:
-        """Those of transactions that this broker has now."""
+        """Returns the transaction coordinators that this broker has now."""
         return self._session.transactions.loaded if self._session is not None else ()
 
     def connections(self) -> dict[str, dict[str, int]]:

@@ -45,16 +45,16 @@ if TYPE_CHECKING:
     from .core.definition import Definition
 
 VERSIONS_MAX = 1000
-"""Of a topic: their list is one record of the metadata."""
+"""Most versions of a topic: their list is one record of the metadata."""
 ATTEMPTS_MAX = 50
-"""To change the list, while others change it too."""
+"""Tries to change the list, while others change it too."""
 READ_AT_ONCE = 20
 LONG_BYTES = 16 << 10
-"""Definitions of more bytes together are compared in a thread."""
+"""Bytes of definitions together above which they are compared in a thread."""
 TOGETHER_BYTES_MAX = 4 << 20
-"""Of the versions that are listed, or that a new schema is compared with in a transitive mode."""
+"""Most bytes of the versions that are listed, or that a new schema is compared with in a transitive mode."""
 CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
-"""Definitions that are kept, and of how many bytes at most: those that clients ask for again and again."""
+"""Most definitions that are kept, and most bytes of one: those that clients ask for again and again."""
 
 T = TypeVar("T")
 _Known = tuple[str, int, bytes]
@@ -76,6 +76,8 @@ class SchemaRules(NamedTuple):
 
 
 class SchemaRegistry:
+    """The registry of the schemas of topics, in the metadata."""
+
     def __init__(self, world: World, store: MetadataStore) -> None:
         self._world = world
         self._store = store
@@ -84,7 +86,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ asking
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
-        """The newest that is not deleted, or that version, deleted or not. SchemaNotFound."""
+        """Returns the newest schema that is not deleted, or that version, deleted or not. Raises SchemaNotFound."""
         record, _ = await self._list(topic)
         entries = [e for e in record.schemas if (not e.deleted if version is None else e.version == version)]
         if not entries:
@@ -93,14 +95,15 @@ class SchemaRegistry:
         return (await self._versions(topic, entries[-1:]))[0]
 
     async def all(self, topic: TopicName) -> list[SchemaVersion]:
-        """Those that are not deleted, in their order. SchemaNotFound: there is none. NotAllowed: it is too much."""
+        """Returns the versions that are not deleted, in their order. SchemaNotFound: there is none. NotAllowed: they
+        are too large."""
         record, _ = await self._list(topic)
         if not (live := _live(record)):
             raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
         return await self._together(topic, live, "ask for each by its number")
 
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
-        """The number of an equal one. InvalidSchema; SchemaNotFound."""
+        """Returns the version of the topic's schema that equals `info`. Raises InvalidSchema, SchemaNotFound."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         for each in _live(record):
@@ -109,7 +112,7 @@ class SchemaRegistry:
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
     async def refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
-        """Why it could not be registered; None: it could. InvalidSchema."""
+        """Returns why it could not be registered; None: it could. Raises InvalidSchema."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
         live = _live(record)
@@ -119,7 +122,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ producers and consumers
     async def of_producer(self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str) -> int | None:
-        """The version of its messages; None: they have none. IncompatibleSchema, InvalidSchema."""
+        """Returns the version of a producer's messages; None: they have none. IncompatibleSchema, InvalidSchema."""
         if info is not None and info.type not in _UNTYPED:
             return await self.register(topic, info, rules, user=user)
         if rules.enforced and _live((await self._last_list(topic))[0]):
@@ -129,8 +132,8 @@ class SchemaRegistry:
     async def of_consumer(
         self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str, *, idle: bool
     ) -> None:
-        """`idle`: the topic has no messages, no producers, and no consumers with a schema; then a consumer's schema
-        is the topic's first. IncompatibleSchema: it cannot read what is there. InvalidSchema."""
+        """Checks a consumer's schema. `idle`: the topic has no messages, no producers, and no consumers with a schema;
+        then it becomes the topic's first. IncompatibleSchema: it cannot read what is there. InvalidSchema."""
         if info is None or info.type in _UNTYPED:
             return
         asked = await self._defined(info)
@@ -154,8 +157,8 @@ class SchemaRegistry:
     async def register(
         self, topic: TopicName, info: SchemaInfo, rules: SchemaRules, *, user: str, by_hand: bool = False
     ) -> int:
-        """Its number. `by_hand`: an operator does it, also where producers may not. IncompatibleSchema,
-        InvalidSchema, NotAllowed: there are too many. OutcomeUnknown."""
+        """Registers a schema, unless an equal one is; returns its number. `by_hand`: an operator does it, also where
+        producers may not. IncompatibleSchema, InvalidSchema, NotAllowed: there are too many. OutcomeUnknown."""
         asked = await self._defined(info)
         last: MagnetarError | None = None
         for attempt in range(ATTEMPTS_MAX):
@@ -198,7 +201,7 @@ class SchemaRegistry:
         return number
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """The newest of those that are deleted with this; None: there were none. `force`: their definitions too."""
+        """Deletes all versions, with `force` their definitions too; returns the newest; None: there were none."""
         for _ in range(ATTEMPTS_MAX):
             record, revision = await self._list(topic)
             if not record.schemas:
@@ -232,14 +235,16 @@ class SchemaRegistry:
         raise Busy(f"the schemas of topic {topic.base} change all the time; delete it again", topic=topic)
 
     async def _deletes(self, topic: TopicName) -> list[Operation]:
-        """Not without a look at what another one registers meanwhile: each definition is in a list."""
+        """Returns the deletes of a topic's schemas, after a look at what others register meanwhile: each definition is
+        in a list."""
         record, revision = await self._list(topic)
         if revision == ABSENT:
             return []
         return [Delete(_path(topic), revision), *[Delete(_path(topic, each.version)) for each in record.schemas]]
 
     async def forget_namespace(self, name: NamespaceName) -> None:
-        """The namespace was deleted, with all of its topics; here are those whose topics never were."""
+        """Deletes the schemas of a namespace that was deleted with all of its topics: those whose topics never existed.
+        """
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
             domain, _, local = paths.name(each).rpartition("/")
             await self._end(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
@@ -257,7 +262,7 @@ class SchemaRegistry:
 
     # ------------------------------------------------------------------ the records
     async def _last_list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
-        """For producers and consumers: while the metadata does not answer, what it said last."""
+        """Returns the list for producers and consumers: while the metadata does not answer, what it said last."""
         return await self._lists.get(topic.base, lambda: self._list(topic))
 
     async def _list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
@@ -265,7 +270,7 @@ class SchemaRegistry:
         return (SchemaListRecord(), ABSENT) if found is None else found
 
     async def _versions(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
-        """A version that another broker deletes meanwhile is left out. SchemaNotFound: none is left."""
+        """Reads versions, without those that another broker deletes meanwhile. SchemaNotFound: none is left."""
         found: list[SchemaInfo | None] = []
         for start in range(0, len(entries), READ_AT_ONCE):
             some = entries[start : start + READ_AT_ONCE]
@@ -308,7 +313,7 @@ class SchemaRegistry:
         return await self._together(topic, entries, "use a mode that is not transitive, or delete them")
 
     async def _together(self, topic: TopicName, entries: Sequence[SchemaEntry], instead: str) -> list[SchemaVersion]:
-        """NotAllowed: they are too many bytes."""
+        """Returns these versions. NotAllowed: they are too many bytes."""
         found: list[SchemaVersion] = []
         size = 0
         for start in range(0, len(entries), READ_AT_ONCE):
@@ -333,14 +338,14 @@ class SchemaRegistry:
         return await self._run(work, len(asked.info.data) + sum(len(each.info.data) for each in known))
 
     async def _defined(self, info: SchemaInfo) -> Definition:
-        """The first look at a schema here: it loads the code that reads schemas."""
+        """Parses a schema; the first call loads the code that reads schemas."""
         await self._world.workers.load(f"{__package__}.core.definition")
         from .core.definition import Definition
 
         return await self._run(lambda: Definition.of(info), len(info.data))
 
     async def _run(self, work: Callable[[], T], size: int) -> T:
-        """In a thread when that is long. One that is cancelled waits for its end."""
+        """Runs `work`, in a worker thread if the schema is large; a cancelled caller waits until it has ended."""
         if size <= LONG_BYTES:
             return work()
         worker = self._world.workers.start("schema")
@@ -355,8 +360,8 @@ def _live(record: SchemaListRecord) -> list[SchemaEntry]:
 
 
 def _path(topic: TopicName, version: int | None = None) -> str:
-    """A topic that is not persistent has schemas of its own: who has a grant on one of two namesakes has none on the
-    other."""
+    """Returns the path of the topic's schemas. A topic that is not persistent has schemas of its own: who has a grant
+    on one of two namesakes has none on the other."""
     local = topic.base.local
     where = (topic.tenant, topic.namespace, local if topic.persistent else f"non-persistent/{local}")
     return paths.schemas(*where) if version is None else paths.schema(*where, version)

@@ -1,4 +1,4 @@
-"""What operators ask for of namespaces, policies and topics, in plain values: the decisions of any administration.
+"""The operations on namespaces, policies and topics, in plain values: the decisions of any administration.
 
 Tenants, namespaces and lists of topics come from the metadata, and any broker answers. What concerns a loaded topic is
 its owner's (NotOwner elsewhere, with the owner's address in the field `owner`). Deleting a partitioned topic, or a
@@ -48,7 +48,7 @@ def lost_of(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
 
 
 class OtherBrokers(Protocol):
-    """The same questions, to another broker. Raises what it answers; TimedOut."""
+    """Asks another broker the same questions. Raises what it answers; TimedOut."""
 
     async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool, incarnation: int) -> None: ...
     async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> int: ...
@@ -57,6 +57,8 @@ class OtherBrokers(Protocol):
 
 
 class Administration:
+    """The operations of administration on namespaces, policies and topics."""
+
     def __init__(self, broker: TopicManager, others: OtherBrokers) -> None:
         self._broker = broker
         self._others = others
@@ -71,7 +73,7 @@ class Administration:
 
     # ------------------------------------------------------------------ namespaces
     async def delete_namespace(self, name: NamespaceName, *, force: bool) -> None:
-        """Busy: it has topics; `force` deletes them."""
+        """Deletes a namespace. Busy: it has topics; `force` deletes them."""
         catalog, in_memory = self._broker.catalog, await self._non_persistent(name, partitions=False)
         if force:
             for topic in [*await catalog.topics(name, partitions=False), *sorted(in_memory)]:
@@ -82,7 +84,7 @@ class Administration:
         await self._broker.schemas.forget_namespace(name)
 
     async def unload_namespace(self, name: NamespaceName, bundle: str = "", *, here: bool) -> Unloaded:
-        """All of its bundles, or that one. `here`: what this broker owns; else every broker's."""
+        """Unloads all bundles of a namespace, or that one. `here`: what this broker owns; else every broker's."""
         topics, bundles = await self._broker.unload_namespace(name, bundle)
         others = [] if here else await self._other_brokers()
         for found in await asyncio.gather(*(self._others.unload_namespace(each, name, bundle) for each in others)):
@@ -91,7 +93,7 @@ class Administration:
 
     # ------------------------------------------------------------------ permissions
     async def permissions(self, namespace: str, topic: str) -> GrantsRecord:
-        """Of a namespace; of a topic its own roles alone."""
+        """Returns the grants of a namespace; of a topic its own roles alone."""
         name, of_topic = await self._place(namespace, topic)
         record = await self._broker.grants.record(name)
         return GrantsRecord(roles=record.topics.get(of_topic.full, {})) if of_topic is not None else record
@@ -99,7 +101,7 @@ class Administration:
     async def change_permissions(
         self, namespace: str, topic: str, change: Callable[[GrantsRecord, str], GrantsRecord]
     ) -> None:
-        """`change` gets the record, and the full name of the topic ("": the namespace)."""
+        """Changes grants. `change` gets the record, and the full name of the topic ("": the namespace)."""
         name, of_topic = await self._place(namespace, topic)
         full = of_topic.full if of_topic is not None else ""
         await self._broker.grants.change(name, lambda record: change(record, full))
@@ -117,8 +119,8 @@ class Administration:
         return NamespaceName.parse(namespace), None
 
     async def policies(self, namespace: str, topic: str, *, applied: bool) -> Policies:
-        """What is set there; `applied`: every field, with what is inherited. Of neither: of all brokers, and what is in
-        force at this one."""
+        """Returns the policies that are set there; `applied`: every field, with what is inherited. Without namespace
+        and topic: those of all brokers, and what is in force at this one."""
         defaults = self._broker.policies.defaults
         if not namespace and not topic:
             return as_policies(defaults) if applied else await self._broker.policies.own(None, None)
@@ -145,7 +147,7 @@ class Administration:
         await self._broker.policies.change(place, name, given, tuple(removed))
 
     async def _change_brokers(self, given: Policies, removed: Sequence[str]) -> None:
-        """InvalidRequest: one of them holds while a broker runs."""
+        """Changes the policies of all brokers. InvalidRequest: one of them holds while a broker runs."""
         fixed = [each for each in FIXED if each in removed or getattr(given, each) is not None]
         if fixed:
             raise InvalidRequest(f"{fixed[0]} does not change while brokers run: set it where each of them starts")
@@ -157,7 +159,8 @@ class Administration:
     async def change_properties(
         self, namespace: str, topic: str, given: Mapping[str, str], removed: Sequence[str], *, clear: bool
     ) -> None:  # fmt: skip
-        """Of a namespace or a topic: what is removed goes first. InvalidRequest: they are too many, or too long."""
+        """Changes the properties of a namespace or a topic: removes first, then sets. InvalidRequest: they are too
+        many, or too long."""
         place, name = await self._place(namespace, topic)
 
         def changed(before: dict[str, str]) -> dict[str, str]:
@@ -169,7 +172,7 @@ class Administration:
 
     # ------------------------------------------------------------------ topics
     async def topics(self, name: NamespaceName, *, partitions: bool) -> list[str]:
-        """Those that are stored, and the non-persistent ones that brokers have in memory; sorted, by full name."""
+        """Returns the stored topics, and the non-persistent ones that brokers have in memory; sorted, by full name."""
         stored = await self._broker.catalog.topics(name, partitions=partitions)
         return sorted([*stored, *await self._non_persistent(name, partitions=partitions)])
 
@@ -196,7 +199,7 @@ class Administration:
         return found
 
     async def topics_in_memory(self, name: NamespaceName) -> set[str]:
-        """Non-persistent ones of this broker."""
+        """Returns the non-persistent topics of this broker."""
         found, turns = set[str](), Turns(self._broker.world.clock)
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
@@ -206,7 +209,7 @@ class Administration:
         return found
 
     async def _non_persistent(self, name: NamespaceName, *, partitions: bool) -> set[str]:
-        """Those of a broker that does not answer in time are left out."""
+        """Returns the non-persistent topics, without those of a broker that does not answer in time."""
         stored = set(await self._broker.catalog.volatile_topics(name, partitions=partitions))
         found, others = await self.topics_in_memory(name), await self._other_brokers()
         answers = await asyncio.gather(
@@ -224,11 +227,10 @@ class Administration:
         return stored | found
 
     async def delete_topic(self, topic: TopicName, *, force: bool, incarnation: int = 0) -> None:
-        """With all of its partitions, each by its owner. Busy: it is in use, and not by force; TransactionsOpen: it has
-        something in transactions, and not by force, or prepared. Every partition is asked before the first one is
-        deleted, so a refusal leaves all of them. Another one of its name that is made meanwhile stays. `incarnation`:
-        see `check_incarnation`.
-        """
+        """Deletes a topic with all of its partitions, each by its owner. Busy: it is in use, and not by force;
+        TransactionsOpen: it has something in transactions, and not by force, or prepared. Every partition is asked
+        before the first one is deleted, so a refusal leaves all of them. Another one of its name that is made meanwhile
+        stays. `incarnation`: see `check_incarnation`."""
         catalog = self._broker.catalog
         ended = await self._partitioned(topic)
         if ended is None:
@@ -248,7 +250,7 @@ class Administration:
                 await self._broker.schemas.end_with(topic, partial(catalog.forget_partitions, topic, still))
 
     async def _partitioned(self, topic: TopicName) -> PartitionedRecord | None:
-        """None: it exists, and has no partitions. TopicNotFound."""
+        """Returns the record of a partitioned topic; None: it exists, and has no partitions. Raises TopicNotFound."""
         partitions = await self._broker.catalog.existing_partitions(topic)
         return await self._broker.catalog.partitioned(topic) if partitions and not topic.is_partition else None
 
@@ -270,12 +272,12 @@ class Administration:
         return await self._others.check_delete(owner, topic, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
-        """It need not be loaded."""
+        """Unloads the topic; it need not be loaded."""
         await self._check_here(name)
         await self._broker.unload(name)
 
     async def _check_here(self, name: TopicName) -> None:
-        """NotOwner: another broker serves the topic, or would."""
+        """Raises NotOwner if another broker serves the topic, or would."""
         if name.full not in self._broker.loaded:
             await self._broker.catalog.existing_partitions(name)
             owner = await self._broker.lookup(name)
@@ -301,7 +303,7 @@ class Administration:
         return SkippedLost(tuple(lost), tuple(missed))
 
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
-        """Of the durable subscriptions; none: the topic does not open."""
+        """Returns the cursors of the durable subscriptions; none if the topic does not open."""
         try:
             topic = await self._broker.topic(name, create=False)
         except NotOwner:

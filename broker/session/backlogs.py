@@ -1,4 +1,4 @@
-"""What operators ask for of one topic's subscriptions and messages, in plain values. The topic's owner answers.
+"""The operations on one topic's subscriptions and messages, in plain values. The topic's owner answers.
 
 Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/protocols/grpc/test_examine.py.
 """
@@ -19,7 +19,7 @@ from .start import mark_of, place_of
 
 PEEK_MESSAGES_MAX = 1000
 AGE_S_MAX = 10_000_000_000
-"""300 years."""
+"""Longest age in seconds: 300 years."""
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -30,20 +30,20 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Backlogs:
-    """Of one loaded topic."""
+    """The backlogs of one loaded topic."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
 
     def _named(self, name: str) -> list[Subscription]:
-        """That durable subscription, or all of them."""
+        """Returns that durable subscription, or all of them if `name` is empty."""
         every = self._topic.subscriptions
         names = [name] if name else [name for name, each in every.items() if each.durable]
         return [self._topic.subscription(each) for each in names]
 
     # ------------------------------------------------------------------ subscriptions
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
-        """AlreadyExists. `start` None: at the end."""
+        """Creates a subscription. AlreadyExists. `start` None: at the end."""
         mark = mark_of(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
         await self._topic.subscribe(name, mark, properties, exclusive=True)
 
@@ -52,7 +52,7 @@ class Backlogs:
         return store.properties if store is not None else {}
 
     async def set_properties(self, name: str, properties: dict[str, str]) -> None:
-        """These and no others."""
+        """Sets the properties of a subscription: these and no others."""
         topic = self._topic
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
@@ -61,7 +61,8 @@ class Backlogs:
     async def reset(
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True
     ) -> None:
-        """To a message, or to the first one that arrived then or later; durable when this returns."""
+        """Resets a subscription to a message, or to the first one that arrived at that time or later; durable when this
+        returns."""
         log, subscription = self._topic.shown, self._topic.subscription(name)
         if to is None and publish_time_ms is None:
             raise InvalidRequest("a subscription is reset to a message id or to a time")
@@ -75,7 +76,7 @@ class Backlogs:
             await subscription.seek(mark, acked)
 
     async def skip(self, name: str, messages: int) -> None:
-        """Of that subscription or of all; -1: all messages."""
+        """Skips messages of that subscription or of all; -1: all messages."""
         if messages < -1:
             raise InvalidRequest(f"{messages} messages cannot be skipped; -1 are all of them")
         for subscription in self._named(name):
@@ -97,7 +98,7 @@ class Backlogs:
         return entries
 
     async def peek(self, name: str, messages: int) -> list[Shown]:
-        """The next ones of the subscription."""
+        """Returns the next messages of the subscription, up to `messages`, as entries."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.subscription(name)
@@ -109,7 +110,7 @@ class Backlogs:
 
     # ------------------------------------------------------------------ messages
     async def nth(self, number: int, *, from_latest: bool) -> Shown:
-        """From one end, from 1 on; the others of its batch are hidden."""
+        """Returns the n-th message from one end, from 1 on; the others of its batch are hidden."""
         entry, at = await examine.nth(self._topic.shown, number, from_latest=from_latest)
         return Shown(entry, [index for index in range(entry.count) if index != at])
 
@@ -117,7 +118,7 @@ class Backlogs:
         return Shown(await examine.message(self._topic.shown, position), [])
 
     async def at_time(self, publish_time_ms: int) -> MessageId:
-        """The first that arrived then or later; where the next will be, when there is none."""
+        """Returns the id of the first message that arrived then or later; where the next will be, if there is none."""
         position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 

@@ -60,7 +60,7 @@ from .producer import check_size
 from .start import last_message, mark_of, place_of
 
 ACK_ENTRIES = 100
-"""Acknowledged in one step: some tenths of a millisecond."""
+"""Entries that are acknowledged in one step: some tenths of a millisecond."""
 PREDECESSORS_MAX = 8
 """Transactions that have ended elsewhere, and whose ends an acknowledgement waits for, one after the other."""
 PERMITS_MAX = (1 << 31) - 1
@@ -68,7 +68,7 @@ PERMITS_MAX = (1 << 31) - 1
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True):
-    """What a consumer asks for. `topic` is its full name."""
+    """The options of a consumer. `topic` is its full name."""
 
     topic: str
     subscription: str
@@ -92,13 +92,13 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
     incarnation: int = 0  # of the topic that it read before; 0: it begins
 
     def at(self, topic: Topic) -> SubscribeOptions:
-        """A consumer that returns to a topic which was made anew is at none of its messages: it begins at the first."""
+        """Returns the options at this topic: a consumer that returns to one that was made anew begins at the first."""
         if not is_another(topic.incarnation, self.incarnation):
             return self
         return msgspec.structs.replace(self, start=None, initial_position=InitialPosition.EARLIEST)
 
     def check(self) -> None:
-        """InvalidName, InvalidRequest, NotAllowed."""
+        """Checks the options. Raises InvalidName, InvalidRequest, NotAllowed."""
         check_size("consumer", self.consumer_name)
         check_size("instance", self.instance)
         check_subscription_name(self.subscription)
@@ -114,11 +114,11 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
 
 class ConsumerPort(Outlet, Protocol):
-    """Where a session's deliveries go. Nothing here may raise, and nothing is called after `closed`."""
+    """The port for a session's deliveries. No method may raise, and none is called after `closed`."""
 
 
 class ConsumerSession:
-    """See the module. Made by `open`."""
+    """A consumer of any protocol, made by `open`. See the module."""
 
     __slots__ = (
         "_clock", "_consumer", "_over", "_port", "_removing", "compacted_end_index", "subscription", "topic",
@@ -138,10 +138,9 @@ class ConsumerSession:
     async def open(
         cls, broker: TopicManager, options: SubscribeOptions, port: ConsumerPort, caller: CallContext
     ) -> ConsumerSession:
-        """Unauthorized, TopicNotFound, IncompatibleSchema, SubscriptionNotFound, ConsumerBusy, NotAllowed, NotOwner,
-        BackPressure, and what loading a topic may raise. Nothing is left of it then, or when it is cancelled. The port
-        is not called before it returns.
-        """
+        """Opens a consumer. Raises Unauthorized, TopicNotFound, IncompatibleSchema, SubscriptionNotFound, ConsumerBusy,
+        NotAllowed, NotOwner, BackPressure, and what loading a topic may raise. Nothing is left of it then, or when it
+        is cancelled. The port is not called before it returns."""
         options.check()
         await _authorize(broker, options, caller)
         topic = await broker.topic(TopicName.parse(options.topic), create=not options.existing_only)
@@ -184,11 +183,11 @@ class ConsumerSession:
 
     @property
     def member(self) -> Member:
-        """Its state in the dispatcher: to be read."""
+        """Returns its state in the dispatcher: to be read only."""
         return self._consumer.member
 
     def messages_of(self, position: Position) -> int:
-        """How many messages an entry has that this consumer holds; 0: it is not known."""
+        """Returns how many messages an entry has that this consumer holds; 0: it is not known."""
         cursor, member = self.subscription.cursor, self.member
         if position in member.unshown:
             return member.unshown[position].size
@@ -223,11 +222,12 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ at once
     def renewed(self, principal: Principal) -> None:
-        """Its caller has new credentials, of the same role."""
+        """Sets the new credentials of its caller, of the same role."""
         self._consumer.principal = principal
 
     def flow(self, permits: int) -> None:
-        """So many messages more may be delivered. InvalidRequest: that is more than a consumer may have."""
+        """Grants permits: so many messages more may be delivered. InvalidRequest: that is more than a consumer may
+        have."""
         held = self._consumer.member.permits
         if permits < 0 or held + permits > PERMITS_MAX:
             raise InvalidRequest(f"{permits} permits beside the {held} that are left are more than {PERMITS_MAX}")
@@ -255,8 +255,10 @@ class ConsumerSession:
             raise refused[0]
 
     def ack_cumulative(self, acked: AckedEntry) -> Iterator[None]:
-        """Everything up to and with it, in steps of what the consumer holds. NotAllowed: several consumers share the
-        subscription. TransactionConflict: some of it is pending in a transaction, and nothing of it counts."""
+        """Acknowledges everything up to the entry, included, in steps of what the consumer holds. NotAllowed: several
+        consumers share the subscription. TransactionConflict: some of it is pending in a transaction, and nothing
+        of it counts.
+        """
         self.subscription.check_cumulative(self._consumer, acked)
         for mark in self.subscription.marks_up_to(self._consumer, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
@@ -283,10 +285,11 @@ class ConsumerSession:
         self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = (), *, cumulative: bool = False,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """They are pending in the transaction, and that is durable, when this returns: acknowledged if it commits.
-        `cumulative`: everything up to and with the one entry that is named. A whole entry means all of its messages;
-        `rest`: those that the consumer has not acknowledged yet, as clients mean it that count them themselves; such
-        clients repeat no request, so a message that the transaction has already was delivered twice: a conflict.
+        """Acknowledges in a transaction: when this returns, that is pending in it, durably, and counts if the
+        transaction commits. `cumulative`: everything up to and with the one entry that is named. A whole entry means
+        all of its messages; `rest`: those that the consumer has not acknowledged yet, as clients mean it that count
+        them themselves; such clients repeat no request, so a message that the transaction has already was delivered
+        twice: a conflict.
 
         A transaction that has them, and has ended elsewhere, is waited for: its end is on its way here. (But not by a
         cumulative one after an abort: what is given back has to be delivered again before it can be covered.)
@@ -323,9 +326,8 @@ class ConsumerSession:
         await subscription.stored()
 
     def pend_now(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
-        """As `ack_in` of a few entries, without a wait: they are pending, and not durable yet (`when_durable`). False:
-        nothing was done; `ack_in` them, which waits for what has to be waited for, or says why not.
-        """
+        """Makes a few entries pending like `ack_in`, without a wait and not durable yet (`when_durable`). False:
+        nothing was done; `ack_in` them, which waits for what has to be waited for, or says why not."""
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_transactional()
@@ -348,7 +350,8 @@ class ConsumerSession:
         return False
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """As `durable`: calls it with None then, at once perhaps, or with why that is not known."""
+        """Calls `tell` with None once all is durable, like `durable`, at once perhaps; or with why that is not known.
+        """
         self.subscription.when_durable(tell)
 
     async def durable(self) -> None:
@@ -356,16 +359,15 @@ class ConsumerSession:
         await self.subscription.durable_now()
 
     async def seek_message(self, message_id: MessageId) -> None:
-        """The message is delivered next; durable when this returns. The other consumers of the subscription are
-        disconnected, and nothing from the new position is delivered before this returns. As `seek_time` and
-        `seek_index`.
-        """
+        """Moves the subscription: the message is delivered next; durable when this returns. The other consumers of the
+        subscription are disconnected, and nothing from the new position is delivered before this returns. As
+        `seek_time` and `seek_index`."""
         async with self.subscription.moving:
             mark, acked = await place_of(self.subscription.log, message_id, inclusive=True)
             await self.subscription.seek(mark, acked, keep=self._consumer)
 
     async def seek_time(self, publish_time_ms: int) -> None:
-        """The first message that arrived then or later is delivered next."""
+        """Moves the subscription: the first message that arrived then or later is delivered next."""
         async with self.subscription.moving:
             log = self.subscription.log
             place = await log.reader.locate_time(publish_time_ms)
@@ -373,7 +375,8 @@ class ConsumerSession:
             await self.subscription.seek(mark, keep=self._consumer)
 
     async def seek_index(self, index: int) -> None:
-        """The message of that index is delivered next, or the first one after it that is kept."""
+        """Moves the subscription: the message of that index is delivered next, or the first one after it that is kept.
+        """
         async with self.subscription.moving:
             log = self.subscription.log
             place = await log.reader.locate(index)
@@ -397,7 +400,7 @@ class ConsumerSession:
             self._removing = False
 
     async def last_message(self) -> LastMessage:
-        """The last message that the subscription would be shown. Unavailable: the topic may go on elsewhere."""
+        """Returns the last message that the subscription would be shown. Unavailable: the topic may go on elsewhere."""
         log, mark = self.subscription.log, self.subscription.cursor.mark
         position, batch_index, index = await log.reader.last_shown() or (EARLIEST, -1, -1)
         self.topic.check_end()
@@ -405,20 +408,21 @@ class ConsumerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """In order: what it holds goes to the others, and what it acknowledged is durable when this returns."""
+        """Closes the session, in order: what it holds goes to the others, and what it acknowledged is durable when this
+        returns."""
         self._over = True
         self.subscription.leave(self._consumer)
         await followed_by(self.durable(), self.leave)
 
     async def leave(self) -> None:
-        """At once: what it holds goes to the others. Idempotent."""
+        """Leaves at once: what it holds goes to the others. Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
         await self.topic.detach(self.subscription)
 
 
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
-    """IncompatibleSchema, InvalidRequest."""
+    """Checks the consumer's schema. Raises IncompatibleSchema, InvalidRequest."""
     if options.schema is not None:
         idle = not topic.log.queued_index and not len(topic.producers)
         rules, user = SchemaRules.of(topic.applied), caller.principal.name
@@ -426,7 +430,8 @@ async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOp
 
 
 async def _authorize(broker: TopicManager, options: SubscribeOptions, caller: CallContext) -> None:
-    """Unauthorized. Who names a dead letter topic in the subscription's properties has to be able to publish there."""
+    """Raises Unauthorized if the caller may not consume. A caller that names a dead letter topic in the subscription's
+    properties has to be able to publish there."""
     require, topic = broker.access.require, TopicName.parse(options.topic)
     await require(caller.principal, Permission.CONSUME, topic=topic, subscription=options.subscription)
     if letters := options.subscription_properties.get(DEAD_LETTER_TOPIC):

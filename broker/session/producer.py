@@ -46,11 +46,11 @@ from ..topic.topic import Topic
 from ..topic.transactions import Awaited
 
 METADATA_BYTES = (10 << 10) - 512
-"""Of an entry, beside its payload: Pulsar's clients compare the payload alone with the largest size that they are told,
-and take frames of 10 KiB more."""
+"""Bytes of an entry besides its payload: Pulsar's clients compare the payload alone with the largest size that they are
+told, and take frames of 10 KiB more."""
 
 CREDIT_SHARE = 4
-"""Credit is given back when this share of the grant is owed: one frame for thousands of small entries."""
+"""Divisor of the grant: credit is given back when so much is owed, one frame for thousands of small entries."""
 
 
 def room_of(config: BrokerConfig) -> int:
@@ -59,7 +59,7 @@ def room_of(config: BrokerConfig) -> int:
 
 
 class ProducerOptions(msgspec.Struct, frozen=True):
-    """What a producer asks for. `topic` is its full name."""
+    """The options of a producer. `topic` is its full name."""
 
     topic: str
     name: str = ""  # empty: the broker names it
@@ -73,26 +73,26 @@ class ProducerOptions(msgspec.Struct, frozen=True):
     room: int = 0  # bytes of an entry beside max_message_bytes, where that bounds payloads alone
 
     def check(self) -> None:
-        """InvalidName."""
+        """Checks the options. Raises InvalidName."""
         if self.name:
             check_producer_name(self.name)
         check_size("instance", self.instance)
 
 
 class ProducerPort(Outcomes, Protocol):
-    """Where a session's answers go. Nothing is called after `closed`."""
+    """The port for a session's answers. Nothing is called after `closed`."""
 
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
-        """The entry is stored there; `index` is that of its last message."""
+        """Sends the receipt of an entry that is stored there; `index` is that of its last message."""
         ...
 
     def credit(self, size: int) -> None:
-        """So many bytes more may be published."""
+        """Grants credit: so many bytes more may be published."""
         ...
 
 
 class ProducerSession:
-    """See the module. Made by `open`."""
+    """A producer of any protocol, made by `open`. See the module."""
 
     __slots__ = (
         "_awaiting", "_freed", "_grant", "_memory", "_opened", "_owed", "_port", "_waiting", "producer",
@@ -116,9 +116,9 @@ class ProducerSession:
     async def open(
         cls, broker: TopicManager, options: ProducerOptions, port: ProducerPort, caller: CallContext
     ) -> ProducerSession:
-        """Unauthorized, TopicTerminated, IncompatibleSchema, InvalidSchema, ProducerBusy, ProducerFenced, NotOwner,
-        BacklogQuotaExceeded and what loading a topic may raise. Nothing is left of it then, and when it is cancelled.
-        The port is not called before this returns."""
+        """Opens a producer. Raises Unauthorized, TopicTerminated, IncompatibleSchema, InvalidSchema, ProducerBusy,
+        ProducerFenced, NotOwner, BacklogQuotaExceeded and what loading a topic may raise. Nothing is left of it then,
+        and when it is cancelled. The port is not called before this returns."""
         options.check()
         topic_name, principal = TopicName.parse(options.topic), caller.principal
         await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)
@@ -171,7 +171,7 @@ class ProducerSession:
 
     @property
     def last_sequence_id(self) -> int:
-        """-1: none is known."""
+        """Returns the highest sequence id in the log; -1: none is known."""
         return self.producer.last_sequence_id
 
     @property
@@ -184,7 +184,7 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, entry: Buffer) -> None:
-        """One entry's client-part (proto/entry.py), which is copied before this returns."""
+        """Publishes one entry's client-part (proto/entry.py), which is copied before this returns."""
         if self.producer.over is not None:
             return
         if self._freed <= 0:
@@ -224,7 +224,8 @@ class ProducerSession:
             self._not_published(entry, published)
 
     def _not_published(self, entry: Buffer, published: bool | Awaited) -> None:
-        """It has its answer; or it waits for a transaction, at the front, and later ones after it."""
+        """Keeps the entry at the front if it waits for a transaction, and later ones after it; else it has its answer
+        already."""
         if isinstance(published, Awaited):
             self._awaiting = True
             if self._waiting is None:
@@ -235,7 +236,7 @@ class ProducerSession:
             self.freed(len(entry))
 
     def _go_on(self, error: MagnetarError | None) -> None:
-        """What the first waiting entry needs is there, or it is refused."""
+        """Goes on with the first waiting entry: what it needs is there, or it is refused with `error`."""
         self._awaiting = False
         if error is not None and self._waiting:
             entry = self._waiting.popleft()
@@ -247,7 +248,7 @@ class ProducerSession:
             self._give_credit()
 
     def _step(self) -> bool:
-        """The gate is open."""
+        """Publishes the first waiting entry, as the gate is open; returns whether more wait."""
         if self._awaiting:
             return False
         if self._waiting:
@@ -298,7 +299,8 @@ class ProducerSession:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """In order: what waits for the gate is refused, what is in the log gets its answer, the topic forgets it."""
+        """Closes the session, in order: what waits for the gate is refused, what is in the log gets its answer, the
+        topic forgets the producer."""
         waiting = self._forget_waiting()
         for entry in waiting:
             self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
@@ -322,6 +324,6 @@ class ProducerSession:
 
 
 def check_size(kind: str, name: str) -> None:
-    """InvalidName: a name of that kind is too long."""
+    """Raises InvalidName if a name of that kind is too long."""
     if len(name.encode()) > NAME_BYTES_MAX:
         raise InvalidName(f"{kind} name of {len(name)} characters is too long", size=len(name), limit=NAME_BYTES_MAX)

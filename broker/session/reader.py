@@ -26,7 +26,7 @@ READ_BYTES_MAX = 16 << 20
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Of message indexes of a topic: `first` inclusive, `end` exclusive."""
+    """A range of message indexes of a topic: `first` inclusive, `end` exclusive."""
 
     topic: str
     first: int
@@ -36,7 +36,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class RangeReader:
-    """`next_index` is the first index that is not covered by what `entries` has given so far."""
+    """Reads an index range. `next_index` is the first index that is not covered by what `entries` has given so far."""
 
     def __init__(self, broker: TopicManager, wanted: Range, caller: CallContext) -> None:
         self._caller = caller
@@ -45,7 +45,8 @@ class RangeReader:
         self._wanted = wanted
 
     async def entries(self, turns: Turns) -> AsyncGenerator[StoredEntry, None]:
-        """Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable, DataLost: after some entries, perhaps."""
+        """Yields the entries of the range. Raises Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable,
+        DataLost: after some entries, perhaps."""
         wanted = self._wanted
         name = TopicName.parse(wanted.topic)
         await self._require(name)

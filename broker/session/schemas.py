@@ -14,17 +14,21 @@ from ..schema.registry import SchemaRules
 
 
 class Tested(NamedTuple):
+    """Whether a schema could be registered, and the rule that decided."""
+
     refused: str  # why it could not be registered; empty: it could
     compatibility: Compatibility  # the rule
 
 
 class Schemas:
+    """The operations on the schemas of topics."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def get(self, topic: TopicName, version: int | None = None, incarnation: int = 0) -> SchemaVersion:
-        """The newest, or that version. SchemaNotFound. TopicNotFound: `topic` is of another incarnation than the caller
-        means, as it was before the schema was read or is after it: a number means something in one of them alone."""
+        """Returns the newest schema, or that version. SchemaNotFound. TopicNotFound: `topic` is of another incarnation
+        than the caller means, before the schema was read or after it: a number means something in one of them alone."""
         check = self._broker.catalog.check_incarnation
         await check(topic, incarnation)
         found = await self._broker.schemas.get(topic, version)
@@ -32,17 +36,17 @@ class Schemas:
         return found
 
     async def all(self, topic: TopicName) -> list[SchemaVersion]:
-        """Those that are not deleted, in their order. SchemaNotFound: there is none."""
+        """Returns the versions that are not deleted, in their order. SchemaNotFound: there is none."""
         return await self._broker.schemas.all(topic)
 
     async def put(self, topic: TopicName, info: SchemaInfo, user: str, *, by_hand: bool = True) -> int:
-        """Its version. The topic need not exist, its namespace does. `by_hand`: not by a producer, so also where
-        `schema_auto_update` is off. IncompatibleSchema, InvalidRequest, NotAllowed."""
+        """Registers a schema; returns its version. The topic need not exist, its namespace does. `by_hand`: not by a
+        producer, so also where `schema_auto_update` is off. Raises IncompatibleSchema, InvalidRequest, NotAllowed."""
         rules = await self._rules(topic)
         return await self._broker.schemas.register(topic, info, rules, user=user, by_hand=by_hand)
 
     async def find(self, topic: TopicName, info: SchemaInfo) -> int:
-        """The version of an equal one. SchemaNotFound, InvalidRequest."""
+        """Returns the version of the topic's schema that equals `info`. Raises SchemaNotFound, InvalidRequest."""
         return await self._broker.schemas.find(topic, info)
 
     async def test(self, topic: TopicName, info: SchemaInfo) -> Tested:
@@ -51,7 +55,7 @@ class Schemas:
         return Tested(await self._broker.schemas.refused(topic, info, mode) or "", mode)
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
-        """The newest version that is deleted with this; None: there were none."""
+        """Deletes all versions; returns the newest of them; None: there were none."""
         return await self._broker.schemas.delete(topic, force=force)
 
     async def _rules(self, topic: TopicName) -> SchemaRules:

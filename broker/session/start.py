@@ -1,4 +1,4 @@
-"""Where a cursor begins that starts at, or is moved to, a message."""
+"""The place of a cursor that starts at, or is moved to, a message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ..subscription.whole_messages import message_of
 
 
 def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
-    """(mark, messages of the entry after it that are done) of a cursor that starts at, or just after, a message.
+    """Returns (mark, messages of the entry after it that are done) of a cursor that starts at, or just after, a
+    message.
 
     `latest` is the end of the topic: the next message that is published is delivered first. Only a reader that is
     opened at `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
@@ -29,9 +30,9 @@ def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: b
 
 
 async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
-    """(mark, messages of the entry after it that are done, entries after it that are done) of a reader that is opened
-    at `latest`, inclusive: the last message of a batch, all chunks of a message, and nothing else is delivered again.
-    """
+    """Returns (mark, messages of the entry after it that are done, entries after it that are done) of a reader that is
+    opened at `latest`, inclusive: the last message of a batch, all chunks of a message, and nothing else is delivered
+    again."""
     shape = log.shape
     last = shape.last_there
     if last.entry_id < 0:
@@ -55,7 +56,8 @@ async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Positi
 
 
 async def place_of(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
-    """The same, with no more messages than the entry has: it is read when some of them are done."""
+    """Returns the mark of a cursor that starts there, and how many messages of the next entry are done: never more than
+    it has, for it is read when some of them are done."""
     shape = log.shape
     mark, done = mark_of(shape, start, inclusive)
     if not done or shape.hole(start.position) is not None:

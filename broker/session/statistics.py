@@ -49,12 +49,12 @@ from ..topic.topic import Topic
 _LOG = logging.getLogger("magnetar.broker")
 
 OLDEST_S = 1.0
-"""For the read of a subscription's oldest message."""
+"""Seconds for the read of a subscription's oldest message."""
 
 
 async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> TopicStats:
-    """`precise`: the backlog counts batches that are acknowledged, wholly or in part, message by message. `ages` False:
-    no `oldest_ms`, which may be a read from a bookie for each subscription."""
+    """Returns the statistics of a topic. `precise`: the backlog counts batches that are acknowledged, wholly or in
+    part, message by message. `ages` False: no `oldest_ms`, which may be a read from a bookie for each subscription."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.life
     return TopicStats(
         name=topic.name.full, owner=owner, partitions=0, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
@@ -138,7 +138,7 @@ def _name(type_: Registered | None) -> SubscriptionType:
 
 
 async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
-    """An entry that is lost, or that no bookie gives in time, makes no statistics impossible."""
+    """Returns when the oldest message came, in ms; 0: none, or not known: it is lost, or no bookie gives it in time."""
     try:
         async with asyncio.timeout(OLDEST_S):
             return await topic.life.oldest_ms(subscription) or 0
@@ -158,7 +158,7 @@ def _consumer(consumer: Consumer, slots: list[SlotRange]) -> ConsumerStats:
 
 
 def internals(topic: Topic, cache_bytes: int) -> TopicInternalStats:
-    """Of its log. `cache_bytes`: of the broker."""
+    """Returns the internal statistics of a topic's log. `cache_bytes`: of the broker."""
     log = topic.log
     return TopicInternalStats(
         state=log.state,

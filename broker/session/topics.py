@@ -26,7 +26,7 @@ from ..node.topic_manager import TopicManager
 from ..topic.topic import Topic
 
 TIMES_MAX = 1000
-"""Looked up in one request for offsets: each costs some reads."""
+"""Most times that one request for offsets looks up: each costs some reads."""
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -37,6 +37,8 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Partitions(msgspec.Struct, frozen=True):
+    """The number of partitions of a topic."""
+
     count: int  # 0: the topic is not partitioned
     owner: Owner | None = None  # of a topic without partitions, where it is known
 
@@ -54,7 +56,7 @@ class Offsets(msgspec.Struct, frozen=True):
 
 
 def reached_by(broker: BrokerRecord, listener: str) -> str:
-    """HOST:PORT of its gRPC for the callers of a listener. NotFound."""
+    """Returns HOST:PORT of its gRPC for the callers of a listener. Raises NotFound."""
     if not listener:
         return broker.endpoint
     urls = (url for url in broker.pulsar.get(listener, ()) if url.startswith("magnetar"))
@@ -65,17 +67,20 @@ def reached_by(broker: BrokerRecord, listener: str) -> str:
 
 
 class Topics:
+    """The queries about topics besides producing and consuming."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
     async def lookup(self, topic: TopicName, listener: str = "") -> Owner:
-        """The topic need not exist. Unavailable: it is not known now. NotFound: the owner has no such listener."""
+        """Returns the owner of a topic, which need not exist. Unavailable: it is not known now. NotFound: the owner has
+        no such listener."""
         owner = await self._broker.lookup(topic)
         return Owner(reached_by(owner, listener), owner.name == self._broker.name)
 
     async def partitions(self, topic: TopicName, *, create: bool, by_use: bool = False) -> Partitions:
-        """`create`: the topic is made, with its namespace's default, where it is missing and that is allowed; `by_use`:
-        one without partitions is not made before it is used."""
+        """Returns a topic's partitions. `create`: the topic is made, with its namespace's default, where it is missing
+        and that is allowed; `by_use`: one without partitions is not made before it is used."""
         catalog = self._broker.catalog
         if topic.is_partition:
             return Partitions(0)  # a partition is used like a topic without partitions
@@ -92,9 +97,9 @@ class Topics:
         self, name: TopicName, times_ms: Sequence[int] = (), subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> Offsets:  # fmt: skip
-        """A durable `subscription` is made at the earliest message when it is missing. `aborted_in`: a range of
-        indexes, whose messages of aborted transactions are counted; an index without a message that is none of them
-        has lost its message. `incarnation`: see `check_incarnation`."""
+        """Returns the offsets of a topic. A durable `subscription` is made at the earliest message when it is missing.
+        `aborted_in`: a range of indexes, whose messages of aborted transactions are counted; an index without a message
+        that is none of them has lost its message. `incarnation`: see `check_incarnation`."""
         if len(times_ms) > TIMES_MAX:
             raise InvalidRequest(f"{len(times_ms)} times in one request are more than {TIMES_MAX}")
         topic = await self._one(name)
@@ -126,8 +131,8 @@ class Topics:
             raise NotAllowed(f"{name} has {count} partitions, and offsets are of one: ask for {first}") from None
 
     async def advance(self, name: TopicName, subscription_name: str, index: int, incarnation: int = 0) -> None:
-        """Everything before the index is acknowledged, durably, when this returns. Never moves backwards.
-        `incarnation`: see `check_incarnation`."""
+        """Acknowledges everything before the index, durably when this returns. Never moves backwards. `incarnation`:
+        see `check_incarnation`."""
         topic = await self._one(name)
         check_incarnation(name, topic.incarnation, incarnation)
         subscription, shape = topic.subscription(subscription_name), topic.shown.shape

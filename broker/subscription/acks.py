@@ -50,7 +50,8 @@ class Acks:
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
-        """Each entry, or some messages of it. TransactionConflict: one of them is pending; the others count."""
+        """Acknowledges each entry, or some messages of it. TransactionConflict: one of them is pending; the others
+        count."""
         refused, transactions = list[Position](), self._cursor.pending is not None or bool(member and member.unshown)
         for position, bits in entries:
             if not self._exists(position):
@@ -100,7 +101,7 @@ class Acks:
         return everything & ~unshown if unshown else 0
 
     def _is_pending(self, position: Position, bits: int) -> bool:
-        """Whether one of those messages (0: all of the entry) is pending."""
+        """Whether one of the messages `bits` (0: all of the entry) is pending."""
         pending = self._cursor.pending
         if pending is None or self._cursor.is_acked(position):
             return False
@@ -111,7 +112,7 @@ class Acks:
         raise AckRefusal.PENDING.error(f"entry {position} {Conflict.PENDING.value}", position=position)
 
     def ack_set(self, member: Member | None, ledger_id: int, entries: bytes) -> None:
-        """Many whole entries of one ledger, as a roaring bitmap."""
+        """Acknowledges many whole entries of one ledger, as a roaring bitmap."""
         wanted = entries_of(entries)
         span = self._shape.span(ledger_id)
         last = span.last_entry if span is not None else -1
@@ -136,7 +137,7 @@ class Acks:
             self._refuse(refused)
 
     def _in_part(self, member: Member | None, ledger_id: int, wanted: BitMap) -> list[Position]:
-        """Those of a set that may not mean all of their messages."""
+        """Returns the entries of a set that may not mean all of their messages."""
         pending, unshown = self._cursor.pending, member.unshown if member is not None else None
         found = pending.parts_in(ledger_id, wanted) if pending is not None else []
         if unshown:
@@ -152,7 +153,7 @@ class Acks:
         return next((each for each in found if not self._cursor.is_acked(each)), None)
 
     def ack_cumulative(self, member: Member | None, acked: AckedEntry) -> None:
-        """Everything up to and with it, or up to a message of it."""
+        """Acknowledges everything up to the entry, included, or up to a message of it."""
         position, bits = acked
         if not self._exists(position):
             return
@@ -165,7 +166,7 @@ class Acks:
             self.give_up(position)
 
     def check_cumulative(self, acked: AckedEntry) -> None:
-        """TransactionConflict: something that it covers is pending."""
+        """Raises TransactionConflict if something that it covers is pending."""
         pending, (position, bits) = self._cursor.pending, acked
         if pending is None:
             return
@@ -174,7 +175,7 @@ class Acks:
             self._refuse(position)
 
     def give_up(self, mark: Position) -> None:
-        """Everything up to the mark is done, without what is pending: that is left to its transaction."""
+        """Acknowledges everything up to the mark, without what is pending: that is left to its transaction."""
         cursor = self._cursor
         cursor.ack_cumulative(mark)
         self._dispatcher.acked_up_to(max(mark, cursor.mark))
@@ -182,12 +183,12 @@ class Acks:
             self._dispatcher.release(cursor.free_up_to(mark))  # batches of unknown size
 
     def ack_first(self, position: Position, messages: int) -> None:
-        """The first messages of the entry are done, without those that are pending."""
+        """Acknowledges the first messages of the entry, without those that are pending."""
         if self._cursor.ack_first(position, messages):
             self._dispatcher.acked(None, position)
 
     def held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Those of the sets that the consumer holds, in slices. InvalidRequest: a set does not parse."""
+        """Yields, in slices, the entries of the sets that the consumer holds. InvalidRequest: a set does not parse."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
             if not number % MARK_ENTRIES:
@@ -218,7 +219,7 @@ class Acks:
                 return  # it was refused
 
     def _checked(self, position: Position, bits: int) -> int:
-        """The bits. InvalidRequest: more than the entry's ledger has messages.
+        """Returns the bits. Raises InvalidRequest if they are more than the entry's ledger has messages.
 
         So an index of a few bytes costs no more memory than the ledger's messages need, and no caller gets the answer
         that a message was acknowledged which was not.
@@ -241,7 +242,7 @@ class Acks:
 
 
 def entries_of(data: bytes) -> BitMap:
-    """The set that the bytes contain. InvalidRequest: they do not parse."""
+    """Returns the set that the bytes contain. Raises InvalidRequest if they do not parse."""
     try:
         return BitMap.deserialize(data)
     except (ValueError, IndexError, MemoryError) as error:

@@ -37,19 +37,18 @@ from .core.pending_acks import ENTRIES_MAX, Clash, Conflict, Settled
 from .core.policies.policy import Member
 
 STEP_ENTRIES = 100
-"""Gathered in one step: some tenths of a millisecond."""
+"""Entries that are gathered in one step: some tenths of a millisecond."""
 
 
 class AcksInTxn(Acks):
-    """Of one subscription. See the module."""
+    """The acknowledgements in transactions of one subscription. See the module."""
 
     __slots__ = ()
 
     # ------------------------------------------------------------------ gathering
     def gather(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks) -> Iterator[None]:
-        """Into `wanted`, in steps. InvalidRequest: one is past the end, or does not parse. TransactionConflict: it is
-        trimmed.
-        """
+        """Gathers acknowledgements into `wanted`, in steps. InvalidRequest: one is past the end, or does not parse.
+        TransactionConflict: it is trimmed."""
         entries = iter(entries)
         while some := list(islice(entries, STEP_ENTRIES)):
             for position, bits in some:
@@ -73,7 +72,7 @@ class AcksInTxn(Acks):
         self, member: Member, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None, memory_bytes_max: int, *,
         rest: bool = False,
     ) -> bool:  # fmt: skip
-        """All of it is pending in the transaction; False: it was. `rest`: the client counts the messages of an entry
+        """Makes all of it pending in the transaction; False: it was. `rest`: the client counts the messages of an entry
         itself (`_exact`), and repeats nothing. TransactionConflict, InvalidRequest, BackPressure: nothing has changed.
         """
         cursor, dispatcher = self._cursor, self._dispatcher
@@ -110,9 +109,9 @@ class AcksInTxn(Acks):
         return True
 
     def _exact(self, member: Member, wanted: TxnAcks, *, rest: bool) -> TxnAcks:
-        """Message by message where not all of an entry is meant, and as an entry where all of it is. `rest`: a whole
-        entry means what is left of it, else all of its messages, and one of them may be acknowledged already.
-        """
+        """Returns the acknowledgements message by message where not all of an entry is meant, and as an entry where all
+        of it is. `rest`: a whole entry means what is left of it, else all of its messages, and one of them may be
+        acknowledged already."""
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
         touched = dict.fromkeys(cursor.touched_in(exact.entries))
         touched |= dict.fromkeys(each for each in member.unshown if exact.holds(each))
@@ -137,7 +136,7 @@ class AcksInTxn(Acks):
             exact.parts[position] = Partial(bits, size)
 
     def _add_cumulative(self, member: Member, acked: AckedEntry, exact: TxnAcks) -> None:
-        """NotAllowed, InvalidRequest: as in a plain acknowledgement."""
+        """Adds a cumulative acknowledgement. NotAllowed, InvalidRequest: as in a plain one."""
         position, bits = acked
         self._check_there(position)
         exact.up_to = position
@@ -149,7 +148,8 @@ class AcksInTxn(Acks):
 
     # ------------------------------------------------------------------ the end of a transaction
     def settle(self, txn: TxnId, *, committed: bool) -> Settled | None:
-        """What was pending in it is acknowledged, or free: the caller gives that back. None: nothing was."""
+        """Settles the transaction: what was pending in it is acknowledged, or free and returned, for the caller to give
+        back. None: nothing was pending."""
         cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)
         if settled is None:
             return None

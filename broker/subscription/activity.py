@@ -1,4 +1,5 @@
-"""When a subscription or a consumer was last active: for statistics alone, noted once for each batch and frame."""
+"""The times at which a subscription or a consumer was last active: for statistics alone, noted once for each batch and
+frame."""
 
 from __future__ import annotations
 

@@ -14,23 +14,23 @@ from .core.policies.policy import Member
 
 
 class Outlet(Protocol):
-    """Where a consumer's deliveries go: its stream. Only `drained` waits."""
+    """The port for a consumer's deliveries: its stream. Only `drained` waits."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
-        """All of them are this consumer's; their entries are StoredEntries. True: its queue is over its bound now, and
+        """Delivers entries, all of them this consumer's StoredEntries. True: its queue is over its bound now, and
         nothing is delivered before `drained` returns."""
         ...
 
     def ended(self) -> None:
-        """The topic is terminated and everything was delivered."""
+        """Called when the topic is terminated and everything was delivered."""
         ...
 
     def active(self, active: bool) -> None:
-        """Failover: whether this consumer is the one that gets the messages."""
+        """Called on Failover: whether this consumer is the one that gets the messages."""
         ...
 
     def closed(self, error: MagnetarError) -> None:
-        """The broker closes the consumer with this error; nothing more follows."""
+        """Called when the broker closes the consumer with this error; nothing more follows."""
         ...
 
     async def drained(self) -> None: ...

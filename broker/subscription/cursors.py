@@ -85,7 +85,7 @@ def _claimed(path: str, claim: str, node: Versioned | None) -> bytes | None:
 
 
 class DurableCursor:
-    """One subscription's cursor and its storage. `on_fenced` is called once when the claim is lost.
+    """The cursor of one subscription, and its storage. `on_fenced` is called once when the claim is lost.
 
     `claim`: of the owner of the topic, when the subscription exists (`claims`); a new one has a claim of its own, by
     which what is left of a deleted one of its name is told from it."""
@@ -126,7 +126,7 @@ class DurableCursor:
 
     @property
     def _ledger(self) -> SnapshotLedger[stored.Piece]:
-        """Of the acknowledgements; made with its first use: most subscriptions have written none."""
+        """Returns the ledger of the acknowledgements; made with its first use: most subscriptions have written none."""
         if self._ledger_used is None:
             self._ledger_used = SnapshotLedger(
                 self._state_ledgers(), stored.decode_piece, stored.DamagedState, self._alarm
@@ -224,8 +224,8 @@ class DurableCursor:
         return state
 
     def _decoded(self, value: bytes) -> CursorRecord:
-        """DataLost: it is damaged. Where the subscription was is not known: nothing is written over it, and its topic
-        does not open, so nothing is trimmed that it did not acknowledge."""
+        """Decodes the record. DataLost: it is damaged. Where the subscription was is not known: nothing is written over
+        it, and its topic does not open, so nothing is trimmed that it did not acknowledge."""
         try:
             return decode(value, CursorRecord, self._path)
         except DamagedRecord as error:
@@ -279,12 +279,13 @@ class DurableCursor:
 
     # ------------------------------------------------------------------ writing
     def touched(self) -> None:
-        """The cursor has changed: it is durable after `cursor_flush_s` at most."""
+        """Schedules a write of the cursor, which has changed: it is durable after `cursor_flush_s` at most."""
         if self._timer is None and self._writing is None and not self._closed:
             self._timer = self._loop.call_later(self._config.cursor_flush_s, self._start)
 
     def durable(self) -> asyncio.Future[None]:
-        """Done when all that was acknowledged up to now is durable. Fails with TopicFenced when it cannot be."""
+        """Returns a future that is done when all that was acknowledged up to now is durable. Fails with TopicFenced
+        when it cannot be."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def tell(error: MagnetarError | None) -> None:
@@ -299,9 +300,8 @@ class DurableCursor:
         return future
 
     def when_durable(self, tell: Told) -> None:
-        """As `durable`, without a future: those of very many acknowledgements would cost more than the write. It may be
-        called at once, and must not raise.
-        """
+        """Calls `tell` like `durable`, without a future: those of very many acknowledgements would cost more than the
+        write. It may be called at once, and must not raise."""
         if not self.cursor.dirty:
             tell(None)
         elif self._closed:
@@ -369,7 +369,7 @@ class DurableCursor:
         return Bounds(config.cursor_roll_entries, config.cursor_roll_bytes, config.cursor_live_share)
 
     async def _write_in(self, log: CursorLog, store: Callable[[CursorWrite], Awaitable[bool]]) -> CursorWrite | None:
-        """The write, if it is stored; what it took from the cursor goes back otherwise."""
+        """Stores the next write; returns it, or None if it is not stored: what it took from the cursor goes back."""
         write, done = log.plan(self.cursor, self._ledger.sequence), False
         try:
             done = await store(write)
@@ -403,7 +403,7 @@ class DurableCursor:
             tell(error)
 
     def abandon(self) -> None:
-        """The topic is lost to this broker: nothing more is written."""
+        """Writes nothing more: the topic is lost to this broker."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

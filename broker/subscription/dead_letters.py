@@ -60,18 +60,19 @@ _LOG = logging.getLogger("magnetar.broker.subscription.dead_letters")
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 STORED_MS = 3_600_000
-"""What is held until its count is stored is held so long at most."""
+"""Most ms that an entry is held until its count is stored."""
 ORDERED_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-"""Of what failed, where it holds back what follows it and no policy has a ladder: it is tried soon, and then seldom."""
+"""Back-off of an entry that failed, where it holds back what follows it and no policy has a ladder: it is tried soon,
+and then seldom."""
 STEPS = ("read", "publish", "acknowledge", "store")
 GROUP_BYTES = 4 << 20
-"""Of a message in chunks in memory at a time, and one chunk more."""
+"""Bytes of a message in chunks that are in memory at a time, and one chunk more."""
 Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int], Awaitable[object]]
 """Entries of the first topic, in that incarnation, go to the second."""
 
 
 class Governed(Protocol):
-    """The topic."""
+    """The topic, as its dead letters use it."""
 
     name: TopicName
     applied: Applied
@@ -112,7 +113,7 @@ class DeadLetters:
             self._arm()
 
     def _policy(self) -> DeadLetterPolicy:
-        """In force now."""
+        """Returns the policy that is in force now."""
         topic = self._topic
         return policy_of(topic.applied, self._store.properties).at(topic.name, self._subscription)
 
@@ -250,7 +251,7 @@ class DeadLetters:
         await self._forward((here.name, here.incarnation), topic, source.producer_name, letters, source.position[1])
 
     async def _first_moved(self, position: Position, messages: int, done: frozenset[int], times: int) -> None:
-        """Of a batch, the first message that was left is stored there."""
+        """Acknowledges the first message that was left of a batch: it is stored as a dead letter."""
         if position not in self.held:
             return
         first = next(index for index in range(messages) if index not in done)
@@ -260,7 +261,7 @@ class DeadLetters:
         await self._told(f"message {first} of {position}", times)
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
-        """The message at these places is stored in the dead-letter topic."""
+        """Handles a message at these places that is stored in the dead-letter topic."""
         if position not in self.held:
             return  # acknowledged meanwhile, or the subscription was moved and wants it again
         for place in places:
@@ -277,7 +278,8 @@ class DeadLetters:
         self._wake()
 
     def _ack_rest(self, position: Position, messages: int) -> bool:
-        """Of a batch of which some messages are pending in a transaction: those are its own to acknowledge."""
+        """Acknowledges the rest of a batch, of which messages pending in a transaction are its own to acknowledge;
+        returns whether anything changed."""
         version = self._cursor.version
         self._cursor.ack_bits(position, (1 << messages) - 1, messages)
         return self._cursor.version != version

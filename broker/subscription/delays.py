@@ -65,14 +65,14 @@ READS_MAX = 16
 MAX_SLEEP_S = 1.0
 WAITING_MAX = 10_000
 CLOSE_ENTRIES_MIN = 1000
-"""Fewer unsealed entries are read again by the next owner; more are sealed when the topic closes in order."""
+"""Fewest unsealed entries that are sealed when the topic closes in order; fewer are read again by the next owner."""
 
 
 def _not_started() -> None: ...
 
 
 class Governed(Protocol):
-    """The topic."""
+    """The topic, as its delayed delivery uses it."""
 
     applied: Applied
 
@@ -88,7 +88,7 @@ class Places(Protocol):
 
 
 class _Used:
-    """What buckets need."""
+    """The parts that buckets need."""
 
     __slots__ = ("drops", "readers", "tasks", "to_drop")
 
@@ -133,7 +133,7 @@ class DelayedDelivery:
 
     @property
     def _stored(self) -> _Used:
-        """Made with its first use: most subscriptions store no delayed message."""
+        """Returns the parts for buckets, made with their first use: most subscriptions store no delayed message."""
         if self._used is None:
             self._used = _Used()
         return self._used
@@ -154,22 +154,21 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ in
     def start(self, wake: Callable[[], None]) -> None:
-        """`wake` makes the subscription pump once more."""
+        """Starts. `wake` makes the subscription pump once more."""
         self._wake = wake
         if not self.ready:
             self._spawn(self._find())
 
     def noted(self, position: Position, at_ms: int) -> None:
-        """An entry was stored that no consumer has got yet."""
+        """Notes the delivery time of an entry that was stored and that no consumer has got yet."""
         if at_ms > self.now_ms and self.on and not self.core.full:
             self.core.hold(position, at_ms)
             if self.core.seals:
                 self._seal()
 
     def look(self, dispatcher: Dispatcher) -> int:
-        """Before entries are handed out, on a type that delays: what is due. Returns the time (ms since the epoch) that
-        is valid for them.
-        """
+        """Hands due entries to the dispatcher, before entries are handed out, on a type that delays. Returns the time
+        (ms since the epoch) that is valid for them."""
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_drained:
             self._look(dispatcher, now_ms)
@@ -195,7 +194,7 @@ class DelayedDelivery:
         self._drop(core.drained())
 
     def arm(self, dispatcher: Dispatcher) -> None:
-        """After each pump: sets the timer of the next `look`, if no other event causes one before."""
+        """Sets, after each pump, the timer of the next `look`, if no other event causes one before."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.ready:
@@ -289,7 +288,7 @@ class DelayedDelivery:
 
     # ------------------------------------------------------------------ loading
     async def _find(self) -> None:
-        """Reads the directories of the buckets that earlier owners named."""
+        """Finds the buckets that earlier owners named: reads their directories."""
         now_ms, reads = self.now_ms, asyncio.Semaphore(READS_MAX)
 
         async def one(bucket: DelayBucket) -> None:

@@ -19,11 +19,12 @@ from .core.deliveries import DispatchLimits
 from .core.policies.policy import Member
 
 SHARE = 16
-"""Of a limit. At most so many entries are looked at when it is reached."""
+"""Divisor of a limit: an entry that takes more than this part of it is doubted. At most so many entries are checked
+when the limit is reached."""
 
 
 def doubted(member: Member, limits: DispatchLimits) -> list[Position]:
-    """What the consumer holds that takes more than its share of a limit."""
+    """Returns the entries that the consumer holds and that take more than their share of a limit."""
     share = max(1, min((each for each in limits if each), default=0) // SHARE)
     return [position for position, messages in member.outstanding.items() if messages > share]
 

@@ -84,7 +84,7 @@ class Pump(ABC):
 
     @property
     def _at_hand(self) -> ReadAheadBuffer:
-        """What it has in memory; made with its first use, as `_returns` and `_tasks`."""
+        """Returns the entries in memory; made with its first use, like `_returns` and `_tasks`."""
         if self._buffer is None:
             self._buffer = ReadAheadBuffer(
                 self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self.hand_out,
@@ -108,7 +108,7 @@ class Pump(ABC):
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None: ...
 
     def _data_lost(self, error: MagnetarError) -> None:
-        """What is next cannot be read, ever: each consumer learns it, instead of waiting."""
+        """Disconnects each consumer with the error, so that none waits: the next entry cannot be read, ever."""
         for consumer in list(self.consumers.values()):
             self.disconnect(consumer, error)
 
@@ -219,10 +219,10 @@ class Pump(ABC):
 
     @abstractmethod
     def discard(self, positions: Sequence[Position]) -> None:
-        """The entries are acknowledged by the broker."""
+        """Drops entries that the broker acknowledges."""
 
     def noted(self, position: Position, at_ms: int) -> None:
-        """A new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""
+        """Notes that a new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""
         if self.delayed is not None and (self.dispatcher.delaying or self.delayed.core.count):
             self.delayed.noted(position, at_ms)
 
@@ -262,7 +262,7 @@ class Pump(ABC):
         self.wake()
 
     def _tell_end(self) -> None:
-        """Consumers of a terminated topic that have got everything learn that nothing more will come."""
+        """Tells the consumers of a terminated topic that have got everything that nothing more will come."""
         if self._end_told or not self.consumers:
             return
         if self.cursor.pending is not None:

@@ -65,7 +65,8 @@ _NONE: deque[StoredEntry] = deque()
 
 
 class ReadAheadBuffer:
-    """`wake` makes the subscription pump in the next turn, `hand_out` in this one."""
+    """The entries of a subscription in memory. `wake` makes the subscription pump in the next turn, `hand_out` in this
+    one."""
 
     __slots__ = (
         "_ahead", "_ahead_bytes", "_clock", "_config", "_counted", "_discard", "_dispatcher", "_hand_out", "_kept",
@@ -132,7 +133,8 @@ class ReadAheadBuffer:
 
     # ------------------------------------------------------------------ what is in memory
     def take(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
-        """The first of them, CHUNK_ENTRIES at most, and fewer when it takes until `end` to look at their keys."""
+        """Returns the first of the wanted entries that are in memory, CHUNK_ENTRIES at most; fewer if `end` comes while
+        it looks at their keys."""
         entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
@@ -141,7 +143,7 @@ class ReadAheadBuffer:
         return entries
 
     def _with_slots(self, entries: Sequence[StoredEntry], end: float) -> Sequence[StoredEntry]:
-        """The first of them, each with its slots known."""
+        """Returns the first of the entries, each with its slots known."""
         found: list[StoredEntry] = []
         for entry in entries:
             if not entry.slots_known:
@@ -233,7 +235,7 @@ class ReadAheadBuffer:
         self._tasks.spawn(self._read(position), "read")
 
     def _read_ahead(self) -> None:
-        """Has what follows in memory while this is handed out: from a cache, before that drops it, or by a read."""
+        """Reads ahead what follows, while this is handed out: from a cache, before that drops it, or from bookies."""
         if self._reading or not self._ahead or self._ahead_bytes > AHEAD * self._memory.chunk(self._config.read_bytes):
             return
         following = self._log.shape.after(self._ahead[-1].position)
@@ -301,7 +303,8 @@ class ReadAheadBuffer:
         return True
 
     def _lost_range(self, position: Position, error: DataLost) -> DataLost:
-        """What consumers are told: from where on, and up to where as far as it is known."""
+        """Returns the error that consumers are told: from where on entries are lost, and up to where as far as it is
+        known."""
         run = int(error.fields.get("first", position[1])), int(error.fields.get("last", position[1]))
         if self._throttle.news(error):
             _LOG.error("%s/%s: %s; its consumers are told", self._log.topic, self._subscription, error)

@@ -1,5 +1,5 @@
-"""What consumers give back, what a leaving consumer held, and what aborted transactions had acknowledged, on its way to
-the dispatcher.
+"""The entries on their way back to the dispatcher: what consumers give back, what a leaving consumer held, and what
+aborted transactions had acknowledged.
 
 It goes back in slices of RETURN_ENTRIES. Nothing is handed out before the last of it, so the order is the same as at
 once, and 150,000 entries delay no other subscription. Guarding test: tests/broker/node/test_giving_back.py.
@@ -40,7 +40,8 @@ class _Freed(msgspec.Struct):
 
 
 class Returns:
-    """Of one subscription. `counting`: what counts that entries are given back, where a policy of the server does."""
+    """The entries that go back to one subscription. `counting` counts that entries are given back, where a policy of
+    the server does."""
 
     __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
 
@@ -60,16 +61,15 @@ class Returns:
         self.some()
 
     def freed(self, positions: Iterator[Position]) -> None:
-        """Of an aborted transaction. They are not outstanding, and not pending any more."""
+        """Takes entries of an aborted transaction. They are not outstanding, and not pending any more."""
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(_Freed(positions))
         self.some()
 
     def freed_in_part(self, batches: Iterable[Position]) -> None:
-        """An aborted transaction had some messages of them. Each counts as given back, also by a consumer that has the
-        rest of it.
-        """
+        """Gives back entries of which an aborted transaction had some messages. Each counts as given back, also by a
+        consumer that has the rest of it."""
         for position in batches:
             holder = self._dispatcher.holder(position)
             if holder is not None:
@@ -121,14 +121,14 @@ class Returns:
             pass
 
     async def finish(self) -> None:
-        """The same in turns with other work."""
+        """Gives all of them back, in turns with other work."""
         turns = Turns(self._clock)
         while not self.some():
             if turns.over:
                 await turns.next()
 
     def forget(self) -> None:
-        """No consumer holds anything any more."""
+        """Forgets everything: no consumer holds anything any more."""
         for each in self.waiting or ():
             if isinstance(each, _Freed):
                 each.positions = iter(())

@@ -55,7 +55,7 @@ SEEK = ("disconnect", "move", "store", "answer")
 
 
 class Subscription(Pump):
-    """One subscription of a topic on its owner: its consumers, its cursor, and what they ask for."""
+    """A subscription of a topic on its owner: its consumers, its cursor, and what they ask for."""
 
     __slots__ = (
         "__dict__", "_acks", "aborts", "activity", "commits", "dropped", "isolation", "store", "type",
@@ -133,7 +133,7 @@ class Subscription(Pump):
         self.decided()
 
     def decided(self) -> None:
-        """More is shown, or something will never be."""
+        """Applies new outcomes: more is shown, or something will never be."""
         if self.cursor.advance() and self.store is not None:
             self.store.touched()
         if self.consumers:
@@ -217,9 +217,8 @@ class Subscription(Pump):
         self.wake()
 
     async def expect(self, consumer: Consumer) -> None:
-        """Before the consumer joins: returns when what others give back, and what its own last connection held, is
-        back.
-        """
+        """Waits, before the consumer joins, until what others give back, and what its own last connection held, is
+        back."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
                 self._returns.add(other.member, list(other.member.outstanding), counted=False)
@@ -267,7 +266,7 @@ class Subscription(Pump):
         self._acked(consumer)
 
     def check_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
-        """NotAllowed, TransactionConflict: as `ack_cumulative`. Nothing is done."""
+        """Raises NotAllowed or TransactionConflict, as `ack_cumulative` would. Nothing is done."""
         if consumer is not None and self.dispatcher.policy.individual:
             raise AckRefusal.CUMULATIVE.error(
                 f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
@@ -312,8 +311,8 @@ class Subscription(Pump):
         self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
         rest: bool = False,
     ) -> None:  # fmt: skip
-        """All of it is pending in the transaction, at once: acknowledged if it commits. Repeated: nothing more happens.
-        The topic has joined the transaction in the same turn of the loop. `rest`: as the session's.
+        """Makes all of it pending in the transaction, at once: acknowledged if it commits. Repeated: nothing more
+        happens. The topic has joined the transaction in the same turn of the loop. `rest`: as the session's.
 
         NotAllowed: the subscription keeps nothing, or is shared and it is cumulative. TransactionConflict,
         InvalidRequest, BackPressure. Nothing has changed then.
@@ -325,13 +324,13 @@ class Subscription(Pump):
             self._changed()
 
     def check_transactional(self) -> None:
-        """NotAllowed: what it acknowledges is not kept."""
+        """Raises NotAllowed if what it acknowledges is not kept."""
         if self.store is None:
             raise AckRefusal.NOT_KEPT.error(f"subscription {self.name!r}: {AckRefusal.NOT_KEPT.value}")
 
     def settle(self, txn: TxnId, committed: bool) -> None:
-        """The transaction ended: what it acknowledged here counts, or comes again. Idempotent; durable after `stored`.
-        """
+        """Settles a transaction that ended: what it acknowledged here counts, or comes again. Idempotent; durable after
+        `stored`."""
         settled = self._acks.settle(txn, committed=committed)
         if settled is None:
             return
@@ -387,7 +386,7 @@ class Subscription(Pump):
         self.wake()
 
     def held(self, consumer: Consumer, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Those of the sets that the consumer holds, in slices. InvalidRequest: a set does not parse."""
+        """Yields, in slices, the entries of the sets that the consumer holds. InvalidRequest: a set does not parse."""
         return self._acks.held(consumer.member, sets)
 
     def marks_up_to(self, consumer: Consumer, mark: Position) -> Iterator[Position]:
@@ -395,7 +394,8 @@ class Subscription(Pump):
         return self._acks.marks_up_to(consumer.member, mark)
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
-        """As `durable_now`: calls it with None then, at once perhaps, or with why that is not known."""
+        """Calls `tell` with None once all is durable, like `durable_now`, at once perhaps; or with why that is not
+        known."""
         if self.store is not None:
             self.store.when_durable(tell)
         else:
@@ -408,7 +408,8 @@ class Subscription(Pump):
 
     @cached_property
     def moving(self) -> asyncio.Lock:
-        """Held while the subscription is moved, from finding the position until it is durable."""
+        """Returns the lock that is held while the subscription is moved, from finding the position until it is durable.
+        """
         return asyncio.Lock()
 
     async def seek(self, mark: Position, acked_messages: int = 0, *, keep: Consumer | None = None) -> None:

@@ -35,7 +35,7 @@ SEARCH_ENTRIES_MAX = 200_000
 """Entries that one search reads, in both directions and of all messages that it looks for: some seconds. A chunk that
 is not found by then counts as missing. A skip or seek among chunks of very many foreign messages costs no more."""
 INCOMPLETE_MS = 3_600_000
-"""A message whose latest chunk was stored so long ago, at the end of the log, has no producer any more."""
+"""Milliseconds without a chunk after which an incomplete message at the end of the log has no producer any more."""
 
 
 class _Budget:
@@ -98,7 +98,8 @@ async def divided_by(log: ReadableLog, mark: Position) -> list[Run]:
 
 
 async def rest_of(log: ReadableLog, mark: Position) -> list[Position]:
-    """What is after the mark of messages that it divides: who skips or expires a part of a message means all of it."""
+    """Returns the chunks after the mark of messages that it divides: a skip or an expiry of a part of a message means
+    all of it."""
     return [place for run in await divided_by(log, mark) for place in run.places if place > mark]
 
 
@@ -120,7 +121,7 @@ class _Search:
         return parse_stored(entry.frames[-1]).metadata.producer_name == self._producer
 
     def chunk(self, entry: StoredEntry) -> Chunk:
-        """-1 is the number of one that is damaged."""
+        """Returns the chunk of an entry; -1 is the number of one that is damaged."""
         try:
             metadata = parse_header(entry.frames[-1]).metadata
         except CorruptEntry:
@@ -128,7 +129,7 @@ class _Search:
         return Chunk(entry.position, metadata.chunk_id, metadata.num_chunks_from_msg)
 
     async def before(self, mark: Position) -> list[Chunk]:
-        """Those before the entry, in log order."""
+        """Returns the chunks before the entry, in log order."""
         shape, found, left = self._log.shape, list[Chunk](), self._budget.left
         end = self._entry.position
         while left > 0 and (last := shape.before(end)) > mark and last < end and last.entry_id >= 0:
@@ -159,7 +160,7 @@ class _Search:
         self.at_end = budget.left > 0
 
     async def _read(self, first: Position, last: Position, *, once: bool = False) -> AsyncIterator[StoredEntry]:
-        """Entries of one ledger from `first` to `last`; `once`: of one read."""
+        """Yields entries of one ledger from `first` to `last`; `once`: of one read."""
         shape = self._log.shape
         position = shape.there(first)
         while position <= last and shape.readable(position):

@@ -1,7 +1,5 @@
-"""What a subscription has not acknowledged: its size, a peek at its beginning, and skipping it. For operators; nothing
-here is in the path of a message. `examine.py` counts exactly, and reads for it; `size` reads nothing but the place of
-the mark.
-"""
+"""The backlog of a subscription: its size, a peek at its beginning, and skipping it. For operators; nothing here is in
+the path of a message. `examine.py` counts exactly, and reads for it; `size` reads nothing but the place of the mark."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ async def size(log: ReadableLog, subscription: Subscription) -> int:
 
 
 def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
-    """The same; None when something would have to be read."""
+    """Returns what `size` does; None when something would have to be read."""
     after = log.reader.index_now(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
@@ -53,9 +51,8 @@ async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> l
 
 
 async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> None:
-    """The next so many messages (-1: all) count as acknowledged, durably, but those that are pending in a transaction.
-    Each chunk of a message counts as one, as in the size of the backlog; of the last one all chunks are skipped.
-    """
+    """Acknowledges the next so many messages (-1: all), durably, but those that are pending in a transaction. Each
+    chunk of a message counts as one, as in the size of the backlog; of the last one all chunks are skipped."""
     shape = log.shape
     mark, acked = shape.last, 0
     if messages >= 0:

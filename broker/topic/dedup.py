@@ -96,7 +96,7 @@ class Deduplication:
 
     @property
     def _ledger(self) -> SnapshotLedger[stored.Piece]:
-        """Of the snapshots; made with its first use: most topics have none."""
+        """Returns the ledger of the snapshots; made with its first use: most topics have none."""
         if self._ledger_used is None:
             ledgers = StateLedgers(
                 self._ledger_client, self._config, self._replication, self._log.topic, dedup="snapshots"
@@ -142,7 +142,8 @@ class Deduplication:
     def replay(
         self, name: str, numbers: SequenceRange, position: Position, *, counts: bool, aborted: bool = False
     ) -> None:
-        """An entry of the log, in order (replay.py). `counts` False: it is in a transaction that is not committed."""
+        """Takes an entry of the log, in order (replay.py). `counts` False: it is in a transaction that is not
+        committed."""
         if self.replays_after is None or position <= self.core.position:
             return
         if counts:
@@ -165,7 +166,7 @@ class Deduplication:
         return self.core.enabled
 
     def held(self, applied: Applied) -> Safe | None:
-        """What is after the last stored snapshot must be kept; None: nothing has to."""
+        """Returns the mark of the last stored snapshot: what is after it must be kept; None: nothing has to."""
         held = self._stored if self.core.enabled or self._working is not None else None
         return Safe(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
 
@@ -174,7 +175,7 @@ class Deduplication:
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
     def joined(self, name: str) -> None:
-        """A producer of that name; once for each that `left` follows."""
+        """Notes a producer of that name; once for each that `left` follows."""
         self.core.joined(name)
 
     def left(self, name: str) -> None:
@@ -197,7 +198,8 @@ class Deduplication:
             await future
 
     def confirmed(self, name: str) -> None:
-        """The core knows that an entry of the producer was stored. For while it is enabled, or some are `waiting`."""
+        """Handles an entry of the producer that was stored, as the core knows. To be called while it is enabled, or
+        some are `waiting`."""
         if self.waiting:
             self._outcome(name)
         if self.core.enabled:
@@ -205,7 +207,7 @@ class Deduplication:
             self._due()
 
     def passed(self, position: Position) -> None:
-        """An entry of a transaction was stored: its numbers count when the transaction commits."""
+        """Handles an entry of a transaction that was stored: its numbers count when the transaction commits."""
         self.core.passed(position)
         if self.core.enabled:
             self._since += 1
@@ -214,7 +216,8 @@ class Deduplication:
     def merged(
         self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64], back: Mapping[str, BitMap64]
     ) -> None:
-        """A transaction ended: its numbers count from now on. What it sent is in the log; what it takes back is not."""
+        """Handles a transaction that ended: its numbers count from now on. What it sent is in the log; what it takes
+        back is not."""
         self.core.merged(numbers, sent)
         self.core.taken_back(back)
         if self.core.enabled:
@@ -222,7 +225,7 @@ class Deduplication:
             self._due()
 
     def hold_before(self, undecided: Callable[[], Position | None]) -> None:
-        """A snapshot is never after the position that `undecided` returns: what follows is in open transactions."""
+        """Holds snapshots before the position that `undecided` returns: what follows is in open transactions."""
         self._undecided = undecided
 
     def failed(self, name: str) -> None:
@@ -237,7 +240,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ on and off
     def apply(self, applied: Applied) -> None:
-        """A snapshot that is due by time is due so long after now, where the time was changed."""
+        """Applies policies: where the time was changed, a snapshot that is due by time is due so long after now."""
         if applied.dedup_snapshot_s != self._snapshot_s:
             self._snapshot_s = applied.dedup_snapshot_s
             self._cancel_timer()
@@ -261,7 +264,7 @@ class Deduplication:
         _LOG.info("%s: publishes are deduplicated from %s on", self._log.topic, position)
 
     async def _turn_off(self) -> None:
-        """Turns it off in the record first; a ledger that is left costs space and nothing else."""
+        """Turns deduplication off, in the record first; a ledger that is left costs space and nothing else."""
         self.core.disable()
         self._cancel_timer()
         if self._log.record.dedup is not None:
@@ -318,7 +321,8 @@ class Deduplication:
         self.snapshots += 1
 
     def _snapshot_now(self) -> Snapshot:
-        """Numbers of plain entries after its position are in it too: replaying those changes nothing."""
+        """Returns a snapshot. Numbers of plain entries after its position are in it too: replaying those changes
+        nothing."""
         snapshot, undecided = self.core.snapshot(), self._undecided()
         return snapshot if undecided is None or undecided > snapshot.position else snapshot._replace(position=undecided)
 
@@ -333,7 +337,7 @@ class Deduplication:
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
-        """The topic is lost or closes: nothing more is written, every waiting caller is resumed."""
+        """Stops when the topic is lost or closes: nothing more is written, every waiting caller is resumed."""
         self._ended = True
         self._cancel_timer()
         if self._working is not None:
@@ -344,7 +348,8 @@ class Deduplication:
                 future.set_result(None)
 
     async def close(self) -> None:
-        """After the log was closed: a last snapshot, if there is a ledger for it, so that the next load replays little.
+        """Writes, after the log was closed, a last snapshot, if there is a ledger for it, so that the next load replays
+        little.
 
         Idempotent; what cannot be stored within `close_timeout_s` is replayed.
         """

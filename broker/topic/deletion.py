@@ -30,8 +30,8 @@ from ...runtime.clock import Clock
 from ..common.transactions import Coordinators, TransactionFacts
 
 ANSWER_S = 10.0
-"""For the answers of all coordinators. Deleting asks twice: below the 30 s after which another broker, that passes the
-request on, gives up."""
+"""Seconds for the answers of all coordinators. Deleting asks twice: below the 30 s after which another broker, that
+passes the request on, gives up."""
 AGAIN_S = 0.1
 AT_ONCE = 1_000
 NAMED_MAX = 5
@@ -44,7 +44,7 @@ Ask = Callable[[TxnId], Awaitable[TransactionFacts]]
 
 
 class Deletion:
-    """Of one topic; `coordinators` are asked."""
+    """The deletion of one topic; `coordinators` are asked."""
 
     __slots__ = ("_clock", "_coordinators", "_name")
 
@@ -72,7 +72,7 @@ class Deletion:
         )  # fmt: skip
 
     async def _answers(self, txns: Sequence[TxnId], ask: Ask) -> list[TransactionFacts]:
-        """Of those that have no outcome."""
+        """Returns the answers about those transactions that have no outcome."""
         until = self._clock.monotonic() + ANSWER_S
         found: list[TransactionFacts | None] = []
         for first in range(0, len(txns), AT_ONCE):
@@ -91,7 +91,8 @@ class Deletion:
         return [each for each in found if each is not None and each.state not in ENDED]
 
     async def _answer(self, txn: TxnId, ask: Ask, until: float) -> TransactionFacts | None:
-        """None: it ended so long ago that its coordinator keeps nothing of it."""
+        """Returns the answer about a transaction; None: it ended so long ago that its coordinator keeps nothing of it.
+        """
         last: MagnetarError | None = None
         try:
             async with asyncio.timeout(until - self._clock.monotonic()):

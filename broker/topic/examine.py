@@ -23,7 +23,7 @@ CHUNK_BYTES = 1 << 20
 
 
 class Backlog(NamedTuple):
-    """What a subscription has left of its topic."""
+    """The rest of a topic that a subscription has not acknowledged."""
 
     entries: int
     messages: int

@@ -36,7 +36,7 @@ class PublishGate:
 
     @property
     def throttled(self) -> int:
-        """How often a producer had to wait for a rate."""
+        """Returns how often a producer had to wait for a rate."""
         return sum(rate.throttled for rate in self.rates[:1])
 
     @property
@@ -73,7 +73,7 @@ class PublishGate:
             self._waiting.pop(step, None)
 
     def look(self) -> None:
-        """The quota or a rate has changed: the waiting sessions continue as far as they may, in slices."""
+        """Applies a changed quota or rate: the waiting sessions continue as far as they may, in slices."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

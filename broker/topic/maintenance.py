@@ -1,9 +1,9 @@
-"""Maintenance of a loaded topic: finds what is due and does it. The driver of core/upkeep.py and core/trimming.py.
+"""Maintenance of a loaded topic: finds what is due and does it. Drives core/upkeep.py and broker/log/core/trimming.py.
 
-    life = TopicLife(topic, …)
-    await life.look()            all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
-    life.is_holding()            producers' streams are not read: the backlog quota is reached
-    life.refuses                 … publishes are refused
+    maintenance = TopicMaintenance(topic, …)
+    await maintenance.look()     all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
+    maintenance.is_holding()     producers get no credit: the backlog quota is reached
+    maintenance.refusal()        … the error that a publish gets; None: it is taken
 
 Order: what expires is acknowledged first, so that the quota counts what is left, and trimming frees what both release.
 Expiry (A15) is in the index's terms: the first entry that arrived after the limit is found by bisection over the
@@ -36,11 +36,11 @@ from .transactions import TopicTransactions
 _LOG = logging.getLogger("magnetar.broker.topic")
 
 STEPS = ("expire", "heed_quota", "look_at_parts", "roll", "trim", "drop_idle_subscriptions")
-"""The steps of `look`, in this order, as names of methods of TopicLife."""
+"""The steps of `look`, in this order, as names of methods of TopicMaintenance."""
 
 
 class Living(Protocol):
-    """What the maintenance needs of its topic."""
+    """A topic, as its maintenance uses it."""
 
     name: TopicName
     applied: Applied
@@ -62,6 +62,8 @@ class Living(Protocol):
 
 
 class TopicMaintenance:
+    """The maintenance of one loaded topic."""
+
     __slots__ = (
         "_ages", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted", "expired",
         "quota", "roll_idle_s",
@@ -85,7 +87,7 @@ class TopicMaintenance:
         return self.quota is BacklogQuotaState.HOLD
 
     def refusal(self) -> MagnetarError | None:
-        """Why nothing may be published; None: it may."""
+        """Returns why nothing may be published; None: it may."""
         if self.quota is not BacklogQuotaState.REFUSE:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
@@ -126,7 +128,7 @@ class TopicMaintenance:
                 self.expired += await self.expire_older(subscription, ttl_s)
 
     async def expire_older(self, subscription: Subscription, seconds: float) -> int:
-        """Acknowledges for the subscription what arrived longer than `seconds` ago; how many entries."""
+        """Acknowledges for the subscription what arrived longer than `seconds` ago; returns how many entries."""
         limit_ms = self._world.clock.wall_ms() - int(seconds * 1000)
         oldest_ms = await self.oldest_ms(subscription)
         if oldest_ms is None or oldest_ms >= limit_ms:
@@ -137,7 +139,7 @@ class TopicMaintenance:
         return await self.give_up_whole(subscription, log.shape.before(place.position))
 
     async def give_up_whole(self, subscription: Subscription, mark: Position) -> int:
-        """As `give_up`, and all of a message of which the mark covers some chunks."""
+        """Gives up messages like `give_up`, and all of a message of which the mark covers some chunks."""
         entries = self.give_up(subscription, mark)
         if entries:
             log = self._topic.readable(uncommitted=subscription.uncommitted)
@@ -161,7 +163,8 @@ class TopicMaintenance:
         return entries
 
     async def oldest_ms(self, subscription: Subscription) -> int | None:
-        """When (ms since the epoch) the subscription's oldest unacknowledged message arrived; None: there is none."""
+        """Returns when (ms since the epoch) the subscription's oldest unacknowledged message arrived; None: there is
+        none."""
         log = self._topic.readable(uncommitted=subscription.uncommitted)
         position = log.shape.there(log.shape.after(subscription.cursor.mark))
         if not log.shape.readable(position):
@@ -233,7 +236,7 @@ class TopicMaintenance:
 
 
 async def look_after(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
-    """A look at each of the topics, a few at a time."""
+    """Looks at each of the topics, a few at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
         await together([life.look() for life in waiting[start : start + at_once]], "topic-maintenance")

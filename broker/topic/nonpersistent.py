@@ -52,7 +52,7 @@ from ..subscription.subscription import Subscription
 from .storage import Owner
 
 IN_FLIGHT_ENTRIES = 1000
-"""What Pulsar has in flight for each connection; here for a topic."""
+"""Most entries in flight for a topic, as Pulsar has it for each connection."""
 IN_FLIGHT_BYTES = 4 << 20
 
 
@@ -203,19 +203,19 @@ class NonPersistentLog:
         self._owner.confirmed()
 
     def leave_out(self, cursor: object) -> None:
-        """Nothing was removed from between entries."""
+        """Does nothing: no entry was removed from between others."""
 
     async def is_ours(self) -> bool:
         return True
 
     async def roll(self) -> None:
-        """There is one ledger."""
+        """Does nothing: there is one ledger."""
 
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
 
     async def note(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
-        """There is no record: what is noted ends with the topic."""
+        """Notes fields until the topic ends: there is no stored record."""
         self.record = structs.replace(self.record, **fields)
 
     async def terminate(self) -> Position:

@@ -46,7 +46,7 @@ STALE_ENTRIES = 10_000
 
 
 class OutcomesLedger:
-    """Of one loaded topic that has seen a transaction. `core` is set before the first `touched`."""
+    """The outcomes ledger of a loaded topic that has seen a transaction. `core` is set before the first `touched`."""
 
     __slots__ = (
         "_bytes", "_closed", "_config", "_entries", "_ledger", "_log", "_loop", "_outcomes", "_rows", "_tasks",
@@ -78,7 +78,7 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ opening
     async def recover(self, place: OutcomesPlace) -> TxnSnapshot:
-        """What is stored, after the log was taken over. Unavailable."""
+        """Returns what is stored, after the log was taken over. Raises Unavailable."""
         self._ledger.ledger_id = place.ledger_id
         found = TxnSnapshot(Position(place.mark_ledger, place.mark_entry))
         if place.ledger_id >= 0:
@@ -108,7 +108,7 @@ class OutcomesLedger:
 
     # ------------------------------------------------------------------ writing
     def touched(self) -> None:
-        """There is an outcome that is not stored."""
+        """Schedules a write: there is an outcome that is not stored."""
         self._outcomes += 1
         if self._outcomes >= OUTCOMES_MAX:
             self._start()
@@ -220,7 +220,7 @@ class OutcomesLedger:
         return NotOwner(f"topic {self._log.topic} is not served here any more; look it up again")
 
     def stop(self) -> None:
-        """Nothing more is written; who waits learns that the topic has ended here."""
+        """Writes nothing more; callers that wait learn that the topic has ended here."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -234,7 +234,7 @@ class OutcomesLedger:
                 future.exception()
 
     async def close(self) -> None:
-        """After the log was closed: a last write, where a ledger takes it, so that the next load replays little."""
+        """Writes once more after the log was closed, where a ledger takes it, so that the next load replays little."""
         self.stop()
         await self._tasks.drain()
         try:

@@ -42,19 +42,19 @@ class Outcomes(Protocol):
     """Receives what becomes of a producer's entries. Nothing here may wait or raise."""
 
     def duplicate(self, sequence_id: int) -> None:
-        """The entry was stored before; its position is not known."""
+        """Tells that the entry was stored before; its position is not known."""
         ...
 
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
-        """The entry is not stored. `sequence_id`: UNNUMBERED where it names none."""
+        """Tells that the entry is not stored. `sequence_id`: UNNUMBERED where it names none."""
         ...
 
     def closed(self, error: MagnetarError) -> None:
-        """The broker closes the producer with this error; nothing more is answered."""
+        """Called when the broker closes the producer with this error; nothing more is answered."""
         ...
 
     def waits(self, error: MagnetarError) -> None:
-        """What is on its way has no outcome yet, for that reason: it is neither stored nor refused."""
+        """Tells the publisher why what is on its way has no outcome yet: it is neither stored nor refused."""
         ...
 
 
@@ -62,17 +62,17 @@ class ProducerOutlet(Outcomes, Protocol):
     """The outcomes, and what they free."""
 
     def stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
-        """The entry is stored there, which frees its `size`; `index` is that of its last message."""
+        """Tells that the entry is stored there, which frees its `size`; `index` is that of its last message."""
         ...
 
     def freed(self, size: int) -> None:
-        """An entry of `size` bytes in the log has another outcome, or a closed producer is told none. Called before the
-        outcome is."""
+        """Called when an entry of `size` bytes in the log has another outcome, or a closed producer is told none.
+        Called before the outcome is."""
         ...
 
 
 class Published(Protocol):
-    """What a producer needs of its topic."""
+    """A topic, as its producers use it."""
 
     name: TopicName
     log: Log
@@ -85,14 +85,13 @@ class Published(Protocol):
     traffic: TopicStatistics
 
     def check_delay(self, at_ms: int) -> None:
-        """NotAllowed: an entry may not be delayed until then."""
+        """Raises NotAllowed if an entry may not be delayed until then."""
         ...
 
 
 class Producer:
-    """One connected producer; see the module. `id` is unique in the process; `epoch` is the topic's, while this
-    producer is exclusive.
-    """
+    """A connected producer; see the module. `id` is unique in the process; `epoch` is the topic's, while this producer
+    is exclusive."""
 
     __slots__ = (
         "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "client",
@@ -224,7 +223,7 @@ class Producer:
         return self.refuse(client_part, error)
 
     def refuse(self, client_part: Buffer, error: MagnetarError) -> bool:
-        """Refuses the entry; the answer keeps its place among the others. False."""
+        """Refuses the entry; the answer keeps its place among the others. Returns False."""
         sequence_id = sequence_id_of(client_part)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
@@ -281,7 +280,7 @@ class Producer:
             self.transactions.failed(publish.txn, publish.name)
 
     def _go_on(self) -> None:
-        """An entry has its outcome: answers to refused entries after it may follow."""
+        """Goes on after the outcome of an entry: answers to refused entries after it may follow."""
         while self._refused and self._refused[0][0] <= self._settled:
             _, sequence_id, error = self._refused.popleft()
             self._answer(sequence_id, error)
@@ -298,7 +297,7 @@ class Producer:
         return False
 
     def _answer(self, sequence_id: int, error: MagnetarError | None) -> None:
-        """None: it is a duplicate."""
+        """Answers an entry. `error` None: it is a duplicate."""
         if self.over is not None:
             return
         if error is None:

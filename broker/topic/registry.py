@@ -25,7 +25,7 @@ from .transactions import TopicTransactions
 
 
 class Joined(Protocol):
-    """What the registry needs of its topic."""
+    """A topic, as the registry of its producers uses it."""
 
     name: TopicName
     applied: Applied
@@ -85,9 +85,8 @@ class ProducerRegistry:
         topic.check_open()
 
     def _register(self, producer: Producer) -> bool:
-        """False: it waits its turn. A producer that is displaced is notified. ProducerBusy; ProducerFenced (Pulsar's
-        choice).
-        """
+        """Registers a producer. False: it waits its turn. A producer that is displaced is notified. ProducerBusy;
+        ProducerFenced (Pulsar's choice)."""
         name = self._topic.name
         answer = self._table.join(ProducerRegistration(
             producer.id, producer.name, producer.mode, producer.instance, producer.connection, producer.writer
@@ -110,7 +109,7 @@ class ProducerRegistry:
             producer.close(error)
 
     def leave(self, producer: Producer) -> None:
-        """The producer's stream ended. Idempotent."""
+        """Removes a producer whose stream ended. Idempotent."""
         if self._here.pop(producer.id, None) is not None:
             self._topic.dedup.left(producer.name)
         for successor in self._table.leave(producer.id):
@@ -119,7 +118,7 @@ class ProducerRegistry:
                 waiting.turn.set_result(None)
 
     def close(self, error: MagnetarError) -> None:
-        """The topic ends here: all producers are notified."""
+        """Notifies all producers that the topic ends here."""
         for producer in list(self._here.values()):
             producer.close(error)
         self._here.clear()

@@ -17,7 +17,7 @@ REPLAY_BYTES = 4 << 20
 
 
 async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
-    """After both were opened, and before anything is published."""
+    """Replays the log after both were opened, and before anything is published."""
     starts = [each for each in (dedup.replays_after, transactions.replays_after) if each is not None]
     if starts:
         shape = log.shape

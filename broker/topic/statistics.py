@@ -20,7 +20,7 @@ class BrokerRates:
 
 
 class Rates(NamedTuple):
-    """Traffic per second."""
+    """The traffic per second."""
 
     messages_in: float
     messages_out: float
@@ -32,7 +32,8 @@ NO_TRAFFIC = (Rates(0.0, 0.0, 0.0, 0.0), (0, 0, 0, 0))
 
 
 class TopicStatistics:
-    """Of one topic, since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each time."""
+    """The traffic of a topic since it was loaded. `…_in`: published and stored; `…_out`: handed to consumers, each
+    time."""
 
     __slots__ = ("_clock", "_rated", "_rated_at", "_rates", "bytes_in", "bytes_out", "messages_in", "messages_out")
 
@@ -52,7 +53,7 @@ class TopicStatistics:
         self.bytes_out += size
 
     def rates(self) -> Rates:
-        """The rates since the last call (at least a second ago, else the last answer)."""
+        """Returns the rates since the last call (at least a second ago, else the last answer)."""
         now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:

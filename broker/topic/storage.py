@@ -1,4 +1,4 @@
-"""Where a topic keeps its log and its subscriptions: on bookies and in the metadata, or nowhere (nonpersistent.py).
+"""The storage of a topic's log and subscriptions: on bookies and in the metadata, or none (nonpersistent.py).
 
 A topic is constructed with its `Storage` and knows no more of the difference.
 """
@@ -47,7 +47,7 @@ class Owner(Protocol):
     def log(self) -> Log: ...
     @property
     def shown(self) -> ReadableLog:
-        """What of the log is shown to readers of committed entries."""
+        """Returns the log as it is shown to readers of committed entries."""
 
     @property
     def owned(self) -> Callable[[], bool]: ...
@@ -59,31 +59,32 @@ class Owner(Protocol):
         """Commits the record of a new subscription, and in the same commit its name in the topic's record."""
 
     def confirmed(self) -> None:
-        """New entries can be handed out."""
+        """Called when new entries can be handed out."""
 
     def crowded(self) -> None:
-        """The log drops entries unless they are handed out now."""
+        """Called when the log drops entries unless they are handed out now."""
 
     def delayed(self, position: Position, at_ms: int) -> None:
-        """An entry that was just stored has a delivery time."""
+        """Called when an entry that was just stored has a delivery time."""
 
     def lose(self, error: MagnetarError) -> None: ...
     def waits(self, error: MagnetarError) -> None:
-        """What was published waits for a ledger, for that reason."""
+        """Tells producers why what they published waits for a ledger."""
 
 
 class Storage(Protocol):
-    """Where log and subscriptions of a topic are kept."""
+    """The storage of a topic's log and subscriptions."""
 
     def log(self, owner: Owner) -> Log: ...
 
     async def subscriptions(self, owner: Owner, shape: LogShape) -> list[Subscription]:
-        """Those that exist, opened, after the log was taken over; their marks may be in what is only in `shape`."""
+        """Returns the subscriptions that exist, opened, after the log was taken over; their marks may be in what is
+        only in `shape`."""
 
     async def create(
         self, owner: Owner, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        """A new one that has acknowledged everything up to `mark` (None: to the end)."""
+        """Makes a subscription that has acknowledged everything up to `mark` (None: to the end)."""
 
     def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
         """A subscription that ends with its last consumer, and keeps no data. `tracks` False: what a consumer got is

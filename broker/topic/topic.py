@@ -50,13 +50,14 @@ _LOG = logging.getLogger("magnetar.broker.topic")
 
 NOWHERE = Position(-1, -1)
 NAMES_BYTES_MAX = 64 << 10
-"""Of the subscriptions that a topic's record names, a sixteenth of what a record holds; with more it names none."""
+"""Most bytes of the names of subscriptions in a topic's record, a sixteenth of what a record holds; with more it names
+none."""
 RECORD_LOST = "magnetar.record-lost-ms"
 """The property of a subscription that was made anew because its record was lost: when."""
 
 
 class Topic:
-    """One loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
+    """A loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
 
     __slots__ = (
         "_broker_rates",
@@ -131,7 +132,8 @@ class Topic:
 
     @property
     def incarnation(self) -> int:
-        """When it was made, by which it is told from another one of its name: ms since the epoch. 0: not known."""
+        """Returns when the topic was made, by which it is told from another one of its name: ms since the epoch. 0: not
+        known."""
         return self.log.record.created_ms
 
     @property
@@ -161,7 +163,7 @@ class Topic:
             subscription.wake()
 
     def released(self) -> None:
-        """The backlog quota is met again."""
+        """Lets waiting producers continue: the backlog quota is met again."""
         self.gate.look()
 
     async def _replication(self) -> Replication:
@@ -193,8 +195,8 @@ class Topic:
             raise
 
     async def _make_lost_ones(self) -> None:
-        """A subscription that the record names, and that has no record: it was lost, not deleted. It begins anew at the
-        oldest message, so that nothing is skipped, and nothing is trimmed that it did not acknowledge."""
+        """Makes subscriptions that the record names, and that have no record: each was lost, not deleted. It begins
+        anew at the oldest message, so that nothing is skipped, and nothing is trimmed that it did not acknowledge."""
         if not self.name.persistent:
             return
         named = self.log.record.subscriptions
@@ -227,7 +229,7 @@ class Topic:
         self._unnamed = False
 
     def _names(self, new: set[str]) -> tuple[str, ...] | None:
-        """Of the durable subscriptions and the new one; None: they are too long for the record."""
+        """Returns the names of the durable subscriptions and the new one; None: they are too long for the record."""
         names = () if self._going else tuple(sorted(new.union(each.name for each in self._durable())))
         return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
 
@@ -239,7 +241,7 @@ class Topic:
         return subscription
 
     def confirmed(self) -> None:
-        """New entries can be handed out. While a transaction hides them, only who reads uncommitted is woken."""
+        """Hands out new entries. While a transaction hides them, only subscriptions that read uncommitted are woken."""
         core = self.transactions.core
         waits = core is not None and core.first_hidden is not None and core.stable == self._woken_at
         if core is not None:
@@ -249,19 +251,19 @@ class Topic:
                 subscription.wake()
 
     def crowded(self) -> None:
-        """The log drops entries unless they are handed out now."""
+        """Hands out now, because the log drops entries otherwise."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
                 subscription.hand_out()
 
     def delayed(self, position: Position, at_ms: int) -> None:
-        """A new entry has a delivery time."""
+        """Tells subscriptions the delivery time of a new entry."""
         for subscription in self.subscriptions.values():
             subscription.noted(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
-        """NotAllowed: the delivery time is later than the longest delay. (Types that do not delay deliver it at once.)
-        """
+        """Raises NotAllowed if the delivery time is later than the longest delay. (Types that do not delay deliver it
+        at once.)"""
         limit, delay = self.applied.max_delay_ms, at_ms - self._world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
             raise PublishRefusal.DELAY.error(
@@ -311,11 +313,11 @@ class Topic:
         self.admission.check_consumer(self.applied, type_, consumer, subscription.name, everybody, mine)
 
     def shape(self, *, compacted: bool) -> LogShape:
-        """The positions of the topic, as a consumer that reads compacted sees them, or as any other consumer does."""
+        """Returns the positions of the topic as a consumer that reads compacted, or any other consumer, sees them."""
         return self.readable(compacted=compacted).shape
 
     def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog:
-        """What a consumer reads: compacted, uncommitted (all that is stored), or as any other."""
+        """Returns the log as a consumer reads it: compacted, uncommitted (all that is stored), or as any other."""
         if compacted:
             return self.compaction.view
         return self.log if uncommitted else self.shown
@@ -337,9 +339,8 @@ class Topic:
             subscription.read_from(wanted)
 
     def _compacted(self) -> None:
-        """A subscription that reads compacted and is before the new horizon starts over, with what is left there: when
-        its next consumer joins (`show`).
-        """
+        """Starts subscriptions over that read compacted and are before the new horizon, with what is left there: when
+        their next consumer joins (`show`)."""
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
@@ -352,7 +353,8 @@ class Topic:
         return self._storage.passing(self, name, mark, self.shape(compacted=compacted), tracks=tracks)
 
     def shared_passing(self, name: str) -> Subscription | None:
-        """That of the name which does not last and which other consumers may join. NotAllowed: it is durable."""
+        """Returns the subscription of that name which does not last and which other consumers may join; None: there is
+        none. NotAllowed: it is durable."""
         found = self.subscriptions.get(name)
         if found is not None and found.durable:
             raise SubscribeRefusal.LASTS.error(
@@ -411,7 +413,8 @@ class Topic:
 
     # ------------------------------------------------------------------ transactions
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """Transactions ended so; an answer for each, when that is durable here (transactions.py). NotOwner."""
+        """Settles transactions; returns an answer for each, when that is durable here (transactions.py). Raises
+        NotOwner."""
         self.check_open()
         return await self.transactions.settle(settlements, timeout_s)
 
@@ -428,14 +431,14 @@ class Topic:
             each.show(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
 
     def decided(self) -> None:
-        """The last stable position, or what is aborted, has changed."""
+        """Tells subscriptions that the last stable position, or what is aborted, has changed."""
         if self.transactions.core is not None:
             self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
             each.decided()
 
     async def truncate(self) -> None:
-        """Every subscription acknowledges everything, and every ledger that is not written is deleted."""
+        """Makes every durable subscription acknowledge everything, and deletes every ledger that is not written."""
         await self.log.roll()
         for subscription in [each for each in self.subscriptions.values() if each.durable]:
             await backlog.skip(self.shown, subscription, -1)
@@ -443,7 +446,7 @@ class Topic:
 
     @property
     def users(self) -> int:
-        """How many producers and consumers are connected."""
+        """Returns how many producers and consumers are connected."""
         return len(self.producers) + sum(len(each.consumers) for each in self.subscriptions.values())
 
     # ------------------------------------------------------------------ trimming
@@ -451,16 +454,16 @@ class Topic:
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     def unread(self) -> Retention:
-        """What it keeps while it has no durable subscription; nothing: it has one, or is compacted, which is how its
-        messages are kept then."""
+        """Returns the retention of a topic without durable subscriptions; nothing if it has one, or is compacted, which
+        is how its messages are kept then."""
         durable = any(each.durable for each in self.subscriptions.values())
         if durable or self.compaction.held(self.applied) is not None:
             return NOTHING
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
 
     async def trim(self, *, retained: bool = True) -> list[int]:
-        """Removes ledgers that no holder needs (core/trimming.py); `retained` False: also those that retention, or the
-        want of a subscription, keeps.
+        """Removes ledgers that no holder needs (broker/log/core/trimming.py); `retained` False: also those that
+        retention, or the want of a subscription, keeps.
         """
         async with self._changing:
             if self._ended:
@@ -480,13 +483,13 @@ class Topic:
         return gone
 
     def holders(self) -> list[Safe]:
-        """What durable subscriptions and parts need no more of the log."""
+        """Returns the marks of durable subscriptions and parts: what each of them no longer needs of the log."""
         cursors = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
         parts = [part.held(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
     def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
-        """Each ledger, oldest first; None: the next trim removes it."""
+        """Returns each ledger, oldest first, and why it stays; None: the next trim removes it."""
         now_ms = self._world.clock.wall_ms()
         return verdicts(self.log.shape, self.holders(), self.retention(), now_ms, self.unread())
 
@@ -497,18 +500,19 @@ class Topic:
         return self._ended
 
     def check_open(self) -> None:
-        """NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of it."""
+        """Raises NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of
+        it."""
         if self._ended or self._going or self.log.state is TopicState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def check_end(self) -> None:
-        """Before a caller gets the end of the topic. Unavailable: another broker may have continued it by now."""
+        """Checks the topic before a caller gets its end. Unavailable: another broker may have continued it by now."""
         self.check_open()
         if not self._settled():
             raise Unavailable(f"this broker cannot tell whether topic {self.name} continued elsewhere; ask again")
 
     def lose(self, error: MagnetarError) -> None:
-        """The topic belongs to another broker, or this one cannot serve it: everything stops at once."""
+        """Stops everything at once: the topic belongs to another broker, or this one cannot serve it."""
         if self._ended:
             return
         self._ended = True
@@ -522,7 +526,7 @@ class Topic:
         self._on_lost(self)
 
     def waits(self, error: MagnetarError) -> None:
-        """The log has no ledger now: producers learn why their publishes have no answer."""
+        """Tells producers why their publishes have no answer: the log has no ledger now."""
         for producer in self.producers:
             producer.waits(error)
 
@@ -578,7 +582,7 @@ class Topic:
         await self.transactions.check_leave(force=force)
 
     async def delete(self, *, force: bool, abort: bool) -> list[int]:
-        """Ends the topic for good; its ledgers, to be deleted after its record. Busy when in use, unless by force.
+        """Ends the topic for good; returns its ledgers, to be deleted after its record. Busy: in use, and not forced.
 
         What is open in transactions is aborted first, if `abort` says so (deletion.py). TransactionsOpen: something is
         left, or a coordinator does not answer; the topic is as before. NotOwner: another call has deleted it.

@@ -42,7 +42,6 @@ from ...proto.errors import (
     TimedOut,
     TransactionAborted,
     TransactionEnded,
-    TransactionForgotten,
     Unavailable,
 )
 from ...proto.names import Position, TopicName
@@ -64,14 +63,14 @@ from .outcomes import OutcomesLedger
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 
 JOIN_S, JOIN_RETRY_S = 5.0, 0.1
-"""How long a send or an acknowledgement waits for a coordinator that does not answer, and between two tries."""
+"""Seconds that a send or an acknowledgement waits for a coordinator that does not answer, and between two tries."""
 ASK_S, ASK_S_MAX = 0.2, 5.0
-"""Between two rounds of questions about what a load found: first, and at most."""
+"""Seconds between two rounds of questions about what a load found: first, and at most."""
 OPEN_ASK_S = 30.0
 SETTLEMENT_S = 10.0
 ASK_AT_ONCE = 1_000
 SETTLE_AT_ONCE = 100
-"""Applied in one step of the loop: a millisecond."""
+"""Settlements that are applied in one step of the loop: a millisecond."""
 
 
 class PendingAcks(Protocol):
@@ -81,33 +80,33 @@ class PendingAcks(Protocol):
     def pending_transactions(self) -> Collection[TxnId]: ...
     def has_pending(self, txn: TxnId) -> bool: ...
     def settle(self, txn: TxnId, committed: bool) -> None:
-        """Its pending acknowledgements of it count, or are given back. Idempotent."""
+        """Counts the transaction's pending acknowledgements, or gives them back. Idempotent."""
 
     async def stored(self) -> None:
         """Returns when the state with everything up to now is durable."""
 
 
 class Transacting(Protocol):
-    """What the transactions need of their topic."""
+    """A topic, as its transactions use it."""
 
     name: TopicName
 
     def pending_acks(self) -> Iterable[PendingAcks]:
-        """The durable subscriptions."""
+        """Returns the pending acknowledgements of each durable subscription."""
 
     def merge_numbers(self, end: TxnEnd) -> None:
-        """A transaction ended: which sequence ids count from now on, and which do not."""
+        """Called when a transaction ended: which sequence ids count from now on, and which do not."""
 
     def show_committed(self, core: Transactions) -> None:
-        """The topic has seen a transaction: what is shown ends at the last stable position from here on."""
+        """Called when the topic has seen a transaction: what is shown ends at the last stable position from here on."""
 
     def decided(self) -> None:
-        """The last stable position, or what is aborted, has changed."""
+        """Called when the last stable position, or what is aborted, has changed."""
 
 
 class _Writes(NamedTuple):
-    """What has to be stored before the end of a transaction is: pending acknowledgements of subscriptions, an outcome,
-    and what of the transaction `landing` is on its way."""
+    """The writes that must be stored before the end of a transaction is: pending acknowledgements of subscriptions, an
+    outcome, and what of the transaction `landing` is on its way."""
 
     acks: tuple[PendingAcks, ...]
     outcome: bool
@@ -115,8 +114,8 @@ class _Writes(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """What an entry waits for before it can be judged: that the topic joins its transaction, or that another one ends.
-    """
+    """The event that an entry waits for before it can be judged: that the topic joins its transaction, or that another
+    one ends."""
 
     txn: TxnId
     end: bool = False
@@ -127,7 +126,7 @@ Key = TypeVar("Key")
 
 
 class TransactionStats(NamedTuple):
-    """Of a topic that has seen a transaction."""
+    """The transactions of a topic that has seen some."""
 
     last_stable: Position
     stable_index: int
@@ -148,7 +147,7 @@ def txn_of(metadata: MessageMetadata) -> TxnId | None:
 
 
 class _Here:
-    """What of transactions is under way in a topic."""
+    """The work on transactions that is under way in a topic."""
 
     __slots__ = (
         "asked", "committed_at", "ends", "joins", "landing", "seeing", "settles", "since", "suspects", "tasks",
@@ -171,7 +170,8 @@ class _Here:
 
 
 class TopicTransactions:
-    """See the module. A part of its topic (part.py); the `TransactionJoins` of its producers and subscriptions."""
+    """The transactions of a loaded topic; see the module. A part of its topic (part.py); the `TransactionJoins` of its
+    producers and subscriptions."""
 
     __slots__ = (
         "_asking", "_config", "_coordinators", "_ended", "_leaving", "_ledger", "_ledger_client", "_log", "_loop",
@@ -194,7 +194,7 @@ class TopicTransactions:
 
     @property
     def _here(self) -> _Here:
-        """Made with the first transaction: most topics have none."""
+        """Returns the work under way, made with the first transaction: most topics have none."""
         if self._under_way is None:
             self._under_way = _Here()
         return self._under_way
@@ -218,11 +218,11 @@ class TopicTransactions:
 
     @property
     def replays_after(self) -> Position | None:
-        """Where the replay begins; None: nothing has to be replayed."""
+        """Returns where the replay begins; None: nothing has to be replayed."""
         return self.core.position if self.core is not None else None
 
     def replay(self, txn: TxnId, header: EntryHeader, numbers: SequenceRange, entry: StoredEntry) -> bool:
-        """An entry of a transaction, in the order of the log. Whether it is aborted."""
+        """Takes an entry of a transaction, in the order of the log. Returns whether it is aborted."""
         if self.core is None:
             return False
         if entry.position > self.core.position:
@@ -242,12 +242,12 @@ class TopicTransactions:
         return self.core is not None and self.core.is_hidden(txn, position)
 
     def replay_done(self) -> None:
-        """All entries of the log are known."""
+        """Ends the replay: all entries of the log are known."""
         if self.core is not None:
             self.core.replay_done()
 
     def loaded(self) -> None:
-        """The log was replayed and the subscriptions are open: what is shown is known from here on."""
+        """Begins to show what is known, after the log was replayed and the subscriptions are open."""
         if self.core is None:
             return
         self._ask_for_pending(self.core)
@@ -288,8 +288,8 @@ class TopicTransactions:
             await asyncio.shield(self._joining(txn, owner))
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
-        """COMMITTED, ABORTED: it has ended, and its end has been applied here when this returns. None: it is open, or
-        its coordinator does not answer within JOIN_S. NotOwner."""
+        """Returns COMMITTED or ABORTED if the transaction has ended; its end has been applied here when this returns.
+        None: it is open, or its coordinator does not answer within JOIN_S. Raises NotOwner."""
         try:
             async with asyncio.timeout(JOIN_S):
                 return await self._until_over(txn)
@@ -327,7 +327,7 @@ class TopicTransactions:
         self._joining(awaited.txn, awaited.owner).add_done_callback(lambda done: then(_error_of(done)))
 
     def _joining(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
-        """One run for all of the role who ask for it while it runs."""
+        """Begins a join, or returns the run that others of the role asked for."""
         key = txn, owner
         return self._here.joins.get(key) or self._shared(self._here.joins, [key], lambda: self._join(txn, owner))
 
@@ -335,7 +335,7 @@ class TopicTransactions:
         self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key],
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> asyncio.Future[None]:  # fmt: skip
-        """The run that each of them has, until it is over."""
+        """Starts a run of `work`; until it is over, each of `txns` has it."""
         if self._ended:
             return self._refused()
         future: asyncio.Future[None] = self._loop.create_future()
@@ -415,12 +415,12 @@ class TopicTransactions:
         raise TransactionAborted(f"transaction {txn} is aborted", txn=str(txn))
 
     def _join_refused(self, core: Transactions, txn: TxnId) -> None:
-        """What one role is refused does not end what is asked for another."""
+        """Notes a refused join, unless the transaction is asked about for another role as well."""
         if self._here.asked[txn] == 1:
             core.refused(txn)
 
     def _is_in(self, core: Transactions, txn: TxnId, owner: str | None) -> bool:
-        """The coordinator has the topic as a participant. False: it has ended meanwhile."""
+        """Notes that the coordinator has the topic as a participant. False: the transaction has ended meanwhile."""
         if not core.joined(txn):
             return False
         if owner is not None:
@@ -434,7 +434,7 @@ class TopicTransactions:
             raise Unavailable(f"topic {self._topic.name} is about to be deleted: nothing joins a transaction there")
 
     async def _see(self) -> Transactions:
-        """Before the first transaction of the topic: its record says so."""
+        """Writes into the topic's record, before its first transaction, that it has seen one."""
         async with self._here.seeing:
             core = self.core
             if core is None:
@@ -449,7 +449,8 @@ class TopicTransactions:
         return core
 
     async def _patiently(self, txn: TxnId, owner: str | None) -> Joined:
-        """The coordinator's answer. Unavailable: there is none for JOIN_S; the entry is certainly not in the log."""
+        """Returns the coordinator's answer. Unavailable: there is none for JOIN_S; the entry is certainly not in the
+        log."""
         end = self._world.clock.monotonic() + JOIN_S
         while True:
             try:
@@ -463,7 +464,8 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """As core/dedup.py. The caller has just seen that it `is_open`."""
+        """Returns the verdict on an entry of the transaction, like core/dedup.py. The caller has just seen that it
+        `is_open`."""
         assert self.core is not None, "it is open"
         return self.core.judge(txn, name, numbers)
 
@@ -491,7 +493,7 @@ class TopicTransactions:
                 future.set_result(None)
 
     def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
-        """Another open transaction in which the producer sent one of those ids."""
+        """Returns another open transaction in which the producer sent one of those ids."""
         return self.core.holding(name, txn, numbers) if self.core is not None and self.core.known else None
 
     def last(self, name: str) -> int:
@@ -512,7 +514,7 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ the end
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
-        """The transactions ended so; an answer for each, when that is durable here. Idempotent. NotOwner: another
+        """Settles transactions; returns an answer for each, when that is durable here. Idempotent. NotOwner: another
         broker has the topic, or may have it; the coordinator asks the owner again. TimedOut: it is not durable so far.
         """
         runs: list[asyncio.Future[None]] = []
@@ -539,7 +541,8 @@ class TopicTransactions:
         return [self._here.settles[each.txn] for each in settlements]
 
     def _apply(self, settlement: Settlement) -> _Writes:
-        """To its entries, and to the pending acknowledgements of each subscription; what has to be written then."""
+        """Applies a settlement to its entries, and to the pending acknowledgements of each subscription; returns what
+        has to be written then."""
         txn, core = settlement.txn, self.core
         touched = [each for each in self._topic.pending_acks() if each.has_pending(txn)]
         end = core.settle(settlement) if core is not None else NOT_KNOWN
@@ -584,7 +587,7 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ asking
     def _ask_for_pending(self, core: Transactions) -> None:
-        """Acknowledgements that wait for a transaction are asked for like entries."""
+        """Asks for the transactions of acknowledgements that wait, as for those of entries."""
         for each in self._topic.pending_acks():
             for txn in each.pending_transactions:
                 core.ask(txn)
@@ -620,7 +623,8 @@ class TopicTransactions:
             await asyncio.gather(*map(self._ask_one, txns[first : first + ASK_AT_ONCE]))
 
     def _suspect(self, number: int) -> None:
-        """That coordinator aborted a transaction and did not say so here: the others may be lost with it."""
+        """Asks a coordinator about its other transactions: it aborted one and did not say so here, so they may be lost
+        too."""
         others = [txn for txn in self.still_open if txn.coordinator == number and not self._here.asked.get(txn)]
         here = self._here
         if others and number not in here.suspects:
@@ -628,14 +632,10 @@ class TopicTransactions:
             asked.add_done_callback(lambda _: here.suspects.pop(number, None))
 
     async def _ask_one(self, txn: TxnId) -> None:
-        """Asks for what is open, once."""
+        """Asks the coordinator, once, about an open transaction."""
         assert self.core is not None, "something is open"
         try:
             joined = await self._coordinators.join(txn, self._topic.name)
-        except TransactionForgotten as error:
-            _LOG.error("%s: the outcome of transaction %s is lost, its entries count: %s", self._topic.name, txn, error)
-            self._settle_soon(Settlement(txn, True))
-            return
         except MagnetarError as error:
             _LOG.info("%s: transaction %s: %s", self._topic.name, txn, error)
             return
@@ -650,7 +650,7 @@ class TopicTransactions:
             self._told(txn, joined)
 
     def _told(self, txn: TxnId, joined: Joined) -> None:
-        """A transaction that is not settled here has this outcome."""
+        """Handles the outcome of a transaction that is not settled here."""
         if isinstance(joined, Settlement):
             self._settle_soon(joined)
         elif joined is TxnState.ABORTED:
@@ -670,7 +670,8 @@ class TopicTransactions:
             self._ledger.refresh()
 
     def held(self, applied: Applied) -> Safe | None:
-        """Up to the last stored write, and up to the first entry of an open transaction, nothing more is needed."""
+        """Returns the mark up to which nothing more is needed: the last stored write, and the first entry of an open
+        transaction."""
         if self.core is None or self._ledger is None:
             return None
         first, stored = self.core.first_hidden, self._ledger.position
@@ -684,7 +685,7 @@ class TopicTransactions:
 
     @property
     def still_open(self) -> list[TxnId]:
-        """Those that have not ended here, the one with the earliest entry first."""
+        """Returns the transactions that have not ended here, the one with the earliest entry first."""
         return self.core.open if self.core is not None else []
 
     # ------------------------------------------------------------------ deletion (deletion.py)
@@ -706,11 +707,11 @@ class TopicTransactions:
         return Deletion(self._world.clock, self._topic.name, self._coordinators)
 
     def stay(self) -> None:
-        """The topic is not deleted."""
+        """Takes joins again: the topic is not deleted."""
         self._leaving = False
 
     def statistics(self) -> TransactionStats | None:
-        """None: the topic has seen no transaction."""
+        """Returns the statistics; None: the topic has seen no transaction."""
         core = self.core
         if core is None:
             return None
@@ -724,7 +725,7 @@ class TopicTransactions:
         )
 
     def open_here(self, txn: TxnId) -> OpenHere | None:
-        """None: it has ended here, or is not known."""
+        """Returns an open transaction; None: it has ended here, or is not known."""
         return self.core.open_here(txn) if self.core is not None else None
 
     def stop(self) -> None:

@@ -67,9 +67,9 @@ from .together import Question
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
 TICK_S = 0.5
-"""Between two looks at deadlines; also how long "done" may wait for another append to go with."""
+"""Seconds between two looks at deadlines; also how long "done" may wait for another append to go with."""
 ANSWER_S = 25.0
-"""Of a question: below the time after which a client asks again."""
+"""Seconds that a question may take: below the time after which a client asks again."""
 
 GAP_MAX = 1 << 16
 """Ids that are left out before a block, by chance: one that was given does not tell the next one. An epoch has 40 bits
@@ -81,6 +81,8 @@ Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
 
 
 class RunningCoordinator:
+    """A coordinator that this broker has."""
+
     def __init__(
         self, world: World, log: CoordinatorLog, core: Coordinator, topics: Topics, publish: Publish, close_s: float,
         on_over: Callable[[RunningCoordinator], None],
@@ -127,14 +129,14 @@ class RunningCoordinator:
         self, owner: str, count: int = 1, timeout_s: float = 0.0, *, name: str = "", holder: int = 0,
         tag: Tag | None = None, adopt: bool = False, address: str = "",
     ) -> Begun:  # fmt: skip
-        """BackPressure, InvalidRequest, SinkFenced, TransactionFenced."""
+        """Begins transactions. Raises BackPressure, InvalidRequest, SinkFenced, TransactionFenced."""
         found = await self._ask(lambda to: Begin(to, owner, count, timeout_s, name, holder, tag, adopt, address))
         assert isinstance(found, Begun), "a begin is answered by ids"
         return found
 
     async def join(self, txn: TxnId, topic: str, owner: str | None = None) -> Joined:
-        """`topic` is empty: none joins, and its time begins. InvalidRequest: the role did not begin it; `owner` is
-        None: a topic asks by itself."""
+        """Joins a topic. `topic` is empty: none joins, and its time begins. InvalidRequest: the role did not begin it;
+        `owner` is None: a topic asks by itself."""
         state = await self._state(lambda to: Join(to, txn.least, topic, owner))
         owed = self._core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
@@ -151,7 +153,7 @@ class RunningCoordinator:
         self, to: Question, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
         prepared_s: float = 0.0, visible: bool = False,
     ) -> None:  # fmt: skip
-        """As `end`, with others that came together; answered by a TxnState, or an error."""
+        """Ends a transaction like `end`, with others that came together; answered by a TxnState, or an error."""
         intent = End(to, txn.least, verb, owner, participants, prepared_s, visible)
         self._do(self._core.receive(intent, self._clock.monotonic()))
 
@@ -174,14 +176,16 @@ class RunningCoordinator:
         return found
 
     async def status(self, txn: TxnId, owner: str | None = None) -> TxnState:
-        """InvalidRequest: the role did not begin it; None: an operator asks."""
+        """Returns the state of a transaction. InvalidRequest: the role did not begin it; `owner` None: an operator
+        asks."""
         return await self._state(lambda to: Status(to, txn.least, owner))
 
     async def abort_by_admin(self, txn: TxnId) -> TxnState:
         return await self._state(lambda to: AbortByAdmin(to, txn.least))
 
     async def abort_open(self, txn: TxnId, *, only_tell: bool) -> Row:
-        """What it is after that; `only_tell`: as it is. InvalidRequest: it was never used."""
+        """Aborts the transaction if it is open; returns its row after that. `only_tell`: returns the row as it is.
+        InvalidRequest: it was never used."""
         if only_tell:
             rows = self.rows(txn, 1)
             if not rows:
@@ -198,21 +202,23 @@ class RunningCoordinator:
     async def prepare_half(
         self, half: TxnId, owner: str, group: str, check_key: str, messages: list[HalfMessage], check_after_s: float
     ) -> TxnState:
-        """PREPARED; an outcome, if it has one. BackPressure, InvalidRequest, TransactionAborted."""
+        """Stores a half; returns PREPARED, or an outcome, if it has one. Raises BackPressure, InvalidRequest,
+        TransactionAborted."""
         return await self._state(
             lambda to: PrepareHalf(to, half.least, owner, group, check_key, messages, check_after_s)
         )
 
     async def end_half(self, half: TxnId, verb: HalfVerb, owner: str, check: int = 0, why: str = "") -> TxnState:
-        """HalfParked, TransactionAborted, TransactionEnded, TransactionForgotten, and why it is not published."""
+        """Ends a half; returns its outcome. Raises HalfParked, TransactionAborted, TransactionEnded,
+        TransactionForgotten, and why it is not published."""
         return await self._state(lambda to: EndHalf(to, half.least, verb, owner, check, why))
 
     async def change_half(self, half: TxnId, verb: HalfChange) -> None:
-        """By an operator. NotFound, TransactionEnded, and why it is not published."""
+        """Changes a half for an operator. Raises NotFound, TransactionEnded, and why it is not published."""
         await self._ask(lambda to: ChangeHalf(to, half.least, verb))
 
     async def watch_halves(self, owner: str, group: str) -> AsyncGenerator[AskHalf, None]:
-        """What a member of the group is asked, until it is closed. NotOwner: the coordinator moves."""
+        """Yields the questions to a member of the group, until it is closed. NotOwner: the coordinator moves."""
         with self._halves.member() as member:
             try:
                 await self._ask(lambda to: WatchHalves(to, member, owner, group))
@@ -227,7 +233,7 @@ class RunningCoordinator:
         return self._core.halves.rows(now, half.least if half is not None else None, group, limit)
 
     def half_statistics(self) -> dict[str, int]:
-        """Open, parked, bytes; and counters since the take-over."""
+        """Returns the numbers of open and parked halves, their bytes; and counters since the take-over."""
         return {**self._core.halves.counters, **self._core.halves.statistics()}
 
     def _published(self, each: PublishHalf, listed: list[Participant]) -> None:
@@ -246,7 +252,7 @@ class RunningCoordinator:
         return self._core.rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
-        """`committed` and what is after it count since the take-over."""
+        """Returns statistics; `committed` and what is after it count since the take-over."""
         counters = self._core.counters
         return {
             **self._core.statistics(), "begun": counters.begun, "settled": counters.settled,
@@ -255,11 +261,11 @@ class RunningCoordinator:
         }  # fmt: skip
 
     def aborted(self) -> dict[str, int]:
-        """By reason, since the take-over."""
+        """Returns the aborts by reason, since the take-over."""
         return {reason.name.lower(): self._core.counters.aborted.get(reason, 0) for reason in Reason}
 
     def lasted(self) -> tuple[Sequence[int], float]:
-        """How long transactions were open, until they had an outcome: counts by LASTED_S, and the sum in seconds."""
+        """Returns how long transactions were open until their outcome: counts by LASTED_S, and the sum in seconds."""
         return self._core.counters.lasted, self._core.counters.lasted_s
 
     @property
@@ -273,7 +279,7 @@ class RunningCoordinator:
 
     @property
     def next_id(self) -> int:
-        """`least` of the next transaction."""
+        """Returns `least` of the next transaction."""
         return self._core.next_id
 
     @property
@@ -326,7 +332,8 @@ class RunningCoordinator:
 
     # ------------------------------------------------------------------ writing
     def _write(self) -> None:
-        """In the turn after the first decision, or when the last append is durable: all that was decided, as one."""
+        """Appends all that was decided, as one: in the turn after the first decision, or when the last append is
+        durable."""
         if self._is_stopped:
             return
         append = self._core.take()
@@ -356,7 +363,7 @@ class RunningCoordinator:
             self._fail(error)
 
     async def _append(self, append: Append, failed: MagnetarError | None) -> None:
-        """Where a ledger has to be made first, or the last one failed."""
+        """Appends where a ledger has to be made first, or the last one failed."""
         try:
             await self._log.append(append.records, self._core.state, failed)
         except MagnetarError as error:
@@ -375,7 +382,7 @@ class RunningCoordinator:
             self._write()
 
     def _fail(self, error: BaseException) -> None:
-        """A fault of the program is like an append of unknown outcome."""
+        """Ends the epoch after a fault of the program, as after an append of unknown outcome."""
         _LOG.error("coordinator %d fails", self.number, exc_info=error)
         self._end(self._lose(InternalError(f"coordinator {self.number} fails: {error}")))
 
@@ -403,7 +410,8 @@ class RunningCoordinator:
         self._ending = asyncio.get_running_loop().create_task(work, name=f"end of coordinator {self.number}")
 
     async def close(self) -> None:
-        """In order: the next owner goes on with what is open. If that fails, it is as after a crash."""
+        """Closes the coordinator: it hands over what is open, and the next owner goes on with it. If that fails, it is
+        as after a crash."""
         self._end(self._close())
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)

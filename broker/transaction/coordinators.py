@@ -87,7 +87,7 @@ def limits_of(config: BrokerConfig) -> Limits:
 
 
 class TransactionCoordinators:
-    """Of one ownership session of this broker. `is_settled`: what it owns is known."""
+    """The coordinators as one ownership session of this broker sees them. `is_settled`: what it owns is known."""
 
     def __init__(
         self, world: World, config: BrokerConfig, metadata: MetadataStore, ledgers: LedgerClient, ownership: Ownership,
@@ -111,7 +111,7 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ finding
     async def count(self) -> int:
-        """How many there are; the first question of the cluster fixes it."""
+        """Returns how many coordinators there are; the first question of the cluster fixes it."""
         if not self._count:
             wanted = self._config.transaction_coordinators
             found = await update_record(
@@ -123,7 +123,7 @@ class TransactionCoordinators:
         return self._count
 
     async def count_now(self) -> int:
-        """As `count`; changes nothing."""
+        """Returns the number of coordinators like `count`; changes nothing."""
         fixed = await get_record(self._metadata, paths.TRANSACTIONS, TransactionsRecord)
         return fixed[0].coordinators if fixed is not None else self._config.transaction_coordinators
 
@@ -143,7 +143,7 @@ class TransactionCoordinators:
         return number in self._loaded or await self._metadata.get(paths.coordinator(number)) is not None
 
     async def find(self, number: int) -> BrokerRecord:
-        """The broker that has it; this one, if no broker did. NotFound: there is none of that number. Unavailable."""
+        """Returns the broker that has it; this one, if no broker did. NotFound: no such coordinator. Unavailable."""
         await self._check_number(number)
         if number in self._loaded:
             return self._ownership.me
@@ -157,11 +157,11 @@ class TransactionCoordinators:
             raise NotFound(f"there is no coordinator {number}; there are {count} of them")
 
     def here_now(self, number: int) -> RunningCoordinator | None:
-        """As `here`, where it runs."""
+        """Returns the coordinator like `here`, if it runs here; else None."""
         return self._loaded.get(number)
 
     async def here(self, number: int) -> RunningCoordinator:
-        """NotOwner: another broker has it, in the field `owner`."""
+        """Returns a coordinator that this broker has. NotOwner: another broker has it, in the field `owner`."""
         found = self._loaded.get(number)
         if found is not None:
             return found
@@ -231,7 +231,7 @@ class TransactionCoordinators:
         self, number: int, here: Callable[[RunningCoordinator], Awaitable[Answer]],
         there: Callable[[str], Awaitable[Answer]],
     ) -> Answer:  # fmt: skip
-        """A question to a coordinator, here or at the broker that has it."""
+        """Asks a coordinator, here or at the broker that has it."""
         running = self._loaded.get(number)
         if running is not None:
             return await here(running)
@@ -281,7 +281,7 @@ class TransactionCoordinators:
         return found is not None and not found[0].idle
 
     async def validate(self) -> None:
-        """In a new metadata session: those that another broker took over meanwhile are lost."""
+        """Loses, in a new metadata session, the coordinators that another broker took over meanwhile."""
         for running in list(self._loaded.values()):
             if not self._ownership.owns_path(owner_path(running.number)) or not await running.is_ours():
                 await running.lose(NotOwner(f"coordinator {running.number} was taken over; look it up again"))
@@ -292,14 +292,14 @@ class TransactionCoordinators:
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
-        """In order; the ownership is given back by the caller."""
+        """Closes all coordinators; the ownership is given back by the caller."""
         self._closed = True
         await self._loading.drain()
         await asyncio.gather(*[running.close() for running in self.loaded])
         await self.peers.close()
 
     async def drop(self, error: MagnetarError) -> None:
-        """At once: other brokers may have them."""
+        """Drops all coordinators at once: other brokers may have them."""
         self._closed = True
         await asyncio.gather(*[running.lose(error) for running in self.loaded])
         await self.peers.close()

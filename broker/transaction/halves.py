@@ -1,4 +1,4 @@
-"""What half messages need beside their coordinator's core: members that are asked, and tasks that publish.
+"""The work for half messages outside their coordinator's core: members that are asked, and tasks that publish.
 
     work = HalfWork(publish, published, not_published)
     with work.member() as member: …            what `ask` has for it: `await member.next()`
@@ -32,10 +32,11 @@ AT_ONCE = 64
 
 
 class PublishesHalves(Protocol):
-    """broker/node/half_publisher.py."""
+    """Publishes half messages in a transaction (broker/node/half_publisher.py)."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
-        """Each topic's receipts. An error: some may be in their topics, and the transaction must not commit."""
+        """Publishes; returns each topic's receipts. An error: some may be in their topics, and the transaction must not
+        commit."""
         ...
 
 
@@ -56,7 +57,7 @@ class Member:
         self._changed.set()
 
     async def next(self) -> AskHalf:
-        """NotOwner: the coordinator moves."""
+        """Returns the next question. NotOwner: the coordinator moves."""
         while not self._asked:
             if self._over is not None:
                 raise self._over
@@ -66,6 +67,8 @@ class Member:
 
 
 class HalfWork:
+    """The members and tasks of one coordinator's halves."""
+
     def __init__(
         self, publish: PublishesHalves, published: Callable[[PublishHalf, list[Participant]], None],
         not_published: Callable[[PublishHalf, MagnetarError], None],

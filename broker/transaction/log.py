@@ -53,10 +53,10 @@ _LOG = logging.getLogger("magnetar.broker.transactions")
 TAKE_OVER = ("read_record", "recover_ledger", "claim_record", "serve")
 """The order of a take-over, as names of methods of CoordinatorLog."""
 ROLL = ("create", "append", "name", "delete")
-"""The order of a roll."""
+"""Steps of a roll, in their order."""
 
 ROLL_BYTES = 16 << 20
-"""A ledger ends with so many bytes, if they are twice its snapshot: the next take-over reads them all."""
+"""Bytes at which a ledger ends, if they are twice its snapshot: the next take-over reads them all."""
 _WHAT_TO_DO = (
     ": the outcomes of its transactions are not known, so what is open stays open, and it begins none. Restore the "
     "metadata from a copy that has it"
@@ -72,7 +72,7 @@ class CoordinatorFenced(NotOwner):
 
 
 class CoordinatorLog:
-    """Of one owner. `give_up_s`: how long a failing ledger is replaced before the epoch ends."""
+    """The log of one owner. `give_up_s`: how long a failing ledger is replaced before the epoch ends."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: StateLedgers, number: int, give_up_s: float
@@ -162,8 +162,9 @@ class CoordinatorLog:
         self.epoch = after.epoch
 
     async def _note_begun(self) -> None:
-        """From here on a record that is missing is lost: a coordinator that begins anew would answer "aborted" of what
-        is committed, and give ids a second time. A crash before this leaves a record, and the next owner notes it."""
+        """Notes that the coordinator has begun, so that from here on a missing record is known to be lost: a
+        coordinator that begins anew would answer "aborted" of what is committed, and give ids a second time. A crash
+        before this leaves a record, and the next owner notes it."""
 
         def noted(fixed: TransactionsRecord | None) -> TransactionsRecord | None:
             if fixed is None or self.number in fixed.begun:
@@ -181,7 +182,7 @@ class CoordinatorLog:
         return node is not None and node.value == self._stored
 
     async def _change(self, record: CoordinatorRecord, *, made: bool = False) -> None:
-        """CoordinatorFenced: another owner's; other errors: unknown."""
+        """Changes the record. CoordinatorFenced: another owner's; other errors: unknown."""
         value = encode(record, self._path)
         ours = {self._stored, value}
 
@@ -200,8 +201,8 @@ class CoordinatorLog:
 
     # ------------------------------------------------------------------ writing
     def append_now(self, records: Sequence[AnyRecord]) -> asyncio.Future[int] | None:
-        """As `append`, without a task, where the ledger takes them as one entry. After an error: `append` with it.
-        None: nothing was done."""
+        """Appends like `append`, without a task, where the ledger takes them as one entry. After an error: `append`
+        with it. None: nothing was done."""
         if self._writer is None or not self._writer.writable or self._is_full:
             return None
         found = stored.encode(records, self._next_entry)
@@ -214,8 +215,8 @@ class CoordinatorLog:
     async def append(
         self, records: Sequence[AnyRecord], state: State, failed: MagnetarError | None = None
     ) -> None:
-        """`state`: all that was appended before. `failed`: of an append of these records. After an error it is not
-        known what is durable."""
+        """Appends records. `state`: all that was appended before. `failed`: of an append of these records. After an
+        error it is not known what is durable."""
         clock = self._world.clock
         until = clock.monotonic() + self._give_up_s
         while True:
@@ -249,7 +250,7 @@ class CoordinatorLog:
         self._bytes += sum(map(len, found))
 
     async def _roll(self, state: State) -> None:
-        """In the order of `ROLL`."""
+        """Rolls the ledger, in the order of `ROLL`."""
         await self._abandon()
         writer, unnamed = await self._ledgers.create(), True
         try:
@@ -284,5 +285,5 @@ class CoordinatorLog:
             await self._change(msgspec.structs.replace(self._record, idle=True))
 
     async def abandon(self) -> None:
-        """Without a hand-over: the next owner recovers."""
+        """Ends without a hand-over: the next owner recovers."""
         await self._abandon()

@@ -24,18 +24,20 @@ from ..common.transactions import Joined, Settlement, TransactionFacts
 
 TIMEOUT_S = 15.0
 ITEMS_MAX = 1_000
-"""Of one request: about 150 KB."""
+"""Most items of one request: about 150 KB."""
 WAITING_MAX = 100_000
 """Items that wait for one broker; above, a join is refused (BackPressure) and a settlement is repeated later."""
 
 
 class _Queue(NamedTuple):
-    """Of one broker and one rpc."""
+    """The queue for one broker and one rpc."""
 
     items: list[tuple[Message, asyncio.Future[Any]]]
 
 
 class Peers:
+    """The other brokers, as coordinators and topics ask them."""
+
     def __init__(self, world: World) -> None:
         self._world = world
         self._channels: dict[str, Channel] = {}
@@ -43,7 +45,7 @@ class Peers:
         self._tasks = Tasks()
 
     async def join(self, endpoint: str, txn: TxnId, topic: TopicName, owner: str | None = None) -> Joined:
-        """NotOwner, TransactionForgotten, …; ConnectionLost, TimedOut: unknown."""
+        """Joins at the owner of a coordinator. NotOwner, TransactionForgotten, …; ConnectionLost, TimedOut: unknown."""
         item = wire.JoinItem(
             txn=wire.TransactionId(most=txn.most, least=txn.least), topic=topic.full, owner=owner
         )
@@ -56,7 +58,7 @@ class Peers:
         return TxnState(reply.state)
 
     async def abort_open(self, endpoint: str, txn: TxnId, *, only_tell: bool) -> TransactionFacts:
-        """Errors as of `join`."""
+        """Asks the owner of a coordinator to abort a transaction. Errors as of `join`."""
         item = wire.AbortOpenItem(txn=wire.TransactionId(most=txn.most, least=txn.least), only_tell=only_tell)
         reply = await self._ask(endpoint, "AbortOpen", item, txn.most)
         if reply.HasField("error"):
@@ -138,7 +140,7 @@ def settlement_to_wire(settlement: Settlement, topic: TopicName) -> wire.Settlem
 
 
 def _by_item(reply: wire.SettleReply, count: int) -> list[wire.Done]:
-    """The answers by the number of the item; one that was not answered is unknown."""
+    """Returns the answers by the number of the item; one that was not answered is unknown."""
     lost = wire.Done(error=wire.Error(code=ConnectionLost.code, message="the broker did not answer this settlement"))
     found = {done.request_id: done for done in reply.items}
     return [found.get(number, lost) for number in range(count)]

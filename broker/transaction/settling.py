@@ -29,7 +29,7 @@ _LOG = logging.getLogger("magnetar.broker.transactions")
 
 PAUSE_S_MIN, PAUSE_S_MAX = 0.05, 10.0
 REST_S_MIN = 0.001
-"""A shorter rest of a pause is none: added to the time of the loop it may be nothing."""
+"""Shortest rest of a pause: added to the time of the loop a shorter one may be nothing."""
 AT_ONCE = 256
 """Topics that are told at a time."""
 TOGETHER = 1_000
@@ -40,11 +40,12 @@ class Topics(Protocol):
     """The topics of the cluster, wherever they are served."""
 
     async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
-        """None: the topic has stored it, or is certainly gone. An error of the call: all of them failed."""
+        """Settles; returns for each None (the topic has stored it, or is certainly gone) or its error. An error of the
+        call: all of them failed."""
 
 
 class _Waiting(NamedTuple):
-    """Of a topic: what is not being sent."""
+    """The settlements of a topic that are not being sent."""
 
     new: list[Settlement]
     failed: list[Settlement]
@@ -52,7 +53,7 @@ class _Waiting(NamedTuple):
 
 
 class Settler:
-    """`settled(txn, topic)` is called once for each that is added."""
+    """Settles transactions at topics. `settled(txn, topic)` is called once for each that is added."""
 
     def __init__(self, world: World, topics: Topics, settled: Callable[[Settlement, str], None]) -> None:
         self._world = world
@@ -99,7 +100,7 @@ class Settler:
         del self._waiting[topic]
 
     async def _send(self, topic: TopicName, batch: list[Settlement]) -> list[Settlement]:
-        """Those that failed."""
+        """Sends settlements to a topic; returns those that failed."""
         try:
             async with self._sending:
                 errors = await self._topics.settle(topic, batch)

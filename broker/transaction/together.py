@@ -19,7 +19,7 @@ from .core.intents import Result
 
 
 class Question:
-    """One of them."""
+    """A question, and its answer when there is one."""
 
     __slots__ = ("_together", "is_answered", "result")
 
@@ -35,7 +35,7 @@ class Question:
 
 
 class Together:
-    """Of one request."""
+    """The questions of one request."""
 
     def __init__(self) -> None:
         self._questions: list[Question] = []
@@ -54,7 +54,7 @@ class Together:
             self._all.set_result(None)
 
     async def answered(self, timeout_s: float) -> list[Result]:
-        """Each one's result, an error among them."""
+        """Waits for all answers; returns each one's result, an error among them."""
         if self._left:
             self._all = asyncio.get_running_loop().create_future()
             with contextlib.suppress(TimeoutError):

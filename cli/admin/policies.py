@@ -35,7 +35,7 @@ def _bytes(text: str) -> int:
 
 
 def _limit(text: str) -> int:
-    """pulsar-admin's -1 means "no limit", as 0 does here."""
+    """Returns a limit; pulsar-admin's -1 means "no limit", as 0 does here."""
     try:
         return max(0, int(text))
     except ValueError as error:

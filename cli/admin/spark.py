@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("query", "topic", "lag", "bytes")
 NAME = re.compile(r"spark-query-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
-"""Of such a subscription, with the query's id (spark_connector/source.py)."""
+"""Matches the name of a query's own subscription, with the query's id (spark_connector/source.py)."""
 NAMESPACE = option("-n", "--namespace", default="public/default", show_default=True, help="Of the topics.")
 
 spark = LazyGroup(

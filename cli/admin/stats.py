@@ -50,7 +50,7 @@ def replies(session: Session, topic: str, *, precise: bool = False) -> list[valu
 
 
 def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[str, Any]:
-    """One record for the topic, whatever its number of partitions."""
+    """Returns one record for the topic, whatever its number of partitions."""
     return record_of(session, topic, replies(session, topic, precise=precise))
 
 
@@ -73,9 +73,8 @@ def record_of(session: Session, topic: str, found: list[values.TopicStats]) -> d
 
 
 def _transactions(session: Session, found: Iterable[values.TopicStats]) -> dict[str, Any]:
-    """Of all partitions together; empty: none of them has seen a transaction. `waiting`: messages that readers do not
-    get before an open transaction ends.
-    """
+    """Returns the transactions of all partitions together; empty: none of them has seen a transaction. `waiting`:
+    messages that readers do not get before an open transaction ends."""
     known = [(reply, reply.transactions) for reply in found if reply.transactions is not None]
     if not known:
         return {}
@@ -170,7 +169,7 @@ _OF_SUBSCRIPTION: tuple[tuple[str, Part, Callable[[Any, Any], Any]], ...] = (
 
 
 def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
-    """By name; counts are summed over partitions."""
+    """Returns the subscriptions by name; counts are summed over partitions."""
     parts: dict[str, list[values.SubscriptionStats]] = {}
     for reply in found:
         for each in reply.subscriptions:

@@ -118,7 +118,8 @@ def _row(found: TransactionStats) -> dict[str, Any]:
 
 
 def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]:
-    """Of one of its topics. One that does not answer says why: it may be what the transaction waits for."""
+    """Returns what one of its topics has of the transaction. A topic that does not answer says why: it may be what the
+    transaction waits for."""
     from ...proto.errors import MagnetarError
 
     try:

@@ -34,7 +34,7 @@ def run(command: click.Command) -> int:
 
 
 def outcome_of(work: Callable[[], int]) -> int:
-    """What `work` returns, or the exit code of its error, which is reported."""
+    """Returns what `work` returns, or the exit code of its error, which is reported."""
     try:
         code = work()
         if sys.stdout is not None:
@@ -61,7 +61,8 @@ def outcome_of(work: Callable[[], int]) -> int:
 
 
 def _outcome(command: click.Command) -> int:
-    """As `click.Command.main`, which would exit with 1 at a closed pipe and not say why."""
+    """Runs the command like `click.Command.main`, which would exit with 1 at a closed pipe and not say why; returns the
+    exit code."""
     if "_MAGNETAR_COMPLETE" in os.environ:
         command.main(prog_name="magnetar")
     for given in sys.argv[1:]:
@@ -75,7 +76,8 @@ def _outcome(command: click.Command) -> int:
 
 
 def check_text(given: str) -> None:
-    """UsageError: it is neither text nor the name of a file. Bytes that are no UTF-8 are surrogates in arguments."""
+    """Raises UsageError if it is neither text nor the name of a file. Bytes that are no UTF-8 are surrogates in
+    arguments."""
     try:
         os.fsencode(given)
     except UnicodeEncodeError:
@@ -145,8 +147,8 @@ SDK_CODES = {
     "RelayFenced": IN_USE,
     "ShardsDiffer": IN_USE,
 }
-"""Of exceptions that the SDK raises itself (client/common/errors.py), by class name: importing them would load the
-SDK."""
+"""Exit codes of exceptions that the SDK raises itself (client/common/errors.py), by class name: importing them would
+load the SDK."""
 
 
 def code_of(error: MagnetarError) -> int:
@@ -166,7 +168,7 @@ def code_of(error: MagnetarError) -> int:
 
 
 def describe(error: MagnetarError) -> str:
-    """What was wrong, whether it may have happened nevertheless, and a next step where one is known."""
+    """Returns what was wrong, whether it may have happened nevertheless, and a next step where one is known."""
     from ...proto.errors import (
         Busy,
         ConnectionLost,
@@ -209,7 +211,7 @@ def wants_json(arguments: list[str]) -> bool:
 def _say(
     error: Exception, text: str, code: int, shown: click.ClickException | None, found: MagnetarError | None = None
 ) -> None:
-    """One line on stderr; with `-o json` one JSON object (docs/errors.md)."""
+    """Prints the error as one line on stderr; with `-o json` as one JSON object (docs/errors.md)."""
     if os.environ.get("MAGNETAR_DEBUG", "") not in ("", "0"):
         import traceback
 

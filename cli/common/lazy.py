@@ -19,7 +19,7 @@ _CLI = __package__.rpartition(".")[0]
 
 
 class Lazy(NamedTuple):
-    """Where a command is, and its line of help."""
+    """A command that is loaded late: where it is, and its line of help."""
 
     module: str  # relative to cli: ".admin.topics"
     attribute: str
@@ -44,7 +44,8 @@ def _kept(ctx: click.Context) -> list[str]:
 
 
 class LazyGroup(click.Group):
-    """`table` in the order of the help page; `aliases` maps another spelling to a name of the table.
+    """A group whose commands are loaded late. `table` in the order of the help page; `aliases` maps another spelling to
+    a name of the table.
 
     `policies` (cli/admin/policies.py) are commands too, shown in a section of their own, one line for three of them.
     `with_rows`: so are the verbs of rows that the table does not have; they follow it.

@@ -1,4 +1,4 @@
-"""What commands print: tables for people (rich, imported only for them), JSON for programs, progress on stderr.
+"""The output of commands: tables for people (rich, imported only for them), JSON for programs, progress on stderr.
 
 A table has the same records as the JSON list, so that a script can use what a person sees. In a pipe a table
 keeps its columns and has no colours.
@@ -22,7 +22,7 @@ STREAM_FIRST_ROWS = 200
 
 
 class Output:
-    """`kind` is "table" or "json"."""
+    """The output of a command. `kind` is "table" or "json"."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -32,7 +32,7 @@ class Output:
         return self.kind == "json"
 
     def rows(self, rows: Sequence[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """A list of records; `columns` are those that the table shows, in order."""
+        """Prints a list of records; `columns` are those that the table shows, in order."""
         if self.json:
             self.document(list(rows))
         elif not rows:
@@ -41,21 +41,21 @@ class Output:
             self._table(rows, columns)
 
     def stream(self, rows: Iterable[Row], columns: Sequence[str], *, empty: str = "none") -> None:
-        """`rows` for lists of any length: printed as they arrive. The first rows of a table decide its widths."""
+        """Prints rows of lists of any length as they arrive. The first rows of a table decide its widths."""
         if self.json:
             stream_json(rows)
         else:
             stream_table(iter(rows), columns, empty)
 
     def names(self, names: Sequence[str], *, empty: str = "none") -> None:
-        """A plain list: one a line, or a JSON array."""
+        """Prints a plain list: one a line, or a JSON array."""
         if self.json:
             self.document(list(names))
         else:
             print("\n".join(names) if names else f"({empty})")
 
     def record(self, record: Row) -> None:
-        """One record: a line per field, or a JSON object."""
+        """Prints one record: a line per field, or a JSON object."""
         if self.json:
             self.document(record)
             return
@@ -91,7 +91,7 @@ class Output:
 
 
 def stream_json(rows: Iterable[Row]) -> None:
-    """A JSON array, an object a line."""
+    """Prints a JSON array, an object a line."""
     before = "["
     for row in rows:
         print(before, json.dumps(row, ensure_ascii=False), sep="\n", end="")

@@ -41,7 +41,7 @@ def dies_with_parent(command: Sequence[str]) -> list[str]:
 
 
 class Process:
-    """One `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL.
+    """A process `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL.
 
     A port 0 among the arguments becomes the port that was found, from the second start on. `module` is what runs.
     """
@@ -112,7 +112,7 @@ class Process:
         raise NotReady(f"{self.name} did not become ready\n{self.output()}")
 
     def _pin(self, url: str) -> None:
-        """The next start uses the port of this one, which others know by then."""
+        """Makes the next start use the port of this one, which others know by then."""
         host, _, port = url.partition("://")[2].rpartition(":")
         was = ("", *self.arguments)
         for at, argument in enumerate(self.arguments):
@@ -123,16 +123,16 @@ class Process:
 
     @property
     def address(self) -> str:
-        """HOST:PORT of the ready line."""
+        """Returns HOST:PORT of the ready line."""
         return self.wait_ready().partition("://")[2]
 
     def output(self) -> str:
-        """All its output."""
+        """Returns all its output."""
         errors = self.stderr_path.read_text(errors="replace") if self.stderr_path.exists() else ""
         return "\n".join([*self.lines, errors])
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Waits for its end; the exit code (negative: the signal)."""
+        """Waits for its end; returns the exit code (negative: the signal)."""
         assert self._process is not None
         assert self._reader is not None
         code = self._process.wait(timeout_s)
@@ -140,7 +140,7 @@ class Process:
         return code
 
     def kill(self) -> None:
-        """kill -9, and wait for its end."""
+        """Kills it as `kill -9` does, and waits for its end."""
         if self._process is not None:
             self._process.kill()
             self.wait()
@@ -151,7 +151,7 @@ class Process:
             self._process.send_signal(number)
 
     def stop(self) -> int:
-        """SIGTERM and wait; kill -9 when it does not end. The exit code."""
+        """Sends SIGTERM and waits; kills it when it does not end. Returns the exit code."""
         assert self._process is not None
         if self.running:
             self._process.terminate()
@@ -195,7 +195,8 @@ class Cluster(Processes):
         self, directory: Path, *, bookies: int = 3, brokers: int = 2, session_timeout_s: float | None = None,
         security: str = "",
     ) -> None:  # fmt: skip
-        """`security`: the settings file of all processes (`magnetar security init`); empty: everything in clear."""
+        """Prepares a cluster. `security`: the settings file of all processes (`magnetar security init`); empty:
+        everything in clear."""
         super().__init__(directory)
         self._environment = {"MAGNETAR_SECURITY": security} if security else {}
         try:

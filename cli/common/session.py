@@ -1,4 +1,4 @@
-"""What every administering command has: a server's address, an output, and the admin client.
+"""The session of every administering command: a server's address, an output, and the admin client.
 
 `--url` (or `MAGNETAR_URL`) is a service URL as the SDK takes it (client/connect/service_url.py). Who calls is said by
 `--token` or by `--tls-cert`; a secret itself is never an argument, which other users of the machine would see. What is
@@ -66,7 +66,7 @@ class Session:
         )  # fmt: skip
 
     def asyncio_client(self) -> AsyncClient:
-        """As `client`, for asyncio."""
+        """Returns a client like `client`, for asyncio."""
         from ...client.client import Client
 
         return Client(
@@ -75,7 +75,7 @@ class Session:
         )  # fmt: skip
 
     def asyncio_admin(self) -> AdminClient:
-        """As `admin`, for asyncio; it is the caller's to close."""
+        """Returns an admin client like `admin`, for asyncio; the caller closes it."""
         from ...client.admin import AdminClient
 
         return AdminClient(
@@ -89,7 +89,8 @@ class Session:
 
 
 def _authentication(token: str, certificate: str, key: str) -> Authentication | None:
-    """UsageError: the values contradict each other. A token is read again for each connection."""
+    """Returns the credentials. UsageError: the values contradict each other. A token is read again for each connection.
+    """
     from ...client.connect.authentication import AuthenticationTLS, AuthenticationToken
 
     if token and (certificate or key):
@@ -107,8 +108,8 @@ def _authentication(token: str, certificate: str, key: str) -> Authentication | 
 
 
 def read_token(source: str) -> str:
-    """`source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
-    InvalidConfiguration."""
+    """Reads a token. `source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
+    Raises InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
     from ...security.secrets import read_secret, shown
 

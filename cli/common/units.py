@@ -55,7 +55,8 @@ def mebibytes(text: str | None) -> int | None:
 
 
 def properties(pairs: Iterable[str]) -> dict[str, str]:
-    """`key=value`, each once or several with commas between; a part without `=` belongs to the value before it."""
+    """Parses `key=value`, each once or several with commas between; a part without `=` belongs to the value before it.
+    """
     found: dict[str, str] = {}
     for text in pairs:
         last = ""
@@ -71,7 +72,7 @@ def properties(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def message_id(text: str) -> MessageId:
-    """`earliest`, `latest`, or `LEDGER:ENTRY[:PARTITION[:BATCH]]` as consumers print it."""
+    """Parses `earliest`, `latest`, or `LEDGER:ENTRY[:PARTITION[:BATCH]]` as consumers print it."""
     from ...client.model.message_id import MessageId
 
     if text not in ("earliest", "latest") and not re.fullmatch(r"\d+:\d+(:-?\d+){0,2}", text, re.ASCII):
@@ -80,7 +81,7 @@ def message_id(text: str) -> MessageId:
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """`10m` (so long ago), an ISO time, or milliseconds since the epoch."""
+    """Parses `10m` (so long ago), an ISO time, or milliseconds since the epoch."""
     from datetime import datetime
 
     text = text.strip()

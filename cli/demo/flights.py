@@ -43,7 +43,7 @@ class Flight(msgspec.Struct, frozen=True):
 
 
 class Route(NamedTuple):
-    """What the sums are grouped by."""
+    """The carrier and origin by which the sums are grouped."""
 
     carrier: str
     origin: str
@@ -83,7 +83,7 @@ def load() -> Frame:
 
 
 def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
-    """(carrier, JSON) of each flight: the key and the value of its message."""
+    """Yields (carrier, JSON) of each flight: the key and the value of its message."""
     encode = msgspec.json.Encoder().encode
     columns = [_plain(frame[name]) for name in Flight.__struct_fields__]
     for row in zip(*columns, strict=True):
@@ -92,7 +92,7 @@ def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
 
 
 def _plain(column: Any) -> list[Any]:
-    """Python values: NaN becomes None, and integers that pandas made floats for it become integers again."""
+    """Returns Python values: NaN becomes None, and integers that pandas made floats for it become integers again."""
     values = column.tolist()
     if column.dtype.kind == "f":
         return [None if value != value else int(value) for value in values]
@@ -114,7 +114,7 @@ def computed_by_pandas(frame: Frame) -> dict[Route, Delays]:
 
 
 def computed_from_messages(payloads: Iterable[bytes]) -> dict[Route, Delays]:
-    """The same from the JSON of the messages, in Python: in the place of Spark."""
+    """Returns the sums, computed from the JSON of the messages, in Python: in the place of Spark."""
     decode = msgspec.json.Decoder(Flight).decode
     found: dict[Route, Delays] = {}
     for payload in payloads:

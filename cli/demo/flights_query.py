@@ -15,13 +15,13 @@ import sys
 from typing import Any
 
 ROWS_PER_BATCH = 120_000
-"""Three micro-batches of 336,776 rows: the state is used twice, and the whole takes seconds."""
+"""Rows of a micro-batch, three of them for 336,776 rows: the state is used twice, and the whole takes seconds."""
 
 SCHEMA = "carrier string, origin string, dep_delay long, arr_delay long"
 
 
 def session(directory: str) -> Any:
-    """Spark on this machine's cores, quiet, and with all its files below `directory`."""
+    """Starts Spark on this machine's cores, quiet, and with all its files below `directory`."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -43,7 +43,7 @@ def session(directory: str) -> Any:
 
 
 def delays(flights: Any) -> Any:
-    """(key, value) of each carrier and origin; the value is the JSON of flights.Delays."""
+    """Returns (key, value) of each carrier and origin; the value is the JSON of flights.Delays."""
     from pyspark.sql import functions as F
 
     parsed = flights.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("flight")).select("flight.*")
@@ -86,7 +86,7 @@ def run(url: str, source: str, sink: str, directory: str) -> None:
 
 
 def _report(query: Any, reported: int) -> int:
-    """Prints the micro-batches after number `reported`; the last number printed."""
+    """Prints the micro-batches after number `reported`; returns the last number printed."""
     for progress in query.recentProgress:
         if progress["batchId"] > reported and progress["numInputRows"]:
             reported = progress["batchId"]

@@ -98,7 +98,7 @@ def _install() -> None:
 
 
 def why_no_spark() -> str | None:
-    """None when Spark can run; else one line that says what is missing."""
+    """Returns None when Spark can run; else one line that says what is missing."""
     from importlib.util import find_spec
 
     if find_spec("pyspark") is None or find_spec("pyarrow") is None:

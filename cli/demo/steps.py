@@ -25,11 +25,12 @@ SOURCE, SINK, PARTITIONS = "flights", "delays", 4
 KILL_AT = 0.3
 """The share of the flights that is confirmed when a bookie is killed."""
 DOWN_S = 1.0
-"""How long the bookie is down: long enough that brokers notice, short enough for a demo."""
+"""Seconds that the bookie is down: long enough that brokers notice, short enough for a demo."""
 SILENCE_MS = 10_000
-"""A topic without a message for so long is at its end, whatever number was expected."""
+"""Milliseconds without a message after which a topic is at its end, whatever number was expected."""
 SPARK_TIMEOUT_S = 300.0
-"""Spark starts in 5 to 10 s and works for about as long; on a busy machine it may take minutes."""
+"""Seconds that Spark may take: it starts in 5 to 10 s and works for about as long; on a busy machine it may take
+minutes."""
 
 
 class Steps:
@@ -50,7 +51,8 @@ class Steps:
         return Progress(*columns, console=self.console)
 
     def make_topics(self, cluster: Cluster) -> None:
-        """Retention first: messages without a subscription may be deleted, and Spark begins after the last is sent."""
+        """Makes the topics. Retention first: messages without a subscription may be deleted, and Spark begins after the
+        last is sent."""
         from ...client.admin import Admin
         from ...proto.policies import Policies
 
@@ -62,7 +64,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ into the topic
     def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
-        """A thread sends; this one draws the bar, kills a bookie under load, and restarts it."""
+        """Publishes in a thread; meanwhile draws the bar, kills a bookie under load, and restarts it."""
         sender = _Sender(cluster.url, messages)
         victim = cluster.bookies[-1]
         killed_at: float | None = None
@@ -92,7 +94,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ topic → topic
     def aggregate_in_spark(self, cluster: Cluster, total: int) -> None:
-        """The query runs in its own process group, which this step ends in any case."""
+        """Runs the query in its own process group, which this step ends in any case."""
         directory = self.directory / "spark"
         directory.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "magnetar.cli.demo.flights_query", cluster.url, SOURCE, SINK, str(directory)]
@@ -126,7 +128,7 @@ class Steps:
         return rows
 
     def aggregate_in_python(self, cluster: Cluster, total: int) -> None:
-        """Spark's part without Spark: a subscription over all partitions, and a row per route at the end."""
+        """Does Spark's part without Spark: a subscription over all partitions, and a row per route at the end."""
         import msgspec
 
         from ...client.blocking.client import Client
@@ -154,7 +156,7 @@ class Steps:
 
     # ------------------------------------------------------------------------------ out of the topic
     def consume_result(self, cluster: Cluster) -> dict[Route, Delays]:
-        """The last row of each carrier and origin."""
+        """Returns the last row of each carrier and origin."""
         import msgspec
 
         from ...client.blocking.client import Client

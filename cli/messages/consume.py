@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TYPES = {name.lower(): number for name, number in NUMBERS.items()}
 POLL_MS = 200
-"""The wait of one receive: a Ctrl-C takes effect within it."""
+"""Milliseconds of one receive: a Ctrl-C takes effect within it."""
 
 
 @click.command()

@@ -30,7 +30,7 @@ class Shown:
 
 
 def received(message: Any) -> Shown:
-    """From a message of the SDK."""
+    """Returns a message of the SDK as it is shown."""
     return Shown(
         message.topic_name(),
         id_text(message.message_id()),
@@ -48,7 +48,7 @@ def id_text(message_id: MessageId) -> str:
 
 
 def stored(message: StoredMessage) -> Shown:
-    """From a message of the admin client."""
+    """Returns a message of the admin client as it is shown."""
     place = id_text(message.message_id)
     return Shown(message.topic, place, message.key, message.properties, message.publish_time_ms, 0, message.payload)
 

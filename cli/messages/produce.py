@@ -32,7 +32,7 @@ def _is_text(_context: click.Context, option: click.Parameter, given: Any) -> An
 
 
 class _WithHint(click.Command):
-    """A message is an option here: one that is given as an argument is answered with how."""
+    """A command whose message is an option: one that is given as an argument is answered with how."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -130,12 +130,12 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def _without_end(line: bytes) -> bytes:
-    """LF or CR LF; any other CR is a part of the line."""
+    """Returns the line without LF or CR LF; any other CR is a part of it."""
     return line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
 
 
 def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
-    """One payload every 1/rate seconds, on a fixed schedule: a delay is made up for."""
+    """Yields one payload every 1/rate seconds, on a fixed schedule: a delay is made up for."""
     clock = SystemClock()
     start = clock.monotonic()
     for at, payload in enumerate(payloads):

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from ...runtime.monitoring.metrics import Page
 
 QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
-"""Those of BookKeeper's Prometheus provider."""
+"""Quantiles of BookKeeper's Prometheus provider."""
 
 
 class Second(NamedTuple):
-    """`ours`: names on our page; of two, the first counts successes and the second failures. `note`: what differs."""
+    """A metric under BookKeeper's name. `ours`: names on our page; of two, the first counts successes and the second
+    failures. `note`: what differs."""
 
     name: str
     ours: tuple[str, ...]
@@ -59,7 +60,8 @@ SECOND = (
 
 
 class BookKeeperNames:
-    """One for the life of a process: it remembers earlier counts for the quantiles."""
+    """Writes a bookie's metrics under BookKeeper's names, for the life of a process: it remembers earlier counts for
+    the quantiles."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

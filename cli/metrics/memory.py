@@ -1,4 +1,4 @@
-"""What `--metrics` shows of the memory of a process: what each share may take, and what it takes where that is known.
+"""The memory of a process in `--metrics`: what each share may take, and what it takes where that is known.
 
     magnetar_process_memory_bytes                            memory_bytes
     magnetar_process_memory_share_limit_bytes{share="…"}     of each share
@@ -57,7 +57,7 @@ def of_bookies(bookies: Sequence[Bookie]) -> dict[str, int]:
 
 
 def of_metadata(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
-    """One that is served has clients."""
+    """Returns the memory that clients of the metadata take; none if it is not served."""
     memory = getattr(metadata, "memory", None)
     return {} if memory is None else {"metadata-clients": _held(memory)}
 

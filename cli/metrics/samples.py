@@ -1,4 +1,4 @@
-"""What `--metrics` shows of a process: every metric has its name and its kind here.
+"""The metrics of a process: every metric has its name and its kind here.
 
     magnetar_bookie_…          each bookie's statistics and histograms (label `bookie`, its uuid)
     magnetar_metadata_…        the metadata tree's
@@ -81,7 +81,7 @@ UNREADABLE_GAUGES = frozenset({"records"})
 CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
 PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
 BACKLOGS_TIMEOUT_S = 2.0
-"""For all backlogs of a page: one that is not in memory costs a read from a bookie."""
+"""Seconds for all backlogs of a page: one that is not in memory costs a read from a bookie."""
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -121,12 +121,12 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 def second_names(compat: str, clock: Clock) -> BookKeeperNames | None:
-    """For --metrics-compat."""
+    """Returns the second names that --metrics-compat asks for; None: none."""
     return BookKeeperNames(clock) if compat in ("bookkeeper", "both") else None
 
 
 def pulsars_names(compat: str) -> bool:
-    """For --metrics-compat."""
+    """Whether --metrics-compat asks for Pulsar's names."""
     return compat in ("pulsar", "both")
 
 
@@ -137,7 +137,7 @@ def _bookie(page: Page, bookie: Bookie) -> None:
 
 
 async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
-    """`cluster`: for Pulsar's names; None: without them."""
+    """Adds the metrics of a broker. `cluster`: for Pulsar's names; None: without them."""
     owned = broker.owned
     page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
     page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))

@@ -27,7 +27,7 @@ LATENCY = "pulsar_txn_execution_latency_le_"
 
 
 class Second(NamedTuple):
-    """`ours`: the names of the numbers that are added."""
+    """A metric under Pulsar's name. `ours`: the names of the numbers that are added."""
 
     name: str
     ours: tuple[str, ...]
@@ -53,7 +53,7 @@ PULSAR = (
 
 
 def coordinators(page: Page, loaded: Sequence[RunningCoordinator], cluster: str | None) -> None:
-    """`cluster`: the label of Pulsar's names; None: without them."""
+    """Adds the metrics of coordinators. `cluster`: the label of Pulsar's names; None: without them."""
     from ...broker.transaction.core.intents import LASTED_S  # there is a broker, so it is loaded
 
     for each in loaded:

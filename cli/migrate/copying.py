@@ -51,6 +51,8 @@ FROM = "magnetar-migrate.from"
 
 @dataclass(frozen=True)
 class Wanted:
+    """The options of a copy."""
+
     follow: bool = False
     append: bool = False  # after messages that are not of this copy
     same_source: bool = False  # another URL is the same cluster
@@ -59,14 +61,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Place:
-    """Of one partition at the destination."""
+    """The state of one partition at the destination."""
 
     messages: int
     newest: Origin | None  # None: there is no copied entry, or a foreign one is the newest
 
 
 class SchemaVersions:
-    """Of one topic: the destination's version of each version of the source."""
+    """The schemas of one topic: the destination's version of each version of the source."""
 
     def __init__(self, source: Source, admin: AdminClient, topic: TopicName) -> None:
         self._source = source
@@ -75,7 +77,7 @@ class SchemaVersions:
         self._known: dict[bytes, bytes] = {}
 
     async def copy_all(self) -> int:
-        """How many. IncompatibleSchema: the destination refuses one."""
+        """Copies all versions; returns how many have a copy. Raises IncompatibleSchema if one is refused."""
         newest = await self._source.schema(self._topic)
         if newest is None:
             return 0
@@ -84,7 +86,7 @@ class SchemaVersions:
         return len([each for each in self._known.values() if each])
 
     async def of(self, version: bytes) -> bytes:
-        """Empty: the source has deleted it."""
+        """Returns the destination's version. Empty: the source has deleted it."""
         found = self._known.get(version)
         if found is None:
             schema = await self._source.schema(self._topic, version)
@@ -102,6 +104,8 @@ class SchemaVersions:
 
 
 class Copying:
+    """The copy of topics to a destination."""
+
     def __init__(self, source: Source, client: Client, admin: AdminClient, wanted: Wanted, world: World) -> None:
         self.tallies: list[Tally] = []
         self.topics: list[CopiedTopic] = []
@@ -114,7 +118,7 @@ class Copying:
 
     # ------------------------------------------------------------------------------ before
     async def place(self, topic: TopicName) -> Place | None:
-        """None: the topic does not exist there."""
+        """Returns the state of a partition at the destination. None: the topic does not exist there."""
         try:
             offsets = await self._admin.offsets(topic.full)
         except NotFound:
@@ -124,7 +128,7 @@ class Copying:
         return Place(end - first, newest if newest is not None and newest.topic == number_of(topic.full) else None)
 
     async def prepare(self, topics: Sequence[CopiedTopic], *, schemas: bool) -> None:
-        """AlreadyExists: the destination has what is not of this copy."""
+        """Prepares the destination. AlreadyExists: it has what is not of this copy."""
         self.topics = list(topics)
         for topic in topics:
             await self._make(topic)
@@ -163,7 +167,7 @@ class Copying:
         await self._keep(part)
 
     async def _keep(self, part: TopicName) -> None:
-        """A subscription keeps the copies until consumers have theirs, and names the source."""
+        """Keeps the copies by a subscription until consumers have theirs; it names the source."""
         here = ",".join(map(str, self._source.endpoints))
         try:
             known = (await self._admin.subscription_properties(part.full, PRODUCER)).get(FROM, here)
@@ -228,7 +232,7 @@ class Copying:
                     await writer.close()
 
     async def _newest(self, topic: TopicName) -> Origin | None:
-        """The writer is open: nothing but what is on its way is added."""
+        """Returns the newest origin. The writer is open: nothing but what is on its way is added."""
         stats = await self._admin.topic_internal_stats(topic.full)
         while stats.pending_adds:
             await asyncio.sleep(SETTLE_S)
@@ -241,7 +245,7 @@ class Copying:
         return await newest_of_all(self._client, topic, first, end, number)
 
     async def _move(self, tally: Tally, reader: PartitionReader, writer: EntryWriter) -> None:
-        """Until the newest entry of this moment is sent; with `follow` until the topic is terminated."""
+        """Copies until the newest entry of this moment is sent; with `follow` until the topic is terminated."""
         after, now = tally.stored, self._world.clock.monotonic
         tally.left(await reader.backlog(), entries=self._source.counts_entries)
         last = None if self._wanted.follow else await reader.last()

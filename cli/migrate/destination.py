@@ -18,7 +18,8 @@ PRODUCER = "magnetar-migrate"
 
 
 async def newest_origin(client: Client, topic: TopicName, first: int, end: int) -> Origin | None:
-    """Of the newest entry of the indexes `first` … `end - 1`; None: it is not a copy, or there is none."""
+    """Returns the origin of the newest entry of the indexes `first` … `end - 1`; None: it is not a copy, or there is
+    none."""
     if end <= first:
         return None
     found: Origin | None = None
@@ -28,7 +29,7 @@ async def newest_origin(client: Client, topic: TopicName, first: int, end: int) 
 
 
 async def newest_of_all(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
-    """Of the newest copy among all entries: for a topic that others wrote to. Reads all of it."""
+    """Returns the origin of the newest copy among all entries: for a topic that others wrote to. Reads all of it."""
     found: Origin | None = None
     async for entries in client.read_range(topic.full, first, end):
         for entry in entries:

@@ -61,7 +61,7 @@ def migrate(session: Session, **options: Any) -> None:
 
 
 class _Migration:
-    """One run of the command."""
+    """A run of the command."""
 
     def __init__(self, session: Session, options: dict[str, Any]) -> None:
         self._session = session
@@ -84,7 +84,7 @@ class _Migration:
             await source.close()
 
     def _access(self) -> CallerAccess:
-        """Of the source. InvalidUrl, InvalidConfiguration."""
+        """Returns the access to the source. InvalidUrl, InvalidConfiguration."""
         from ...client.connect.authentication import AuthenticationToken, caller_access
         from ...client.connect.service_url import parse_service_url
 
@@ -116,7 +116,7 @@ class _Migration:
         await self._report(copying, admin)
 
     async def _copy(self, copying: Copying, wanted: Wanted, world: World) -> None:
-        """With --follow a first Ctrl-C ends the copy, and what comes after it is done."""
+        """Copies. With --follow a first Ctrl-C ends the copy, and what comes after it is done."""
         from .progress import shown
 
         loop, task, interrupted = asyncio.get_running_loop(), asyncio.current_task(), False

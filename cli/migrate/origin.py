@@ -1,4 +1,4 @@
-"""Where a copied entry came from: a field at the end of its metadata, which clients pass over.
+"""The origin of a copied entry: a field at the end of its metadata, which clients pass over.
 
     metadata = the source's metadata | schema? | origin
     schema   = field 16 (schema_version) again: the version at the destination, or empty; the last one counts
@@ -38,7 +38,7 @@ class Origin(NamedTuple):
 
 
 def number_of(topic: str) -> int:
-    """Of a topic's full name."""
+    """Returns the number of a topic's full name."""
     return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:8])
 
 
@@ -51,7 +51,7 @@ def copied(client_part: bytes, header: EntryHeader, origin: Origin, schema_versi
 
 
 def origin_of(entry: bytes) -> Origin | None:
-    """Of a stored entry; None: it is not a copy. CorruptEntry."""
+    """Returns the origin of a stored entry; None: it is not a copy. Raises CorruptEntry."""
     client_part = split_broker_part(entry)[2]
     end = parse_header(client_part).payload_offset
     begin = end - ORIGIN_BYTES

@@ -1,4 +1,4 @@
-"""Which topics are copied: those that are named, and those of a pattern, as they are at the source.
+"""The topics that are copied: those that are named, and those of a pattern, as they are at the source.
 
 `orders`, `tenant/namespace/orders` and `persistent://…` name one; `*`, `?` and `[…]` in its last part make a pattern of
 the topics of its namespace. A partitioned topic is one topic. Topics of Pulsar's own (`__…`) match no pattern.
@@ -18,6 +18,8 @@ _MAGIC = frozenset("*?[")
 
 
 class CopiedTopic(NamedTuple):
+    """A topic that is copied."""
+
     name: TopicName
     partitions: int  # 0: it is not partitioned
 
@@ -27,7 +29,8 @@ class CopiedTopic(NamedTuple):
 
 
 async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]:
-    """Each once, by name. InvalidName; InvalidRequest: it cannot be copied; TopicNotFound."""
+    """Returns the topics that are asked for, each once, by name. InvalidName; InvalidRequest: it cannot be copied;
+    TopicNotFound."""
     names: dict[TopicName, None] = {}
     listed: dict[str, list[TopicName]] = {}
     for text in asked:
@@ -44,7 +47,7 @@ async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]
 
 
 async def _partitions(source: Source, topic: TopicName) -> int:
-    """0 also where Magnetar is the source and has no such topic; Pulsar says 0."""
+    """Returns the number of partitions; 0 also where Magnetar is the source and has no such topic; Pulsar says 0."""
     try:
         return await source.partitions(topic)
     except TopicNotFound:

@@ -78,7 +78,7 @@ def _duration(seconds: float) -> str:
 
 
 async def _lines(titled: Titled, now: Callable[[], float]) -> None:
-    """What is complete is told once."""
+    """Prints a line for each topic now and then; a complete one is told once."""
     while titled:
         await asyncio.sleep(LINE_EVERY_S)
         for title, totals in titled:

@@ -36,13 +36,13 @@ from ...runtime.network import ByteStream, Endpoint
 from ...runtime.world import World
 
 FRAME_BYTES_MAX = 128 << 20
-"""An entry of a source may be larger than ours: the destination refuses it then, by name."""
+"""Most bytes of a frame. An entry of a source may be larger than ours: the destination refuses it then, by name."""
 PERMITS = 2000
 """Messages that the source may send ahead; TCP holds them back when the destination is slower."""
 PROTOCOL = 19
 REDIRECTS_MAX = 20
 _EARLIEST = (1 << 64) - 1
-"""-1 as uint64: a reader begins at the oldest entry."""
+"""Value -1 as uint64: a reader begins at the oldest entry."""
 _CONSUMER = 1
 
 _ERRORS: dict[int, type[errors.MagnetarError]] = {
@@ -56,24 +56,24 @@ _ERRORS: dict[int, type[errors.MagnetarError]] = {
     pulsar.IncompatibleSchema: errors.IncompatibleSchema,
     pulsar.UnsupportedVersionError: errors.WrongProtocol,
 }
-"""All others may pass."""
+"""Errors that do not pass; all others may."""
 
 
 class Entry(NamedTuple):
-    """`data` is its client-part (proto/entry.py)."""
+    """An entry of the source. `data` is its client-part (proto/entry.py)."""
 
     position: Position
     data: bytes
 
 
 class Backlog(NamedTuple):
-    """What the source counts after what was acknowledged: entries with Pulsar, messages with Magnetar."""
+    """The number that the source counts after what was acknowledged: entries with Pulsar, messages with Magnetar."""
 
     left: int
 
 
 class Ended(NamedTuple):
-    """Nothing follows: the topic is terminated."""
+    """The topic is terminated: nothing follows."""
 
 
 Event = Entry | Backlog | Ended
@@ -88,7 +88,7 @@ class Source:
     """Names what to copy, and opens readers. Belongs to one event loop."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float, world: World) -> None:
-        """InvalidUrl."""
+        """Makes a source. Raises InvalidUrl."""
         parsed = parse_service_url(url)
         if parsed.protocol is not Asked.PULSAR:
             raise InvalidUrl(f"{url!r}: the source is named by pulsar://HOST[:PORT] or pulsar+ssl://HOST[:PORT]")
@@ -107,7 +107,7 @@ class Source:
 
     # ------------------------------------------------------------------------------ connections
     async def _connect(self, endpoint: Endpoint, proxied: str = "") -> Connection:
-        """Unavailable, WrongProtocol, Unauthenticated."""
+        """Connects. Raises Unavailable, WrongProtocol, Unauthenticated."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 stream = await self._world.network.connect_bytes(endpoint, self._access.tls)
@@ -141,7 +141,7 @@ class Source:
         raise failure
 
     async def _ask(self, answer: str, of: str, **command: Any) -> Any:
-        """One question at a time, by a connection that is kept."""
+        """Asks one question at a time, by a connection that is kept."""
         async with self._turn:
             if self._asking is None or self._asking.over:
                 self._asking = await self._any()
@@ -153,7 +153,7 @@ class Source:
 
     # ------------------------------------------------------------------------------ what it has
     async def topics(self, namespace: str) -> list[str]:
-        """Full names of its persistent topics and partitions."""
+        """Returns the full names of its persistent topics and partitions."""
         asked = pulsar.CommandGetTopicsOfNamespace(
             request_id=1, namespace=namespace, mode=pulsar.CommandGetTopicsOfNamespace.PERSISTENT
         )
@@ -161,7 +161,7 @@ class Source:
         return sorted(found.topics)
 
     async def partitions(self, topic: TopicName) -> int:
-        """0: it is not partitioned, or does not exist."""
+        """Returns the number of partitions; 0: it is not partitioned, or does not exist."""
         asked = pulsar.CommandPartitionedTopicMetadata(
             topic=topic.full, request_id=1, metadata_auto_creation_enabled=False
         )
@@ -181,7 +181,7 @@ class Source:
         return None if info is None else (info, bytes(found.schema_version))
 
     async def _owner(self, topic: TopicName) -> tuple[Endpoint, str]:
-        """Where to connect for it, and the broker that a proxy there shall connect to."""
+        """Returns where to connect for a topic, and the broker that a proxy there shall connect to."""
         asking, authoritative = await self._any(), False
         service = asking.endpoint
         try:
@@ -203,7 +203,7 @@ class Source:
         raise errors.Unavailable(f"the source sends a look-up of {topic} round and round")
 
     async def read(self, topic: TopicName, after: Position | None) -> PartitionReader:
-        """From the entry after that position; None: from the oldest. Nothing is sent before `flow`."""
+        """Reads from the entry after that position; None: from the oldest. Nothing is sent before `flow`."""
         endpoint, proxied = await self._owner(topic)
         connection = await self._connect(endpoint, proxied)
         try:
@@ -255,7 +255,7 @@ class Connection:
         return str(answer.server_version)
 
     async def ask(self, wanted: str, of: str, timeout_s: float, **command: Any) -> Any:
-        """The answer of that kind. TimedOut; ConnectionLost; what the source says."""
+        """Asks, and returns the answer of that kind. Raises TimedOut; ConnectionLost; what the source says."""
         self.send(**command)
         try:
             async with asyncio.timeout(timeout_s):
@@ -312,6 +312,8 @@ class Connection:
 
 
 class PartitionReader:
+    """Reads one partition of the source."""
+
     def __init__(self, connection: Connection, topic: TopicName, timeout_s: float) -> None:
         self._connection = connection
         self._topic = topic
@@ -339,7 +341,7 @@ class PartitionReader:
         return Position(_signed(ledger_id), _signed(entry_id))
 
     async def backlog(self) -> int:
-        """What the source counts as not acknowledged. Before any entry is read."""
+        """Returns what the source counts as not acknowledged. To be called before any entry is read."""
         asked = pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         told = await self._ask("consumer_stats_response", consumer_stats=asked)
         return int(told.msgBacklog)
@@ -351,13 +353,14 @@ class PartitionReader:
         self._connection.send(flow=pulsar.CommandFlow(consumer_id=_CONSUMER, messagePermits=permits))
 
     def ask_backlog(self) -> None:
-        """`next` gives the answer."""
+        """Asks for the backlog; `next` gives the answer."""
         self._connection.send(
             consumer_stats=pulsar.CommandConsumerStats(consumer_id=_CONSUMER, request_id=3)
         )
 
     async def next(self, wait_s: float) -> Event | None:
-        """None: nothing came. ConnectionLost: the source gave the reader up, and another one may go on."""
+        """Returns the next event. None: nothing came. ConnectionLost: the source gave the reader up, and another one
+        may go on."""
         try:
             async with asyncio.timeout(wait_s):
                 while True:
@@ -388,14 +391,14 @@ class PartitionReader:
                 return None
 
     def took(self, messages: int) -> None:
-        """The source may send as many more."""
+        """Lets the source send as many more."""
         self._owed += messages
         if self._owed * 4 >= PERMITS:
             self.flow(self._owed)
             self._owed = 0
 
     def acknowledge(self, position: Position) -> None:
-        """All up to there are copied."""
+        """Acknowledges everything up to there, which is copied."""
         self._connection.send(ack=pulsar.CommandAck(
             consumer_id=_CONSUMER, ack_type=pulsar.CommandAck.Cumulative,
             message_id=[MessageIdData(ledgerId=position.ledger_id, entryId=position.entry_id)],

@@ -42,6 +42,8 @@ class _SameOrigin(urllib.request.HTTPRedirectHandler):
 
 
 class SourceSubscription(NamedTuple):
+    """A durable subscription at the source."""
+
     name: str
     mark: Position  # all up to there is acknowledged
     properties: dict[str, str]
@@ -51,7 +53,7 @@ class SourceAdmin:
     """The HTTP service of the source: `url` is http://HOST:8080."""
 
     def __init__(self, url: str, access: CallerAccess, timeout_s: float) -> None:
-        """InvalidRequest."""
+        """Makes the client of the source's REST. Raises InvalidRequest."""
         if not url.startswith(("http://", "https://")):
             raise InvalidRequest(f"--admin-url {url!r} begins with http:// or https://")
         self._url = url.rstrip("/")
@@ -59,7 +61,7 @@ class SourceAdmin:
         self._timeout_s = timeout_s
 
     async def subscriptions(self, topic: TopicName) -> list[SourceSubscription]:
-        """The durable ones of one partition. Unavailable, TopicNotFound, Unauthorized."""
+        """Returns the durable subscriptions of one partition. Raises Unavailable, TopicNotFound, Unauthorized."""
         stats = await asyncio.to_thread(self._get, topic, "stats")
         cursors = (await asyncio.to_thread(self._get, topic, "internalStats"))["cursors"]
         marks = {unquote(name): each["markDeletePosition"] for name, each in cursors.items()}
@@ -96,7 +98,7 @@ def _position(text: str) -> Position:
 async def copy_subscriptions(
     source: SourceAdmin, client: Client, admin: AdminClient, topic: TopicName
 ) -> list[dict[str, object]]:
-    """Of one partition, that is copied as far as it was acknowledged; a record of each."""
+    """Copies the subscriptions of one partition, as far as each was acknowledged; returns a record of each."""
     found: list[dict[str, object]] = []
     for each in await source.subscriptions(topic):
         offsets = await admin.offsets(topic.full)

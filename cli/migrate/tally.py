@@ -14,8 +14,9 @@ RATE_OVER_S = 10.0
 
 
 class Tally:
-    """Of one partition. `lag`: messages that the source has and the destination has not, as of the last answer of the
-    source, which counts entries: with batches it is an estimate from the batches that came. None: not known yet."""
+    """The progress of one partition. `lag`: messages that the source has and the destination has not, as of the last
+    answer of the source, which counts entries: with batches it is an estimate from the batches that came. None: not
+    known yet."""
 
     def __init__(self, topic: TopicName) -> None:
         self.topic = topic
@@ -35,12 +36,12 @@ class Tally:
             self.lag = max(0, self.lag - messages)
 
     def left(self, count: int, *, entries: bool) -> None:
-        """What the source said that is not acknowledged."""
+        """Notes what the source said is not acknowledged."""
         self.lag = round(count * self.messages / self.entries) if entries and self.entries else count
 
 
 class Totals:
-    """Of several partitions."""
+    """The progress of several partitions."""
 
     def __init__(self, tallies: Iterable[Tally]) -> None:
         self._tallies = list(tallies)
@@ -56,7 +57,7 @@ class Totals:
 
     @property
     def lag(self) -> int | None:
-        """None: of some partition it is not known."""
+        """Returns the lag of all. None: of some partition it is not known."""
         known = [each.lag for each in self._tallies if each.lag is not None]
         return sum(known) if len(known) == len(self._tallies) else None
 

@@ -1,4 +1,4 @@
-"""What every command of an outbox has: the database, the table, and what is said when SQLAlchemy is missing."""
+"""The database and table of every command of an outbox, and what is said when SQLAlchemy is missing."""
 
 from __future__ import annotations
 

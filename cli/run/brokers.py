@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Given(NamedTuple):
-    """What a process with a broker in it was given."""
+    """The options of a process with a broker in it."""
 
     settings: BrokerConfig
     tree: Address
@@ -66,11 +66,11 @@ class Given(NamedTuple):
 
 LISTENING = ("listen", "pulsar_listen", "http_listen")
 LOADED = ("broker.server", "metadata.connect", "metadata.remote", "runtime.config", "cli.metrics.samples")
-"""What the processes of several brokers import: once, in the parent."""
+"""Modules that the processes of several brokers import: once, in the parent."""
 
 
 async def run(given: Given, world: World, voice: Voice) -> None:
-    """A process with a broker in it, until it is cancelled."""
+    """Runs a process with a broker in it, until it is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, pulsars_names
@@ -112,8 +112,8 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 def processes_of(
     given: Given, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
 ) -> list[Spec]:
-    """`count` brokers that share what any of them is asked for. The first has the ports, the metrics and the warning
-    of `given`, the others ports of their own. Busy, InvalidConfiguration."""
+    """Returns `count` brokers that share what any of them is asked for. The first has the ports, the metrics and the
+    warning of `given`, the others ports of their own. Busy, InvalidConfiguration."""
     found = []
     given = given._replace(metrics=given.metrics and ports.reserve(given.metrics))
     for number in range(count):
@@ -137,7 +137,8 @@ def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
 
 
 def of_cluster(settings: BrokerConfig) -> BrokerConfig:
-    """Of a broker beside which others may run: they share, unless they are told to be of several groups."""
+    """Returns the settings of a broker beside which others may run: they share, unless they are told to be of several
+    groups."""
     import msgspec
 
     return settings if settings.share_group else msgspec.structs.replace(settings, share_group=settings.cluster)

@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar")
 
 STANDALONE_BYTES = 256 << 20
-"""Of the broker and of each bookie of a standalone server, at most, when nothing is set: others are on its machine."""
+"""Memory of the broker and of each bookie of a standalone server, at most, when nothing is set: others are on its
+machine."""
 DERIVED = frozenset({"broker.client_memory_bytes", "broker.state_memory_bytes"})
-"""0 asks for the share."""
+"""Settings whose value 0 asks for the share."""
 
 
 def planned(
     file: str | None, option: int | None, *, broker: BrokerConfig | None = None, bookie: BookieConfig | None = None,
     bookies: int = 1, metadata: bool = False, most: int | None = None, processes: int = 1,
 ) -> Plan:  # fmt: skip
-    """For a process with these parts, as they are loaded from `file` and the environment; it is one of so many
-    `processes` that have the memory together, equal parts of it."""
+    """Plans the memory of a process with these parts, as they are loaded from `file` and the environment; it is one of
+    so many `processes` that have the memory together, equal parts of it."""
     from ...runtime import process
     from ...runtime.config import chosen, value_of
     from ...runtime.memory.settings import memory_of

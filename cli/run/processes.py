@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from ...runtime.world import World
 
 PROCESSES_MAX = 64
-"""More than a machine has cores for; each has its own memory and connections."""
+"""Most processes, more than a machine has cores for; each has its own memory and connections."""
 WAIT_S = 1.0
-"""For the processes of a server whose parent was killed to end with it: milliseconds, on a busy machine more."""
+"""Seconds for the processes of a server whose parent was killed to end with it: milliseconds, on a busy machine more.
+"""
 T = TypeVar("T")
 
 Main = Callable[["World", OneOf], Any]
@@ -51,13 +52,13 @@ def check_fork() -> None:
 
 
 class Ports:
-    """Those that the server holds until it ends."""
+    """The ports that the server holds until it ends."""
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
     def reserve(self, where: Endpoint) -> Endpoint:
-        """With the port that was found, where it is 0. Busy."""
+        """Reserves an address, with the port that was found, where it is 0. Raises Busy."""
         from ...proto.errors import Busy
 
         def bound() -> socket.socket:
@@ -75,9 +76,9 @@ class Ports:
 
 
 def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoint:
-    """Where process `number`, from 0, listens. On loopback, and with port 0, at a free port; elsewhere, and where an
-    advertised address is `forwarded` to it, so that its port has to be known before, at the ports after the first
-    one's. InvalidConfiguration."""
+    """Returns where process `number`, from 0, listens. On loopback, and with port 0, at a free port; elsewhere, and
+    where an advertised address is `forwarded` to it, so that its port has to be known before, at the ports after the
+    first one's. InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
 
     if not number or not where.port:
@@ -98,7 +99,8 @@ def lock(folder: str) -> File:
 
 
 def _after_the_last_one(take: Callable[[], T]) -> T:
-    """What `take` returns, once the processes of a server whose parent was killed have ended with it. Busy."""
+    """Returns what `take` returns, once the processes of a server whose parent was killed have ended with it. Raises
+    Busy."""
     from ...proto.errors import Busy
     from ...runtime.clock import SystemClock
 
@@ -137,7 +139,7 @@ def run(
     tiers: Sequence[Sequence[Spec]], said: Callable[[dict[str, dict[str, str]]], tuple[str, Mapping[str, object]]],
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
-    """Runs them to the end of the server; its exit code. `said`: the ready line, of what each says of itself."""
+    """Runs them to the end of the server; returns its exit code. `said`: the ready line, of what each says."""
     from ...runtime.children.parent import Parent
     from ...runtime.monitoring import logs
 

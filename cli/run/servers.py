@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("magnetar")
 
 WAIT_S = 60.0
-"""How long a bookie or broker that was started before the metadata service waits for it."""
+"""Seconds that a bookie or broker which was started before the metadata service waits for it."""
 FILES_ENOUGH = 4096
-"""Of RLIMIT_NOFILE: with fewer the start warns. A server has about 200 files open, and a client of it one."""
+"""Value of RLIMIT_NOFILE below which the start warns. A server has about 200 files open, and a client of it one."""
 NOTICE_S = 1.0
-"""The wait after which it logs that it waits."""
+"""Seconds of a wait after which it logs that it waits."""
 
 
 def server_options(
     level: str, *, settings: bool = True, compat: Sequence[str] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--config (of a process that has `settings`), --metrics, --insecure, --metrics-compat (where there are other
-    systems' names), --log-level and -format."""
+    """Adds the options --config (of a process that has `settings`), --metrics, --insecure, --metrics-compat (where
+    there are other systems' names), --log-level and -format."""
     names = click.option(
         "--metrics-compat",
         envvar="MAGNETAR_METRICS_COMPAT",
@@ -98,7 +98,8 @@ METADATA_HELP = "The metadata service: HOST:PORT, or zk://HOST:PORT,HOST:PORT/PA
 
 
 def metadata_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """--metadata, --wait and --session-timeout: how a process of a cluster finds the others, and how they miss it."""
+    """Adds the options --metadata, --wait and --session-timeout: how a process of a cluster finds the others, and how
+    they miss it."""
     options = (
         click.option(
             "--metadata",
@@ -160,7 +161,7 @@ def metrics_endpoint(text: str | None) -> Endpoint | None:
 
 
 INSECURE_EVERY_S = 3600.0
-"""How often a server that every caller may use says so in its log."""
+"""Seconds between two log lines of a server that every caller may use, which say so."""
 
 
 SECURITY = click.option(
@@ -188,12 +189,13 @@ def asks_and_encrypts(settings: str | None) -> bool:
 
 
 def scheme(settings: str | None) -> str:
-    """Of the URL that clients use."""
+    """Returns the scheme of the URL that clients use."""
     return "magnetar+ssl" if asks_and_encrypts(settings) else "magnetar"
 
 
 def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
-    """`listeners`: option → where it listens. They do not ask who calls, so they listen for this machine only.
+    """Checks the addresses of listeners. `listeners`: option → where it listens. They do not ask who calls, so they
+    listen for this machine only.
 
     With `insecure` they listen elsewhere; then this returns the warning for the log, else "". UsageError.
     """
@@ -210,8 +212,8 @@ def check_reach(insecure: bool, **listeners: Endpoint | None) -> str:
 def serve(
     main: Callable[[World], Coroutine[Any, Any, None]], log_level: str, log_format: Any, voice: OneOf | None = None
 ) -> int:
-    """Runs a server to its end; its exit code. Raises errors, which exits.py reports. `voice`: of one of several
-    processes, which are stopped by their parent alone."""
+    """Runs a server to its end; returns its exit code. Raises errors, which exits.py reports. `voice`: of one of
+    several processes, which are stopped by their parent alone."""
     from ...proto.errors import MagnetarError
     from ...runtime import process
     from ...runtime.clock import SystemClock
@@ -269,7 +271,7 @@ async def begin(
 
 
 def door_facts(broker: Broker) -> dict[str, object]:
-    """Of the ready line: where clients and tools of Pulsar connect."""
+    """Returns facts for the ready line: where clients and tools of Pulsar connect."""
     urls = broker.pulsar_urls.get("", ())
     found: dict[str, object] = {"pulsar": urls[0]} if urls else {}
     return found | ({"http": broker.http_url} if broker.http_url else {})

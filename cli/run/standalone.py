@@ -46,7 +46,7 @@ DATA = "magnetar-data"
 PORT = 7650
 PULSAR_PORTS = (6650, 6651)
 HTTP_PORTS = (8080, 8443)
-"""In clear, and with TLS."""
+"""Ports in clear, and with TLS."""
 
 
 @click.command()
@@ -144,7 +144,7 @@ async def _serve(world: World, given: Given) -> None:
 
 
 def _door(host: str, port: int | None, wanted: int | None, default: int, what: str) -> Endpoint | None:
-    """Where that is served. None: its default port is taken, which is said."""
+    """Returns where a protocol is served. None: its default port is taken, which is said."""
     from ...runtime.network import Endpoint
 
     if wanted is not None or port is not None:

@@ -1,4 +1,4 @@
-"""What `magnetar standalone` is made of, in one process (standalone.py) or in several (standalone_processes.py)."""
+"""The parts of `magnetar standalone`, in one process (standalone.py) or in several (standalone_processes.py)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from ...runtime.world import World
 
 CLUSTER = "standalone"
-"""As Pulsar's standalone calls it, and set-up scripts."""
+"""Name of the cluster, as Pulsar's standalone and set-up scripts have it."""
 
 
 class Given(NamedTuple):
-    """What the command was given."""
+    """The options of the command."""
 
     folder: Path
     listen: Endpoint
@@ -49,7 +49,7 @@ def broker_settings(given: Given, bookies: int) -> BrokerConfig:
 
 
 def count_bookies(folder: Path, wanted: int | None) -> int:
-    """How many bookies to start: as many as have data in the folder, or more."""
+    """Returns how many bookies to start: as many as have data in the folder, or more."""
     from ...proto.errors import InvalidConfiguration
 
     there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
@@ -62,7 +62,7 @@ def count_bookies(folder: Path, wanted: int | None) -> int:
 
 
 def bookie_settings(given: Given, number: int) -> BookieConfig:
-    """Of bookie `number`, from 1, in its folder; before the memory is shared out."""
+    """Returns the settings of bookie `number`, from 1, in its folder; before the memory is shared out."""
     from ...bookie.server import BookieConfig
     from ...runtime.config import load
 
@@ -75,7 +75,7 @@ async def start_bookie(
     parts: Parts, world: World, given: Given, number: int, plan: Plan, store: MetadataStore,
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
-    """Bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
+    """Starts bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
     from ...bookie.server import Bookie
 
     settings = plan.applied(bookie_settings(given, number), "bookie")

@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 STORAGE = "storage"
 SESSION_S = 10.0
-"""Of a broker: so long after the death of one that does not come back, others take its topics."""
+"""Seconds of a broker's session: so long after the death of one that does not come back, others take its topics."""
 WAIT_S = 60.0
-"""For the storage, which may have a journal to replay."""
+"""Seconds to wait for the storage, which may have a journal to replay."""
 
 LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
-"""What the storage imports beside that: in the parent."""
+"""Modules that the storage imports besides those of a broker: in the parent."""
 
 
 def several(given: Given, count: int, log_level: str, log_format: Any) -> int:
-    """Runs it in `count` processes; the exit code. Busy, InvalidConfiguration."""
+    """Runs it in `count` processes; returns the exit code. Busy, InvalidConfiguration."""
     from ...runtime.network import Endpoint
 
     processes.check_fork()
@@ -84,13 +84,13 @@ def bookies_by_process(bookies: int, processes: int) -> list[list[int]]:
 
 
 class Memory(NamedTuple):
-    """Of all processes together: at most so much where nothing is set, in equal parts."""
+    """The memory of all processes together: at most so much where nothing is set, in equal parts."""
 
     most: int
     processes: int
 
     def plan(self, given: Given, numbers: list[int], *, metadata: bool) -> Plan:
-        """For the process with these bookies. InvalidConfiguration."""
+        """Returns the plan for the process with these bookies. Raises InvalidConfiguration."""
         return planned(
             given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
             metadata=metadata, most=self.most, processes=self.processes,
@@ -100,7 +100,7 @@ class Memory(NamedTuple):
 async def _storage(
     given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
 ) -> None:
-    """The metadata, and these bookies."""
+    """Runs the metadata, and these bookies."""
     from ...metadata.server import MetadataServer
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, second_names
@@ -127,7 +127,7 @@ async def _storage(
 async def _bookies(
     given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
 ) -> None:
-    """These bookies, whose metadata is in another process."""
+    """Runs these bookies, whose metadata is in another process."""
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, second_names
 
@@ -149,7 +149,7 @@ async def _bookies(
 
 
 def _inside(world: World) -> World:
-    """Bookies of one process ask each other without a socket."""
+    """Returns a world in which bookies of one process ask each other without a socket."""
     from ...runtime.peer.inside import InsideNetwork
 
     return replace(world, network=InsideNetwork(world.network, world.clock))

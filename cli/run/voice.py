@@ -26,7 +26,7 @@ def is_ready() -> bool:
 
 
 def ready(url: str, **facts: object) -> None:
-    """The line that scripts wait for; nothing else is printed on stdout."""
+    """Prints the line that scripts wait for; nothing else is printed on stdout."""
     _said.append(url)
     print_ready(url, **facts)
 
@@ -36,10 +36,12 @@ def print_ready(url: str, **facts: object) -> None:
 
 
 class Voice(Protocol):
+    """Reports that a server serves, and has its page of metrics."""
+
     def ready(self, url: str, **facts: object) -> None: ...
 
     def measure(self, own: Measure) -> Measure:
-        """`own` writes the metrics of this process; what is returned writes the page that it serves."""
+        """Serves metrics. `own` writes those of this process; what is returned writes the page that it serves."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a process shows to ZooKeeper: [zookeeper] of `--security FILE`, as metadata/address.py takes it."""
+"""The access to ZooKeeper: [zookeeper] of `--security FILE`, as metadata/address.py takes it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ...security.settings import ZookeeperSection
 
 
 def with_access(address: Address, section: ZookeeperSection) -> Address:
-    """InvalidConfiguration: the credentials cannot be read, or are no user and password; or others may read the key."""
+    """Returns the address with the credentials of `section`. InvalidConfiguration: they cannot be read, or are no user
+    and password; or others may read the key."""
     if not isinstance(address, ZookeeperAddress):
         return address
     if section.key:

@@ -53,7 +53,8 @@ def check(url: str, tls_ca: str, output: str) -> None:
 
 
 def _answer(admin: Admin, ask: Ask) -> str:
-    """Other errors say that no server answered."""
+    """Returns what a caller without credentials gets, as text. Raises other errors, which say that no server answered.
+    """
     from ...proto.errors import NotFound, Unauthenticated, Unauthorized
 
     try:

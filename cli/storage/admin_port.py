@@ -30,7 +30,8 @@ class BookiePeer:
         self._peer: Peer | None = None
 
     async def ask(self, verb: str, **options: object) -> dict[str, Any]:
-        """The bookie's answer. Raises the error that it answers with, by its class; Failure when it knows no verbs."""
+        """Returns the bookie's answer. Raises the error that it answers with, by its class; Failure when it knows no
+        verbs."""
         from ...ledger.format.peer import Status, decode_answer, encode_admin
         from ...proto import errors
 
@@ -102,7 +103,7 @@ def find(session: Session, wanted: str | None, timeout_s: float | None = None) -
 
 
 def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict[str, Any]]:
-    """The answers of all, requested at the same time; raises the first error."""
+    """Returns the answers of all, requested at the same time; raises the first error."""
 
     async def ask() -> list[dict[str, Any]]:
         try:
@@ -115,7 +116,8 @@ def ask_each(peers: list[BookiePeer], verb: str, **options: object) -> list[dict
 
 
 def answers(session: Session, verb: str) -> dict[str, dict[str, Any]]:
-    """By id what each registered bookie answers; those that do not answer, or not this command, are left out."""
+    """Returns by id what each registered bookie answers; those that do not answer, or not this command, are left out.
+    """
     from ...proto.errors import MagnetarError
 
     async def ask(peer: BookiePeer) -> tuple[str, dict[str, Any]] | None:

@@ -103,7 +103,7 @@ def bookie(
 
 
 class Given(NamedTuple):
-    """What a process with a bookie in it was given."""
+    """The options of a process with a bookie in it."""
 
     folder: Path
     listen: Endpoint
@@ -131,7 +131,7 @@ class Given(NamedTuple):
 
 
 async def run(given: Given, world: World, voice: Voice) -> None:
-    """A process with a bookie in it, until it is cancelled."""
+    """Runs a process with a bookie in it, until it is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import Parts
     from ..metrics.samples import Measured, second_names
@@ -158,7 +158,7 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 
 
 def count_processes(folder: Path, wanted: int | None) -> int:
-    """As many as have data in the folder, or more. InvalidConfiguration."""
+    """Returns the number of processes: as many as have data in the folder, or more. Raises InvalidConfiguration."""
     from ...bookie.node.identity import COOKIE
     from ...proto.errors import InvalidConfiguration
 
@@ -176,8 +176,8 @@ def count_processes(folder: Path, wanted: int | None) -> int:
 
 
 def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
-    """The folder's lock is held by all. Copies of a ledger go to distinct racks first, so the bookies of one machine
-    are of one rack of their own, where none is given."""
+    """Runs several bookies; each holds the folder's lock. Copies of a ledger go to distinct racks first, so the bookies
+    of one machine are of one rack of their own, where none is given."""
     processes.check_fork()
     held = processes.lock(str(given.folder))
     ports, names = processes.Ports(), [f"bookie-{number + 1}" for number in range(count)]

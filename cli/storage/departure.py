@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POLL_S = 1.0
-"""Between two requests; each reads every ledger's record."""
+"""Seconds between two requests; each reads every ledger's record."""
 
 WAIT = click.option("--wait/--no-wait", default=True, show_default=True, help="Until nothing is left on it.")
 WAIT_S = click.option("--wait-s", type=Real(0), default=None, help="… but at most so many seconds.")
@@ -77,7 +77,7 @@ def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: flo
 
 
 def full_id(session: Session, beginning: str) -> str:
-    """The one bookie whose id begins with `beginning`, registered or not. NotFound."""
+    """Returns the one bookie whose id begins with `beginning`, registered or not. Raises NotFound."""
     from ...proto.errors import NotFound
 
     known = [each["id"] for each in ask_any(session, "bookies")["bookies"]]
@@ -111,7 +111,7 @@ def _until_empty(
     session: Session, bookie: str, left: dict[str, Any], total: int, advance: Callable[[int], None],
     deadline: float | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Waits until the bookie is empty or the deadline has passed; what is left then."""
+    """Waits until the bookie is empty or the deadline has passed; returns what is left then."""
     while left["ledgers"] and (deadline is None or SystemClock().monotonic() < deadline):
         time.sleep(POLL_S)
         left = ask_any(session, "departure", bookie=bookie)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .admin_port import BookiePeer
 
 POLL_S = 0.2
-"""Between two requests about a running collection; each is one small message."""
+"""Seconds between two requests about a running collection; each is one small message."""
 
 PLAN_COLUMNS = ("bookie", "log", "state", "bytes", "livePercent", "ledgers", "action", "reason", "heldBy")
 DONE_COLUMNS = ("bookie", "ledgersDeleted", "logsDeleted", "logsCompacted", "bytesFreed", "bytesMoved", "badRecords")
@@ -80,7 +80,7 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
 
 
 def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> Row:
-    """JSON has the holders with all their details; the table has the topics of the largest."""
+    """Returns a row: JSON has the holders with all their details; the table has the topics of the largest."""
     owners = list(dict.fromkeys(owner(holder) for holder in log["holders"]))
     more = ["…"] if len(owners) > OWNERS_SHOWN or log["ledgers"] > len(log["holders"]) else []
     return {"bookie": peer.id, **log, "heldBy": owners[:OWNERS_SHOWN] + more}
@@ -102,7 +102,7 @@ def _status_row(found: dict[str, Any]) -> Row:
 async def _collect(
     peers: list[BookiePeer], hear: Callable[[int, dict[str, Any]], None], options: dict[str, bool]
 ) -> list[dict[str, Any]]:
-    """Starts it at all bookies and waits; the last status of each. Ctrl-C ends the waiting, not the collection."""
+    """Starts it at all bookies and waits; returns the last status of each. Ctrl-C ends the waiting alone."""
 
     async def one(at: int, peer: BookiePeer) -> dict[str, Any]:
         await peer.ask("gc-start", **options)

@@ -31,7 +31,7 @@ BOOKIE = click.argument("bookie")
 
 
 class Where(NamedTuple):
-    """--metadata and --security."""
+    """The values of --metadata and --security."""
 
     address: str
     security: str | None

@@ -96,7 +96,7 @@ def journal(
 
 
 def _journal_row(look: Look, number: int, advance: Callable[[int], None], at: int) -> Row:
-    """One file in short; `end` is after its last whole block."""
+    """Returns a row for one file; `end` is after its last whole block."""
     from ...bookie.format.journal import ALIGNMENT
     from ...bookie.inspect import journals
     from ...bookie.inspect.snapshot import Damage, Gone

@@ -1,4 +1,5 @@
-"""What the commands of `magnetar bookie inspect` share: a directory to read, an output, and the count of damage.
+"""The common part of the commands of `magnetar bookie inspect`: a directory to read, an output, and the count of
+damage.
 
 A damaged place is a row like the others with its reason under `damage`; the exit code is then 1, and stderr names the
 first one. Files that a running bookie removed meanwhile are named on stderr.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Look:
-    """One command's reading of a directory: its output, and the damage found."""
+    """A command's reading of a directory: its output, and the damage found."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
         from ...bookie.inspect.snapshot import take
@@ -47,7 +48,7 @@ class Look:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limited(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """At most `limit` rows; reports when there are more."""
+        """Yields at most `limit` rows; reports when there are more."""
         each = iter(rows)
         yield from islice(each, self.limit)
         if self.limit is not None and next(each, None) is not None:
@@ -75,7 +76,7 @@ def inspecting(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def filters() -> Callable[[Any], Any]:
-    """--number, --ledger, --entry, --from, --to, --limit."""
+    """Adds the options --number, --ledger, --entry, --from, --to, --limit."""
     options = [
         click.option("--number", type=click.IntRange(0), default=None, help="Only the file of this number."),
         click.option("--ledger", type=click.IntRange(0), default=None, help="Only this ledger."),

@@ -118,7 +118,7 @@ def _extent(place: ExtentPlace) -> Row:
 
 
 def _journal(look: Look, ledger: int) -> str | None:
-    """The journal's records of the ledger after the last checkpoint, in words."""
+    """Returns the journal's records of the ledger after the last checkpoint, in words."""
     from ...bookie.inspect.entries import in_journal_records
 
     counts: dict[str, int] = {}

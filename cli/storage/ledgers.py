@@ -35,7 +35,7 @@ MARK_COLUMNS = ("ledger", "missing", "since", "reason", "attempts", "retry", "st
 
 
 def ask_any(session: Session, verb: str, **options: object) -> dict[str, Any]:
-    """The answer of the first registered bookie that can be reached and permits requests from this machine."""
+    """Returns the answer of the first registered bookie that can be reached and permits requests from this machine."""
     from ...proto.errors import ConnectionLost, TimedOut, Unauthorized, Unavailable
     from ..common.exits import Failure
     from .admin_port import ask_each, find

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from .admin_port import BookiePeer
 
 TIMEOUT_S = 600.0
-"""For a copy: a gigabyte on a slow disk."""
+"""Seconds for a copy: a gigabyte on a slow disk."""
 ASK_S = 5.0
 AGAIN_S = 0.25
 WAIT_S = 60.0
-"""Bookies come to a service that answers again within a second, and after their session's time at the latest."""
+"""Seconds to wait for bookies: they come to a service that answers again within a second, and after their session's
+time at the latest."""
 
 OUTPUT = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 
@@ -131,7 +132,7 @@ def restore(
 
 
 def _contents(path: Path) -> Contents | None:
-    """None: there is no file, or it cannot be read at all."""
+    """Returns what the file contains. None: there is no file, or it cannot be read at all."""
     from ...metadata import backup as copies
     from ...proto.errors import MagnetarError
 
@@ -142,7 +143,7 @@ def _contents(path: Path) -> Contents | None:
 
 
 async def _ask(found: Contents) -> dict[str, int | str]:
-    """By bookie the largest ledger id that it has or had, or why it does not answer."""
+    """Returns by bookie the largest ledger id that it has or had, or why it does not answer."""
     from .admin_port import BookiePeer
 
     async def ask(bookie: BookieRecord) -> int | str:
@@ -156,7 +157,7 @@ async def _ask(found: Contents) -> dict[str, int | str]:
 
 
 async def _highest(peer: BookiePeer) -> int | Exception:
-    """The answer of a bookie, whose connection is closed then."""
+    """Returns the answer of a bookie, whose connection is closed then."""
     from ...proto.errors import MagnetarError
     from ..common.exits import Failure
 
@@ -187,6 +188,8 @@ async def asking(world: World, endpoint: Endpoint, copy: str, scratch: str) -> A
 
 
 class Where(NamedTuple):
+    """The files and addresses of a restore."""
+
     security: str | None
     metadata: str
     listen: str
@@ -195,7 +198,7 @@ class Where(NamedTuple):
 
 
 async def _ask_as_member(found: Contents, where: Where, wait_s: float) -> dict[str, int | str]:
-    """As `_ask`, of bookies that take members alone (metadata/server.py `MembersOnly`)."""
+    """Asks, like `_ask`, bookies that take members alone (metadata/server.py `MembersOnly`)."""
     from ...runtime.process import real_world
     from ..run.members import as_member
     from ..run.servers import endpoint, metadata_address

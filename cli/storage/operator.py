@@ -1,4 +1,5 @@
-"""Who an operator's command is in a secured cluster: a member with the role `operator`, for as long as it runs.
+"""The identity of an operator's command in a secured cluster: a member with the role `operator`, for as long as it
+runs.
 
 Bookies take administrators' requests from brokers and operators alone. The command shows its certificate to the
 metadata service, writes a key of its own there, and reads the bookie's; both end with it.
@@ -34,7 +35,8 @@ METADATA = click.option(
 
 
 class Operator(NamedTuple):
-    """`--security` and `--metadata` of a command. Without `security` it has no key, and its requests are in clear."""
+    """An operator: `--security` and `--metadata` of a command. Without `security` it has no key, and its requests are
+    in clear."""
 
     security: str | None = None
     metadata: str = ""
@@ -62,7 +64,7 @@ class Operator(NamedTuple):
 
 
 def operating(function: Callable[..., None]) -> Callable[..., None]:
-    """`connected`, for a command that speaks to bookies: --security and --metadata besides."""
+    """Does what `connected` does, for a command that speaks to bookies: adds --security and --metadata besides."""
 
     @wraps(function)
     def command(session: Session, *args: Any, **options: Any) -> None:

@@ -49,7 +49,7 @@ class _Unfit(Exception):
 
 
 def checked(kind: C) -> C:
-    """A class decorator."""
+    """Decorates a class: its asynchronous methods check their arguments."""
     for name in dir(kind):
         method = getattr(kind, name)
         if not name.startswith("_") and inspect.iscoroutinefunction(method):
@@ -81,7 +81,7 @@ def _checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 def taken(name: str, hint: Any, value: object) -> Any:
-    """What the method gets for `value`."""
+    """Returns the value that the method gets for `value`. Raises TypeError or ValueError, as errors of the SDK."""
     try:
         return _fitted(hint, value)
     except _Unfit as unfit:
@@ -134,14 +134,14 @@ def _of_one(hint: Any, value: Any) -> Any:
 
 
 def _whole(value: Any) -> int:
-    """By `operator.index`, as Python's own functions take a number: also an integer of numpy."""
+    """Returns the number by `operator.index`, as Python's own functions take one: also an integer of numpy."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise _Unfit(WrongArgumentType)
     return int.__index__(_foreign(operator.index, value))
 
 
 def _number(value: Any) -> float:
-    """A whole number stays one. Text has no `__float__`."""
+    """Returns the number; a whole number stays one. Text has no `__float__`."""
     if isinstance(value, bool) or hasattr(type(value), "__index__"):
         return _whole(value)
     if not hasattr(type(value), "__float__"):
@@ -161,7 +161,7 @@ def _in_64_bits(value: N) -> N:
 
 
 def _foreign(call: Callable[..., T], *values: Any) -> T:
-    """Code of the argument's own. What it cannot give is an argument of a wrong type."""
+    """Calls code of the argument's own; an error in it means an argument of a wrong type."""
     try:
         return call(*values)
     except Exception:

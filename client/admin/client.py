@@ -41,7 +41,7 @@ T = TypeVar("T")
 AT_ONCE = 16
 """Topics of a namespace that are acted on at the same time."""
 BROKER_ASK_S = 5.0
-"""How long one broker may take to report how many topics it has loaded."""
+"""Seconds that one broker may take to report how many topics it has loaded."""
 
 
 @checked
@@ -84,7 +84,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
     async def create_tenant(
         self, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
     ) -> None:
-        """`admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone. InvalidName."""
+        """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone.
+        InvalidName."""
         await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
     async def update_tenant(
@@ -94,18 +95,18 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
 
     async def delete_tenant(self, name: str) -> None:
-        """Busy: it has namespaces."""
+        """Deletes a tenant. Busy: it has namespaces."""
         await self._call(op.DELETE_TENANT, tenant=check_tenant_name(name))
 
     # ------------------------------------------------------------------------------ namespaces
     async def namespaces(self, tenant: str) -> list[str]:
-        """As tenant/namespace, sorted."""
+        """Returns the namespaces of a tenant as tenant/namespace, sorted."""
         return await self._all(op.LIST_NAMESPACES, tenant=check_tenant_name(tenant))
 
     async def create_namespace(
         self, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
     ) -> None:
-        """The parameters are those of NamespaceInfo."""
+        """Creates a namespace. The parameters are those of NamespaceInfo."""
         await self._call(
             op.CREATE_NAMESPACE, namespace=full_namespace(name), bundles=bundles,
             auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
@@ -115,7 +116,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         self, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
         default_partitions: int | None = None, is_creation_set: bool | None = None,
     ) -> None:  # fmt: skip
-        """None keeps a setting. The number of bundles is fixed at creation: InvalidRequest for another one."""
+        """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation:
+        InvalidRequest for another one."""
         old = await self.namespace(name)
         if is_creation_set is None:
             is_creation_set = old.is_creation_set or not (auto_topic_creation is None and default_partitions is None)
@@ -127,7 +129,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         )  # fmt: skip
 
     async def unload_namespace(self, name: str, bundle: str = "") -> values.Unloaded:
-        """Every broker gives its bundles up (or that one); the next lookups find new owners."""
+        """Makes every broker give the bundles of a namespace up (or that one); the next lookups find new owners."""
         return await self._call(op.UNLOAD_NAMESPACE, namespace=full_namespace(name), bundle=bundle)
 
     async def clear_namespace_backlog(self, name: str, subscription: str = "") -> int:
@@ -144,7 +146,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
     async def _each_part(
         self, namespace: str, act: Callable[[str], Coroutine[Any, Any, None]], *, persistent_only: bool = False
     ) -> int:
-        """All of them, also when some fail; then the first failure. Where there is nothing to act on does not count."""
+        """Acts on all topics, also when some fail; then raises the first failure. Returns how many; one where there is
+        nothing to act on does not count."""
         topics = await self.topics(namespace, partitions=True)
         if persistent_only:
             topics = [topic for topic in topics if TopicName.parse(topic).persistent]
@@ -174,101 +177,106 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         return decode(await self._call(op.GET_POLICIES, namespace=full_namespace(name), applied=applied))
 
     async def set_namespace_policies(self, name: str, policies: Policies) -> None:
-        """The fields that are not None get these values; the others stay."""
+        """Sets policies of a namespace: the fields that are not None get these values; the others stay."""
         await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), set=encode(policies))
 
     async def remove_namespace_policies(self, name: str, *fields: str) -> None:
-        """These fields are inherited again."""
+        """Removes these fields from the policies of a namespace: they are inherited again."""
         await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), remove=fields)
 
     async def topic_policies(self, topic: str, *, applied: bool = False) -> Policies:
-        """As namespace_policies; a topic inherits from its namespace, then from the broker."""
+        """Returns the policies of a topic, like namespace_policies; a topic inherits from its namespace, then from the
+        broker."""
         return decode(await self._call(op.GET_POLICIES, topic=full_topic(topic), applied=applied))
 
     async def set_topic_policies(self, topic: str, policies: Policies) -> None:
-        """As set_namespace_policies."""
+        """Sets policies of a topic, like set_namespace_policies."""
         await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), set=encode(policies))
 
     async def remove_topic_policies(self, topic: str, *fields: str) -> None:
-        """As remove_namespace_policies."""
+        """Removes fields from the policies of a topic, like remove_namespace_policies."""
         await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), remove=fields)
 
     async def namespace_properties(self, name: str) -> dict[str, str]:
-        """What its users noted of it; nothing is inherited."""
+        """Returns the properties that its users noted of a namespace; nothing is inherited."""
         return await self._call(op.GET_PROPERTIES, namespace=full_namespace(name))
 
     async def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
-        """Others that are there stay. InvalidRequest: they are too many, or too long (proto/policies.py)."""
+        """Sets properties of a namespace; others that it has stay. InvalidRequest: they are too many, or too long
+        (proto/policies.py)."""
         await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), set=properties)
 
     async def remove_namespace_properties(self, name: str, *keys: str) -> None:
-        """No key: all of them. A missing key does nothing."""
+        """Removes properties of a namespace. No key: all of them. A missing key does nothing."""
         await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), remove=keys, clear=not keys)
 
     async def topic_properties(self, topic: str) -> dict[str, str]:
-        """As namespace_properties; partitions have those of their topic."""
+        """Returns the properties of a topic, like namespace_properties; partitions have those of their topic."""
         return await self._call(op.GET_PROPERTIES, topic=full_topic(topic))
 
     async def set_topic_properties(self, topic: str, properties: Mapping[str, str]) -> None:
-        """As set_namespace_properties."""
+        """Sets properties of a topic, like set_namespace_properties."""
         await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), set=properties)
 
     async def remove_topic_properties(self, topic: str, *keys: str) -> None:
-        """As remove_namespace_properties."""
+        """Removes properties of a topic, like remove_namespace_properties."""
         await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), remove=keys, clear=not keys)
 
     # ------------------------------------------------------------------------------ topics
     async def topics(self, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
-        """Full names, sorted; `partitions`: single partitions instead of partitioned topics.
+        """Returns the full names of the topics, sorted; `partitions`: single partitions instead of partitioned topics.
 
         With the non-persistent ones that have partitions or are in use.
         """
         return await self._all(op.LIST_TOPICS, namespace=full_namespace(namespace), partitions=partitions)
 
     async def update_topic(self, topic: str, *, partitions: int) -> None:
-        """More partitions, never fewer."""
+        """Gives a topic more partitions, never fewer."""
         await self._call(op.UPDATE_TOPIC, topic=full_topic(topic), partitions=partitions)
 
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
-        """With all its partitions. Busy: it has producers or subscriptions, which `force` overrides. The topic that is
-        there now is meant: one of its name that another program makes meanwhile stays."""
+        """Deletes a topic with all its partitions. Busy: it has producers or subscriptions, which `force` overrides.
+        The topic that is there now is meant: one of its name that another program makes meanwhile stays."""
         name = full_topic(topic)
         meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
         await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
 
     async def partitions(self, topic: str) -> int:
-        """0: not partitioned, or a partition. Raises TopicNotFound; creates nothing."""
+        """Returns the number of partitions; 0: not partitioned, or a partition. Raises TopicNotFound; creates nothing.
+        """
         name = TopicName.parse(topic)
         return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
 
     async def parts(self, topic: str) -> list[str]:
-        """Full names of the partitions; of a topic without partitions, or a partition, its own."""
+        """Returns the full names of the partitions; of a topic without partitions, or a partition, its own."""
         name = TopicName.parse(topic)
         return [name.with_partition(i).full for i in range(await self.partitions(topic))] or [name.full]
 
     async def owner(self, topic: str) -> str:
-        """HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
+        """Returns HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
         return await self._call(op.LOOKUP_TOPIC, topic=full_topic(topic))
 
     async def offsets(
         self, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
         aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
     ) -> values.TopicOffsets:  # fmt: skip
-        """Of one partition. `subscription` is created at the earliest message when it does not exist. `aborted_in`: a
-        range of indexes (first, end), of which `aborted` is counted. `incarnation`: that an earlier answer named;
-        TopicNotFound: the topic was deleted and made anew since, so that its indexes mean other messages."""
+        """Returns the indexes and size of one partition. `subscription` is created at the earliest message when it does
+        not exist. `aborted_in`: a range of indexes (first, end), of which `aborted` is counted. `incarnation`: that an
+        earlier answer named; TopicNotFound: the topic was deleted and made anew since, so that its indexes mean other
+        messages."""
         return await self._call(
             op.OFFSETS, topic=full_topic(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription,
             aborted_first=aborted_in[0], aborted_end=aborted_in[1], incarnation=incarnation,
         )  # fmt: skip
 
     async def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
-        """Of one partition. `precise`: backlogs count batches message by message."""
+        """Returns the statistics of one partition. `precise`: backlogs count batches message by message."""
         return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
 
     async def namespace_stats(self, namespace: str) -> list[values.TopicStats]:
-        """Of each partition, and each topic without partitions, sorted by name; without `oldest_ms`. One request to
-        each broker, or more where many topics are, and one for each topic that no broker serves now."""
+        """Returns the statistics of each partition, and each topic without partitions, sorted by name; without
+        `oldest_ms`. One request to each broker, or more where many topics are, and one for each topic that no broker
+        serves now."""
         name, found = full_namespace(namespace), dict[str, values.TopicStats]()
         page = await self._call(op.NAMESPACE_STATS, namespace=name, after="")
         others = [each for each in page.brokers if each != page.here]
@@ -285,7 +293,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
     async def _pages(
         self, namespace: str, broker: str, page: values.NamespaceStats | None, found: dict[str, values.TopicStats]
     ) -> None:
-        """All that a broker has; `page`: the first one. What it does not say, its topics are asked for one by one."""
+        """Adds to `found` what a broker has; `page`: the first page. What it leaves out is asked for topic by topic."""
         after = ""
         while True:
             if page is None:
@@ -308,12 +316,12 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         return await self._call(op.SKIP_LOST, topic=full_topic(topic), force=force, **ledger)
 
     async def terminate_topic(self, topic: str) -> MessageId:
-        """Terminates it: it can be read and not written. Returns the id of its last message."""
+        """Terminates a topic: it can be read and not written. Returns the id of its last message."""
         found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
         return found
 
     async def last_message_id(self, topic: str) -> MessageId:
-        """-1:-1 when there is none."""
+        """Returns the id of the last message; -1:-1 when there is none."""
         found: MessageId = await self._call(op.LAST_MESSAGE_ID, topic=full_topic(topic))
         return found
 
@@ -324,15 +332,16 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         return found
 
     async def backlog_size(self, topic: str, position: MessageId) -> int:
-        """About how many bytes are stored after the message."""
+        """Returns about how many bytes are stored after the message."""
         return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
 
     async def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
-        """The messages of an entry. NotFound: there is none."""
+        """Returns the messages of an entry. Raises NotFound if there is no such entry."""
         return await self._all(op.GET_MESSAGE, topic=full_topic(topic), ledger_id=ledger_id, entry_id=entry_id)
 
     async def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
-        """Counted from 1, from the oldest message that is kept or from the newest. NotFound: there are fewer."""
+        """Returns the n-th message, counted from 1, from the oldest message that is kept or from the newest. NotFound:
+        there are fewer."""
         if number < 1:
             raise InvalidRequest(f"messages are counted from 1, not from {number}")
         place = {"topic": full_topic(topic), "from_latest": from_latest, "number": number}
@@ -343,7 +352,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
     async def create_subscription(
         self, topic: str, name: str, position: MessageId | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
-        """At `position` (default: latest), whose message is delivered first."""
+        """Creates a subscription at `position` (default: latest), whose message is delivered first."""
         await self._call(
             op.CREATE_SUBSCRIPTION, **_subscription(topic, name), position=position or MessageId.latest,
             properties=dict(properties or {}),
@@ -354,7 +363,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **_subscription(topic, name), properties=dict(properties))
 
     async def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
-        """To a message id, or to a publish time in ms since the epoch. `exclusive`: the message itself is left out."""
+        """Resets a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: the message
+        itself is left out."""
         place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
         await self._call(op.RESET_SUBSCRIPTION, **_subscription(topic, name), **place)
 
@@ -378,7 +388,7 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         )  # fmt: skip
 
     async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-        """At most `messages` next messages of a subscription, without moving it."""
+        """Returns at most `messages` next messages of a subscription, without moving it."""
         found = await self._all(op.PEEK_MESSAGES, **_subscription(topic, name), messages=messages)
         return found[:messages]
 
@@ -390,11 +400,11 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=version_bytes(version))
 
     async def put_schema(self, topic: str, schema: SchemaInfo) -> int:
-        """Registers it; its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
+        """Registers a schema; returns its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
         return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
 
     async def schema_version(self, topic: str, schema: SchemaInfo) -> int:
-        """The version of an equal one. SchemaNotFound."""
+        """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
         return await self._call(op.FIND_SCHEMA, topic=full_topic(topic), schema=schema)
 
     async def test_schema(self, topic: str, schema: SchemaInfo) -> values.SchemaTest:
@@ -421,9 +431,8 @@ class AdminClient(PermissionAdmin, TransactionAdmin, RowMethods, ClosedAfterAsyn
         return values.BrokerInfo(listed.name, listed.endpoint, own)
 
     async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-        """`remove`: the orphans are fenced and deleted now; brokers do it every hour. `unexplained`: also those whose
-        owner has no record, which no broker deletes by itself.
-        """
+        """Returns the orphans. `remove`: they are fenced and deleted now; brokers do it every hour. `unexplained`: also
+        those whose owner has no record, which no broker deletes by itself."""
         return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
 
     async def close(self) -> None:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class GrpcTransport:
-    """`timeout_s` bounds an operation with all its attempts. `world`: of tests."""
+    """The transport over gRPC. `timeout_s` bounds an operation with all its attempts. `world`: of tests."""
 
     def __init__(
         self, service_url: str, timeout_s: float, world: World | None = None, authentication: object = None,
@@ -79,7 +79,7 @@ class GrpcTransport:
     async def _retried(
         self, ask: Callable[[Channel], Awaitable[Message]], topic: TopicName | None, end_s: float
     ) -> Message:
-        """`end_s`: in the time of the world's clock."""
+        """Asks until `end_s`, in the time of the world's clock."""
         now, backoff, first = self._connections.world.clock.monotonic, self._connections.backoff(), True
         while True:
             try:

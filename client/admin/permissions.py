@@ -17,45 +17,52 @@ T = TypeVar("T")
 
 
 class PermissionAdmin:
+    """The methods of AdminClient about permissions."""
+
     async def _call(self, operation: Operation[T], **arguments: object) -> T:
         raise NotImplementedError
 
     async def namespace_permissions(self, name: str) -> values.Permissions:
-        """What roles may do in the namespace, and the lists of its subscriptions. Without what its topics grant."""
+        """Returns the permissions of roles in the namespace, and the lists of its subscriptions; not those granted for
+        its topics."""
         return await self._call(op.GET_PERMISSIONS, namespace=full_namespace(name))
 
     async def topic_permissions(self, topic: str) -> values.Permissions:
-        """What is granted for the topic alone, for all of its partitions."""
+        """Returns the permissions granted for the topic alone, for all of its partitions."""
         return await self._call(op.GET_PERMISSIONS, topic=full_topic(topic))
 
     async def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
-        """The role gets these actions ("produce", "consume", …) in place of those that it had there. InvalidRequest."""
+        """Grants the role these actions ("produce", "consume", …) in place of those that it had there. InvalidRequest.
+        """
         await self._change_permissions(full_namespace(name), "", grant={"role": role, "actions": actions})
 
     async def revoke_namespace_permission(self, name: str, role: str) -> None:
-        """All that the role had at the namespace. Who is connected with it is disconnected within a second."""
+        """Revokes all that the role had at the namespace. Clients that are connected with it are disconnected within a
+        second."""
         await self._change_permissions(full_namespace(name), "", revoke=role)
 
     async def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
-        """As grant_namespace_permission, for one topic and its partitions."""
+        """Grants a role its actions, like grant_namespace_permission, for one topic and its partitions."""
         await self._change_permissions("", full_topic(topic), grant={"role": role, "actions": actions})
 
     async def revoke_topic_permission(self, topic: str, role: str) -> None:
-        """All that the role had at the topic itself."""
+        """Revokes all that the role had at the topic itself."""
         await self._change_permissions("", full_topic(topic), revoke=role)
 
     async def grant_subscription_permission(self, name: str, subscription: str, roles: Sequence[str]) -> None:
-        """Only these roles may use subscriptions of that name in the namespace; they need `consume` too."""
+        """Lets only these roles use subscriptions of that name in the namespace; they need `consume` too."""
         change = {"subscription": check_subscription_name(subscription), "roles": roles}
         await self._change_permissions(full_namespace(name), "", grant_subscription=change)
 
     async def revoke_subscription_permission(self, name: str, subscription: str, role: str) -> None:
-        """The role leaves the list; with the last one every role with `consume` may use the subscription again."""
+        """Removes the role from the list; with the last one every role with `consume` may use the subscription again.
+        """
         change = {"subscription": check_subscription_name(subscription), "roles": [role]}
         await self._change_permissions(full_namespace(name), "", revoke_subscription=change)
 
     async def set_subscription_prefix_mode(self, name: str, on: bool) -> None:
-        """On: the names of subscriptions in the namespace are the role's name, or begin with it and `-`."""
+        """Sets the prefix mode. On: the names of subscriptions in the namespace are the role's name, or begin with it
+        and `-`."""
         await self._change_permissions(full_namespace(name), "", prefix_mode=on)
 
     async def _change_permissions(self, namespace: str, topic: str, **change: object) -> None:

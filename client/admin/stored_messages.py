@@ -24,9 +24,9 @@ class StoredMessage:
 
 
 def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Of entries as a broker sends them; without what is acknowledged. An encrypted one is one message, of its
-    ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole. CorruptEntry: one is
-    torn."""
+    """Decodes entries as a broker sends them into messages, without those that are acknowledged. An encrypted one is
+    one message, of its ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole.
+    CorruptEntry: one is torn."""
     partition = TopicName.parse(topic).partition
     found = []
     for entry in entries:

@@ -16,15 +16,18 @@ T = TypeVar("T")
 
 
 class TransactionAdmin:
+    """The methods of AdminClient about transactions and half messages."""
+
     async def _call(self, operation: Operation[T], **arguments: object) -> T:
         raise NotImplementedError
 
     async def transactions(self, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
-        """Those of one coordinator that are not done, the oldest first. NotFound: there is no such coordinator."""
+        """Returns the transactions of one coordinator that are not done, the oldest first. NotFound: there is no such
+        coordinator."""
         return await self._call(op.LIST_TRANSACTIONS, coordinator=coordinator, limit=limit)
 
     async def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
-        """Of every coordinator, by its number; `limit` for each."""
+        """Returns the transactions of every coordinator, by its number; `limit` for each."""
         found: list[values.CoordinatorTransactions] = []
         with contextlib.suppress(NotFound):
             while len(found) < COORDINATORS_MAX:
@@ -32,32 +35,34 @@ class TransactionAdmin:
         return found
 
     async def transaction(self, txn: TxnId | str) -> values.TransactionStats:
-        """NotFound: the coordinator has not given this id."""
+        """Returns a transaction. NotFound: the coordinator has not given this id."""
         found = await self._call(op.LIST_TRANSACTIONS, txn=_fields(txn), limit=1)
         if not found.items:
             raise NotFound(f"no transaction {txn} has begun")
         return found.items[0]
 
     async def transaction_at(self, txn: TxnId | str, topic: str) -> values.TransactionHere:
-        """What a topic (without partitions, or a partition) has of it, and what waits there for its end."""
+        """Returns what a topic (without partitions, or a partition) has of the transaction, and what waits there for
+        its end."""
         return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
 
     async def abort_transaction(self, txn: TxnId | str) -> TxnState:
-        """Aborts one that is open or prepared, of any role; the state of one that has ended."""
+        """Aborts one that is open or prepared, of any role; returns the state, also of one that has ended."""
         return await self._call(op.ABORT_TRANSACTION, **_fields(txn))
 
     async def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
-        """The transaction does not wait any more for a topic that can store its outcome no more. NotFound."""
+        """Detaches a topic that can store the outcome no more: the transaction does not wait for it any longer.
+        NotFound."""
         await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
 
     # ------------------------------------------------------------------------------ half messages
     async def halves(self, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
-        """Half messages of one coordinator that are not decided, the oldest first; `group`: of this one alone.
-        NotFound: there is no such coordinator."""
+        """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
+        alone. NotFound: there is no such coordinator."""
         return await self._call(op.LIST_HALVES, coordinator=coordinator, group=group, limit=limit)
 
     async def all_halves(self, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
-        """Of every coordinator, by its number; `limit` for each."""
+        """Returns the half messages of every coordinator, by its number; `limit` for each."""
         found: list[values.CoordinatorHalves] = []
         with contextlib.suppress(NotFound):
             while len(found) < COORDINATORS_MAX:
@@ -65,7 +70,7 @@ class TransactionAdmin:
         return found
 
     async def half(self, half: TxnId | str) -> values.HalfStats:
-        """NotFound: it is decided, or never was."""
+        """Returns a half message. NotFound: it is decided, or never was."""
         found = await self._call(op.LIST_HALVES, half=_fields(half), limit=1)
         if not found.items:
             raise NotFound(f"no half {half} is open")
@@ -81,11 +86,13 @@ class TransactionAdmin:
         await self._change_half(half, values.HalfDecision.ROLLBACK)
 
     async def park_half(self, half: TxnId | str) -> None:
-        """Its group is not asked about it any more; an operator decides. NotFound, TransactionEnded."""
+        """Parks a half message: its group is not asked about it any more; an operator decides. NotFound,
+        TransactionEnded."""
         await self._change_half(half, values.HalfDecision.PARK)
 
     async def revive_half(self, half: TxnId | str) -> None:
-        """Its group is asked about it again, at once; what was counted is forgotten. NotFound, TransactionEnded."""
+        """Revives a half message: its group is asked about it again, at once; what was counted is forgotten. NotFound,
+        TransactionEnded."""
         await self._change_half(half, values.HalfDecision.REVIVE)
 
     async def _change_half(self, half: TxnId | str, verb: values.HalfDecision) -> None:
@@ -93,6 +100,6 @@ class TransactionAdmin:
 
 
 def _fields(txn: TxnId | str) -> dict[str, int]:
-    """InvalidRequest."""
+    """Returns the fields of an id. Raises InvalidRequest."""
     found = TxnId.parse(txn) if isinstance(txn, str) else txn
     return {"most": found.most, "least": found.least}

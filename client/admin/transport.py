@@ -19,7 +19,8 @@ class Transport(Protocol):
     """
 
     async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
-        """The answer. `at`: HOST:PORT of the broker that is asked; empty: one that can answer.
+        """Calls an operation, and returns the answer. `at`: HOST:PORT of the broker that is asked; empty: one that can
+        answer.
 
         Raises the MagnetarError that the server answered with; Unavailable, ConnectionLost or TimedOut when none did
         within the time of the transport.

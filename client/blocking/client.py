@@ -119,7 +119,7 @@ class Client(ClosedAfterWith):
         return self._inner
 
     def _keep(self) -> None:
-        """The client is closed or opened again: the garbage collector must not close it."""
+        """Keeps the garbage collector from closing the client, which is closed or opened again."""
         if self._dropped is not None:
             self._dropped.detach()
             self._dropped = None
@@ -275,7 +275,7 @@ class Client(ClosedAfterWith):
         return Transaction(self.inner(), timeout, name, id, self._bodies)
 
     def sink_status(self, sink_id: str) -> SinkStatus | None:
-        """The last batch that was committed for a sink, and its query; None: none was."""
+        """Returns the last batch that was committed for a sink, and its query; None: none was."""
         return loop_thread().run(self.inner().sink_status(sink_id))
 
     def commit_transaction(self, txn_id: TxnId | str) -> None:
@@ -291,8 +291,8 @@ class Client(ClosedAfterWith):
     def half(
         self, outputs: Sequence[Output], *, group: str, check_key: str = "", check_after: float = 0
     ) -> Half:
-        """As `Producer.prepare`, of up to 100 messages to any topics, which count together: each an `Output` with its
-        producer, of this client."""
+        """Prepares a half, like `Producer.prepare`, of up to 100 messages to any topics, which count together: each an
+        `Output` with its producer, of this client."""
         inner = [inner_output(each) for each in outputs]
         work = self.inner().half(inner, group=group, check_key=check_key, check_after=check_after)
         return Half(loop_thread(), loop_thread().run(work))
@@ -322,24 +322,25 @@ class Client(ClosedAfterWith):
         return register
 
     def commit_half(self, half_id: TxnId | str) -> None:
-        """As `Half.commit`, of a half that any program of this role prepared."""
+        """Commits, like `Half.commit`, a half that any program of this role prepared."""
         finish(loop_thread(), self.inner().commit_half(half_id))
 
     def rollback_half(self, half_id: TxnId | str) -> None:
-        """As `Half.rollback`, of a half that any program of this role prepared."""
+        """Rolls back, like `Half.rollback`, a half that any program of this role prepared."""
         finish(loop_thread(), self.inner().rollback_half(half_id))
 
     def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
-        """OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its text.
-        TransactionForgotten: it ended too long ago."""
+        """Returns OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its
+        text. TransactionForgotten: it ended too long ago."""
         return loop_thread().run(self.inner().transaction_status(txn_id))
 
     def get_service_info(self) -> ServiceInfo:
-        """Where the client connects now."""
+        """Returns where the client connects now."""
         return self.inner().get_service_info()
 
     def get_topic_partitions(self, topic: str) -> list[str]:
-        """Full names of the partitions; the topic itself when it has none or does not exist. Creates nothing."""
+        """Returns the full names of the partitions; the topic itself when it has none or does not exist. Creates
+        nothing."""
         return loop_thread().run(self.inner().get_topic_partitions(topic))
 
     def read_range(

@@ -38,13 +38,13 @@ Receiving = TypeVar("Receiving", AsyncConsumer, AsyncReader)
 
 
 class _Receiving(Handle[Receiving]):
-    """What a consumer and a reader share: an inbox, and a thread for the listener."""
+    """The common part of a consumer and a reader: an inbox, and a thread for the listener."""
 
     def __init__(
         self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any], listener: Listener | None,
         turns: threading.Semaphore,
     ) -> None:  # fmt: skip
-        """`turns`: so many listeners of the client are called at the same time."""
+        """Opens the asyncio object. `turns`: so many listeners of the client are called at the same time."""
         super().__init__(client, open_)
         self._listener, self._turns = listener, turns
         self._running = threading.Event()
@@ -57,7 +57,7 @@ class _Receiving(Handle[Receiving]):
         raise NotImplementedError
 
     def _wait(self, inbox: ReceiverQueue, timeout_millis: int | None) -> Message:
-        """The next message, where none is there."""
+        """Waits for the next message, where none is there, and returns it."""
         if threading.get_ident() == self._thread.ident:
             raise exception_of(Result.Interrupted, "receiving inside a callback would wait for itself")
         return take_blocking(inbox, None if timeout_millis is None else timeout_millis / 1000)
@@ -171,7 +171,8 @@ class Consumer(_Receiving[AsyncConsumer]):
         return take_blocking(self._current().inbox, timeout_s)
 
     def batch_receive(self) -> list[Message]:
-        """As many messages as the batch_receive_policy allows; empty when its time is over and no message arrived."""
+        """Returns as many messages as the batch_receive_policy allows; none when its time is over and no message
+        arrived."""
         self._check_no_listener()
         inner = self._current()
         batch = ReceivedBatch(inner.inbox, monotonic)
@@ -235,11 +236,11 @@ class Consumer(_Receiving[AsyncConsumer]):
         self._thread.run(redeliver())
 
     def pause_message_listener(self) -> None:
-        """The listener is not called until `resume_message_listener`."""
+        """Pauses the listener: it is not called until `resume_message_listener`."""
         self._running.clear()
 
     def resume_message_listener(self) -> None:
-        """The listener is called again."""
+        """Resumes the listener: it is called again."""
         self._running.set()
 
     def seek(self, messageid: MessageId | int) -> None:
@@ -248,7 +249,7 @@ class Consumer(_Receiving[AsyncConsumer]):
         self._thread.run(aio.translated(inner.seek(messageid)))
 
     def get_last_message_id(self) -> MessageId:
-        """The id of the topic's last message. OperationNotSupported: there are several partitions."""
+        """Returns the id of the topic's last message. OperationNotSupported: there are several partitions."""
         inner = self._current()
         return self._thread.run(aio.translated(inner.get_last_message_id()))
 
@@ -314,7 +315,7 @@ class Reader(_Receiving[AsyncReader]):
         return len(inner.inbox) > 0 or self._thread.run(aio.translated(inner.has_message_available()))
 
     def seek(self, messageid: MessageId | int) -> None:
-        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
 
         The id of a message moves its own partition; the others keep their positions.
         """

@@ -35,7 +35,7 @@ class Half:
 
     @property
     def id(self) -> TxnId:
-        """Its id; its text is `(most,least)`, as that of a transaction."""
+        """Returns the half's id; its text is `(most,least)`, as that of a transaction."""
         return self._half.id
 
     @property
@@ -45,12 +45,12 @@ class Half:
 
     @property
     def check_key(self) -> str:
-        """What they are asked about: what it was prepared with."""
+        """Returns the text that the group is asked about: the one that the half was prepared with."""
         return self._half.check_key
 
     @property
     def state(self) -> TransactionState:
-        """PREPARED, COMMITTED or ABORTED, as this program knows it."""
+        """Returns PREPARED, COMMITTED or ABORTED, as this program knows it."""
         return self._half.state
 
     def commit(self) -> None:

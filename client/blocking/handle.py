@@ -1,4 +1,4 @@
-"""What the blocking producer, consumer and reader share: an asyncio object, made again after a fork."""
+"""The base of the blocking producer, consumer and reader: an asyncio object, made again after a fork."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class Closable(Protocol):
+    """An object with an asynchronous `close`."""
+
     async def close(self) -> None: ...
 
 
@@ -35,7 +37,8 @@ class Handle(ClosedAfterWith, Generic[Inner]):
     """
 
     def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
-        """`client()` is the asyncio client of this process; `open_` makes the object from it, again after a fork."""
+        """Makes the asyncio object. `client()` is the asyncio client of this process; `open_` makes the object from it,
+        again after a fork."""
         self._client = client
         self._open = open_
         self._epoch = EPOCH[0]
@@ -69,7 +72,7 @@ class Handle(ClosedAfterWith, Generic[Inner]):
         return self._epoch == EPOCH[0] and self._inner.is_connected()
 
     def topic(self) -> str:
-        """Full name of the topic; several names are separated by commas."""
+        """Returns the full name of the topic; several names are separated by commas."""
         return self._inner.topic()
 
     def close(self) -> None:
@@ -80,7 +83,7 @@ class Handle(ClosedAfterWith, Generic[Inner]):
 
 
 def close_soon(thread: LoopThread, inner: Closable, epoch: int) -> None:
-    """From any thread, also from the loop's own (the collector runs anywhere): does not wait."""
+    """Closes `inner` without a wait, from any thread, also from the loop's own (the collector runs anywhere)."""
     if epoch == EPOCH[0]:
         thread.start_soon(_close_quietly(inner))
 

@@ -27,10 +27,12 @@ T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.client")
 
 END_S = 5.0
-"""How long the end of the interpreter waits for the thread; a callback of the user's may be running in it."""
+"""Seconds that the end of the interpreter waits for the thread; a callback of the user's may be running in it."""
 
 
 class LoopThread:
+    """The thread of the event loop that all blocking clients of a process share."""
+
     def __init__(self) -> None:
         self.loop = _new_loop()
         self._thread = threading.Thread(target=self._run, name="magnetar-client", daemon=True)

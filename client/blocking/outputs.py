@@ -10,7 +10,7 @@ from .producer import Producer
 
 
 def inner_output(output: Any) -> Any:
-    """With the asyncio producer in place of the blocking one; anything else as it is."""
+    """Returns the output with the asyncio producer in place of the blocking one; anything else as it is."""
     if type(output) is not Output or not isinstance(output.producer, Producer):
         return output
     inner: AsyncProducer = output.producer.inner()

@@ -88,7 +88,7 @@ def process(
 
 
 def through(work: queue.SimpleQueue[Work | None]) -> Apply:
-    """Batches go to the thread that called `process`."""
+    """Returns a function that passes batches to the thread that called `process`."""
 
     async def apply(messages: list[Message]) -> list[Applied]:
         outcome: asyncio.Future[list[Applied]] = asyncio.get_running_loop().create_future()

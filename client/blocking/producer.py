@@ -62,7 +62,8 @@ class Producer(Handle[AsyncProducer]):
         self._ready()
 
     def _when_dropped(self) -> finalize[..., Any]:
-        """One that took its topic for itself has it until it, or its client, is closed, also when it is dropped."""
+        """Returns the finalizer. A producer that took its topic for itself has it until it, or its client, is closed,
+        also when it is dropped."""
         dropped = super()._when_dropped()
         if self._inner.settings.access_mode is not ProducerAccessMode.Shared:
             dropped.detach()

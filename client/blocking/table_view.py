@@ -43,7 +43,8 @@ class TableView(Handle[AsyncTableView]):
             callback(key, value)
 
     def for_each_and_listen(self, callback: Callable[[str, Any], object]) -> None:
-        """As `for_each`, and then for each change, in a thread; an empty value: the key was deleted."""
+        """Calls `callback` like `for_each`, and then for each change, in a thread; an empty value: the key was deleted.
+        """
         listener = _LateListener(callback, self._listening())
         view = self._current()
 
@@ -77,15 +78,15 @@ class TableView(Handle[AsyncTableView]):
         return iter(self._current())
 
     def keys(self) -> KeysView[str]:
-        """A copy."""
+        """Returns a copy of the keys."""
         return self._current().keys()
 
     def values(self) -> ValuesView[Any]:
-        """A copy."""
+        """Returns a copy of the values."""
         return self._current().values()
 
     def items(self) -> ItemsView[str, Any]:
-        """A copy: later changes are not in it."""
+        """Returns a copy: later changes are not in it."""
         return self._current().items()
 
 
@@ -100,7 +101,7 @@ class _LateListener:
         self._lock = threading.Lock()
 
     def told(self, key: str, value: Any) -> None:
-        """In the loop thread."""
+        """Passes a change on, in the loop thread."""
         if self.present is not None:
             self.present.append((key, value))
             return

@@ -79,17 +79,17 @@ class Transaction:
 
     @property
     def id(self) -> TxnId:
-        """Its id; its text is `(most,least)`, as Pulsar prints it."""
+        """Returns the transaction's id; its text is `(most,least)`, as Pulsar prints it."""
         return self._inner.id
 
     @property
     def state(self) -> TransactionState:
-        """OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer, and
-        `commit` asks again."""
+        """Returns OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer,
+        and `commit` asks again."""
         return self._inner.state
 
     def inner(self) -> AsyncTransaction:
-        """The asyncio one. TransactionEnded: it stayed in the parent of this process."""
+        """Returns the asyncio transaction. Raises TransactionEnded if it stayed in the parent of this process."""
         if self._epoch != EPOCH[0]:
             raise TransactionEnded("the transaction is of the process before the fork")
         return self._inner
@@ -111,8 +111,8 @@ class Transaction:
         self._finish(self.inner().prepare(until))
 
     def abort(self, wait: Wait = "durable") -> None:
-        """Nothing of it counts; what it acknowledged is delivered again. Once more is no harm. TransactionEnded: it is
-        committed, or may be."""
+        """Aborts the transaction: nothing of it counts; what it acknowledged is delivered again. A second call does no
+        harm. TransactionEnded: it is committed, or may be."""
         self._finish(self.inner().abort(wait))
 
     def _finish(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
@@ -151,7 +151,7 @@ def inner_of(txn: None) -> None: ...
 @overload
 def inner_of(txn: Transaction) -> AsyncTransaction: ...
 def inner_of(txn: object) -> AsyncTransaction | None:
-    """InvalidMessage: it is none."""
+    """Returns the asyncio transaction. InvalidMessage: it is none."""
     if txn is None:
         return None
     if not isinstance(txn, Transaction):

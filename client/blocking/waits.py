@@ -36,7 +36,8 @@ def acquire(gate: threading.Lock, deadline: float | None = None) -> bool:
 
 
 def result_of(future: Future[T], timeout_s: float | None = None) -> T:
-    """As `future.result`. concurrent.futures.TimeoutError: there is none in time, or the work raised one."""
+    """Returns the result like `future.result`. concurrent.futures.TimeoutError: there is none in time, or the work
+    raised one."""
     deadline = None if timeout_s is None else monotonic() + timeout_s
     while True:
         left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())

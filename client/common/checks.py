@@ -1,4 +1,4 @@
-"""What the SDK's parameters may be: one table, looked at before anything is sent or made.
+"""The checks of the SDK's parameters: one table, applied before anything is sent or made.
 
 Each row is a `Check`: the types (another one raises a TypeError), what fits (else a ValueError), and the words for it.
 Both are the SDK's exceptions as well: InvalidConfiguration for what makes or asks something, InvalidMessage for what is
@@ -29,11 +29,12 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 UINT64_MAX = 2**64 - 1
 DURATION_MS_MAX = 1 << 40
-"""35 years; what timers take, and more than anybody waits."""
+"""Longest duration, 35 years: what timers take, and more than anybody waits."""
 ENTRY_ID_MAX = 2**32 - 1
-"""Of what is acknowledged: sets of entries have 32 bits (no ledger has as many)."""
+"""Largest entry id that can be acknowledged: sets of entries have 32 bits (no ledger has as many)."""
 BATCH_INDEX_MAX = 1 << 24
-"""Of what is acknowledged: more messages than an entry can hold (UNCOMPRESSED_BYTES_MAX, at 6 bytes each)."""
+"""Largest batch index that can be acknowledged: more messages than an entry can hold (UNCOMPRESSED_BYTES_MAX, at 6
+bytes each)."""
 
 
 class WrongType(InvalidConfiguration, TypeError):
@@ -45,11 +46,11 @@ class WrongValue(InvalidConfiguration, ValueError):
 
 
 class WrongMessageType(InvalidMessage, TypeError):
-    """What is said of a message is of another type."""
+    """A parameter of a message has another type than it must have."""
 
 
 class WrongMessageValue(InvalidMessage, ValueError):
-    """What is said of a message is out of its range."""
+    """A parameter of a message is out of its range."""
 
 
 class WrongIdText(WrongMessageValue, InvalidName):
@@ -65,6 +66,8 @@ class WrongTopic(InvalidTopicName, ValueError):
 
 
 class Check(NamedTuple):
+    """A check of one parameter: its types, the values that fit, and the words for them."""
+
     says: str
     types: tuple[type, ...]
     fits: Callable[[Any], bool] = lambda _: True
@@ -82,7 +85,7 @@ Table = Mapping[str, Check]
 
 
 def check(table: Table, values: Mapping[str, Any]) -> None:
-    """WrongType, WrongValue: of the first parameter that does not fit its row."""
+    """Checks parameters. WrongType, WrongValue: of the first one that does not fit its row."""
     for name, value in values.items():
         row = table.get(name)
         if row is not None and (problem := row.problem(value)) is not None:
@@ -94,7 +97,7 @@ def check_one(name: str, row: Check, value: object) -> None:
 
 
 def shown(value: object) -> str:
-    """Of what was given, as much as a message has room for."""
+    """Returns the text of a given value, as much as a message has room for."""
     try:
         text = repr(value)
     except Exception:
@@ -125,7 +128,8 @@ def enum(kind: type[IntEnum]) -> Check:
 
 
 def exact(value: Any) -> Any:
-    """Text, and a dict of text, as `str` itself: what a subclass prints (an enum's member) is not what it is."""
+    """Returns text, and a dict of text, as `str` itself: what a subclass prints (an enum's member) is not what it is.
+    """
     if isinstance(value, str):
         return value if type(value) is str else str.__str__(value)
     if type(value) is dict and not are_plain(value):
@@ -209,12 +213,12 @@ def check_message(values: Mapping[str, Any]) -> None:
 
 
 def is_plain_key(key: object) -> bool:
-    """Text as nearly all keys are: the table has nothing to say of it."""
+    """Whether the key is text as nearly all keys are: the table has nothing to say of it."""
     return type(key) is str and key.isascii()
 
 
 def are_plain(properties: object) -> bool:
-    """The same of properties."""
+    """Whether all properties are plain ASCII text."""
     if type(properties) is not dict:
         return False
     for key, value in properties.items():
@@ -268,12 +272,12 @@ MESSAGE_ID: Table = {
     "entry_id": whole(-1, INT64_MAX),
     "batch_index": whole(-1),
 }
-"""What names a place."""
+"""Checks of the numbers of a message id."""
 SOUGHT: Table = {"ledger_id": whole(-1, INT64_MAX - 1), "entry_id": whole(-1, INT64_MAX - 1)}
-"""… to begin there, or at the next one."""
+"""Checks of a place that is sought: to begin there, or at the next one."""
 ACKNOWLEDGED: Table = {
     "ledger_id": whole(0, INT64_MAX),
     "entry_id": whole(0, ENTRY_ID_MAX),
     "batch_index": whole(-1, BATCH_INDEX_MAX),
 }
-"""What names a message: neither earliest nor latest does."""
+"""Checks of an id that is acknowledged: a message, neither earliest nor latest."""

@@ -16,6 +16,8 @@ from .guard import ignored, run
 
 
 class ClosedAfterAsyncWith:
+    """An object that `async with` closes at the end of its block."""
+
     async def close(self) -> None:
         raise NotImplementedError
 
@@ -28,6 +30,8 @@ class ClosedAfterAsyncWith:
 
 
 class Closable(Protocol):
+    """An object with a blocking `close`."""
+
     async def close(self) -> None: ...
 
 
@@ -42,8 +46,8 @@ async def close_all(parts: Iterable[Closable]) -> None:
 async def until_quiet(
     quiet_s: float, received_at: Callable[[], float], now: Callable[[], float], longest_s: float
 ) -> AsyncIterator[None]:
-    """As `asyncio.timeout`, which ends when nothing came for `quiet_s`, or after `longest_s`. `received_at`, `now`: of
-    one monotonic clock, in seconds."""
+    """Ends the block, like `asyncio.timeout`, when nothing came for `quiet_s`, or after `longest_s`. `received_at`,
+    `now`: of one monotonic clock, in seconds."""
     loop, begun = asyncio.get_running_loop(), now()
     async with asyncio.timeout(None) as limit:
         timer: asyncio.TimerHandle | None = None
@@ -65,6 +69,8 @@ async def until_quiet(
 
 
 class ClosedAfterWith:
+    """An object that `with` closes at the end of its block."""
+
     def close(self) -> None:
         raise NotImplementedError
 

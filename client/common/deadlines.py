@@ -20,14 +20,15 @@ T = TypeVar("T")
 
 
 class Deadlines:
-    """In one event loop. `now`: a monotonic clock, in seconds."""
+    """The deadlines of waits in one event loop. `now`: a monotonic clock, in seconds."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._at: dict[asyncio.Future[object], float] = {}
         self._timer = DueTimer(now, self._reached, self._broke)
 
     async def wait(self, future: asyncio.Future[T], at: float) -> T:
-        """The future belongs to this wait alone: it has the error when the time is over, and is cancelled with it."""
+        """Waits. The future belongs to this wait alone: it has the error when the time is over, and is cancelled with
+        it."""
         if future.done():
             return future.result()
         waiting: asyncio.Future[object] = future  # type: ignore[assignment]
@@ -56,5 +57,5 @@ class Deadlines:
                 future.set_exception(error)
 
     def stop(self) -> None:
-        """No wait ends by its deadline any more."""
+        """Stops all deadlines: no wait ends by one any more."""
         self._timer.stop()

@@ -17,10 +17,12 @@ from .guard import Broke, run
 
 
 class DueTimer:
+    """A timer of the event loop that calls at the time for which it is armed."""
+
     __slots__ = ("_broke", "_handle", "_loop", "_now", "_reached", "at")
 
     def __init__(self, now: Callable[[], float], reached: Callable[[float], None], broke: Broke) -> None:
-        """In the event loop. `now`: a monotonic clock, in seconds, whose times `arm` and `reached` get."""
+        """Made in the event loop. `now`: a monotonic clock, in seconds, whose times `arm` and `reached` get."""
         self.at = inf  # when it fires; inf: never
         self._now = now
         self._reached = reached
@@ -29,7 +31,7 @@ class DueTimer:
         self._handle: asyncio.TimerHandle | None = None
 
     def arm(self, due: float | None) -> None:
-        """None: no time matters."""
+        """Sets the time at which the timer fires. None: no time matters."""
         if due is None or due >= self.at:
             return
         self.stop()

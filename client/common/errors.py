@@ -142,13 +142,13 @@ class PulsarException(MagnetarError):
         cls.result = Result.__members__.get(cls.__name__, cls.result)
 
     def __init__(self, message: str | Result = "", msg: str | None = None, **fields: object) -> None:
-        """A text; or a Result, and its text, as pulsar.asyncio makes it."""
+        """Makes an error from a text; or from a Result, and its text, as pulsar.asyncio makes it."""
         if isinstance(message, Result):
             self.result, message = message, msg or message.name
         super().__init__(message or self.result.name, **fields)
 
     def error(self) -> Result:
-        """As the outcome that a callback gets."""
+        """Returns the result as the outcome that a callback gets."""
         return self.result
 
 
@@ -168,7 +168,7 @@ class Timeout(PulsarException, TimeoutError):
 
 
 class LookupError(PulsarException):
-    """Of Pulsar: the owner of a topic was not found. Not raised here."""
+    """Pulsar's error: the owner of a topic was not found. Not raised here."""
 
 
 class ConnectError(PulsarException):
@@ -176,11 +176,11 @@ class ConnectError(PulsarException):
 
 
 class ReadError(PulsarException):
-    """Of Pulsar: a socket failed. Not raised here."""
+    """Pulsar's error: a socket failed. Not raised here."""
 
 
 class AuthenticationError(PulsarException):
-    """Of Pulsar: who calls is not known. Not raised here."""
+    """Pulsar's error: the caller is not known. Not raised here."""
 
 
 class AuthorizationError(PulsarException):
@@ -193,11 +193,11 @@ class LoginRefused(AuthenticationError, ConnectError):
 
 
 class ErrorGettingAuthenticationData(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class BrokerMetadataError(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class BrokerPersistenceError(PulsarException):
@@ -213,7 +213,7 @@ class ConsumerBusy(PulsarException):
 
 
 class NotConnected(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class AlreadyClosed(PulsarException):
@@ -225,11 +225,11 @@ class InvalidMessage(PulsarException, ValueError, TypeError):
 
 
 class ConsumerNotInitialized(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class ProducerNotInitialized(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class ProducerBusy(PulsarException):
@@ -237,7 +237,7 @@ class ProducerBusy(PulsarException):
 
 
 class TooManyLookupRequestException(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class InvalidTopicName(PulsarException, ValueError):
@@ -281,11 +281,11 @@ class SubscriptionNotFound(PulsarException):
 
 
 class ConsumerNotFound(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class UnsupportedVersionError(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class TopicTerminated(PulsarException):
@@ -303,7 +303,7 @@ class IncompatibleSchema(PulsarException):
 
 
 class ConsumerAssignError(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class CumulativeAcknowledgementNotAllowedError(PulsarException):
@@ -311,11 +311,11 @@ class CumulativeAcknowledgementNotAllowedError(PulsarException):
 
 
 class TransactionCoordinatorNotFoundError(PulsarException):
-    """Of Pulsar. Not raised here."""
+    """Pulsar's error. Not raised here."""
 
 
 class InvalidTxnStatusError(PulsarException):
-    """Of Pulsar; here as TransactionAborted, TransactionEnded and TransactionFenced."""
+    """Pulsar's error; here raised as TransactionAborted, TransactionEnded and TransactionFenced."""
 
 
 class NotAllowedError(PulsarException):
@@ -327,7 +327,7 @@ class TransactionConflict(PulsarException):
 
 
 class TransactionNotFound(PulsarException):
-    """Of Pulsar; here as TransactionForgotten."""
+    """Pulsar's error; here raised as TransactionForgotten."""
 
 
 class ProducerFenced(PulsarException):
@@ -359,7 +359,7 @@ class TransactionAborted(InvalidTxnStatusError):
 
     @property
     def reason(self) -> str:
-        """timeout, coordinator lost, operation failed, conflict, fenced, admin; empty: it is not known."""
+        """Returns timeout, coordinator lost, operation failed, conflict, fenced, admin; empty: it is not known."""
         return self.fields.get("reason", "")
 
 
@@ -386,7 +386,7 @@ class HalfParked(InvalidTxnStatusError):
 
     @property
     def reason(self) -> str:
-        """Why it was parked."""
+        """Returns why it was parked."""
         return self.fields.get("reason", "")
 
 
@@ -402,7 +402,7 @@ class DataLost(BrokerPersistenceError):
 
     @property
     def ledger(self) -> int:
-        """Of the lost entries, as in message ids."""
+        """Returns the ledger of the lost entries, as in message ids."""
         return int(self.fields.get("ledger", -1))
 
     @property
@@ -412,7 +412,7 @@ class DataLost(BrokerPersistenceError):
 
     @property
     def last(self) -> int:
-        """The last of them, as far as it is known."""
+        """Returns the last of them, as far as it is known."""
         return int(self.fields.get("last", -1))
 
 

@@ -1,4 +1,4 @@
-"""What a fork does to a client, and what is done about it.
+"""The effects of a fork on a client, and what is done about them.
 
 A child has none of its parent's threads, and gRPC, once it was used, does not come up again in a child: its poller
 thread is gone and its locks are as they were (measured: with its fork support on, calls hang; with it off, the process
@@ -31,7 +31,8 @@ _used_by_parent = [False]
 
 
 def connected(holder: object) -> None:
-    """`holder` of connections is about to make its first. Raises OperationNotSupported where it cannot work."""
+    """Notes that `holder` of connections is about to make its first. Raises OperationNotSupported where it cannot work.
+    """
     if _used_by_parent[0]:
         raise OperationNotSupported(
             "this process was forked from one that had connections, and gRPC does not survive that: "

@@ -32,7 +32,7 @@ def run(work: Callable[[], object], broke: Broke) -> None:
 
 
 def failed(work: object, broke: Broke, error: BaseException) -> None:
-    """In the handler of the error that `work` raised."""
+    """Logs the error that `work` raised and tells `broke`. Called while that error is handled."""
     _LOG.exception("%s failed", getattr(work, "__qualname__", work))
     broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))
     if isinstance(error, KeyboardInterrupt | SystemExit):
@@ -40,7 +40,7 @@ def failed(work: object, broke: Broke, error: BaseException) -> None:
 
 
 def survived(error: BaseException, what: str) -> None:
-    """In the event loop, or in a thread of the client's: foreign code raised."""
+    """Logs what foreign code raised, in the event loop or in a thread of the client's."""
     _LOG.error("%s failed", what, exc_info=error)
     if isinstance(error, KeyboardInterrupt):
         try:
@@ -54,7 +54,7 @@ def _end(error: KeyboardInterrupt) -> None:
 
 
 def own(error: BaseException) -> BaseException:
-    """What foreign code raised that was called and not awaited. KeyboardInterrupt: it was Ctrl-C."""
+    """Returns what foreign code raised that was called and not awaited. Raises KeyboardInterrupt: it was Ctrl-C."""
     if isinstance(error, KeyboardInterrupt):
         raise error
     return error
@@ -69,4 +69,4 @@ def is_cancelled(error: BaseException) -> bool:
 
 
 def ignored(_error: Exception) -> None:
-    """It has no waiter, and the log has it."""
+    """Does nothing: the error has no waiter, and the log has it."""

@@ -1,4 +1,4 @@
-"""Where a client's messages go: to Python's logging, under `magnetar.client`; and to what `Client(logger=…)` names.
+"""The log of a client: Python's logging, under `magnetar.client`, and the logger that `Client(logger=…)` names.
 
 A logger is of the process, not of a client: it gets what all clients log, until the one that named it is closed, or
 collected.
@@ -18,7 +18,7 @@ _FORM = "%(asctime)s %(levelname)-5s [%(threadName)s] %(name)s | %(message)s"
 
 
 class LoggerLevel(ClientEnum):
-    """From which level on a ConsoleLogger or FileLogger takes messages."""
+    """The level from which on a ConsoleLogger or FileLogger takes messages."""
 
     Debug = 0
     Info = 1
@@ -27,19 +27,19 @@ class LoggerLevel(ClientEnum):
 
     @property
     def number(self) -> int:
-        """Of Python's logging."""
+        """Returns the level of Python's logging."""
         return (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)[self]
 
 
 class ConsoleLogger:
-    """Standard output."""
+    """Logs to standard output."""
 
     def __init__(self, log_level: LoggerLevel = LoggerLevel.Info) -> None:
         self.log_level = _level(log_level)
 
 
 class FileLogger:
-    """A file, to which is appended."""
+    """Logs to a file, to which is appended."""
 
     def __init__(self, log_level: LoggerLevel, log_file: str) -> None:
         self.log_level = _level(log_level)
@@ -65,7 +65,7 @@ class _Forward(logging.Handler):
 
 
 class _Console(logging.StreamHandler):  # type: ignore[type-arg]
-    """Standard output as it is when a message comes: a program may replace it."""
+    """Handler for standard output, as it is when a message comes: a program may replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stdout
@@ -73,13 +73,13 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def check_logger(logger: object) -> None:
-    """ValueError and InvalidConfiguration: it is none that a client takes."""
+    """Raises ValueError and InvalidConfiguration if it is no logger that a client takes."""
     if logger is not None and not isinstance(logger, logging.Logger | ConsoleLogger | FileLogger):
         raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shown(logger)}")
 
 
 def attach(logger: object) -> Callable[[], None] | None:
-    """Messages go there from now on; what ends that. OSError: the file cannot be opened."""
+    """Sends messages to the logger from now on; returns what ends that. OSError: the file cannot be opened."""
     if isinstance(logger, logging.Logger):
         if f"{_OURS.name}.".startswith(f"{logger.name}.") or logger is logging.getLogger():
             return None  # it gets them anyhow

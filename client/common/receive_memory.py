@@ -1,4 +1,4 @@
-"""What waits in all receiver queues of one client: a joint bound in bytes, shared by its consumers.
+"""The memory of the messages in all receiver queues of one client: a joint bound in bytes, shared by its consumers.
 
 The broker counts messages, not bytes: it sends as many as it has permits for, and a permit that was granted cannot be
 taken back. So each partition's consumer has a *window*, the messages that may be on their way or wait here, and its
@@ -25,21 +25,23 @@ from __future__ import annotations
 from .send_memory import SendMemory
 
 RECEIVE_BYTES = 64 << 20
-"""Without `memory_limit_bytes`."""
+"""Memory of receiver queues without `memory_limit_bytes`."""
 MESSAGE_OVERHEAD = 400
 """Bytes of a message beyond its payload: objects and metadata, about."""
 FIRST_MESSAGES = 64
-"""More than the chunks of most messages in chunks: a Shared subscription sends all of them to one consumer, if it can
-take them. Less than a queue: what comes first may be large."""
+"""Messages of a first window, more than the chunks of most messages in chunks: a Shared subscription sends all of them
+to one consumer, if it can take them. Less than a queue: what comes first may be large."""
 FIRST_BYTES = 16 << 10
-"""Of a message whose size is not known."""
+"""Bytes that a message counts whose size is not known."""
 LARGE_BYTES = 1 << 20
-"""Unfolded: a client's batch has an eighth by default."""
+"""Unfolded bytes from which on an entry is large: a client's batch has an eighth by default."""
 NEW_WEIGHT = 1 / 4
-"""Of what came last, in the average size."""
+"""Weight of the newest messages in the average size."""
 
 
 class ReceiveMemory:
+    """The memory that the receiver queues of one client share."""
+
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes  # 0: none
         self.producers: SendMemory | None = None  # they share the limit
@@ -58,7 +60,7 @@ class ReceiveMemory:
 
 
 class Claim:
-    """Of one partition's consumer."""
+    """The claim of one partition's consumer on the memory."""
 
     def __init__(self, memory: ReceiveMemory, queue_size: int) -> None:
         self._memory = memory
@@ -68,7 +70,7 @@ class Claim:
         self.want(queue_size)
 
     def want(self, queue_size: int) -> None:
-        """The receiver queue's size."""
+        """Claims the receiver queue's size."""
         self._wanted = max(1, queue_size)
         if not self._memory.limit_bytes:
             self.window = self._wanted
@@ -80,7 +82,7 @@ class Claim:
             self._claim(self.window * FIRST_BYTES)
 
     def came(self, entry_bytes: int, messages: int, circulating: int) -> bool:
-        """So much came, and so many messages are on their way or wait. True: the window is another one now."""
+        """Counts what came, and how many messages are on their way or wait. True: the window is another one now."""
         if not self._memory.limit_bytes or messages <= 0:
             return False
         size = entry_bytes / messages + MESSAGE_OVERHEAD

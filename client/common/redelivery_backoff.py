@@ -13,6 +13,8 @@ from .checks import BACKOFF, WrongValue, check
 
 
 class RedeliveryBackoff(Protocol):
+    """The delay of an entry's redelivery, by how often it came back."""
+
     def next(self, redelivery_count: int) -> int:
         """Milliseconds until an entry that came back so often is delivered again."""
         ...

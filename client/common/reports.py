@@ -17,12 +17,16 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class Told(Protocol):
+    """An object whose statistics are logged."""
+
     def statistics(self) -> dict[str, dict[str, int]]: ...
 
 
 class Reports:
+    """Logs the statistics of one client at an interval."""
+
     def __init__(self, client: Told, interval_s: float) -> None:
-        """In the client's event loop. 0: nothing is logged."""
+        """Made in the client's event loop. 0: nothing is logged."""
         self._client = ref(client)
         self._interval_s = interval_s
         self._loop = asyncio.get_running_loop()

@@ -1,4 +1,5 @@
-"""What producers of one client have sent and has no outcome yet: a joint bound in bytes of payload.
+"""The memory of the messages that producers of one client have sent and that have no outcome yet: a joint bound in
+bytes of payload.
 
 It exists when the program gave `memory_limit_bytes`; without, messages alone are bounded, as in Pulsar's Python client.
 Producers and receiver queues (receive_memory.py) share the limit: either uses what the other does not, and half at
@@ -17,6 +18,8 @@ from threading import Lock
 
 
 class SendMemory:
+    """The memory that the producers of one client share."""
+
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held = 0
@@ -26,11 +29,11 @@ class SendMemory:
 
     @property
     def limit_now(self) -> float:
-        """Without what receiver queues use."""
+        """Returns the limit without what receiver queues use."""
         return self.limit_bytes - min(self.claimed(), self.limit_bytes / 2)
 
     def take(self, size: int) -> bool:
-        """False: it does not fit."""
+        """Takes memory. False: there is too little."""
         with self._lock:
             if self.held and self.held + size > self.limit_now:
                 return False
@@ -51,6 +54,6 @@ class SendMemory:
         return not self.held or self.held <= self.limit_now * 3 / 4
 
     def wait(self, call: Callable[[], object]) -> None:
-        """`call` is called once, when there is room. Look again after this: there may be some now."""
+        """Calls `call` once, when there is room. Look again after this: there may be some now."""
         with self._lock:  # or it would be lost to a `free` that takes the others at this moment
             self._waiting.append(call)

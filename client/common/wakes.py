@@ -14,13 +14,15 @@ from .guard import Broke, failed, ignored, run
 
 
 class Wakes:
+    """Calls from any thread into one event loop."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._calls: deque[tuple[Callable[[], object], Broke]] = deque()
         self._woken = False
 
     def call(self, work: Callable[[], object], broke: Broke) -> None:
-        """`work()` runs in the loop, in the order of the calls; `broke` is told when it fails."""
+        """Runs `work()` in the loop, in the order of the calls; `broke` is told when it fails."""
         self._calls.append((work, broke))
         if not self._woken:
             self._woken = True

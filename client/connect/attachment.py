@@ -1,4 +1,4 @@
-"""One producer's or consumer's id on the stream to the broker that owns its topic: how it gets one, and loses it.
+"""The id of one producer or consumer on the stream to the broker that owns its topic: how it gets one, and loses it.
 
     attachment.open()               the first time: `on_open` reports that it is open, is refused, or the operation's
                                     deadline is over. An owner that waits for its turn has no deadline once it waits
@@ -32,12 +32,14 @@ from .broker_stream import CLOSE, BrokerStream
 from .connections import Connections
 
 PUBLISH_TAG = b"\x1a"
-"""Of ClientFrame.publish, field 3, length-delimited."""
+"""Tag of ClientFrame.publish, field 3, length-delimited."""
 WAITED_S = 1.0
-"""The broker took the opening and lets it wait: it did not just fail."""
+"""Seconds of a wait after which an opening did not just fail: the broker took it and let it wait."""
 
 
 class AttachedOwner(Protocol):
+    """A producer or consumer, as its attachment calls it."""
+
     topic: TopicName
     waits: bool  # the answer to its first frame may take as long as others please
 
@@ -47,17 +49,19 @@ class AttachedOwner(Protocol):
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def on_open(self, error: MagnetarError | None) -> None:
-        """The first opening is over; `error`: it failed for good."""
+        """Called when the first opening is over; `error`: it failed for good."""
         ...
 
     def on_lost(self, error: MagnetarError) -> None:
-        """It has no id (any more); or an attempt to get one failed."""
+        """Called when the owner has no id (any more), or an attempt to get one failed."""
         ...
 
     def broke(self, error: Exception) -> None: ...
 
 
 class Attachment:
+    """The attachment of one producer or consumer to its broker."""
+
     __slots__ = (
         "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_publish_head", "_stream", "_tasks", "broke",
         "on_frames", "topic",
@@ -112,7 +116,8 @@ class Attachment:
             await asyncio.sleep(delay)
 
     def reopen(self, after_s: float) -> None:
-        """A timer, and no task until then: of many owners that wait, and of a loop that ends meanwhile."""
+        """Opens again after a pause. That is a timer, and no task until then, because many owners may wait, and a loop
+        may end meanwhile."""
         assert not self.is_attached, "one connection at a time"
         if self._pause is not None:
             self._pause.cancel()
@@ -137,7 +142,7 @@ class Attachment:
         await self._answered(await self._attach())
 
     async def _attach(self) -> asyncio.Future[None]:
-        """The future of the answer to its first frame, which is sent."""
+        """Sends its first frame; returns the future of the answer."""
         stream = await self._connections.broker_stream(self._owner.topic)
         first = self._owner.first_frame()
         answer = self._answer = asyncio.get_running_loop().create_future()
@@ -160,7 +165,7 @@ class Attachment:
                 self._answer = None
 
     def opened(self) -> None:
-        """The owner read that it is open."""
+        """Called when the owner read that it is open."""
         if self._answer is None or self._answer.done():
             self.closed(ConnectionLost("the broker opened it twice"))
         else:
@@ -176,14 +181,14 @@ class Attachment:
             self._stream.send(self._id, wire.ClientFrame(id=self._id, **kind))
 
     def publish(self, entry: bytes) -> None:
-        """`send(publish=entry)`, without the two copies that protobuf makes of it."""
+        """Sends `send(publish=entry)`, without the two copies that protobuf makes of it."""
         if self._stream is not None:
             size = len(entry)
             self._stream.send(self._id, (self._publish_head, varint(size), entry))
 
     # ------------------------------------------------------------------------------ without it
     def closed(self, error: MagnetarError) -> None:
-        """The owner read that the broker gave it up."""
+        """Called when the owner read that the broker gave it up."""
         self._detach()
         self.lost(error)
 
@@ -198,7 +203,8 @@ class Attachment:
         self._owner.on_lost(error)
 
     def out_of_turn(self, kind: str | None) -> None:
-        """The owner read a frame that it does not take: the broker and it do not agree on what the id is."""
+        """Called when the owner read a frame that it does not take: the broker and it do not agree on what the id is.
+        """
         self.leave()
         self.lost(ConnectionLost(f"the broker said {kind} out of turn"))
 
@@ -231,12 +237,12 @@ class Attachment:
                 self.done()
 
     def done(self) -> None:
-        """The owner read that the broker has forgotten it."""
+        """Called when the owner read that the broker has forgotten it."""
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
 
     def stop(self) -> None:
-        """No further attempt; one that is under way ends."""
+        """Stops attempts: no further one begins, and one that is under way ends."""
         self._tasks.cancel()
         if self._pause is not None:
             self._pause.cancel()

@@ -1,4 +1,4 @@
-"""Who the client is: the classes that Pulsar's programs name, and what its connections bring to a broker.
+"""The identity of the client: the classes that Pulsar's programs name, and what its connections bring to a broker.
 
 A credential is asked for at each connection and call, so a function that reads it from a file renews it. It is never
 part of a `repr`, an error or a log line. Brokers' certificates are always verified, their host names too.
@@ -28,7 +28,7 @@ _NOT_LOADED = "a library of Pulsar's C++ client is not loaded: derive from Authe
 
 
 class Authentication:
-    """Base of all. A program's own derives from it: it overrides `authorization`, and names its `auth_method_name`.
+    """Base of all; a program's own derives from it. One overrides `authorization`, and names its `auth_method_name`.
 
     By itself it is one of the others, as Pulsar's client names them (or Java's classes):
     `Authentication("tls", "tlsCertFile:…,tlsKeyFile:…")`, `("token", "token:…" or "file:///…")`, `("basic", JSON)`,
@@ -172,7 +172,8 @@ class AuthenticationOauth2(Authentication):
 
 
 def by_name(name: object, parameters: object) -> Authentication:
-    """Of Pulsar's client. Another one is a library, which is not loaded."""
+    """Returns the authentication of Pulsar's client with that name. Another name is that of a library, which is not
+    loaded."""
     if not isinstance(name, str) or not isinstance(parameters, str):
         raise InvalidConfiguration("Authentication takes the name of a way and its parameters, as text")
     kind = name.rpartition(".")[2].lower().removeprefix("authentication")
@@ -201,7 +202,7 @@ def _text_of(path: str) -> str:
 def caller_access(
     url: ServiceUrl, authentication: object, options: Mapping[str, Any] | None = None
 ) -> CallerAccess:
-    """What the connections of a client bring. `options`: its parameters `use_tls` and `tls_…`."""
+    """Returns what the connections of a client bring. `options`: its parameters `use_tls` and `tls_…`."""
     if authentication is not None and not isinstance(authentication, Authentication):
         kind = type(authentication).__name__  # never its value: it may be the token
         raise InvalidConfiguration(f"authentication is one of magnetar.Authentication…, not a {kind}")
@@ -224,7 +225,7 @@ def caller_access(
 
 
 def _header_of(authentication: Authentication) -> Callable[[], str]:
-    """Its `authorization`, whose faults are errors without the credential."""
+    """Returns a function that gives the header `authorization`, and whose faults are errors without the credential."""
     name = authentication.auth_method_name or type(authentication).__name__
 
     def header() -> str:
@@ -244,7 +245,7 @@ def _header_of(authentication: Authentication) -> Callable[[], str]:
 
 
 def _without_tokens(error: BaseException) -> str:
-    """What it says, without words as long as a token."""
+    """Returns the text of the error, without words as long as a token."""
     return _TOKEN.sub("…", str(error))[:200]
 
 

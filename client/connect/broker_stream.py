@@ -39,14 +39,15 @@ from ..common.guard import failed, ignored, run
 from .silence import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, Silence
 
 IDLE_S = 60.0
-"""How long a stream without owners stays open: a program that opens one producer after another uses one stream."""
+"""Seconds that a stream without owners stays open: a program that opens one producer after another uses one stream."""
 HELD_FROM_BYTES = 2 << 20
-"""Two envelopes' worth, one that gRPC writes and the next: less is sent at once, by any sender. (With one, every second
-envelope has a single frame, because nothing waits when the write before it ends.)"""
+"""Bytes on the way from which on frames are held: two envelopes' worth, one that gRPC writes and the next: less is sent
+at once, by any sender. (With one, every second envelope has a single frame, because nothing waits when the write before
+it ends.)"""
 SLICE_FRAMES = 512
 TURN_S = 0.005
 LATE_S = 0.01
-"""A timer may be early by the clock's step."""
+"""Seconds by which a timer may be early: the clock's step."""
 CLOSE = 1 << 62
 """The request id of `close`: no other request has it."""
 
@@ -61,19 +62,21 @@ class Owner(Protocol):
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
     def lost(self, error: MagnetarError) -> None:
-        """The stream broke, or another broker owns the topic; the id is not attached any more."""
+        """Called when the stream broke, or another broker owns the topic; the id is not attached any more."""
         ...
 
     def broke(self, error: Exception) -> None:
-        """`on_frames` or `lost` failed."""
+        """Called when `on_frames` or `lost` failed."""
         ...
 
 
 class BrokerStream:
+    """A Connect stream to one broker."""
+
     def __init__(
         self, channel: Channel, now: Callable[[], float], on_end: Callable[[], object], silence: Silence
     ) -> None:
-        """In the event loop. `now`: a monotonic clock, in seconds. `on_end` is called, once, when nothing can be
+        """Opened in the event loop. `now`: a monotonic clock, in seconds. `on_end` is called, once, when nothing can be
         attached any more."""
         self.is_over = False
         self._channel = channel
@@ -117,7 +120,7 @@ class BrokerStream:
 
     # ------------------------------------------------------------------------------ out
     def send(self, id_: int, frame: Frame) -> None:
-        """Nothing is sent over a stream that is over: its owners are told, and reconnect."""
+        """Sends a frame. Nothing is sent over a stream that is over: its owners are told, and reconnect."""
         if self._held or self._stream.queued_bytes > HELD_FROM_BYTES:
             self._hold(id_, frame)
         elif not self.is_over:
@@ -210,7 +213,7 @@ class BrokerStream:
             self._tasks.spawn(self._ask(), f"silence of {self._channel.endpoint}")
 
     async def _ask(self) -> None:
-        """Until it says something, or has no owner any more."""
+        """Asks others about the silent broker until it says something, or has no owner any more."""
         endpoint, since = self._channel.endpoint, self.received_at
         try:
             while self._owners and not await self._channel.answers(UNANSWERED_S) and self.received_at == since:
@@ -224,7 +227,7 @@ class BrokerStream:
                 self._watch_from(self._now())
 
     def _topics(self) -> list[TopicName]:
-        """Each round begins at another one."""
+        """Returns the topics of the stream's owners; each round begins at another one."""
         topics = list({owner.topic: None for owner in self._owners.values()})
         self._rounds += 1
         at = self._rounds * ASKED_AT_ONCE % len(topics) if topics else 0

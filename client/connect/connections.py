@@ -3,7 +3,7 @@
 Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off.
 An attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
 (silence.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False). Until a
-broker was reached it gives up sooner (client/first_contact.py).
+broker was reached it gives up sooner (client/connect/first_contact.py).
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ TOLD_MAX = 1000
 
 
 class Connections:
+    """The connections of one client."""
+
     def __init__(
         self, world: World, url: ServiceUrl, settings: ClientSettings, access: CallerAccess = NOTHING
     ) -> None:
@@ -99,12 +101,12 @@ class Connections:
 
     @property
     def received_at(self) -> float:
-        """When a broker answered last, or said something on a stream: in monotonic seconds."""
+        """Returns when a broker answered last, or sent something on a stream: in monotonic seconds."""
         return max((self._answered, *(each.received_at for each in self._streams.values())))
 
     @property
     def wakes(self) -> Wakes:
-        """In the event loop: how other threads call into it."""
+        """Returns the way for other threads to call into the event loop. To be called in that loop."""
         if self._wakes is None:
             self._wakes = Wakes(asyncio.get_running_loop())
         return self._wakes
@@ -113,7 +115,7 @@ class Connections:
         return Backoff(self.world.rng, self.settings.backoff_first_s, self.settings.backoff_last_s)
 
     async def retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """`attempt()` until it succeeds, fails for good, or the operation's deadline is over."""
+        """Calls `attempt()` until it succeeds, fails for good, or the operation's deadline is over."""
         now = self.world.clock.monotonic
         begun = now()
         deadline = begun + self.settings.operation_timeout_s
@@ -143,8 +145,8 @@ class Connections:
             await asyncio.sleep(delay)
 
     async def any(self) -> Channel:
-        """To a broker of the service URL, the next one each time that is not silent, as long as there is one. What its
-        discovery raises."""
+        """Returns a channel to a broker of the service URL, the next one each time that is not silent, as long as there
+        is one. Raises what its discovery raises."""
         self._endpoints = await self._discovery.endpoints()
         for _ in self._endpoints:
             self._next = (self._next + 1) % len(self._endpoints)
@@ -159,7 +161,7 @@ class Connections:
         return (await self._owner_by(self.channel(endpoint), topic, UNANSWERED_S)).endpoint
 
     async def ask(self, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """A question that every broker answers."""
+        """Asks any broker; returns its answer."""
 
         async def attempt() -> Any:
             asked = await self.any()
@@ -168,8 +170,8 @@ class Connections:
         return await self.retry(attempt)
 
     async def ask_owner(self, topic: TopicName, method: str, request: Message, *, service: str = "Broker") -> Any:
-        """A question that the owner of the topic answers. At first any broker is asked: it answers, or names the owner,
-        as a look-up does; if it does neither, the owner is looked up."""
+        """Asks the owner of the topic; returns its answer. At first any broker is asked: it answers, or names the
+        owner, as a look-up does; if it does neither, the owner is looked up."""
         guess = True
 
         async def call(channel: Channel) -> Any:
@@ -192,10 +194,9 @@ class Connections:
         return await self.retry(attempt)
 
     async def owner(self, topic: TopicName) -> Channel:
-        """One look-up; the channel to the broker that serves the topic now. A broker that does not know, or does
-        not answer, costs no pause: the others are asked at once, because the one that fails may be the owner. An owner
-        that was named with the partitions is used once, instead.
-        """
+        """Makes one look-up; returns the channel to the broker that serves the topic now. A broker that does not know,
+        or does not answer, costs no pause: the others are asked at once, because the one that fails may be the owner.
+        An owner that was named with the partitions is used once, instead."""
         told = self._told.pop(topic, None)
         if told is not None and not self._closed:
             return told
@@ -230,7 +231,7 @@ class Connections:
             raise ConnectionLost(f"{owner!r} was named as the owner of {topic}") from error
 
     async def partitions(self, topic: TopicName, *, create: bool = True) -> int:
-        """0: not partitioned."""
+        """Returns the number of partitions; 0: not partitioned."""
         if topic.is_partition:
             return 0
         request = wire.PartitionsRequest(topic=topic.full, create=create)
@@ -248,8 +249,8 @@ class Connections:
         return await self.retry(attempt)
 
     async def move(self, url: ServiceUrl, access: CallerAccess) -> None:
-        """To the brokers of another service URL. What is open reconnects there; a request that is under way may still
-        be answered by a broker of the one before."""
+        """Moves to the brokers of another service URL. What is open reconnects there; a request that is under way may
+        still be answered by a broker of the one before."""
         self._access = access
         self._discovery = Discovery(url, self.world.network, access, self.settings.connection_timeout_s)
         self._endpoints = url.endpoints
@@ -265,13 +266,14 @@ class Connections:
             await channel.close()
 
     def leave_with_the_loop(self) -> None:
-        """In the event loop: they are closed with it, or when they are collected."""
+        """Closes the connections with the event loop, or when they are collected. To be called in that loop."""
         self._with_loop = self._until_the_loop_ends()
         with contextlib.suppress(StopIteration):  # to its first `yield`: the loop knows it from there on
             self._with_loop.__anext__().__await__().send(None)
 
     async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
-        """`asyncio.run` ends generators before it closes its loop: a client that was not closed is cut off here."""
+        """Closes the connections with the loop: `asyncio.run` ends generators before it closes its loop, and a client
+        that was not closed is cut off here."""
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Where the brokers of a service URL serve gRPC, when the URL names the port of another protocol of theirs.
+"""The gRPC addresses of the brokers of a service URL that names the port of another protocol of theirs.
 
     pulsar://host[:6650]    the answer to CONNECT has the address (CommandConnected.magnetar_address)
     http://host[:8080]      GET /lookup/v2/service-url answers {"serviceUrl": "magnetar://HOST:PORT"}
@@ -35,11 +35,11 @@ _U32 = struct.Struct(">I")
 
 
 class NotSpoken(Exception):
-    """What answers does not speak this protocol."""
+    """The server at an address does not speak this protocol."""
 
 
 class Discovery:
-    """`timeout_s`: of one address."""
+    """The discovery of a service URL. `timeout_s`: of one address."""
 
     def __init__(self, url: ServiceUrl, network: Network, access: CallerAccess, timeout_s: float) -> None:
         self._url = url
@@ -50,7 +50,7 @@ class Discovery:
         self._begin = 0  # the address that is asked first
 
     async def endpoints(self) -> Sequence[Endpoint]:
-        """At least one."""
+        """Returns the endpoints; at least one."""
         if self._found:
             return self._found
         failure: MagnetarError | None = None
@@ -75,7 +75,7 @@ class Discovery:
         raise failure
 
     def forget(self) -> None:
-        """What was told does not answer any more."""
+        """Forgets the answer: the addresses that it has do not answer any more."""
         if self._url.ask:
             self._found = ()
 
@@ -103,7 +103,7 @@ def _silent(address: Endpoint) -> Unavailable:
 
 # ------------------------------------------------------------------ Pulsar's protocol
 async def by_pulsar(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """NotSpoken; WrongProtocol: it is Pulsar. Unauthenticated."""
+    """Asks a port of Pulsar's protocol. NotSpoken; WrongProtocol: it is Pulsar. Unauthenticated."""
     from ...proto import pulsar_pb2 as pulsar
 
     method, data = credentials_of(access.authorization() if access.authorization is not None else "")
@@ -142,7 +142,7 @@ def credentials_of(authorization: str) -> tuple[str, bytes]:
 
 
 async def _read(stream: ByteStream, size: int) -> bytes:
-    """NotSpoken: the stream ends before."""
+    """Reads `size` bytes. NotSpoken: the stream ends before."""
     found, came = bytearray(size), 0
     view = memoryview(found)
     while came < size:
@@ -155,7 +155,8 @@ async def _read(stream: ByteStream, size: int) -> bytes:
 
 # ------------------------------------------------------------------ HTTP
 async def by_http(stream: ByteStream, address: Endpoint, access: CallerAccess) -> Endpoint:
-    """NotSpoken. Unavailable: a status of 500 or more. `access` is not sent: nothing is asked that needs it."""
+    """Asks a port of HTTP. NotSpoken. Unavailable: a status of 500 or more. `access` is not sent: nothing is asked that
+    needs it."""
     request = f"GET {PATH} HTTP/1.0\r\nHost: {address}\r\nAccept: application/json\r\nUser-Agent: Magnetar\r\n\r\n"
     stream.write_nowait(request.encode())
     answer = bytearray()

@@ -22,23 +22,24 @@ from ...runtime.network import Endpoint
 from .service_url import PULSAR_PORTS
 
 REFUSED_S = 1.0
-"""A server that is being started listens within half a second."""
+"""Seconds for which a refused connection is tried again: a server that is being started listens within half a second.
+"""
 SERVED_PORT = 7650
-"""Where `magnetar standalone` listens without being told."""
+"""Port at which `magnetar standalone` listens without being told."""
 
 
 class FirstContact:
     """The attempts of one operation of a client that has reached no broker."""
 
     def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], connection_timeout_s: float) -> None:
-        """`endpoints`: those that are tried now."""
+        """Begins the first contact. `endpoints`: those that are tried now."""
         self._endpoints = endpoints
         self._timeout_s = connection_timeout_s
         self._refused: set[str] = set()
 
     def failed(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
-        """An attempt failed with `error`, and the next one would begin `next_s` after the first. What to raise instead;
-        None: try again."""
+        """Notes that an attempt failed with `error`; the next one would begin `next_s` after the first. Returns what to
+        raise instead; None: try again."""
         how, endpoint = how_unreached(error), error.fields.get("endpoint", "")
         if how == "refused":
             self._refused.add(endpoint)
@@ -50,12 +51,13 @@ class FirstContact:
 
 
 def how_unreached(error: MagnetarError) -> str | None:
-    """"refused" or "silent" where there was no connection (runtime/grpc/errors.py); None: something answered."""
+    """Returns "refused" or "silent" where there was no connection (runtime/grpc/errors.py); None: something answered.
+    """
     return error.fields.get("unreached") if isinstance(error, Unavailable) else None
 
 
 def no_server(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
-    """What to raise for `error`, the last one: with what to do, and with the cause that it had."""
+    """Returns the error to raise for `error`, the last one: with what to do, and with the cause that it had."""
     others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
     told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
     told.__cause__ = error.__cause__

@@ -1,4 +1,4 @@
-"""What a producer or a consumer is opened with: the options of its core, and the first frame, which says who it is."""
+"""The opening of a producer or a consumer: the options of its core, and the first frame, with its identity."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ISOLATIONS = {
 
 
 def producer_options(settings: ProducerSettings, encrypt: Encrypt | None, *, persistent: bool) -> ProducerOptions:
-    """Chunks are for persistent topics, as in Pulsar's clients: another one drops some of them, and the rest of the
-    message is useless."""
+    """Returns the options of a producer's core. Chunks are for persistent topics, as in Pulsar's clients: another one
+    drops some of them, and the rest of the message is useless."""
     return ProducerOptions(
         initial_sequence_id=settings.initial_sequence_id,
         batching=settings.batching_enabled,
@@ -55,7 +55,7 @@ def open_producer(
 def subscribe(
     topic: TopicName, subscription: str, name: str, instance: str, settings: ConsumerSettings, start: Start | None
 ) -> wire.Subscribe:
-    """With a `start`: a reader's subscription, which does not last; None: a durable one."""
+    """Returns the frame. With a `start`: a reader's subscription, which does not last; None: a durable one."""
     request = wire.Subscribe(
         topic=topic.full,
         subscription=subscription,

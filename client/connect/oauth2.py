@@ -26,18 +26,18 @@ from ..common.errors import NO_TOKEN
 
 DISCOVERY = "/.well-known/openid-configuration"
 LIFETIME_S = 60.0
-"""Of a token whose issuer does not say."""
+"""Seconds that a token lives whose issuer does not say."""
 MARGIN_S = 10.0
-"""Before its end a token is not used any more; of a short one a tenth of its life."""
+"""Seconds before its end from which on a token is not used any more; of a short one a tenth of its life."""
 RENEW_AT = 0.75
-"""The part of its life after which a use of it fetches the next."""
+"""Part of a token's life after which a use of it fetches the next."""
 RETRY_S = 1.0
 FILE_BYTES_MAX = 64 << 10
 _REFUSALS = {"400", "401", "403"}
 
 
 class TokenSource:
-    """InvalidConfiguration: the parameters do not fit. No issuer is asked yet."""
+    """Access tokens of an issuer, which is not asked yet. Raises InvalidConfiguration if the parameters do not fit."""
 
     def __init__(self, parameters: Mapping[str, Any], clock: Clock) -> None:
         said = {name: value for name, value in parameters.items() if isinstance(value, str)}
@@ -64,7 +64,8 @@ class TokenSource:
         self._last = ""
 
     def token(self) -> str:
-        """Unavailable: there is none yet. Unauthenticated: the issuer refuses the credentials. Never waits."""
+        """Returns the token; never waits. Unavailable: there is none yet. Unauthenticated: the issuer refuses the
+        credentials."""
         with self._lock:
             now = self._clock.monotonic()
             usable = self._token and now < self._ends_at
@@ -80,7 +81,7 @@ class TokenSource:
         raise Unavailable(f"the issuer {self._issuer} is asked for a token{self._last}", **{NO_TOKEN: self._issuer})
 
     def _fetch(self) -> None:
-        """In a thread of its own."""
+        """Fetches a token, in a thread of its own; notes it, or why there is none."""
         began, failure, token, lifetime_s = self._clock.monotonic(), None, "", 0.0
         try:
             token, lifetime_s = self._asked()
@@ -99,7 +100,7 @@ class TokenSource:
             self._ends_at = began + lifetime_s - min(MARGIN_S, lifetime_s / 10)
 
     def _asked(self) -> tuple[str, float]:
-        """A token, and seconds."""
+        """Returns a token, and the seconds that it lives."""
         endpoint = self._client.ask(self._issuer.removesuffix("/") + DISCOVERY).get("token_endpoint")
         if not isinstance(endpoint, str) or not self._client.is_allowed(endpoint):
             raise Unavailable(f"the issuer {self._issuer} names no `token_endpoint` with https://")
@@ -133,7 +134,7 @@ def _credentials(said: Mapping[str, str], by_certificate: bool) -> Callable[[], 
 
 
 def _key_file(source: str) -> Mapping[str, Any]:
-    """`source`: a path, file:PATH, file:///PATH or data:application/json;base64,…"""
+    """Reads a key file. `source`: a path, file:PATH, file:///PATH or data:application/json;base64,…"""
     wrong = InvalidConfiguration("private_key is a file, or data:application/json;base64,…, with JSON of the client")
     try:
         if source.startswith("data:"):

@@ -20,7 +20,8 @@ DISCOVER_EVERY_S = 60.0
 
 
 class PartitionsWatcher:
-    """`grow(topic, partitions)` is awaited when a topic of `counts` has more partitions than were known."""
+    """Watches topics for more partitions: `grow(topic, partitions)` is awaited when a topic of `counts` has more than
+    were known."""
 
     def __init__(
         self, connections: Connections, counts: dict[TopicName, int], grow: Callable[[TopicName, int], Awaitable[None]]
@@ -36,7 +37,7 @@ class PartitionsWatcher:
             self._tasks.spawn(self._run(), "partitions")
 
     def follow(self, topic: TopicName, partitions: int) -> None:
-        """Of this topic too."""
+        """Watches the partitions of this topic too."""
         if partitions:
             self._counts[topic] = partitions
             self._start()

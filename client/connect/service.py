@@ -1,4 +1,4 @@
-"""What a client connects to: a cluster, and where it goes when that changes.
+"""The cluster that a client connects to, and where the client goes when that changes.
 
 A program's provider may name another cluster at any time, from any thread. The clusters of an AutoClusterFailover are
 tried in rounds, which begin when the client is first used, each `check_interval_ms` after the end of the one before: a
@@ -31,7 +31,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class Service:
-    """`given`: the client's `service_url`. `options`: its parameters. InvalidUrl, InvalidConfiguration."""
+    """The service of a client. `given`: the client's `service_url`. `options`: its parameters. InvalidUrl,
+    InvalidConfiguration."""
 
     def __init__(self, given: object, authentication: object, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -53,7 +54,7 @@ class Service:
         return caller_access(info.url, info.authentication, {**self._options, **trusted})
 
     def connect(self, world: World, settings: ClientSettings) -> Connections:
-        """In the event loop that uses them."""
+        """Makes the connections, in the event loop that uses them."""
         self._loop = asyncio.get_running_loop()  # before the look at `info`: what is told later calls into it
         self._used = self.info
         self._connections = Connections(world, self._used.url, settings, self._access_of(self._used))
@@ -63,7 +64,7 @@ class Service:
         return self._connections
 
     def updated(self, info: ServiceInfo) -> None:
-        """From any thread: the client goes there. InvalidConfiguration."""
+        """Moves the client, from any thread. Raises InvalidConfiguration."""
         self._access_of(checked(info))
         self.info = info
         if self._loop is not None:
@@ -94,7 +95,7 @@ class Service:
             self._move()
 
     async def close(self) -> None:
-        """In the event loop. Idempotent."""
+        """Closes the service, in the event loop. Idempotent."""
         self._connections = None
         provider, self._provider = self._provider, None
         try:

@@ -1,4 +1,4 @@
-"""Where a client connects, when that may change: one cluster, a program's own provider, or a list of clusters.
+"""The cluster of a client, where that may change: one cluster, a program's own provider, or a list of clusters.
 
     client = Client(AutoClusterFailover(ServiceInfo("pulsar://a:6650"), [ServiceInfo("pulsar://b:6650")]))
 
@@ -37,7 +37,7 @@ class ServiceInfo:
 
     @property
     def service_url(self) -> str:
-        """As it was given."""
+        """Returns the URL as it was given."""
         return self._service_url
 
     @property
@@ -52,7 +52,7 @@ class ServiceInfo:
 
     @classmethod
     def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
-        """The same: of Pulsar's client, which has two kinds."""
+        """Returns its argument: in Pulsar's client there are two kinds."""
         if not isinstance(service_info, ServiceInfo):
             raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shown(service_info)}")
         return service_info
@@ -65,14 +65,14 @@ class ServiceInfo:
 
 
 class ServiceInfoProvider:
-    """Base of a program's own: it says where the client connects first, and later where else.
+    """Base of a program's own providers: one says where the client connects first, and later where else.
 
     `initialize` is called once, when the client is made; it keeps `on_service_info_update`, which any thread may call
     with a ServiceInfo, until `close`, which is called when the client is closed.
     """
 
     def initial_service_info(self) -> ServiceInfo:
-        """Where the client connects first."""
+        """Returns where the client connects first."""
         raise NotImplementedError
 
     def initialize(self, on_service_info_update: Callable[[ServiceInfo], None]) -> None:
@@ -123,7 +123,8 @@ def _is(found: object) -> bool:
 def first_service_info(
     service: object, authentication: object, options: dict[str, Any]
 ) -> ServiceInfo:
-    """Of what a client was given as `service_url`. `options`: its parameters. InvalidConfiguration, InvalidUrl."""
+    """Returns the first service of a client from its `service_url`. `options`: its parameters. InvalidConfiguration,
+    InvalidUrl."""
     if isinstance(service, AutoClusterFailover | ServiceInfoProvider):
         for name, value in (
             ("authentication", authentication), ("tls_trust_certs_file_path", options["tls_trust_certs_file_path"])
@@ -139,7 +140,7 @@ def first_service_info(
 
 
 def checked(info: object) -> ServiceInfo:
-    """InvalidConfiguration: a provider gave something else."""
+    """Returns `info`. InvalidConfiguration: a provider gave something else."""
     if not isinstance(info, ServiceInfo):
         raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shown(info)}")
     return info

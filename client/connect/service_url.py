@@ -21,7 +21,7 @@ PULSAR_PORTS = (6650, 6651)
 
 
 class Asked(Enum):
-    """How the addresses of a URL are asked where the broker serves gRPC."""
+    """The way in which the addresses of a URL are asked where the broker serves gRPC."""
 
     NOT = "not"  # they are the addresses
     PULSAR = "pulsar"
@@ -45,6 +45,8 @@ SCHEMES = {
 
 
 class ServiceUrl(NamedTuple):
+    """A service URL, parsed."""
+
     endpoints: tuple[Endpoint, ...]  # at least one, in the order given, each once
     encrypted: bool = False  # TLS
     protocol: Asked = Asked.NOT

@@ -26,21 +26,24 @@ from ...runtime.network import Endpoint
 from ...runtime.tasks import together
 
 SILENT_S = 2.5
-"""Without a frame, until the broker is pinged: so often at most does an idle client cost its broker a ping."""
+"""Seconds without a frame until the broker is pinged: so often at most does an idle client cost its broker a ping."""
 UNANSWERED_S = 1.25
-"""Of a ping; of a question to another broker; and between two rounds of questions."""
+"""Seconds of a ping; of a question to another broker; and between two rounds of questions."""
 SILENT_KEPT_S = 10.0
-"""How long a broker counts as silent after the last ping without an answer, when nothing asks it any more."""
+"""Seconds that a broker counts as silent after the last ping without an answer, when nothing asks it any more."""
 ASKED_AT_ONCE = 32
 """Topics. When none of so many moved, the session of their owner lasts: the others wait for the next round."""
 
 
 class Silence:
+    """Notes which brokers are silent, and asks the others for the owners of their topics."""
+
     def __init__(
         self, now: Callable[[], float], known: Callable[[], Iterable[Endpoint]],
         owner: Callable[[Endpoint, TopicName], Awaitable[Endpoint]],
     ) -> None:  # fmt: skip
-        """`known`: the brokers' endpoints. `owner`: asks one of them who owns a topic, for UNANSWERED_S at most."""
+        """Begins with no broker silent. `known`: the brokers' endpoints. `owner`: asks one of them who owns a topic,
+        for UNANSWERED_S at most."""
         self._now = now
         self._known = known
         self._owner = owner
@@ -64,13 +67,13 @@ class Silence:
         self._until[self._name(endpoint)] = self._now() + SILENT_KEPT_S
 
     def others(self, endpoint: Endpoint) -> list[Endpoint]:
-        """One address of each other broker; those that are not silent come first."""
+        """Returns one address of each other broker; those that are not silent come first."""
         me = self._name(endpoint)
         found = {self._name(each): each for each in self._known() if self._name(each) != me}
         return sorted(found.values(), key=self.is_silent)
 
     async def moved(self, endpoint: Endpoint, topics: Sequence[TopicName]) -> set[TopicName]:
-        """Which of the topics have another owner than the broker at `endpoint`, as far as others say."""
+        """Returns the topics that have another owner than the broker at `endpoint`, as far as others say."""
         self.unanswered(endpoint)
         moved: set[TopicName] = set()
         for asked in self.others(endpoint):
@@ -87,7 +90,8 @@ class Silence:
         return moved
 
     async def _ask(self, asked: Endpoint, topics: Sequence[TopicName]) -> dict[TopicName, Endpoint]:
-        """What it answers. A topic whose owner is not known now, or that it does not tell, is not among them."""
+        """Returns the owners that a broker names. A topic whose owner is not known now, or that it does not tell, is
+        not among them."""
         answers: dict[TopicName, Endpoint] = {}
 
         async def ask(topic: TopicName) -> None:

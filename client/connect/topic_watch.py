@@ -1,4 +1,4 @@
-"""Which topics of a namespace match a pattern, now and from now on: told by a broker, not asked for.
+"""The topics of a namespace that match a pattern, now and from now on: sent by a broker, not asked for.
 
     watch = TopicWatch(connections, pattern)
     topics = await watch.open()             the matching ones
@@ -38,9 +38,8 @@ Changed = Callable[[list[TopicName], list[TopicName]], Awaitable[list[TopicName]
 
 
 class TopicPattern:
-    """`[DOMAIN://TENANT/NAMESPACE/]REGEX`: the topics of one namespace whose local name matches as a whole. `mode` says
-    of which domain; the one in the text says nothing, as in Pulsar.
-    """
+    """A pattern `[DOMAIN://TENANT/NAMESPACE/]REGEX`: the topics of one namespace whose local name matches as a whole.
+    `mode` says of which domain; the one in the text says nothing, as in Pulsar."""
 
     def __init__(
         self, pattern: re.Pattern[str], mode: RegexSubscriptionMode = RegexSubscriptionMode.PersistentOnly
@@ -64,6 +63,8 @@ class TopicPattern:
 
 
 class TopicWatch:
+    """A watch over the topics that match one pattern."""
+
     def __init__(self, connections: Connections, pattern: TopicPattern, discovery_s: float = 60.0) -> None:
         self._connections = connections
         self._discovery_s = max(DISCOVERY_S_MIN, discovery_s)
@@ -91,7 +92,7 @@ class TopicWatch:
         return self._pattern.text
 
     def follow(self, changed: Changed) -> None:
-        """The topics of `open` are taken up: changes are told from now on."""
+        """Tells changes from now on: the topics of `open` are taken up."""
         self._changed = changed
         self._tasks.spawn(self._run(), f"topics {self._pattern.text}")
         if self._pattern.non_persistent:
@@ -196,7 +197,7 @@ class TopicWatch:
             self._waiting = dict.fromkeys(await self._changed(offered, removed))
 
     def left(self, topic: TopicName) -> None:
-        """Its consumer found that it is gone: when it is told again, it is a new one."""
+        """Forgets a topic whose consumer found that it is gone: when it is told again, it is a new one."""
         self._known.pop(topic, None)
 
     def _disconnect(self) -> None:

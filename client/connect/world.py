@@ -37,7 +37,7 @@ from ...runtime.world import World
 
 
 class _ClientNetwork:
-    """gRPC channels; nothing is served."""
+    """The network of a client: gRPC channels; nothing is served."""
 
     def connect(self, endpoint: Endpoint, access: CallerAccess = NOTHING) -> Channel:
         return client.connect(endpoint, access)
@@ -68,12 +68,12 @@ class _ClientNetwork:
 
 
 class _NoFiles:
-    """A server's files are POSIX's, and a client runs on Windows too."""
+    """The files of a client: none, as a server's are POSIX's, and a client runs on Windows too."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotAllowed("a client has no files of a server")
 
 
 def client_world() -> World:
-    """A new one each time: connections belong to it, and to one event loop."""
+    """Returns a new world each time: connections belong to it, and to one event loop."""
     return World(SystemClock(), random.SystemRandom(), cast(Files, _NoFiles()), SystemWorkers(), _ClientNetwork())

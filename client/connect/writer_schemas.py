@@ -27,8 +27,10 @@ MISSING_MAX = 1000
 
 
 class WriterSchemas:
+    """The schemas of one topic, by their version."""
+
     def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
-        """`incarnation`: of `topic`, which may be a partition; 0: whichever is there."""
+        """Makes an empty cache. `incarnation`: of `topic`, which may be a partition; 0: the present one."""
         self._connections = connections
         self._topic = topic
         self._incarnation = incarnation
@@ -41,7 +43,8 @@ class WriterSchemas:
         return version in self._known or self._missing.get(version, 0.0) > self._now()
 
     async def fetch(self, version: bytes) -> None:
-        """Empty: the newest. Raises what the broker answers; that there is none is kept, and told by `of`."""
+        """Fetches a schema. Empty: the newest. Raises what the broker answers; that there is none is kept, and told by
+        `of`."""
         if self.knows(version):
             return
         if version == BYTES_VERSION:
@@ -61,11 +64,12 @@ class WriterSchemas:
         )
 
     def has(self, version: bytes) -> SchemaInfo | None:
-        """Of what was fetched. None: the topic has no such schema."""
+        """Returns a schema that was fetched. None: the topic has no such schema."""
         return self._known.get(version)
 
     def of(self, version: bytes) -> SchemaInfo:
-        """InvalidMessage: the topic has no such schema. What the broker answers."""
+        """Returns the schema of a version. InvalidMessage: the topic has no such schema. Raises what the broker
+        answers."""
         if not self.knows(version):
             self._ask(version)
         found = self._known.get(version)

@@ -1,4 +1,5 @@
-"""What the application acknowledges and gives back, gathered from any thread, and how that is said to the broker.
+"""The acknowledgements of the application, and what it gives back: gathered from any thread, and how that is told to
+the broker.
 
 `acknowledge`, `negative_acknowledge` and `taken` append, from any thread; `gather` gives all of it to the consumer's
 core (client/core/consumer.py), in the event loop. Guards: tests/client/consume/test_partition_consumer.py.
@@ -27,12 +28,13 @@ from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType
 _LOG = logging.getLogger("magnetar.client")
 
 DELAY_MS_MAX = 1 << 40
-"""35 years: more than a timer of any event loop needs, and less than it takes."""
+"""Longest delay, 35 years: more than a timer of any event loop needs, and less than it takes."""
 Pending = Message | MessageId
 
 
 class AckSender:
-    """`wake` is called, from the same thread, when the event loop is to look after what was appended."""
+    """Sends the acknowledgements of one consumer. `wake` is called, from the same thread, when the event loop is to
+    look after what was appended."""
 
     def __init__(
         self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float]
@@ -63,7 +65,7 @@ class AckSender:
         self._wake()
 
     def with_chunks(self, which: Pending, *, again: bool = False) -> Iterable[Pending]:
-        """Itself and the other entries of its message; it is acknowledged, or given back (`again`)."""
+        """Returns the entry and the others of its message; it is acknowledged, or given back (`again`)."""
         if isinstance(which, Message):
             known, place = which.entry.chunks, which.entry.position
             if not known:
@@ -76,7 +78,7 @@ class AckSender:
 
     # ------------------------------------------------------------------------------ in the loop
     def gather(self) -> float:
-        """Gives all to the core; the time at which."""
+        """Gives all to the core; returns the time at which."""
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
@@ -90,11 +92,11 @@ class AckSender:
         return now
 
     def longer_s(self, redelivery_count: int) -> float:
-        """What the application's back-off adds to the ack time-out of an entry."""
+        """Returns the seconds that the application's back-off adds to the ack time-out of an entry."""
         return self._longer_ms(redelivery_count) / 1000
 
     def _gather_acks(self) -> None:
-        """The messages of one entry that follow each other are one step."""
+        """Gathers acknowledgements; messages of one entry that follow each other are one step."""
         take, core = self._acked.popleft, self._core
         entry: ReceivedEntry | None = None
         bits = messages = 0
@@ -115,7 +117,7 @@ class AckSender:
             core.acknowledge_bits(entry.position, bits, messages, entry.size)
 
     def take_over(self, which: Iterable[Pending], *, cumulative: bool) -> AckGroup:
-        """What acknowledges these, to be sent by a request of its own."""
+        """Returns what acknowledges these, to be sent by a request of its own."""
         tracker = AckTracker()
         self.track(tracker, which, cumulative=cumulative)
         return tracker.take()
@@ -143,12 +145,13 @@ class AckSender:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 
     def forget(self) -> None:
-        """The cursor is moved: what was acknowledged before says nothing about what comes now."""
+        """Forgets acknowledgements, because the cursor is moved: what was acknowledged before says nothing about what
+        comes now."""
         self._acked.clear()
 
 
 def delay_ms(backoff: RedeliveryBackoff | None, redelivery_count: int, *, otherwise: int) -> int:
-    """The application's back-off may raise, or give anything: then it is as if there were none."""
+    """Returns the delay. The application's back-off may raise, or give anything: then it is as if there were none."""
     if backoff is None:
         return otherwise
     try:

@@ -22,12 +22,12 @@ from ..model.message import Message
 from .receiver_queue import ReceiverQueue
 
 DEFAULT_BYTES = 10 << 20
-"""Pulsar's."""
+"""Pulsar's default of bytes in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerBatchReceivePolicy:
-    """`batch_receive` returns when one of these is reached; 0 or -1: no such limit."""
+    """The policy of `batch_receive`, which returns when one of these is reached; 0 or -1: no such limit."""
 
     max_num_message: int = -1
     max_num_bytes: int = DEFAULT_BYTES
@@ -41,31 +41,31 @@ class ConsumerBatchReceivePolicy:
             )
 
     def policy(self) -> ConsumerBatchReceivePolicy:
-        """The policy itself: of Pulsar's client, which has two kinds."""
+        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
         return self
 
     def getMaxNumMessages(self) -> int:
-        """`max_num_message`."""
+        """Returns `max_num_message`."""
         return self.max_num_message
 
     def getMaxNumBytes(self) -> int:
-        """`max_num_bytes`."""
+        """Returns `max_num_bytes`."""
         return self.max_num_bytes
 
     def getTimeoutMs(self) -> int:
-        """`timeout_ms`."""
+        """Returns `timeout_ms`."""
         return self.timeout_ms
 
     @property
     def bytes_max(self) -> int:
-        """0: no limit."""
+        """Returns the limit of bytes; 0: no limit."""
         if self.max_num_bytes > 0:
             return self.max_num_bytes
         return 0 if self.max_num_message > 0 else DEFAULT_BYTES
 
 
 class BatchReceivePolicy(ConsumerBatchReceivePolicy):
-    """The same, by its name in Pulsar's C++ client."""
+    """Another name of ConsumerBatchReceivePolicy, from Pulsar's C++ client."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class BatchReceivePolicy(ConsumerBatchReceivePolicy):
 async def receive_batch(
     inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy, now: Callable[[], float]
 ) -> list[Message]:
-    """In the event loop. `now`: a monotonic clock, in seconds."""
+    """Receives a batch, in the event loop. `now`: a monotonic clock, in seconds."""
     deadline = now() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
     most, bytes_max = policy.max_num_message, policy.bytes_max
     messages: list[Message] = []
@@ -114,7 +114,7 @@ async def decodable(inbox: ReceiverQueue, *messages: Message) -> None:
 
 
 class ReceivedBatch:
-    """For a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
+    """A batch for a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
 
     def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
         self._now = now
@@ -129,7 +129,7 @@ class ReceivedBatch:
         return self._messages
 
     def give_back(self) -> None:
-        """In the event loop; what it holds, now or later, is received by others."""
+        """Gives back, in the event loop, what it holds, now or later: others receive it."""
         self._unwanted = True
         messages, self._messages = self._messages, []
         if messages:

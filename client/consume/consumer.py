@@ -125,7 +125,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ topics and partitions
     async def _grow(self, names: Sequence[TopicName]) -> None:
-        """From their beginning: the subscription is older than they are."""
+        """Adds partitions, from their beginning: the subscription is older than they are."""
         settings = replace(self.settings, initial_position=InitialPosition.Earliest)
         missing = self._partitions.missing(names)
         await self._partitions.grow([self._consumer(name, settings, ReceiverQueue(), len(missing)) for name in missing])
@@ -158,7 +158,7 @@ class Consumer(ClosedAfterAsyncWith):
             self._partitions.follow(each, partitions)
 
     def _gone(self, consumer: PartitionConsumer) -> None:
-        """Its topic was deleted."""
+        """Removes a partition whose topic was deleted."""
         if self._partitions.remove(consumer):
             consumer.was_of = self
             if self._watch is not None:
@@ -166,7 +166,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
-        """Full name of the topic; several names are separated by commas; of a pattern, its text."""
+        """Returns the full name of the topic; several names are separated by commas; of a pattern, its text."""
         return self._name
 
     @property
@@ -187,12 +187,12 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.are_connected()
 
     def title(self) -> str:
-        """For logs: its name, subscription and topic."""
+        """Returns its name, subscription and topic, for logs."""
         return f"consumer {self.consumer_name()} of {self.subscription_name()} on {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """`waiting_messages` were delivered and not received; `delivered_messages` are counted from its opening, and
-        so are `discarded_entries`: malformed ones, which raised ChecksumError and are acknowledged."""
+        """Returns counters. `waiting_messages` were delivered and not received; `delivered_messages` are counted from
+        its opening, and so are `discarded_entries`: malformed ones, which raised ChecksumError and are acknowledged."""
         return {
             "partitions": len(self.partitions),
             "waiting_messages": len(self.inbox),
@@ -213,7 +213,7 @@ class Consumer(ClosedAfterAsyncWith):
         return message
 
     async def batch_receive(self) -> list[Message]:
-        """As many messages as the policy allows; empty when its time is over and no message arrived."""
+        """Returns as many messages as the policy allows; none when its time is over and no message arrived."""
         batch = await receive_batch(self.inbox, self.policy, self.connections.world.clock.monotonic)
         if self.settings.schema.by_writer:
             await decodable(self.inbox, *batch)
@@ -230,7 +230,7 @@ class Consumer(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ acknowledging
     def consumer_of(self, which: Message | MessageId) -> PartitionConsumer:
-        """The partition that it came from. InvalidMessage: none of this consumer's."""
+        """Returns the partition that a message came from. Raises InvalidMessage if it is none of this consumer's."""
         if isinstance(which, Message):
             consumer, consumers = which.entry.consumer, self._partitions.all
             if consumers and consumer is consumers[0]:
@@ -248,7 +248,7 @@ class Consumer(ClosedAfterAsyncWith):
         return self._partitions.of_id(which)
 
     def acknowledge_soon(self, which: Message | MessageId | Iterable[Message | MessageId]) -> None:
-        """From any thread; sent within 100 ms."""
+        """Acknowledges from any thread; sent within 100 ms."""
         if type(which) is Message and (consumers := self._partitions.all) and which.entry.consumer is consumers[0]:
             if consumers[0].core.error is not None:
                 consumers[0].requests.raise_if_closed()
@@ -267,15 +267,15 @@ class Consumer(ClosedAfterAsyncWith):
                 self.acknowledge_soon(each)
 
     def negative_acknowledge_soon(self, which: Message | MessageId) -> None:
-        """As `negative_acknowledge`, from any thread."""
+        """Acknowledges negatively like `negative_acknowledge`, from any thread."""
         self.consumer_of(which).acks.negative_acknowledge(which)
 
     def acknowledge_in(
         self, txn: InTransaction, which: Message | MessageId | Iterable[Message | MessageId], *,
         cumulative: bool = False, waiters: list[asyncio.Future[None]] | None = None,
     ) -> None:  # fmt: skip
-        """They are acknowledged when the transaction commits, which waits until this is durable: nothing waits here.
-        `waiters` gets a future for each partition. In the event loop."""
+        """Acknowledges messages in a transaction: they count when it commits, which waits until this is durable;
+        nothing waits here. `waiters` gets a future for each partition. In the event loop."""
         check_txn(txn)
         if cumulative:
             self._check_cumulative()
@@ -350,7 +350,7 @@ class Consumer(ClosedAfterAsyncWith):
             )
 
     def acknowledge_cumulative_nowait(self, message: Message | MessageId) -> None:
-        """As `acknowledge_cumulative`, sent within 100 ms."""
+        """Acknowledges like `acknowledge_cumulative`, sent within 100 ms."""
         self._check_cumulative()
         consumer = self.consumer_of(message)
         consumer.requests.raise_if_closed()
@@ -388,7 +388,7 @@ class Consumer(ClosedAfterAsyncWith):
             consumer.redeliver_unacknowledged()
 
     def start_again(self) -> None:
-        """The same, in order: of what was delivered before nothing is given to the application from now on."""
+        """Redelivers in order: of what was delivered before nothing is given to the application from now on."""
         for consumer in self.partitions:
             consumer.start_again()
 
@@ -398,7 +398,7 @@ class Consumer(ClosedAfterAsyncWith):
         await self._partitions.seek(messageid)
 
     async def get_last_message_id(self) -> MessageId:
-        """The id of the topic's last message. OperationNotSupported: there are several partitions."""
+        """Returns the id of the topic's last message. OperationNotSupported: there are several partitions."""
         if len(self.partitions) != 1:
             raise OperationNotSupported("several partitions have no last message; ask each of them")
         found = MessageId.from_wire((await self.partitions[0].requests.last_message_id()).id)
@@ -432,6 +432,6 @@ class Consumer(ClosedAfterAsyncWith):
             raise
 
     def check(self) -> None:
-        """AssertionError: an invariant of the client is broken."""
+        """Raises AssertionError if an invariant of the client is broken."""
         for consumer in self.partitions:
             consumer.core.check()

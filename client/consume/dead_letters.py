@@ -65,7 +65,7 @@ _LOG = logging.getLogger("magnetar.client")
 DEFAULT_MAX_RECONSUME_TIMES = 16
 TIMES_DIGITS_MAX = 9
 RETRY_PAUSE_S = 1.0
-"""Between two tries to publish a dead letter."""
+"""Seconds between two tries to publish a dead letter."""
 
 _MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
 """Producers of dead letters: a consumer's, and a broker's (broker/subscription/core/dead_letter.py)."""
@@ -75,7 +75,8 @@ RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"
 
 
 def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
-    """What applies. InvalidConfiguration where the subscription's type has no counts."""
+    """Returns the dead-letter policy that applies, None if none does. InvalidConfiguration where the subscription's
+    type has no counts."""
     policy = settings.dead_letter_policy
     if policy is None and settings.enable_retry:
         policy = ConsumerDeadLetterPolicy(DEFAULT_MAX_RECONSUME_TIMES)
@@ -87,8 +88,8 @@ def policy_of(settings: ConsumerSettings) -> ConsumerDeadLetterPolicy | None:
 
 
 def times_of(told: str) -> int:
-    """How often a message was reconsumed later, by its property. Another program may use that name for anything else:
-    what is no plain number counts as none."""
+    """Returns how often a message was reconsumed later, by its property. Another program may use that name for
+    anything else: what is no plain number counts as 0."""
     return (whole(told) or 0) if len(told) <= TIMES_DIGITS_MAX else 0
 
 
@@ -99,12 +100,12 @@ def letter_topic(topic: TopicName, subscription: str, suffix: str, chosen: str |
 
 
 def is_dead_letter(message: Message) -> bool:
-    """It was moved by a consumer, or by a broker's policy, of whatever subscription: it stays where it is."""
+    """Whether it was moved by a consumer, or by a broker's policy, of any subscription: it stays where it is."""
     return _MOVED_BY.search(message.producer_name()) is not None and ORIGIN_MESSAGE_ID in message.properties()
 
 
 def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> bool:
-    """The dead-letter topic of this very subscription: nothing leaves it."""
+    """Whether the topic is the dead-letter topic of this very subscription: nothing leaves it."""
     chosen = policy.dead_letter_topic
     return topic.base.local.endswith(f"-{subscription}-DLQ") or (
         bool(chosen) and topic.base == TopicName.parse(chosen).base
@@ -112,7 +113,7 @@ def keeps_dead_letters(topic: TopicName, subscription: str, policy: ConsumerDead
 
 
 def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy) -> TopicName:
-    """The topic whose retries it holds; itself, when it holds none of this subscription."""
+    """Returns the topic whose retries `topic` holds; itself, when it holds none of this subscription."""
     suffix = f"-{subscription}-RETRY"
     if not policy.retry_letter_topic and topic.base.local.endswith(suffix):
         return TopicName.parse(topic.base.full.removesuffix(suffix))
@@ -120,7 +121,7 @@ def home_of(topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolic
 
 
 class DeadLetterProducer:
-    """Of one consumer: its dead-letter and retry-letter producers, opened when they are needed."""
+    """The dead-letter and retry-letter producers of one consumer, opened when they are needed."""
 
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, policy: ConsumerDeadLetterPolicy,
@@ -145,7 +146,8 @@ class DeadLetterProducer:
 
     # ------------------------------------------------------------------ dead letters
     def move_soon(self, messages: list[Message]) -> None:
-        """They are acknowledged when they are stored in the dead-letter topic; until then they are tried again."""
+        """Moves messages in a task. They are acknowledged when they are stored in the dead-letter topic; until then
+        they are tried again."""
         self._tasks.spawn(self._move_all(messages), f"dead letters of {self._base}")
 
     async def _move_all(self, messages: list[Message]) -> None:
@@ -206,7 +208,7 @@ class DeadLetterProducer:
         message.entry.consumer.acknowledge(message)
 
     async def _schema_of(self, message: Message) -> SchemaInfo | None:
-        """With which it was written; None: it names none that its topic has."""
+        """Returns the schema with which it was written; None: it names none that its topic has."""
         version, writers = message.writer_version, message.entry.writers
         if not version or writers is None:
             return None
@@ -248,7 +250,7 @@ class DeadLetterProducer:
                 continue
 
     async def close(self) -> None:
-        """What is under way comes to its end; what does not is delivered again."""
+        """Waits for moves under way, and closes the producers; what does not end in time is delivered again."""
         self._closed = True
         try:
             with suppress(TimeoutError):
@@ -280,12 +282,12 @@ def _origin(message: Message, subscription: str) -> dict[str, str]:
 
 
 class DeadLetterProducers:
-    """Of one consumer: a DeadLetterProducer per topic, which the topic's retry-letter topic has too."""
+    """The dead-letter producers of one consumer: one per topic, which the topic's retry-letter topic has too."""
 
     def __init__(
         self, connections: Connections, subscription: str, settings: ConsumerSettings, consumer_name: Callable[[], str]
     ) -> None:
-        """InvalidConfiguration where the subscription's type has no counts of redeliveries."""
+        """Makes the producers. InvalidConfiguration where the subscription's type has no counts of redeliveries."""
         self.policy = policy_of(settings)
         self._connections = connections
         self._subscription = subscription
@@ -295,8 +297,8 @@ class DeadLetterProducers:
         self._no_retries: set[TopicName] = set()  # retry and dead-letter topics of others, found by a pattern
 
     def add(self, topic: TopicName) -> list[TopicName]:
-        """What is to be subscribed to: the topic, and that of its retries. A topic that a policy made has no retries
-        when a pattern found it."""
+        """Returns the topics to subscribe to: the topic, and that of its retries. A topic that a policy made has no
+        retries when a pattern found it."""
         policy, subscription = self.policy, self._subscription
         if policy is None or keeps_dead_letters(topic, subscription, policy):
             return [topic]
@@ -316,7 +318,8 @@ class DeadLetterProducers:
         return self._by_topic.get(topic.base)
 
     def retries_of(self, topic: TopicName) -> DeadLetterProducer:
-        """OperationNotSupported: its messages cannot be reconsumed later."""
+        """Returns the producer for a topic's retries. OperationNotSupported: its messages cannot be reconsumed later.
+        """
         dead_letters = self.of(topic)
         if dead_letters is not None and topic.base in self._no_retries:
             raise OperationNotSupported(f"no consumer receives from {dead_letters.retry_letter_topic}")

@@ -57,11 +57,11 @@ _tuple = tuple.__new__
 SLOTS_KNOWN_MAX = 65_536
 """Entries whose keys are known: what failed earlier holds back its entry alone here, and its keys at the broker."""
 SAY_EVERY_S = 10.0
-"""The log is told so often, at most, that a partition has entries that are not decrypted."""
+"""Seconds between two log lines that a partition has entries that are not decrypted."""
 
 
 class StaysFolded(Exception):
-    """There is no room for the entry unfolded."""
+    """Raised when there is no room for the entry unfolded."""
 
 
 class Undecryptable(Exception):
@@ -74,14 +74,15 @@ class Undecryptable(Exception):
 
 
 class Deliveries:
-    """Of one partition; `gather` takes deliveries apart, and `take` gives what came of them."""
+    """The deliveries of one partition; `gather` takes deliveries apart, and `take` returns what came of them."""
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
         dead_letters: DeadLetterProducer | None, start: Start | None, longer_s: Callable[[int], float],
         memory: ReceiveMemory,
     ) -> None:  # fmt: skip
-        """`longer_s`: by how often an entry was delivered again, what its ack time-out is longer."""
+        """Makes the deliveries of a partition. `longer_s`: by how often an entry was delivered again, what its ack
+        time-out is longer."""
         self.start = start  # readers only: what is before it is left out; None: only the broker knows where it is
         self.discarded = 0  # entries that are malformed
         self._came: list[Message] = []
@@ -102,10 +103,10 @@ class Deliveries:
         self._permits_of_each = bool(settings.unacked_messages_timeout_ms)
         in_order = settings.redelivery_order == "key"
         self._moved: OrderedDict[Position, int] | None = OrderedDict() if in_order else None
-        """Of batches, as bits, the messages that were moved to the dead-letter topic, one after the other."""
+        """Entry → the messages of a batch, as bits, that were moved to the dead-letter topic, one after the other."""
         by_keys = in_order and settings.consumer_type is ConsumerType.KeyShared
         self.slots: OrderedDict[Position, frozenset[int]] | None = OrderedDict() if by_keys else None
-        """Of the latest entries, where what failed holds back what follows it of its keys."""
+        """Slots of the latest entries, where what failed holds back what follows it of its keys."""
 
     def gather(self, frames: Iterator[wire.ServerFrame]) -> wire.ServerFrame | None:
         """Takes deliveries apart up to a frame that is none, which it returns; None: all were."""
@@ -127,8 +128,8 @@ class Deliveries:
         return None
 
     def take(self) -> tuple[list[Message], int, int, int]:
-        """What came since the last call: messages for the application, permits of all entries and of those of which the
-        application sees nothing, bytes."""
+        """Returns what came since the last call: messages for the application, permits of all entries and of those of
+        which the application sees nothing, bytes."""
         came = self._came, self._charged, self._hidden, self._bytes
         self._came = []
         self._charged = self._hidden = self._bytes = 0
@@ -136,7 +137,7 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ what waits folded
     def took_large(self, received: ReceivedEntry) -> None:
-        """The application took a message of it. From any thread; call `unfold` soon."""
+        """Notes that the application took a message of it. From any thread; call `unfold` soon."""
         size, received.unfolded = received.unfolded, 0
         self._taken.append(size)
 
@@ -156,7 +157,7 @@ class Deliveries:
         return [position for _, position, _, _ in self._folded]
 
     def forget_waiting(self) -> int:
-        """All that waits comes again, or to nothing; the permits of what waits folded."""
+        """Forgets all that waits, which comes again, or to nothing; returns the permits of what waits folded."""
         self._taken.clear()
         self._memory.unfolded_bytes -= self._unfolded
         self._unfolded = 0
@@ -180,7 +181,7 @@ class Deliveries:
         return self._decryptor.encrypt_like(metadata) if metadata.encryption_param else None
 
     def sought(self, to: MessageId | int) -> None:
-        """The cursor was moved there; None is a place that only the broker knows."""
+        """Notes that the cursor was moved there; None is a place that only the broker knows."""
         self.start = None
         self.forget_moved()
         if not self._durable and isinstance(to, MessageId):
@@ -188,7 +189,7 @@ class Deliveries:
             self.start = Start(to, self._settings.start_message_id_inclusive and not everywhere)
 
     def start_after(self, place: Place) -> Start:
-        """A reader goes on after what it read."""
+        """Returns the start of a reader that goes on after what it read."""
         if place.taken is not None:
             self.start = Start(place.taken, False, place.begun)
         return self.start or Start(MessageId.latest, False)
@@ -197,7 +198,7 @@ class Deliveries:
     def open(
         self, entry: bytes, position: Position, redelivered: int = 0, acked: Sequence[int] = ()
     ) -> Sequence[Message]:
-        """Those of its messages that the application is to see."""
+        """Opens an entry; returns those of its messages that the application is to see."""
         core = self._core
         if self._folded:
             self._folded.append((entry, position, redelivered, acked))
@@ -259,7 +260,7 @@ class Deliveries:
 
     # ------------------------------------------------------------------------------ what fails, in order
     def forget_moved(self) -> None:
-        """The subscription is moved: dead letters are delivered again, too."""
+        """Forgets which dead letters were moved: the subscription is moved, and they are delivered again, too."""
         if self._moved:
             self._moved.clear()
 
@@ -271,7 +272,8 @@ class Deliveries:
             moved.popitem(last=False)
 
     def _without_moved(self, received: ReceivedEntry, wanted: list[Message], moved: int) -> list[Message]:
-        """A dead letter is on its way, or there: its entry comes again when its acknowledgement was lost."""
+        """Leaves out messages whose dead letter is on its way, or stored: the entry comes again when its
+        acknowledgement was lost."""
         there = moved & ~self._core.moving.get(received.position, 0)
         for message in wanted:
             if there >> message.batch_index & 1:
@@ -281,7 +283,8 @@ class Deliveries:
     def _note_slots(
         self, slots: OrderedDict[Position, frozenset[int]], received: ReceivedEntry, messages: list[Message]
     ) -> None:
-        """As the broker finds them: of each message of a batch that it can read, else of the entry."""
+        """Notes the slots of an entry as the broker finds them: of each message of a batch that it can read, else of
+        the entry."""
         metadata = received.header.metadata
         if received.header.batched and not metadata.encryption_keys:
             keys = {key_of(message.fields) for message in messages}
@@ -322,7 +325,7 @@ class Deliveries:
         return damaged
 
     def _undecryptable(self, received: ReceivedEntry, error: CryptoError, entry: bytes) -> Sequence[Message]:
-        """What the settings want of it; a chunk is an entry like any other."""
+        """Returns what the settings say of an entry that cannot be decrypted; a chunk is an entry like any other."""
         action, core, header = self._settings.crypto_failure_action, self._core, received.header
         now = self._clock()
         if now - self._crypto_said >= SAY_EVERY_S:
@@ -351,7 +354,7 @@ class Deliveries:
         return ()
 
     def _take_chunk(self, received: ReceivedEntry, body: bytes) -> list[Message]:
-        """The message that it completes, if it does. Raises CorruptEntry."""
+        """Returns the message that the chunk completes, if it does. Raises CorruptEntry."""
         start, header = self.start, received.header
         if start is not None and not start.wants_chunk(received.position):
             return []
@@ -374,7 +377,7 @@ class Deliveries:
         return [Message(received, metadata, payload, -1)]
 
     def _without_removed(self, received: ReceivedEntry, messages: list[Message]) -> list[Message]:
-        """What compaction took out of a batch is not shown, and counts as acknowledged."""
+        """Returns the messages that compaction did not take out of a batch; the others count as acknowledged."""
         removed = removed_of(received, messages)
         if not removed:
             return messages
@@ -427,7 +430,7 @@ def messages_of(
 
 
 def unfolded_bytes(header: EntryHeader) -> int:
-    """What it declares to unfold to; of chunks the last one does, for all."""
+    """Returns the bytes that an entry declares to unfold to; of chunks the last one does, for all."""
     metadata = header.metadata
     if header.unfolded and metadata.num_chunks_from_msg > 1 and metadata.chunk_id < metadata.num_chunks_from_msg - 1:
         return 0
@@ -438,7 +441,7 @@ _NO_KEYS = Decryptor(None, lambda: 0.0)
 
 
 def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Message]:
-    """By compaction, out of a batch of which other messages are kept."""
+    """Returns the messages that compaction removed from a batch of which other messages are kept."""
     kept = frozenset(received.header.metadata.compacted_batch_indexes)
     return [
         message for message in messages
@@ -448,7 +451,7 @@ def removed_of(received: ReceivedEntry, messages: Sequence[Message]) -> list[Mes
 
 
 def share_permits(received: ReceivedEntry, wanted: list[Message]) -> None:
-    """Each message tells of itself."""
+    """Gives each message a permit, and the last one the rest of the entry's."""
     for message in wanted[:-1]:
         message.permits = 1
     wanted[-1].permits = 1 + received.charged - len(wanted)

@@ -1,4 +1,4 @@
-"""What the effects of a consumer's core are on the wire: the kinds of ClientFrames, in order."""
+"""The wire form of the effects of a consumer's core: the kinds of ClientFrames, in order."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..model.message_id import MessageId
 from ..model.start import at_message
 
 ACK_BYTES = 128 << 10
-"""Of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
+"""Most bytes of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
 
 
 def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iterator[dict[str, Any]]:
-    """`durable`, `inclusive`: what a seek needs to know."""
+    """Yields the frames of an effect. `durable`, `inclusive`: what a seek needs to know."""
     match effect:
         case Grant(messages):
             yield {"permits": messages}
@@ -32,8 +32,9 @@ def frames_of(effect: ConsumerEffect, *, durable: bool, inclusive: bool) -> Iter
 
 
 def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool) -> wire.Seek:
-    """A subscription that lasts is moved to exactly that message (`at_message`) and nothing is left out here: others
-    may move its cursor back at any time. A reader's place is its own: it leaves out what is before (`Start`)."""
+    """Returns the request. A subscription that lasts is moved to exactly that message (`at_message`), and nothing is
+    left out here: others may move its cursor back at any time. A reader's place is its own: it leaves out what is
+    before (`Start`)."""
     seek = wire.Seek(request_id=request_id)
     if isinstance(to, MessageId):
         seek.message_id.CopyFrom((at_message(to, inclusive=inclusive) if exact else to).to_wire())
@@ -43,7 +44,7 @@ def _seek(request_id: int, to: MessageId | int, *, exact: bool, inclusive: bool)
 
 
 def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
-    """The requests, in order; the last of them is answered."""
+    """Returns the requests of a group, in order; the last of them is answered."""
     acks: list[wire.Ack] = []
     if group.cumulative is not None:
         (ledger_id, entry_id), last = group.cumulative
@@ -70,7 +71,7 @@ def acks_of(group: AckGroup, request_id: int = 0) -> list[wire.Ack]:
 
 
 def _individual(parts: list[wire.AckedEntry], sets: list[wire.EntrySet]) -> Iterator[wire.Ack]:
-    """As many as it takes: a broker refuses requests above REQUEST_BYTES_MAX."""
+    """Yields as many acks as it takes: a broker refuses requests above REQUEST_BYTES_MAX."""
     ack, size = wire.Ack(kind=wire.Ack.INDIVIDUAL), 0
     every: list[wire.AckedEntry | wire.EntrySet] = [*parts, *sets]
     for each in every:

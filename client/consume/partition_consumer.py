@@ -1,4 +1,4 @@
-"""One partition's consumer: the driver of client/core/consumer.py, which decides.
+"""The consumer of one partition: the driver of client/core/consumer.py, which decides.
 
 Each fact is given to the core, and each of its effects is done at once, in order. Entries are taken apart when they
 come (client/consume/deliveries.py) and their messages are put into the `inbox`, which several partitions may share.
@@ -50,13 +50,15 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class PartitionConsumer:
+    """The consumer of one partition."""
+
     def __init__(
         self, connections: Connections, topic: TopicName, subscription: str, settings: ConsumerSettings,
         inbox: ReceiverQueue,
         *, queue_size: int, start: Start | None = None, dead_letters: DeadLetterProducer | None = None,
         on_gone: Callable[[PartitionConsumer], None] | None = None,
     ) -> None:  # fmt: skip
-        """`on_gone`: called when its topic is deleted; without it the receiver gets an error."""
+        """Makes the consumer. `on_gone`: called when its topic is deleted; without it the receiver gets an error."""
         self.topic = topic
         self.sends = self.waits = False
         self.schema: Schema = settings.schema
@@ -98,7 +100,7 @@ class PartitionConsumer:
 
     # ------------------------------------------------------------------------------ from any thread
     def taken(self, message: Message) -> None:
-        """The last message of an entry (with ack time-outs: any message) was taken from the inbox."""
+        """Called when the last message of an entry (with ack time-outs: any message) was taken from the inbox."""
         wake = self.core.permits.used(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
         if message.entry.unfolded:
@@ -113,12 +115,12 @@ class PartitionConsumer:
             raise message.error()
 
     def interrupted(self) -> None:
-        """Ctrl-C came into `taken`, anywhere: what it left is attended to."""
+        """Wakes the consumer after Ctrl-C came into `taken`, anywhere: what it left is attended to."""
         self._woken = False
         self._wake()
 
     def turn_now(self) -> None:
-        """In the event loop: what was acknowledged or given back up to now is attended to, before anything is taken."""
+        """Handles, in the event loop, what was acknowledged or given back up to now, before anything is taken."""
         self._turn()
 
     def acknowledge(self, which: Pending) -> None:
@@ -153,7 +155,7 @@ class PartitionConsumer:
         self._put()
 
     def _put(self) -> None:
-        """All that came goes into the inbox at once: a waiter for one message is woken once."""
+        """Puts all that came into the inbox at once: a waiter for one message is woken once."""
         messages, charged, hidden, size_bytes = self.deliveries.take()
         core = self.core
         if core.starts_again:
@@ -215,7 +217,8 @@ class PartitionConsumer:
                 self._attachment.out_of_turn(kind)
 
     def _is_of(self, incarnation: int) -> None:
-        """What was kept of a topic says nothing of another one of its name: its place, and what its schemas mean."""
+        """Notes the incarnation of the topic; if it is a new one, forgets what was kept of the last: its place, and
+        what its schemas mean."""
         before, self.incarnation = self.incarnation, incarnation or self.incarnation
         if before == self.incarnation:
             return
@@ -278,15 +281,15 @@ class PartitionConsumer:
         self._turn()
 
     def send_now(self) -> None:
-        """Of a transaction's acknowledgements: they go at the end of their turn."""
+        """Does nothing: the acknowledgements of a transaction go at the end of their turn."""
 
     def redeliver_unacknowledged(self) -> None:
-        """What was delivered and not acknowledged comes again; what waits here is thrown away."""
+        """Asks for all that was delivered and not acknowledged; what waits here is thrown away."""
         self.acks.gather()
         self._do(self.core.redeliver_all(self._untouched()))
 
     def start_again(self) -> None:
-        """The same, in order: of what was delivered before nothing is given to the application from now on."""
+        """Redelivers in order: of what was delivered before nothing is given to the application from now on."""
         self.acks.gather()
         self._do(self.core.redeliver_all(self._untouched(), in_order=True))
 
@@ -304,17 +307,17 @@ class PartitionConsumer:
         return found
 
     def resize(self, queue_size: int) -> None:
-        """Its share of the room that all partitions have together."""
+        """Sets its share of the room that all partitions have together."""
         self._claim.want(queue_size)
         self._do(self.core.resize(self._claim.window))
 
     def retire(self) -> None:
-        """What it delivered and the application did not take is thrown away; its end is not told to the others."""
+        """Throws away what it delivered and the application did not take; the others are not told its end."""
         self._inbox.drop(lambda message: message.entry.consumer is self)
         self._inbox = ReceiverQueue()
 
     def deliver_to(self, inbox: ReceiverQueue) -> None:
-        """From now on; what waits goes there too."""
+        """Delivers to `inbox` from now on; what waits goes there too."""
         waiting, self._inbox = self._inbox.messages, inbox
         inbox.put(waiting)
 

@@ -32,6 +32,8 @@ from .receiver_queue import ReceiverQueue
 
 
 class PartitionConsumers:
+    """The partitions of one consumer or reader, and their inbox."""
+
     def __init__(self, settings: ConsumerSettings) -> None:
         self.all: list[PartitionConsumer] = []
         self.inbox = ReceiverQueue()
@@ -50,7 +52,7 @@ class PartitionConsumers:
         await _open(new)
 
     async def grow(self, new: Sequence[PartitionConsumer]) -> None:
-        """What they got before they were found is received too.
+        """Adds partitions; what they got before they were found is received too.
 
         Until all are open each has an inbox of its own: no caller takes a message of a partition that is not one of
         ours yet, and one that cannot be opened ends only its own.
@@ -66,7 +68,7 @@ class PartitionConsumers:
         self._by_topic.update({each.topic.full: each for each in new})
 
     def remove(self, consumer: PartitionConsumer) -> bool:
-        """False: it was not there any more."""
+        """Removes a partition. False: it was removed already."""
         if self._by_topic.pop(consumer.topic.full, None) is None:
             return False
         self.all.remove(consumer)
@@ -85,13 +87,14 @@ class PartitionConsumers:
         return [topic for topic in topics if topic.full not in self._by_topic]
 
     def of_message(self, message: Message) -> PartitionConsumer | None:
-        """None: it came over a consumer that is not here (any more)."""
+        """Returns the consumer of a message. None: it came over one that is not here (any more)."""
         consumer = message.entry.consumer
         found = self._by_topic.get(consumer.topic.full)
         return found if found is consumer else None
 
     def of_id(self, which: MessageId) -> PartitionConsumer:
-        """OperationNotSupported, as of Pulsar: it does not say which. InvalidMessage: its partition is not here."""
+        """Returns the consumer of an id. OperationNotSupported, as of Pulsar: it does not say which. InvalidMessage:
+        its partition is not here."""
         if which.partition() >= 0 and all(each.topic.partition != which.partition() for each in self.all):
             raise InvalidMessage(f"{which!r} is of partition {which.partition()}, which this consumer does not have")
         if len(self.all) == 1:
@@ -109,7 +112,7 @@ class PartitionConsumers:
         self, connections: Connections, counts: dict[TopicName, int],
         grow: Callable[[TopicName, int], Awaitable[None]],
     ) -> None:  # fmt: skip
-        """`grow(topic, count)` is awaited when a topic of `counts` has more partitions."""
+        """Watches for more partitions: `grow(topic, count)` is awaited when a topic of `counts` has more."""
         self._watcher = PartitionsWatcher(connections, counts, grow)
 
     def follow(self, topic: TopicName, count: int) -> None:
@@ -124,7 +127,8 @@ class PartitionConsumers:
         return all(each.core.state is State.CLOSED for each in self.all)
 
     async def seek(self, to: MessageId | int) -> None:
-        """MessageId.earliest, .latest and a publish time in ms move all; the id of a message its own partition."""
+        """Moves all partitions to MessageId.earliest, .latest or a publish time in ms; the id of a message moves its
+        own."""
         if isinstance(to, MessageId):
             everywhere = to in (MessageId.earliest, MessageId.latest)
             if not everywhere:
@@ -171,7 +175,7 @@ async def _open(new: Sequence[PartitionConsumer]) -> None:
 
 
 def check_timeout(timeout_millis: int | None) -> float | None:
-    """In seconds."""
+    """Returns the time-out in seconds."""
     if timeout_millis is None:
         return None
     check_one("timeout_millis", TIMEOUT_MS, timeout_millis)

@@ -25,7 +25,7 @@ from ..crypto.key_reader import KeyReader
 from ..model.message_id import KnownId, MessageId
 
 CHUNK_BYTES = 32 << 20
-"""Asked for at a time; the stream's own flow control bounds what is in memory."""
+"""Bytes that are asked for at a time; the stream's own flow control bounds what is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class IndexedMessage:
 
 @dataclass(frozen=True, slots=True)
 class StoredEntry:
-    """What a producer sent as one unit, as it is stored: one message, or a batch, or a chunk of a large message.
+    """An entry as it is stored, which a producer sent as one unit: one message, or a batch, or a chunk of a large
+    message.
 
     `data` has the layout of proto/entry.py, for readers that take entries apart by columns. It is in clear where the
     read was given a `crypto_key_reader` that decrypts it.
@@ -56,11 +57,11 @@ class StoredEntry:
 
     @property
     def end_index(self) -> int:
-        """One past the index of its last message. Raises CorruptEntry."""
+        """Returns the index after its last message. Raises CorruptEntry."""
         return split_broker_part(self.data)[0] + 1
 
     def messages(self) -> list[IndexedMessage]:
-        """All its messages, also those outside the range that was read. Raises CorruptEntry; CryptoError: it is
+        """Returns all its messages, also those outside the range that was read. Raises CorruptEntry; CryptoError: it is
         encrypted, and was not decrypted."""
         last, _, client_part = split_broker_part(self.data)
         header = parse_header(client_part)
@@ -79,7 +80,7 @@ class StoredEntry:
 
 
 class RangeReader:
-    """Belongs to one event loop, as its `connections` do."""
+    """Reads ranges of indexes. Belongs to one event loop, as its `connections` do."""
 
     def __init__(self, connections: Connections, keys: KeyReader | None = None) -> None:
         self._connections = connections
@@ -111,7 +112,8 @@ class RangeReader:
     async def _once(
         self, topic: TopicName, first: int, end: int, incarnation: int
     ) -> AsyncGenerator[tuple[list[StoredEntry], int], None]:
-        """One stream: (entries, first index not read yet) as they come, until the range or the topic ends."""
+        """Reads one stream: yields (entries, first index not read yet) as they come, until the range or the topic ends.
+        """
         channel = await self._connections.owner(topic)
         stream: Stream[wire.ReadRequest, wire.ReadReply] = channel.stream(rpc("Broker", "Read"))
         at, request_id = first, 0
@@ -153,7 +155,8 @@ class RangeReader:
         return [StoredEntry(topic.partition, d.ledger_id, d.entry_id, clear(d.entry)) for d in deliveries], done
 
     def _in_clear(self, entry: bytes) -> bytes:
-        """As far as that is possible: what stays encrypted, or is damaged, is told where its messages are taken."""
+        """Returns the entry decrypted, as far as that is possible: what stays encrypted, or is damaged, is told where
+        its messages are taken."""
         if self._decryptor is None:
             return entry
         try:

@@ -77,7 +77,7 @@ class Reader(ClosedAfterAsyncWith):
         return consumer
 
     async def _grow(self, topic: TopicName, found: int) -> None:
-        """Partitions were added: they are read from their beginning."""
+        """Adds partitions, which are read from their beginning."""
         missing = self._partitions.missing([topic.with_partition(i) for i in range(found)])
         begin = Start(MessageId.earliest, False)
         await self._partitions.grow([self._consumer(each, begin, ReceiverQueue(), len(missing)) for each in missing])
@@ -91,7 +91,7 @@ class Reader(ClosedAfterAsyncWith):
             self.on_anew(consumer)
 
     def topic(self) -> str:
-        """Full name of the topic."""
+        """Returns the full name of the topic."""
         return self._topic.full
 
     def is_connected(self) -> bool:
@@ -147,7 +147,7 @@ class Reader(ClosedAfterAsyncWith):
         return last >= first if start.inclusive else last > first
 
     async def seek(self, messageid: MessageId | int) -> None:
-        """To a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
+        """Moves to a message id, MessageId.earliest, .latest, or a publish time in ms since the epoch.
 
         The id of a message moves its own partition; the others keep their positions.
         """

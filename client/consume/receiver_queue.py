@@ -1,4 +1,4 @@
-"""Where received messages wait for the application: filled by the event loop, emptied from any one world.
+"""The queue of received messages that wait for the application: filled by the event loop, emptied from any one world.
 
 A deque does the work: `put` and `take_nowait` need no lock. A waiter leaves a wake-up call; `put` makes as
 many calls as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
@@ -21,6 +21,8 @@ from ..model.message import Message
 
 
 class ReceiverQueue:
+    """A queue of received messages."""
+
     def __init__(self) -> None:
         self._fill(deque())
         self._waiting: deque[Callable[[], object]] = deque()
@@ -67,21 +69,22 @@ class ReceiverQueue:
         return message
 
     def first(self) -> Message | None:
-        """What `take_nowait` would give, if no other receiver is faster."""
+        """Returns the message that `take_nowait` would return, if no other receiver is faster."""
         try:
             return self.messages[0]
         except IndexError:
             return None
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Taken, and not given to the application: they come first again. Their permits are given already."""
+        """Puts messages back, which were taken and not given to the application: they come first again. Their permits
+        are given already."""
         for message in reversed(messages):
             message.permits = 0
             self.messages.appendleft(message)
         self.put(())
 
     def end(self, error: PulsarException) -> None:
-        """Everybody who waits, now or later, gets this error."""
+        """Ends the queue: every receiver that waits, now or later, gets this error."""
         self._error = error
         for _ in range(len(self._waiting)):
             self._wake_one()
@@ -94,7 +97,7 @@ class ReceiverQueue:
         return self._error is not None
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """`call` is called once, when it ends; now when it has."""
+        """Calls `call` once, when it ends; now when it has."""
         if self._error is not None:
             call()
         else:
@@ -112,7 +115,7 @@ class ReceiverQueue:
             raise type(self._error)(self._error.message) from self._error
 
     async def take(self, timeout_s: float | None) -> Message:
-        """In the event loop. Raises Timeout when nothing came in time."""
+        """Takes a message, in the event loop. Raises Timeout when nothing came in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -126,7 +129,7 @@ class ReceiverQueue:
             raise Timeout(f"no message within {timeout_s:g} s") from None
 
     async def wait_filled(self, timeout_s: float | None) -> None:
-        """In the event loop: returns when there is something to take. Raises Timeout when nothing came in time."""
+        """Returns, in the event loop, when there is something to take. Raises Timeout when nothing came in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self.messages:
@@ -148,8 +151,8 @@ class ReceiverQueue:
             raise
 
     def wait(self, wake: Callable[[], object]) -> None:
-        """`wake` is called once, when there may be something to take. Look again after this: something may be there.
-        Raises what ended it, also then: `leave`."""
+        """Calls `wake` once, when there may be something to take. Look again after this: something may be there. Raises
+        what ended it, also then: `leave`."""
         self._waiting.append(wake)
         if self._error is not None:
             self.raise_if_ended()

@@ -1,4 +1,4 @@
-"""What a consumer asks its broker and waits for: each request has a number, and the answer names it.
+"""The requests of a consumer that its broker answers: each has a number, and the answer names it.
 
 When the connection breaks before the answer comes, the request is sent again over the next one, until the deadline of
 the operation. Guards: tests/client/consume/test_partition_consumer.py.
@@ -24,11 +24,13 @@ from .frames import acks_of
 
 
 class Requests:
+    """The requests of one consumer."""
+
     def __init__(
         self, connections: Connections, core: ConsumerCore, acks: AckSender, send: Callable[..., None],
         do: Callable[[list[ConsumerEffect]], None],
     ) -> None:  # fmt: skip
-        """`send` sends a ClientFrame of that kind; `do` does effects of the core."""
+        """Makes the requests. `send` sends a ClientFrame of that kind; `do` does effects of the core."""
         self.unsubscribed = False  # there is nothing left to leave
         self._connections = connections
         self._core = core
@@ -45,12 +47,13 @@ class Requests:
         return reply
 
     async def seek(self, to: MessageId | int) -> None:
-        """What was delivered before is forgotten; what is delivered next is from there."""
+        """Moves the subscription: what was delivered before is forgotten; what is delivered next is from there."""
         self.forget_acknowledged()
         await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
 
     def forget_acknowledged(self) -> None:
-        """The subscription is moved: what was acknowledged before, and is not told yet, is delivered again."""
+        """Forgets, because the subscription is moved, what was acknowledged before and is not told yet: it is delivered
+        again."""
         self._acks.forget()
         self._core.forget_acknowledged()
 
@@ -99,7 +102,8 @@ class Requests:
             await answer
 
     async def _ask(self, send: Callable[[int], object]) -> Any:
-        """`send` sends the request under that number; once more over the next connection when this one breaks."""
+        """Sends a request under a new number; once more over the next connection when this one breaks. Returns the
+        answer."""
 
         async def attempt() -> Any:
             while self._core.state is not State.CONNECTED:
@@ -120,7 +124,7 @@ class Requests:
         return answer
 
     def call(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
-        """`told` is called with the outcome of a request that its caller sends itself."""
+        """Calls `told` with the outcome of a request that its caller sends itself."""
         self._calls[request_id] = told
 
     def answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:

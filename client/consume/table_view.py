@@ -38,7 +38,7 @@ from .receiver_queue import ReceiverQueue
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[str, Any], object]
 SETTLE_S = 0.02
-"""Between two checks whether everything that was stored has arrived."""
+"""Seconds between two checks whether everything that was stored has arrived."""
 
 
 class TableView(ClosedAfterAsyncWith):
@@ -82,7 +82,7 @@ class TableView(ClosedAfterAsyncWith):
 
     @property
     def partitions(self) -> list[PartitionConsumer]:
-        """What reads each partition."""
+        """Returns the consumers that read the partitions."""
         return self._reader.partitions
 
     @property
@@ -97,7 +97,7 @@ class TableView(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ reading
     def topic(self) -> str:
-        """Full name of the topic."""
+        """Returns the full name of the topic."""
         return self._reader.topic()
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -117,15 +117,15 @@ class TableView(ClosedAfterAsyncWith):
         return iter(list(self._values))
 
     def keys(self) -> KeysView[str]:
-        """A copy."""
+        """Returns a copy of the keys."""
         return dict(self._values).keys()
 
     def values(self) -> ValuesView[Any]:
-        """A copy."""
+        """Returns a copy of the values."""
         return dict(self._values).values()
 
     def items(self) -> ItemsView[str, Any]:
-        """A copy, as `keys` and `values`: later changes are not in it."""
+        """Returns a copy, as `keys` and `values` do: later changes are not in it."""
         return dict(self._values).items()
 
     def for_each(self, callback: Listener) -> asyncio.Future[None]:
@@ -134,9 +134,8 @@ class TableView(ClosedAfterAsyncWith):
         return self._each(self.items(), callback)
 
     def for_each_and_listen(self, callback: Listener) -> asyncio.Future[None]:
-        """As `for_each`, and then for each change. A deleted key has an empty value, as in Pulsar: what its schema
-        decodes from no bytes, b"" or ""; None where it cannot decode them.
-        """
+        """Calls `callback` like `for_each`, and then for each change. A deleted key has an empty value, as in Pulsar:
+        what its schema decodes from no bytes, b"" or ""; None where it cannot decode them."""
         now = self.items()
         check_one("callback", FUNCTION, callback)
         self._listeners.append(callback)  # in the same step: no change is missed
@@ -189,7 +188,8 @@ class TableView(ClosedAfterAsyncWith):
 
     # ------------------------------------------------------------------------------ compaction meanwhile
     def _connected(self, consumer: PartitionConsumer) -> None:
-        """It restarts. If the horizon moved past messages that it has not seen, it may have missed tombstones."""
+        """Handles a reconnect. If the horizon moved past messages that it has not seen, it may have missed tombstones,
+        and reads again."""
         before = self._horizons.get(consumer)
         self._horizons[consumer] = consumer.compacted_end_index
         lags = self._last.get(consumer, -1) + 1 < consumer.compacted_end_index
@@ -197,7 +197,7 @@ class TableView(ClosedAfterAsyncWith):
             self._tasks.spawn(self._read_again(consumer), f"table {self.topic()} anew")
 
     def _made_anew(self, consumer: PartitionConsumer) -> None:
-        """Its topic is another one: what is in the table of it is deleted, but for what the new one said meanwhile."""
+        """Deletes what the table has of a topic that was made anew, except what the new one said meanwhile."""
         self._last.pop(consumer, None)
         self._horizons.pop(consumer, None)
         self._anew[consumer] = {key for key, of in self._of.items() if of is consumer}
@@ -219,7 +219,7 @@ class TableView(ClosedAfterAsyncWith):
             await self._sweep(consumer)
 
     async def _sweep(self, consumer: PartitionConsumer) -> None:
-        """After reading again up to the horizon: keys that were not seen are deleted."""
+        """Deletes keys that were not seen, after reading again up to the horizon."""
         index = self._last.get(consumer, -1)
         try:
             if index + 1 < consumer.compacted_end_index and await self._reader.has_more(consumer):
@@ -273,7 +273,7 @@ class TableView(ClosedAfterAsyncWith):
         self._reader.abort()
 
     async def close(self) -> None:
-        """It is not kept up to date any more; its values stay readable."""
+        """Closes the view: it is not kept up to date any more; its values stay readable."""
         self._callbacks.cancel()
         self._tasks.cancel()
         await self._reader.close()  # after it no partition reconnects, which begins a task

@@ -37,11 +37,11 @@ from .frames import acks_of
 from .requests import Requests
 
 PAUSE_S = 0.1
-"""Before a request that the broker could not do is sent again: a coordinator moves within this time, mostly."""
+"""Seconds before a request that the broker could not do is sent again: a coordinator moves within this time, mostly."""
 
 
 class _Group:
-    """What one transaction acknowledged in one turn."""
+    """The acknowledgements of one transaction in one turn."""
 
     __slots__ = ("error", "left", "operations", "tracker", "txn", "waiters")
 
@@ -55,11 +55,14 @@ class _Group:
 
 
 class TransactionalAcks:
+    """The acknowledgements of one consumer in transactions."""
+
     def __init__(
         self, where: Part, subscription: str, connections: Connections, core: ConsumerCore, acks: AckSender,
         requests: Requests, send: Callable[..., None], broke: Callable[[Exception], object], again: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`again`: what was delivered and not acknowledged comes again, and what waits is thrown away."""
+        """Makes the acknowledgements of one partition. `again`: what was delivered and not acknowledged comes again,
+        and what waits is thrown away."""
         self._where = where
         self._taken_from = f"{where.topic} {subscription}"
         self._deliver_again = again
@@ -77,7 +80,8 @@ class TransactionalAcks:
         self, txn: InTransaction, which: Iterable[Pending], *, cumulative: bool,
         waiter: asyncio.Future[None] | None = None,
     ) -> None:  # fmt: skip
-        """What `InTransaction.enter` raises, and OperationNotSupported, before anything is sent."""
+        """Acknowledges in a transaction. Raises what `InTransaction.enter` raises, and OperationNotSupported, before
+        anything is sent."""
         self._requests.raise_if_closed()
         every = [each for one in which for each in self._acks.with_chunks(one)]
         for each in every if cumulative else ():

@@ -25,6 +25,8 @@ WHOLE = -1
 
 
 class AckGroup(NamedTuple):
+    """Acknowledgements that are sent together."""
+
     whole: dict[int, BitMap]  # ledger → entries
     parts: dict[Position, int]  # entry → batch indexes, as bits
     cumulative: tuple[Position, int] | None  # the last batch index, or WHOLE
@@ -34,6 +36,8 @@ class AckGroup(NamedTuple):
 
 
 class AckTracker:
+    """Groups the acknowledgements of one consumer."""
+
     def __init__(self) -> None:
         self.pending = 0
         self._whole: defaultdict[int, set[int]] = defaultdict(set)  # ledger → entries
@@ -41,7 +45,7 @@ class AckTracker:
         self._cumulative: tuple[Position, int] | None = None
 
     def acknowledge(self, position: Position, index: int, size: int) -> None:
-        """`index` -1: the whole entry. `size`: messages in the entry, 0 when not known."""
+        """Acknowledges a message. `index` -1: the whole entry. `size`: messages in the entry, 0 when not known."""
         self.pending += 1
         if index < 0 or size == 1:
             self._whole[position[0]].add(position[1])
@@ -53,7 +57,7 @@ class AckTracker:
             del self._parts[position]
 
     def acknowledge_bits(self, position: Position, bits: int, messages: int, size: int) -> None:
-        """So many messages of an entry of that size at once: the bits of their indexes."""
+        """Acknowledges so many messages of an entry of that size at once: the bits of their indexes."""
         self.pending += messages
         bits |= self._parts.get(position, 0)
         if bits == (1 << size) - 1:
@@ -77,7 +81,7 @@ class AckTracker:
         self._parts = {each: bits for each, bits in self._parts.items() if each >= before}
 
     def take(self) -> AckGroup:
-        """What to send now; nothing when nothing waits."""
+        """Returns what to send now; an empty group when nothing waits."""
         whole = self._whole
         parts = {each: bits for each, bits in self._parts.items() if each[1] not in whole.get(each[0], ())}
         sets = {ledger_id: BitMap(entries) for ledger_id, entries in sorted(whole.items())}

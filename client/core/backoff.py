@@ -20,6 +20,8 @@ class Chance(Protocol):
 
 
 class Backoff:
+    """The pauses between attempts: each is longer than the one before."""
+
     def __init__(self, rng: Chance, first_s: float = 0.1, last_s: float = 60.0) -> None:
         assert 0 < first_s <= last_s, "a back-off grows"
         self._rng = rng
@@ -28,7 +30,7 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """How long to wait before the next attempt."""
+        """Returns how long to wait before the next attempt."""
         delay = self._next_s
         self._next_s = min(delay * GROWTH, self._last_s)
         return delay * (1 - self._rng.random() / 10)

@@ -44,7 +44,7 @@ ITEM_OVERHEAD = 8
 
 @dataclass(slots=True)
 class OutgoingMessage:
-    """What a producer says of one message beyond its payload. Times are ms since the epoch."""
+    """The fields of one message that a producer sets beyond its payload. Times are ms since the epoch."""
 
     payload: bytes
     properties: dict[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class OutgoingMessage:
 
     @property
     def alone(self) -> bool:
-        """What is said of a whole entry is said of this message."""
+        """Whether the message needs an entry of its own: it sets fields of a whole entry."""
         return self.deliver_at is not None or bool(self.replicate_to)
 
 
@@ -106,6 +106,8 @@ class Batch:
 
 
 class Batcher:
+    """Collects the messages of one partition into batches."""
+
     def __init__(
         self, next_sequence_id: int, *, messages_max: int = 1000, bytes_max: int = 131072,
         batching: bool = True, key_based: bool = False,
@@ -125,12 +127,13 @@ class Batcher:
         self._txn: InTransaction | None = None  # of what is open
 
     def resume(self, last: int, next_sequence_id: int) -> None:
-        """The broker has ids up to `last` of this producer; before anything is added."""
+        """Resumes after the ids up to `last` that the broker has of this producer; before anything is added."""
         self._known = last
         self.next_sequence_id = next_sequence_id
 
     def rewind(self, first: int) -> None:
-        """What became of the messages from `first` on is not known, and nothing waits here: they may come again."""
+        """Notes that the outcome of the messages from `first` on is not known, and nothing waits here: they may come
+        again."""
         if not self.ready and not self.open_messages:
             self._given = min(self._given, first - 1)
 
@@ -202,7 +205,7 @@ class Batcher:
         return len(self.ready) > 0
 
     def _add_by_key(self, message: OutgoingMessage, callback: Callback) -> bool:
-        """Its id is given when its batch is closed."""
+        """Adds a message to the batch of its key; its id is given when that batch is closed."""
         if self._named:
             self.close()
         prefix = item_prefix(_single_metadata(message, None))
@@ -283,7 +286,8 @@ class Batcher:
         batch.highest = sequence_id
 
     def check(self) -> None:
-        """Sequence ids of waiting batches rise; no batch is empty or above its bounds; none passes the next id."""
+        """Checks that sequence ids of waiting batches rise, no batch is empty or above its bounds, and none passes the
+        next id."""
         last = -1 << 63
         for batch in [*self.ready, *([self._open] if self._open else [])]:
             assert batch.count > 0, "no batch is empty"
@@ -326,7 +330,7 @@ def _describe(metadata: SingleMessageMetadata | MessageMetadata, message: Outgoi
 def metadata_of(
     batch: Batch, producer_name: str, publish_time_ms: int, compression: int, schema_version: bytes = b""
 ) -> MessageMetadata:
-    """Of the whole entry; with all that is said of its message, when it travels unbatched."""
+    """Returns the metadata of the whole entry; with all fields of its message, when it travels unbatched."""
     metadata = MessageMetadata(
         producer_name=producer_name, sequence_id=batch.sequence_id, publish_time=publish_time_ms
     )

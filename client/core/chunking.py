@@ -47,19 +47,22 @@ from ...proto.errors import CorruptEntry, MessageTooLarge
 from ...proto.names import Position
 
 CHUNKED_BYTES_MAX = 256 << 20
-"""Of a chunked message on the wire; uncompressed it has the limit of every payload (proto/compression.py)."""
+"""Most bytes of a chunked message on the wire; uncompressed it has the limit of every payload (proto/compression.py).
+"""
 PENDING_BYTES_MAX = 2 * CHUNKED_BYTES_MAX
-"""Declared by all messages of a partition that are begun and not complete."""
+"""Most bytes that all messages of a partition declare which are begun and not complete."""
 METADATA_BYTES = 10 << 10
-"""A chunk's payload is so much smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a broker
-tells them that limit (broker/protocols/pulsar/connection.py). Not where an entry has less than ten times that."""
+"""Bytes by which a chunk's payload is smaller than an entry: Pulsar's Java and Go clients drop larger ones unseen, as a
+broker tells them that limit (broker/protocols/pulsar/connection.py). Pulsar's Java and Go clients drop larger ones
+unseen, as a broker tells them that limit (broker/protocols/pulsar/connection.py). Not where an entry has less than ten
+times that."""
 EXPIRE_S = 60.0
-"""What gets no chunk for so long makes room (Pulsar's figure)."""
+"""Seconds without a chunk after which an incomplete message makes room (Pulsar's figure)."""
 GIVEN_BACK_S_MIN, GIVEN_BACK_S_MAX = 0.25, 600.0
-"""A chunk comes again after a time between these …"""
+"""Seconds, least and most, after which a chunk comes again."""
 GIVEN_BACK_FIRST_S_MAX = 1.0
-"""… the first time after the delay of a negative ack, if that is shorter: its message did not fail. Another consumer
-has the beginning of it, and had no room for this chunk at that moment."""
+"""Most seconds until it comes again the first time, or the delay of a negative ack if that is shorter: its message did
+not fail. Another consumer has the beginning of it, and had no room for this chunk at that moment."""
 GIVEN_BACK_MAX = 10_000
 """Messages of which it is remembered that they were given back."""
 
@@ -116,11 +119,13 @@ class Begun:
 
     @property
     def payload(self) -> bytes:
-        """As it was sent: compressed, if it was."""
+        """Returns the payload as it was sent: compressed, if it was."""
         return b"".join([self.bodies[number] for number in range(len(self.bodies))])
 
 
 class ChunkOutcome(NamedTuple):
+    """The effect of a chunk that came: a complete message, and entries that are dropped, given back or wanted."""
+
     complete: Begun | None
     dropped: list[Position]
     given_back: list[Position]
@@ -128,6 +133,8 @@ class ChunkOutcome(NamedTuple):
 
 
 class Chunks:
+    """The chunked messages of one partition that are not complete."""
+
     __slots__ = (
         "_given_back", "_made_room", "_waiting", "_whole", "auto_ack", "begun", "expire_s", "log_order", "ordered",
         "pending_max",
@@ -137,7 +144,7 @@ class Chunks:
         self, *, pending_max: int, auto_ack: bool, ordered: bool = True, log_order: bool = True,
         expire_s: float = EXPIRE_S,
     ) -> None:  # fmt: skip
-        """`ordered`: chunks of a message come in order; `log_order`: all entries do."""
+        """Makes an empty assembler. `ordered`: chunks of a message come in order; `log_order`: all entries do."""
         self.pending_max = max(1, pending_max)
         self.auto_ack = auto_ack
         self.ordered = ordered
@@ -156,7 +163,7 @@ class Chunks:
     def add(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> ChunkOutcome:
-        """A chunk came. CorruptEntry: it contradicts itself, or those before it."""
+        """Takes a chunk. Raises CorruptEntry if it contradicts itself, or those before it."""
         _check(metadata, len(body))
         begun = self.begun.get(metadata.uuid)
         if begun is None:
@@ -170,7 +177,7 @@ class Chunks:
         return self._take(begun, metadata, place, body, now, entry)
 
     def passed(self, producer: str, place: Position) -> list[Position]:
-        """An entry of the producer came: what it has begun before and not ended is dropped."""
+        """Notes that an entry of the producer came: drops what it has begun and not ended; returns the places."""
         if not self.log_order:
             return []
         dropped: list[Position] = []
@@ -190,7 +197,7 @@ class Chunks:
         return outcome._replace(wanted=wanted)
 
     def acknowledged(self, last: Position) -> tuple[Position, ...]:
-        """All entries of the complete message that ends there; none: it is not one."""
+        """Returns all entries of the complete message that ends there; none: it is not one."""
         begun = self._whole.pop(last, None)
         return () if begun is None else tuple(begun.places)
 
@@ -199,7 +206,7 @@ class Chunks:
             del self._whole[last]
 
     def given_back(self, last: Position) -> tuple[Position, ...]:
-        """The complete message that ends there comes again; all its entries."""
+        """Notes that the complete message that ends there comes again; returns all its entries."""
         begun = self._whole.get(last)
         if begun is None:
             return ()
@@ -207,7 +214,7 @@ class Chunks:
         return self.acknowledged(last)
 
     def clear(self) -> None:
-        """All that is not acknowledged comes again, in order."""
+        """Clears: all that is not acknowledged comes again, in order."""
         self.begun.clear()
         self._given_back.clear()
         self._made_room.clear()
@@ -216,11 +223,11 @@ class Chunks:
 
     # ------------------------------------------------------------------ questions
     def rounds(self, uuid: str) -> int:
-        """How often chunks of the message came for which there was no room, or no beginning."""
+        """Returns how often chunks of the message came for which there was no room, or no beginning."""
         return self._given_back.get(uuid, 0)
 
     def unshown(self) -> list[Position]:
-        """All entries of messages that are begun."""
+        """Returns all entries of messages that are begun."""
         return [place for begun in self.begun.values() for place in begun.places]
 
     def first(self) -> Position | None:
@@ -228,7 +235,7 @@ class Chunks:
         return min((min(begun.places) for begun in (*self.begun.values(), *self._whole.values())), default=None)
 
     def floor(self, place: Position) -> Position:
-        """Up to here a cumulative ack at `place` may go: before each message that ends after it."""
+        """Returns how far a cumulative ack at `place` may go: before each message that ends after it."""
         firsts = [min(begun.places) for begun in self.begun.values()]
         firsts += [min(begun.places) for last, begun in self._whole.items() if last > place]
         lowest = min((first for first in firsts if first <= place), default=None)
@@ -266,7 +273,7 @@ class Chunks:
         return not self.begun or (len(self.begun) < self.pending_max and declared + size <= PENDING_BYTES_MAX)
 
     def _gives_way_to(self, newcomer: str) -> str | None:
-        """The message that makes room for that one; None: none does."""
+        """Returns the message that makes room for `newcomer`; None: none does."""
         if self.auto_ack:
             return next(iter(self.begun))
         times = self._made_room.get
@@ -301,7 +308,8 @@ class Chunks:
             del self._waiting[next(iter(self._waiting))]
 
     def _next_waiting(self) -> list[Position]:
-        """There is room: the entries of the first message that waits with its beginning, and made room least often."""
+        """Returns, as there is room, the entries of the first message that waits with its beginning, and made room
+        least often."""
         times = self._made_room.get
         begins = [uuid for uuid, places in self._waiting.items() if 0 in places.values()]
         return [*self._waiting.pop(min(begins, key=lambda each: times(each, 0)))] if begins else []
@@ -320,7 +328,7 @@ class Chunks:
         self.expect_again(uuid)
 
     def expect_again(self, uuid: str) -> None:
-        """A chunk of the message came and is not kept, but delivered again later."""
+        """Notes that a chunk of the message came and is not kept, but delivered again later."""
         self._note(self._given_back, uuid, self.rounds(uuid))
 
     def _note(self, of: dict[str, int], uuid: str, times: int) -> None:

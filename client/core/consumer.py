@@ -68,6 +68,8 @@ CHUNK_TICK_S = EXPIRE_S / 4
 
 
 class ConsumerCore:
+    """The core of one partition's consumer."""
+
     def __init__(
         self, options: ConsumerOptions, *, queue_size: int, lock: AbstractContextManager[Any], backoff: Backoff
     ) -> None:
@@ -108,7 +110,7 @@ class ConsumerCore:
         return Place(self.last_taken, self._begun)
 
     def begin_again(self) -> None:
-        """Of a reader: its topic is another one, none of whose messages was taken."""
+        """Forgets, in a reader, its place: its topic is another one, none of whose messages was taken."""
         self.last_taken = self._begun = None
 
     def opened(self) -> list[ConsumerEffect]:
@@ -130,7 +132,7 @@ class ConsumerCore:
         return effects
 
     def lost(self, error: MagnetarError) -> list[ConsumerEffect]:
-        """The connection broke, the broker gave the consumer up, or an attempt to open it again failed."""
+        """Notes that the connection broke, the broker gave the consumer up, or an attempt to open it again failed."""
         if self.state is State.CLOSED:
             return []
         alone = self._options.leaves_alone
@@ -149,7 +151,8 @@ class ConsumerCore:
         return effects
 
     def forget_delivered(self) -> None:
-        """All that was delivered and not acknowledged comes again: none of it is late, and no message is begun."""
+        """Forgets all that was delivered and not acknowledged, which comes again: none of it is late, and no message is
+        begun."""
         self._free(self._withheld.clear())
         self._unacked.clear()
         self.chunks.clear()
@@ -168,7 +171,7 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what comes
     def dropped(self, permits: int) -> list[ConsumerEffect]:
-        """So many permits were charged for what does not reach the application."""
+        """Counts as used so many permits that were charged for what does not reach the application."""
         self.permits.used(permits, self.permits.stream)
         effects: list[ConsumerEffect] = []
         self._grant(effects)
@@ -179,13 +182,13 @@ class ConsumerCore:
         return self.dropped(0)
 
     def is_dead(self, redelivery_count: int) -> bool:
-        """The application saw the entry as often as it may: it is a dead letter."""
+        """Whether the application saw the entry as often as it may: it is a dead letter."""
         return self._options.dead_after is not None and redelivery_count > self._options.dead_after
 
     def chunk(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any = None
     ) -> Begun | None:
-        """A chunk came; the message, when it is complete. Raises CorruptEntry."""
+        """Takes a chunk; returns the message, when it is complete. Raises CorruptEntry."""
         self.has_new_times = True
         if not self.chunks.begun:  # the back-off is the program's: it is asked when chunks come
             self.chunks.expire_s = EXPIRE_S + self._options.nack_delay_ms(0) / 1000
@@ -196,7 +199,8 @@ class ConsumerCore:
         return outcome.complete
 
     def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
-        """An entry came that cannot be decrypted (core/withheld.py). It may leave a gap in chunks: none is dropped."""
+        """Withholds an entry that cannot be decrypted (core/withheld.py). It may leave a gap in chunks: none is
+        dropped."""
         self.has_new_times = True
         self._withheld.add(place, permits)
         self.watch(place, now, longer_s)
@@ -210,7 +214,7 @@ class ConsumerCore:
         return bool(self._withheld)
 
     def release(self, place: Position) -> None:
-        """An entry that may have been withheld is decrypted, or acknowledged."""
+        """Releases an entry that may have been withheld: it is decrypted, or acknowledged."""
         self._free(self._withheld.release(place))
 
     def _free(self, permits: int) -> None:
@@ -218,7 +222,7 @@ class ConsumerCore:
             self.permits.used(permits, self.permits.stream)
 
     def passed(self, producer: str, place: Position, now: float) -> None:
-        """An entry that is no chunk came."""
+        """Notes that an entry came that is no chunk."""
         self._settle_chunks(ChunkOutcome(None, self.chunks.passed(producer, place), []), now)
 
     def _settle_chunks(self, outcome: ChunkOutcome, now: float, rounds: int = 0) -> None:
@@ -238,12 +242,12 @@ class ConsumerCore:
 
     # ------------------------------------------------------------------------------ what the application does
     def watch(self, place: Position, now: float, longer_s: float) -> None:
-        """A message of the entry was taken: it is to be acknowledged in time."""
+        """Watches an entry of which a message was taken: it is to be acknowledged in time."""
         if self._options.ack_timeout_s:
             self._unacked.watch(place, now, longer_s)
 
     def acknowledge(self, place: Position, index: int, size: int) -> None:
-        """`index` -1: the whole entry. `size`: messages in it, 0 when not known."""
+        """Acknowledges a message. `index` -1: the whole entry. `size`: messages in it, 0 when not known."""
         self._acks.acknowledge(place, index, size)
         if self.moving:
             self._moved(place, 1 << index if index >= 0 else -1)
@@ -257,7 +261,7 @@ class ConsumerCore:
             self._pieces.forget(place)
 
     def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
-        """So many messages of an entry of that size: the bits of their indexes."""
+        """Acknowledges so many messages of an entry of that size: the bits of their indexes."""
         self._acks.acknowledge_bits(place, bits, messages, size)
         if self.moving:
             self._moved(place, bits)
@@ -267,8 +271,8 @@ class ConsumerCore:
             self._nacks.forget(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
-        """Up to there; in front of the first message in chunks that is not acknowledged and ends after it, and of the
-        first entry that cannot be decrypted."""
+        """Acknowledges up to `place`; but in front of the first message in chunks that is not acknowledged and ends
+        after it, and of the first entry that cannot be decrypted."""
         floor = self._floor(place)
         self.chunks.acknowledged_up_to(floor)
         if floor != place:
@@ -293,12 +297,12 @@ class ConsumerCore:
         return self._withheld.floor(self.chunks.floor(place))
 
     def taken_over(self, place: Position) -> None:
-        """It is acknowledged by a request."""
+        """Forgets an entry that a request acknowledges."""
         self._unacked.forget(place)
 
     def give_back(self, place: Position, redeliveries: int, now: float) -> None:
-        """It is asked for again after the delay of a negative ack; where what failed holds back what follows it, the
-        broker has the delay, and it is asked in the next `turn` (`_fail`)."""
+        """Gives an entry back: it is asked for again after the delay of a negative ack; where what failed holds back
+        what follows it, the broker has the delay, and it is asked in the next `turn` (`_fail`)."""
         if self._pieces.watched:
             self._pieces.forget(place)
         if self._options.holds_order:
@@ -308,10 +312,9 @@ class ConsumerCore:
         self._unacked.forget(place)
 
     def _fail(self, effects: list[ConsumerEffect]) -> None:
-        """Where what failed holds back what follows it: the broker is asked at once, and takes back all of that. What
-        waits of it is thrown away, and what still comes until the broker's answer (`failing`). After a dead letter of
-        its batch it waits for the acknowledgement of that, or it would count as given back once more in its place.
-        """
+        """Asks the broker, where what failed holds back what follows it, to take back all of that at once. What waits
+        of it is thrown away, and what still comes until the broker's answer (`failing`). After a dead letter of its
+        batch it waits for the acknowledgement of that, or it would count as given back once more in its place."""
         if self.state is not State.CONNECTED:
             self.failed.clear()
             return
@@ -336,7 +339,7 @@ class ConsumerCore:
             self.moving.pop(place, None)
 
     def failing(self) -> list[Position]:
-        """What failed, and the broker may not have taken back yet."""
+        """Returns the entries that failed, and that the broker may not have taken back yet."""
         return [*self.failed, *(place for places in self._failing.values() for place in places)]
 
     @property
@@ -344,7 +347,7 @@ class ConsumerCore:
         return bool(self.failed or self._failing)
 
     def redeliver_all(self, untouched: EntrySets, *, in_order: bool = False) -> list[ConsumerEffect]:
-        """What was delivered and not acknowledged comes again; entries that the application has not seen are
+        """Asks for all that was delivered and not acknowledged; entries that the application has not seen are
         `untouched`, and do not count as delivered again. `in_order`: what is on its way here, and will come again, is
         thrown away too (`starts_again`)."""
         effects: list[ConsumerEffect] = []
@@ -377,7 +380,7 @@ class ConsumerCore:
 
     @property
     def due(self) -> float | None:
-        """When `time_passed` is to be called; None: no time matters."""
+        """Returns when `time_passed` is to be called; None: no time matters."""
         due = inf
         for each in (self.ack_due, self._tick_due, self._chunk_due):
             if each is not None and each < due:
@@ -436,16 +439,16 @@ class ConsumerCore:
         return self._last_request
 
     def forget_acknowledged(self) -> None:
-        """A seek is asked for: acks of before it say nothing about what comes after it."""
+        """Forgets acks, as a seek is asked for: those of before it say nothing about what comes after it."""
         self._acks.clear()
 
     def seek(self, request_id: int, to: Any) -> list[ConsumerEffect]:
-        """Replaces an earlier one that is under way."""
+        """Begins a seek, which replaces an earlier one that is under way."""
         self._seek = request_id, to
         return [SendSeek(request_id, to)]
 
     def last_acks(self) -> tuple[int, list[ConsumerEffect]]:
-        """All acks that wait, and an answer when they are durable; 0: there are none."""
+        """Returns all acks that wait, and the number of the answer when they are durable; 0: there are none."""
         effects: list[ConsumerEffect] = []
         if not self._acks.pending or self.state is not State.CONNECTED:
             return 0, effects

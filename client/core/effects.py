@@ -1,4 +1,5 @@
-"""What the cores of producers and consumers are given at their beginning, and what they ask their drivers to do.
+"""The options and effects of the cores of producers and consumers: what they get at their beginning, and what they ask
+their drivers to do.
 
 A driver does the effects of a fact at once, in order.
 """
@@ -19,20 +20,26 @@ from .redelivery import EntrySets
 
 # ------------------------------------------------------------------------------ both
 class Leave(NamedTuple):
-    """Give the connection up."""
+    """Gives the connection up."""
 
 
 class Connect(NamedTuple):
+    """Opens the producer or consumer at its broker, after a pause."""
+
     after_s: float
 
 
 class Finished(NamedTuple):
+    """Ends the producer or consumer for good."""
+
     error: MagnetarError
     topic_is_gone: bool = False
 
 
 # ------------------------------------------------------------------------------ the producer's
 class ProducerOptions(NamedTuple):
+    """The options of a producer's core."""
+
     initial_sequence_id: int | None = None
     batching: bool = False
     batch_messages_max: int = 1000
@@ -46,7 +53,7 @@ class ProducerOptions(NamedTuple):
 
 
 class Added(Enum):
-    """What is to be done about a message that was to be added. None instead: it waits with others."""
+    """The reaction to a message that was to be added. None instead: it waits with others."""
 
     WAKE = auto()  # it waits, and the driver is to call `turn` soon
     FULL = auto()  # refused: as many wait as may
@@ -57,6 +64,8 @@ class Added(Enum):
 
 
 class Publish(NamedTuple):
+    """Publishes an entry."""
+
     entry: bytes
 
 
@@ -70,10 +79,14 @@ class Settle(NamedTuple):
 
 
 class Flushed(NamedTuple):
+    """Tells flushes that all their messages have outcomes."""
+
     waiters: list[Any]
 
 
 class Warn(NamedTuple):
+    """Logs a warning."""
+
     text: str
 
 
@@ -88,6 +101,8 @@ ProducerEffect = Publish | Settle | Flushed | Leave | Connect | Warn | Finished
 
 # ------------------------------------------------------------------------------ the consumer's
 class ConsumerOptions(NamedTuple):
+    """The options of a consumer's core."""
+
     durable: bool = True  # False: a reader
     ack_timeout_s: float = 0.0  # 0: none
     nack_delay_ms: Callable[[int], int] = lambda _: 60_000  # by how often the entry was delivered again
@@ -101,51 +116,62 @@ class ConsumerOptions(NamedTuple):
 
 
 class Grant(NamedTuple):
+    """Grants the broker permits."""
+
     messages: int
 
 
 class SendAcks(NamedTuple):
+    """Sends acknowledgements."""
+
     group: AckGroup
     request_id: int  # 0: no answer is wanted
 
 
 class DropAfter(NamedTuple):
-    """What waits and follows one of these is thrown away: the broker takes it back, and delivers it again."""
+    """Throws away what waits and follows one of these: the broker takes it back, and delivers it again."""
 
     failed: tuple[Position, ...]
 
 
 class Redeliver(NamedTuple):
+    """Asks the broker to deliver entries again."""
+
     entries: EntrySets | None  # None: all that was delivered and not acknowledged
     counted: bool = True  # False: the application has not seen them
     request_id: int = 0  # 0: nothing answers
 
 
 class SendSeek(NamedTuple):
+    """Asks the broker to move the subscription."""
+
     request_id: int
     to: Any
 
 
 class Sought(NamedTuple):
-    """The cursor is there: what is delivered from now on is from there."""
+    """Reports that the cursor is there: what is delivered from now on is from there."""
 
     to: Any
 
 
 class Drop(NamedTuple):
-    """What waits for the application is thrown away; `dropped` is to be told the permits, when they are given back."""
+    """Throws away what waits for the application; `dropped` is to be told the permits, when they are given back."""
 
     give_back: bool
 
 
 class Answer(NamedTuple):
+    """Answers a request of the application."""
+
     request_id: int
     error: MagnetarError | None
     result: Any = None
 
 
 class Place(NamedTuple):
-    """Where a reader goes on: after `taken` (None: where it began), and what `begun` names on was not read whole."""
+    """The place at which a reader goes on: after `taken` (None: where it began); what `begun` names on was not read
+    whole."""
 
     taken: Any
     begun: Position | None

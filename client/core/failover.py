@@ -1,4 +1,4 @@
-"""Which of several clusters a client uses (AutoClusterFailover). The first one is preferred.
+"""The choice between several clusters (AutoClusterFailover). The first one is preferred. The first one is preferred.
 
     core = FailoverCore(3, failover_after=2, back_after=1)
     core.tried([False, True, True])       which of them answered in this round; the one to use now
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 
 
 class FailoverCore:
+    """Chooses the cluster that a client uses."""
+
     def __init__(self, count: int, *, failover_after: int, back_after: int) -> None:
         assert count >= 1 <= min(failover_after, back_after), "there is a cluster, and a round changes something"
         self.current = 0

@@ -22,6 +22,8 @@ from .transaction import InTransaction
 
 
 class PendingEntries:
+    """The entries of one producer that have no outcome yet."""
+
     __slots__ = ("credit", "sent", "unsent")
 
     def __init__(self) -> None:
@@ -41,7 +43,7 @@ class PendingEntries:
         return self.unsent[-1] if self.unsent else self.sent[-1] if self.sent else None
 
     def add(self, batch: Batch, entries: Sequence[bytes], now: float) -> None:
-        """`entries`: what it became; several are the chunks of its message."""
+        """Adds a batch. `entries`: what it became; several are the chunks of its message."""
         batch.items = []
         places: list[Position] | None = [] if len(entries) > 1 else None
         for entry in entries[:-1]:
@@ -53,7 +55,7 @@ class PendingEntries:
         self.unsent.append(batch)
 
     def next(self) -> Batch:
-        """The next one to publish now, while there is one, and credit above zero."""
+        """Takes the next batch to publish. Call it while there is one, and credit above zero."""
         batch = self.unsent.popleft()
         self.credit -= len(batch.entry) + ENTRY_COST_BYTES
         batch.connections += 1
@@ -61,21 +63,21 @@ class PendingEntries:
         return batch
 
     def disconnected(self) -> None:
-        """All are to be published again, in order."""
+        """Makes all of them unsent: they are published again, in order."""
         self.credit = 0
         self.unsent.extendleft(reversed(self.sent))
         self.sent.clear()
 
     def renumber(self, before: bytes, now: bytes) -> None:
-        """The producer's schema has another number: its topic was made anew. Those that name the old one are all
-        unsent: the connection is new."""
+        """Gives the waiting entries another schema number: the producer's topic was made anew. Those that name the old
+        one are all unsent: the connection is new."""
         assert not self.sent, "nothing was published over this connection"
         for batch in self.unsent:
             if parse_header(batch.entry, verify=False).metadata.schema_version == before:
                 batch.entry = with_schema_version(batch.entry, now)
 
     def pop_message(self) -> list[Batch]:
-        """The oldest one, with the other chunks of its message."""
+        """Removes and returns the oldest batch, with the other chunks of its message."""
         popped: list[Batch] = []
         while not popped or not popped[-1].callbacks:
             popped.append((self.sent or self.unsent).popleft())
@@ -98,8 +100,8 @@ def entries_of(
     batch: Batch, producer_name: str, wall_ms: int, compression: int, bytes_max: int, *, chunks_of: str | None,
     encrypt: Encrypt | None = None, schema_version: bytes = b"",
 ) -> list[bytes] | MagnetarError:  # fmt: skip
-    """Its entries of at most `bytes_max`; several, its chunks, when `chunks_of` names the message. An error:
-    MessageTooLarge, CryptoError, or InvalidContent."""
+    """Encodes the entries of a batch, at most `bytes_max` each; several, its chunks, when `chunks_of` names the
+    message. An error: MessageTooLarge, CryptoError, or InvalidContent."""
     if batch.entry:
         return [batch.entry]
     if batch.message is not None and batch.message.encrypt is not None:
@@ -129,7 +131,7 @@ def invalid(cause: Exception) -> InvalidContent:
 
 
 def uncertain(error: MagnetarError) -> MagnetarError:
-    """The same of an entry that was published before: it may be stored."""
+    """Returns the error for an entry that was published before: it may be stored, so the error is not definite."""
     if not error.definite:
         return error
     changed = type(error)(error.message)

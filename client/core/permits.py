@@ -24,7 +24,7 @@ from typing import Any
 
 
 class Permits:
-    """`used` may be called from any thread: `lock` guards the counts."""
+    """The permits of one consumer. `used` may be called from any thread: `lock` guards the counts."""
 
     def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
         self._size = max(1, queue_size)
@@ -37,7 +37,7 @@ class Permits:
         self.held = 0  # charged, and what they were charged for is not used yet
 
     def start(self) -> int:
-        """The stream is new: grant this."""
+        """Begins a new stream; returns the permits to grant it."""
         with self._lock:
             self.stream += 1
             self._used = self._granted = self.held = 0
@@ -45,21 +45,22 @@ class Permits:
             return self._size
 
     def resize(self, queue_size: int) -> None:
-        """The queue is shared with more others, or fewer: what is granted next makes up for it."""
+        """Changes the size of the queue, which is shared with more others, or fewer: what is granted next makes up for
+        it."""
         with self._lock:
             self._used += max(1, queue_size) - self._size
             self._size = max(1, queue_size)
             self._block = max(1, self._size // 4)
 
     def came(self, messages: int) -> None:
-        """The broker charged so many."""
+        """Counts messages that the broker charged."""
         with self._lock:
             self.at_broker -= messages
             self.held += messages
 
     def used(self, messages: int, stream: int) -> bool:
-        """What they were charged for left the queue; what came over an earlier stream gives none back. True: call
-        `grant` soon."""
+        """Counts permits of messages that left the queue; those that came over an earlier stream give none back. True:
+        call `grant` soon."""
         with self._lock:
             if stream == self.stream:
                 self.held -= messages
@@ -71,12 +72,12 @@ class Permits:
             return self._granted > 0
 
     def grant(self) -> int:
-        """Tell the broker so many now (0: not yet)."""
+        """Returns the permits to tell the broker now (0: not yet)."""
         with self._lock:
             granted, self._granted = self._granted, 0
             return granted
 
     def check(self) -> None:
-        """Between two replies of the broker."""
+        """Checks the sums. Holds between two replies of the broker."""
         assert self.held >= 0, "more was given back than was charged"
         assert self.at_broker + self.held + self._used in (self._size, 0), "permits were lost or made"

@@ -48,12 +48,14 @@ from .transaction import Share
 
 
 class ProducerCore:
+    """The core of one partition's producer."""
+
     def __init__(
         self, name: str, options: ProducerOptions, *, max_pending: int, lock: AbstractContextManager[Any],
         backoff: Backoff, uuid: str = "", memory: SendMemory | None = None,
     ) -> None:  # fmt: skip
-        """`uuid`: of this producer's life, for its chunked messages. `memory`: of all producers; None: it has no bound.
-        """
+        """Makes the core. `uuid`: of this producer's life, for its chunked messages. `memory`: of all producers; None:
+        it has no bound."""
         self.memory = memory
         self.name = name
         self.state = State.OPENING
@@ -87,7 +89,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback, share: Share | None = None) -> Added | None:
-        """A message with a payload and nothing else. `share`: of the transaction that it is sent in, with our `lock`.
+        """Adds a message with a payload and nothing else. `share`: of the transaction it is sent in, with our `lock`.
         """
         if len(payload) > self.payload_max:
             return Added.TOO_LARGE
@@ -136,7 +138,7 @@ class ProducerCore:
         return None if waits else Added.WAKE
 
     def add_entry(self, entry: bytes, sequence_id: int, callback: Callback) -> None:
-        """An entry that is encoded already; before the producer is opened, or between turns."""
+        """Adds an entry that is encoded already; before the producer is opened, or between turns."""
         batch = Batch(sequence_id)
         batch.entry, batch.highest = entry, sequence_id
         batch.callbacks.append(callback)
@@ -164,7 +166,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ what is to be sent
     def wait_for_messages(self) -> None:
-        """It is opened with its first message: the first `turn` after that has Connect."""
+        """Waits to be opened with the first message: the first `turn` after that has Connect."""
         self._early = deque()
 
     @property
@@ -184,7 +186,7 @@ class ProducerCore:
         return effects
 
     def time_passed(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """To be called when `due` is reached, or later."""
+        """Closes batches and expires messages whose time has come. To be called when `due` is reached, or later."""
         effects: list[ProducerEffect] = []
         if self.delay_due is not None and now >= self.delay_due:
             self._close_batches()
@@ -196,7 +198,7 @@ class ProducerCore:
 
     @property
     def due(self) -> float | None:
-        """When `time_passed` is to be called; None: no time matters."""
+        """Returns when `time_passed` is to be called; None: no time matters."""
         oldest = self._entries.oldest if self._options.send_timeout_s else None
         if oldest is None:
             return self.delay_due
@@ -204,8 +206,8 @@ class ProducerCore:
         return expires if self.delay_due is None or expires < self.delay_due else self.delay_due
 
     def flush(self, waiter: Any, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """`waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries get
-        theirs in order, so the youngest entry of this moment is waited for."""
+        """Flushes: `waiter` comes back, in Settle or Flushed, when every message added before has its outcome: entries
+        get theirs in order, so the youngest entry of this moment is waited for."""
         effects = self.send_now(now, wall_ms)
         with self.lock:
             if self._early:
@@ -215,7 +217,7 @@ class ProducerCore:
         return effects
 
     def send_now(self, now: float, wall_ms: int) -> list[ProducerEffect]:
-        """What is open goes out, whatever is under way."""
+        """Sends what is open, whatever is under way."""
         self._close_batches()
         return self.turn(now, wall_ms)
 
@@ -267,7 +269,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ the connection
     def opening(self) -> int:
-        """An opening is begun; its number."""
+        """Counts an opening that is begun; returns its number."""
         self.connections += 1
         return self.connections
 
@@ -275,7 +277,8 @@ class ProducerCore:
         self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int,
         schema_version: bytes = b"",
     ) -> list[ProducerEffect]:  # fmt: skip
-        """The broker has this producer, and `last_sequence_id` is the highest that it has of its name (-1: none)."""
+        """Opens: the broker has this producer, and `last_sequence_id` is the highest that it has of its name (-1:
+        none)."""
         effects: list[ProducerEffect] = []
         if self.state is State.CLOSED:
             return effects
@@ -299,7 +302,7 @@ class ProducerCore:
         return effects + self.turn(now, wall_ms)
 
     def _admit(self, effects: list[ProducerEffect]) -> None:
-        """What came before the producer was open gets its ids."""
+        """Gives ids to the messages that came before the producer was open."""
         if self._early is None:
             return
         with self.lock:  # at once: nothing that comes now may get in front of it
@@ -317,14 +320,14 @@ class ProducerCore:
                     self._free(len(message.payload))
 
     def credit(self, size_bytes: int) -> list[ProducerEffect]:
-        """So many bytes more may be published."""
+        """Takes credit: so many bytes more may be published."""
         effects: list[ProducerEffect] = []
         self._entries.credit += size_bytes
         self._publish(effects)
         return effects
 
     def lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """The connection broke, the broker gave the producer up, or an attempt to open it again failed."""
+        """Notes that the connection broke, the broker gave the producer up, or an attempt to open it again failed."""
         effects: list[ProducerEffect] = []
         if self.state in (State.CLOSED, State.CLOSING):
             return effects
@@ -343,7 +346,7 @@ class ProducerCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> Batch | None:
-        """The oldest entry, if the receipt is for it: it is stored. None: `receipt` says what follows."""
+        """Takes a receipt; returns the oldest entry, if the receipt is for it. None: `receipt` says what follows."""
         sent = self._entries.sent
         if not sent or sequence_id != sent[0].sequence_id:
             return None
@@ -372,7 +375,7 @@ class ProducerCore:
         return [Leave(), *self.lost(error, now)]
 
     def failed(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """The broker refused the oldest entry, for good or for now."""
+        """Notes that the broker refused the oldest entry, for good or for now."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
             return [Leave(), *self.lost(error, now)]
         effects: list[ProducerEffect] = []
@@ -384,7 +387,7 @@ class ProducerCore:
         return effects
 
     def waits(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
-        """The broker says why what was sent has no answer yet; it is neither stored nor refused."""
+        """Notes why what was sent has no answer yet, as the broker says: it is neither stored nor refused."""
         if self._entries.sent and (text := self._reasons.note(error, now)) is not None:
             return [Warn(f"messages are not acknowledged yet: {text}")]
         return []
@@ -395,12 +398,13 @@ class ProducerCore:
 
     @property
     def has_room(self) -> bool:
-        """For those that wait for it: for a quarter of the queue, so that they are not woken for each message."""
+        """Whether there is room for senders that wait: for a quarter of the queue, so that they are not woken for each
+        message."""
         return self.pending <= min(self.max_pending - 1, self.max_pending - (self.max_pending >> 2))
 
     @property
     def wants_flush(self) -> bool:
-        """After outcomes: what is open waited for them (`urgent`), and `turn` is to be called."""
+        """Whether, after outcomes, what is open waited for them (`urgent`), and `turn` is to be called."""
         return self.urgent and not self._entries and not self.turn_wanted
 
     def _expire(self, effects: list[ProducerEffect]) -> None:
@@ -422,22 +426,22 @@ class ProducerCore:
 
     @property
     def reason(self) -> str:
-        """Why the broker does not acknowledge, as an appendix; empty: not known."""
+        """Returns why the broker does not acknowledge, as an appendix; empty: not known."""
         return self._reasons.last and f"; {self._reasons.last}"
 
     # ------------------------------------------------------------------------------ the end
     def close(self, error: MagnetarError) -> None:
-        """A message that is added from now on is refused with this; what was added goes its way."""
+        """Refuses, with this error, messages that are added from now on; what was added goes its way."""
         with self.lock:
             self.closing = error
             self.max_pending = 0  # so that `add` looks
 
     def leaving(self) -> None:
-        """All has its outcome; the connection is given up, and not opened again."""
+        """Leaves: all has its outcome; the connection is given up, and not opened again."""
         self.state = State.CLOSING
 
     def finish(self, error: MagnetarError) -> list[ProducerEffect]:
-        """No more messages; those without an outcome get this one."""
+        """Finishes: no more messages; those without an outcome get this error."""
         effects: list[ProducerEffect] = []
         self.state = State.CLOSED
         with self.lock:

@@ -35,14 +35,15 @@ SAY_EVERY_S = 60.0
 
 
 class ErrorLogThrottle:
-    """Of one producer. `last`: why messages are not acknowledged; empty: not known. An acknowledgement clears it."""
+    """Limits the log lines of one producer. `last`: why messages are not acknowledged; empty: not known. An
+    acknowledgement clears it."""
 
     def __init__(self) -> None:
         self.last = ""
         self._said: dict[str, float] = {}  # by kind, which is the name of an error class: bounded
 
     def note(self, error: MagnetarError, now: float) -> str | None:
-        """The broker gave this as its reason; what is to be said now. A lost connection says nothing about messages."""
+        """Notes an error that the broker gave; returns what to log now, if anything. A lost connection says nothing."""
         if isinstance(error, ConnectionLost | TimedOut):
             return None
         kind = type(error).__name__

@@ -1,4 +1,4 @@
-"""Which entries are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs.
+"""The entries that are to be delivered again, and when: negative acknowledgements and acknowledgement time-outs.
 
 Both are the same question: an entry is *watched* until a time; acknowledging it forgets it; when the time comes it is
 given out once, never early. An entry that is watched again keeps its first time. What differs is how often one forgets:
@@ -30,6 +30,8 @@ BUCKETS_MAX = 256
 
 
 class RedeliveryTracker:
+    """Watches entries for the acknowledgement time-out."""
+
     def __init__(self, delay_s: float, tick_s: float) -> None:
         assert delay_s >= 0 < tick_s, "delays are not negative"
         self._delay_s = delay_s
@@ -87,7 +89,8 @@ def places_of(sets: EntrySets) -> Iterator[Position]:
 
 
 class NackTracker:
-    """Times are whole milliseconds of any clock that does not go back."""
+    """Watches entries for negative acknowledgements. Times are whole milliseconds of any clock that does not go back.
+    """
 
     def __init__(self) -> None:
         self._buckets: dict[int, EntrySets] = {}  # due time → entries
@@ -143,7 +146,7 @@ class NackTracker:
             self._buckets.clear()
 
     def next_ms(self) -> int | None:
-        """When the next entry is due; None: nothing is watched."""
+        """Returns when the next entry is due; None: nothing is watched."""
         return min(self._buckets, default=None)
 
     def take(self, now_ms: int) -> EntrySets:
@@ -163,7 +166,7 @@ class NackTracker:
 
     @property
     def memory_bytes(self) -> int:
-        """About what it takes: the sets as CRoaring holds them, and their objects and places."""
+        """Returns about what it takes: the sets as CRoaring holds them, and their objects and places."""
         sets = [each for bucket in (*self._buckets.values(), self.watched) for each in bucket.values()]
         figures = [each.get_statistics() for each in sets]
         held = sum(each["n_bytes_array_containers"] + each["n_bytes_bitset_containers"] for each in figures)

@@ -1,4 +1,4 @@
-"""Which partition a message goes to.
+"""The partition to which a message goes.
 
 A key decides by Murmur3, whatever the mode. Without a key: RoundRobin stays on one partition for a batching window and
 then goes to the next (so that batches fill), or changes with each message when batching is off; UseSinglePartition
@@ -13,14 +13,15 @@ from .backoff import Chance
 
 
 class PartitionsRoutingMode(ClientEnum):
-    """Which partition a message without a key goes to: always one, each in turn, or what `message_router` says."""
+    """The partition to which a message without a key goes: always one, each in turn, or what `message_router` says."""
     UseSinglePartition = 0
     RoundRobinDistribution = 1
     CustomPartition = 2
 
 
 class Router:
-    """`window_s`, `messages_max` and `bytes_max` are those of batching; a window of 0 changes with each message."""
+    """The router of one producer. `window_s`, `messages_max` and `bytes_max` are those of batching; a window of 0
+    changes with each message."""
 
     def __init__(
         self, partitions: int, mode: PartitionsRoutingMode, rng: Chance, *,
@@ -42,7 +43,7 @@ class Router:
         return self._partitions
 
     def grow(self, partitions: int) -> None:
-        """Partitions are added, never taken away."""
+        """Adds partitions; none is ever taken away."""
         assert partitions >= self._partitions, "partitions are never taken away"
         self._partitions = partitions
 

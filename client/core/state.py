@@ -6,6 +6,8 @@ from enum import Enum, auto
 
 
 class State(Enum):
+    """The state of one partition's producer or consumer."""
+
     OPENING = auto()
     CONNECTED = auto()
     RECONNECTING = auto()

@@ -1,4 +1,4 @@
-"""One transaction, as the client sees it: what was sent and acknowledged in it, and how it ends.
+"""A transaction, as the client sees it: what was sent and acknowledged in it, and how it ends.
 
 Intents and facts in, effects out, in order; the driver (client/transactions/transaction.py) does each effect at once.
 
@@ -51,15 +51,15 @@ from ..common.errors import (
 )
 
 MESSAGES_MAX = 1_000_000
-"""Of one transaction: readers wait for all of them, and an abort hides all of them one by one."""
+"""Most messages of one transaction: readers wait for all of them, and an abort hides all of them one by one."""
 SHARE_MESSAGES = 10_000
-"""That a producer may send before it asks the transaction again."""
+"""Messages that a producer may send before it asks the transaction again."""
 NOWHERE = Position(-1, -1)
 
 
 class TransactionState(Enum):
-    """Of a transaction. PREPARED: it survives its client and its coordinator; ERROR: its commit, or its `prepare`, got
-    no answer, and `commit` asks again."""
+    """The state of a transaction. PREPARED: it survives its client and its coordinator; ERROR: its commit, or its
+    `prepare`, got no answer, and `commit` asks again."""
 
     OPEN = "OPEN"
     PREPARING = "PREPARING"
@@ -76,13 +76,15 @@ WAITING = TransactionState.COMMITTING, TransactionState.PREPARING
 
 
 class Verb(Enum):
+    """The way in which a transaction ends."""
+
     COMMIT = 0
     ABORT = 1
     PREPARE = 2
 
 
 class Receipts(NamedTuple):
-    """Of one topic; `entries` 0: it was only acknowledged there; -1: all of them count."""
+    """The receipts of one topic; `entries` 0: it was only acknowledged there; -1: all of them count."""
 
     topic: str
     entries: int
@@ -90,18 +92,18 @@ class Receipts(NamedTuple):
 
 
 class End(NamedTuple):
-    """Ask the coordinator; `answered` or `unanswered` is to be told."""
+    """Asks the coordinator; `answered` or `unanswered` is to be told."""
 
     verb: Verb
     participants: tuple[Receipts, ...]
 
 
 class Idle(NamedTuple):
-    """Every operation has its outcome: the commit that waits goes on."""
+    """Reports that every operation has its outcome: the commit that waits goes on."""
 
 
 class Ended(NamedTuple):
-    """`error`: what who ended it is told; None: it did what was asked."""
+    """The end of a transaction. `error`: what who ended it is told; None: it did what was asked."""
 
     error: PulsarException | None
 
@@ -117,7 +119,7 @@ class Part(Protocol):
     @property
     def topic(self) -> TopicName: ...
     def send_now(self) -> None:
-        """What waits for more to come goes out."""
+        """Sends what waits for more messages."""
         ...
 
 
@@ -128,7 +130,7 @@ class Share:
     __slots__ = ("allowed", "left", "lock", "txn")
 
     def __init__(self, txn: InTransaction, lock: AbstractContextManager[Any]) -> None:
-        """`lock`: the producer's."""
+        """Makes a share. `lock`: the producer's."""
         self.txn = txn
         self.lock = lock
         self.allowed = 0  # messages
@@ -139,7 +141,7 @@ class Share:
         return self.allowed - self.left
 
     def close(self) -> int:
-        """The messages; no more come until more are allowed."""
+        """Returns the number of messages; no more come until more are allowed."""
         with self.lock:
             self.allowed -= self.left
             self.left = 0
@@ -147,10 +149,10 @@ class Share:
 
 
 class InTransaction:
-    """What producers and consumers know of the transaction that a message is sent or acknowledged in."""
+    """A transaction, as the producers and consumers see it in which a message is sent or acknowledged."""
 
     deliveries: dict[str, dict[Position, dict[int, object]]]
-    """Of each subscription: which delivery of a message it acknowledged (client/consume/transactional_acks.py)."""
+    """Subscription → which delivery of a message it acknowledged (client/consume/transactional_acks.py)."""
 
     @property
     def id(self) -> TxnId:
@@ -158,44 +160,47 @@ class InTransaction:
 
     @property
     def is_under_way(self) -> bool:
-        """Its operations still matter: it is open, or its commit waits for them."""
+        """Whether its operations still matter: it is open, or its commit waits for them."""
         raise NotImplementedError
 
     def enter(self, where: Part, connections: object) -> None:
-        """A message will be sent there, or an acknowledgement; from any thread. TransactionEnded, MessageTooBig,
-        InvalidConfiguration: it must not be. `connections`: of whose client."""
+        """Enters an operation: a message will be sent there, or an acknowledgement; from any thread. TransactionEnded,
+        MessageTooBig, InvalidConfiguration: it must not be. `connections`: of whose client."""
         raise NotImplementedError
 
     def share(self, where: Part, connections: object, lock: AbstractContextManager[Any]) -> Share:
-        """Through which the producer there sends messages, at least one more. Errors as of `enter`. `lock`: that of the
-        producer, which must not have it now."""
+        """Returns the share through which the producer there sends messages, at least one more. Errors as of `enter`.
+        `lock`: that of the producer, which must not have it now."""
         raise NotImplementedError
 
     def leave(self, *, message: bool) -> None:
-        """It was not sent after all."""
+        """Takes back an `enter`: nothing was sent after all."""
         raise NotImplementedError
 
     def gives_back(self, again: Callable[[], None]) -> None:
-        """Something is acknowledged cumulatively. If it aborts, `again` is called when that may be delivered again, and
-        before its end is told."""
+        """Notes a cumulative acknowledgement. If the transaction aborts, `again` is called when that may be delivered
+        again, and before its end is told."""
         raise NotImplementedError
 
     def stored(self, where: Part, messages: int, position: Position) -> None:
-        """An entry has its receipt; `messages` 0: a chunk, which is not the last of its message."""
+        """Notes that an entry has its receipt; `messages` 0: a chunk, which is not the last of its message."""
         raise NotImplementedError
 
     def refused(self, messages: int, error: MagnetarError) -> None:
-        """An entry is not stored, or may not be."""
+        """Notes that an entry is not stored, or may not be."""
         raise NotImplementedError
 
     def acknowledged(self, error: MagnetarError | None) -> None:
-        """An acknowledgement has its outcome; None: it is durable."""
+        """Notes the outcome of an acknowledgement; None: it is durable."""
         raise NotImplementedError
 
 
 class TransactionCore:
+    """The core of one transaction."""
+
     def __init__(self, txn: TxnId, lock: AbstractContextManager[Any], *, named: bool = False) -> None:
-        """`named`: its end is asked for even when nothing was done in it: that tells of a later holder."""
+        """Makes the core. `named`: its end is asked for even when nothing was done in it: that tells of a later holder.
+        """
         self.txn = txn
         self.state = TransactionState.OPEN
         self.failure: PulsarException | None = None  # of the first operation that failed
@@ -213,8 +218,8 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ from any thread
     def enter(self, topic: str, *, message: bool) -> None:
-        """An operation begins: a message is sent there, or it is acknowledged there. TransactionEnded, MessageTooBig:
-        it does not, and nothing may be sent."""
+        """Begins an operation: a message is sent there, or it is acknowledged there. TransactionEnded, MessageTooBig:
+        it does not begin, and nothing may be sent."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -224,7 +229,7 @@ class TransactionCore:
             self._touch(topic)
 
     def share(self, topic: str, share: Share) -> None:
-        """The producer of that topic sends through `share`, which may be new. Errors as of `enter`."""
+        """Lets the producer of that topic send through `share`, which may be new. Errors as of `enter`."""
         with self._lock:
             if self.state is not TransactionState.OPEN:
                 raise TransactionEnded(f"transaction {self.txn} {self._how()}: nothing was sent")
@@ -238,7 +243,7 @@ class TransactionCore:
             self._touch(topic)
 
     def _allow(self, messages: int) -> int:
-        """How many of so many more there may be: one or more. MessageTooBig: none."""
+        """Returns how many of `messages` more messages there may be: one or more. Raises MessageTooBig if none."""
         if self._allowed >= MESSAGES_MAX:
             for share in self._shares:  # what others do not use
                 self._allowed -= share.allowed
@@ -257,7 +262,7 @@ class TransactionCore:
             self._entries[topic], self._last[topic] = 0, NOWHERE
 
     def _close_shares(self) -> None:
-        """It is not open any more: no producer adds to it from here on."""
+        """Closes the shares: the transaction is not open any more, and no producer adds to it from here on."""
         for share in self._shares:
             self._allowed -= share.allowed
             sent = share.close()
@@ -272,11 +277,11 @@ class TransactionCore:
 
     @property
     def messages(self) -> int:
-        """That were sent in it."""
+        """Returns the number of messages that were sent in it."""
         return self._allowed - sum(each.left for each in self._shares)
 
     def enter_again(self, *, message: bool) -> bool:
-        """The same at a topic where something was before. False: `enter` says why not."""
+        """Enters like `enter` at a topic where something was before. False: `enter` says why not."""
         with self._lock:
             if self.state is not TransactionState.OPEN or (message and self._allowed >= MESSAGES_MAX):
                 return False
@@ -285,7 +290,7 @@ class TransactionCore:
             return True
 
     def left(self, *, message: bool) -> list[TransactionEffect]:
-        """It was not begun after all: refused before anything was sent."""
+        """Takes back an operation that was not begun after all: refused before anything was sent."""
         with self._lock:
             self._allowed -= message
             self._begun -= 1
@@ -293,7 +298,7 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ outcomes
     def stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
-        """An entry of so many messages has its receipt; 0: a chunk of a message."""
+        """Notes that an entry of so many messages has its receipt; 0: a chunk of a message."""
         if self._entries[topic] >= 0:
             self._entries[topic] += 1
             if position[1] < 0:
@@ -305,7 +310,7 @@ class TransactionCore:
             return self._look()
 
     def refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
-        """An entry of so many messages is not stored, or may not be."""
+        """Notes that an entry of so many messages is not stored, or may not be."""
         self._note(error)
         with self._lock:
             self._over += messages
@@ -330,12 +335,12 @@ class TransactionCore:
 
     # ------------------------------------------------------------------------------ the end
     def commit(self) -> list[TransactionEffect]:
-        """Idle comes now, or when all operations have their outcomes; then `decide`."""
+        """Commits: Idle comes now, or when all operations have their outcomes; then `decide`."""
         may_be = TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR
         return self._wait(TransactionState.COMMITTING, may_be)
 
     def prepare(self) -> list[TransactionEffect]:
-        """As `commit`."""
+        """Waits for all operations like `commit`, then prepares."""
         return self._wait(TransactionState.PREPARING, (TransactionState.OPEN,))
 
     def _wait(self, state: TransactionState, may_be: tuple[TransactionState, ...]) -> list[TransactionEffect]:
@@ -347,7 +352,7 @@ class TransactionCore:
             return self._look()
 
     def decide(self) -> list[TransactionEffect]:
-        """After Idle, or when the operations took too long (`give_up`)."""
+        """Decides, after Idle, or when the operations took too long (`give_up`)."""
         assert self.state in WAITING, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())
@@ -358,7 +363,7 @@ class TransactionCore:
         return [End(Verb.COMMIT, self._participants())]
 
     def give_up(self, error: MagnetarError) -> list[TransactionEffect]:
-        """The operations have no outcome in time: it aborts."""
+        """Gives the operations up, which have no outcome in time: the transaction aborts."""
         self._waiting = False
         self._note(error)
         return self.decide()
@@ -377,7 +382,7 @@ class TransactionCore:
         return [End(Verb.ABORT, ())]
 
     def answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
-        """The coordinator's answer to End, or to a question for the status."""
+        """Handles the coordinator's answer to End, or to a question for the status."""
         if error is not None:
             return self._refused(error)
         committing = self.state in WAITING
@@ -405,7 +410,7 @@ class TransactionCore:
         return self.unanswered()
 
     def unanswered(self) -> list[TransactionEffect]:
-        """In no time that was allowed."""
+        """Ends the transaction without an answer: none came in the time that was allowed."""
         if self.state is TransactionState.ABORTING and not self._was_prepared:
             return self._end(TransactionState.ABORTED, self.error)
         unknown = OutcomeUnknown(
@@ -436,7 +441,7 @@ class TransactionCore:
 
     @property
     def was_lost(self) -> bool:
-        """The coordinator aborted it, as its end or an operation was told, and may have lost others with it."""
+        """Whether the coordinator aborted it, as its end or an operation was told, and may have lost others with it."""
         causes = (self.error, self.failure)
         return self.state in (TransactionState.ABORTED, TransactionState.OPEN) and any(
             isinstance(each, TransactionAborted | TransactionEnded) and not isinstance(each.__cause__, PulsarException)
@@ -445,7 +450,7 @@ class TransactionCore:
 
     @property
     def has_operations(self) -> bool:
-        """It may have left something at a topic."""
+        """Whether it may have left something at a topic."""
         return bool(self._entries)
 
     @property

@@ -14,6 +14,8 @@ from ...proto.names import Position
 
 
 class WithheldEntries:
+    """The entries of one consumer that are kept from the application."""
+
     __slots__ = ("permits",)
 
     def __init__(self) -> None:
@@ -26,7 +28,7 @@ class WithheldEntries:
         self.permits[place] = self.permits.get(place, 0) + permits
 
     def asked_again(self, places: Iterable[Position]) -> int:
-        """Permits that are free now."""
+        """Returns the permits that are free now."""
         freed = 0
         for place in places:
             if place in self.permits:
@@ -35,16 +37,16 @@ class WithheldEntries:
         return freed
 
     def release(self, place: Position) -> int:
-        """It is decrypted, or acknowledged. Permits that are free now."""
+        """Releases an entry that is decrypted, or acknowledged; returns the permits that are free now."""
         return self.permits.pop(place, 0)
 
     def clear(self) -> int:
-        """All come again. Permits that are free now."""
+        """Forgets all, which come again; returns the permits that are free now."""
         freed = sum(self.permits.values())
         self.permits.clear()
         return freed
 
     def floor(self, place: Position) -> Position:
-        """Up to here a cumulative ack at `place` may go: before the first of them."""
+        """Returns how far a cumulative ack at `place` may go: before the first of them."""
         first = min((each for each in self.permits if each <= place), default=None)
         return place if first is None else Position(first[0], first[1] - 1)

@@ -24,10 +24,12 @@ IV_BYTES = 12
 TAG_BYTES = 16
 RSA_BITS_MIN = 2048
 RSA_BITS_MAX = 16384
-"""The cost of an unwrapping grows with the third power of the length: 0.1 s at this one."""
+"""Most bits of a key. The cost of an unwrapping grows with the third power of the length: 0.1 s at this one."""
 
 
 class DataKey(Protocol):
+    """A data key: encrypts and decrypts payloads."""
+
     def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes | None) -> bytes: ...
     def decrypt(self, nonce: bytes, data: bytes, associated_data: bytes | None) -> bytes: ...
 
@@ -40,7 +42,7 @@ def _load(name: str) -> Any:
 
 
 def require_package() -> None:
-    """OperationNotSupported: the package `cryptography` is not installed."""
+    """Raises OperationNotSupported if the package `cryptography` is not installed."""
     _load("hazmat.primitives.ciphers.aead")
 
 
@@ -50,7 +52,7 @@ def data_key(key: bytes) -> DataKey:
 
 
 def decrypted(key: DataKey, iv: bytes, ciphertext: bytes) -> bytes:
-    """CryptoError: the ciphertext is not of this key and IV, or was changed."""
+    """Decrypts. CryptoError: the ciphertext is not of this key and IV, or was changed."""
     try:
         return key.decrypt(iv, ciphertext, None)
     except _load("exceptions").InvalidTag as error:
@@ -79,19 +81,19 @@ def _oaep() -> Any:
 
 # ------------------------------------------------------------------------------ keys of readers
 def public_key(pem: bytes, name: str) -> RSAPublicKey:
-    """CryptoError: it is no public RSA key of RSA_BITS_MIN or more."""
+    """Parses a public key. CryptoError: it is no public RSA key of RSA_BITS_MIN or more."""
     found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shown(name)}"), name)
     return found
 
 
 def private_key(pem: bytes, name: str) -> RSAPrivateKey:
-    """CryptoError: it is no private RSA key of RSA_BITS_MIN or more, or has a password."""
+    """Parses a private key. CryptoError: it is no private RSA key of RSA_BITS_MIN or more, or has a password."""
     found: RSAPrivateKey = _rsa(_parsed("load_pem_private_key", (pem, None), f"the private key of {shown(name)}"), name)
     return found
 
 
 def _parsed(load: str, arguments: tuple[Any, ...], what: str) -> Any:
-    """The library's texts are left out: some of them quote what they were given."""
+    """Parses by `load`. The library's texts are left out: some of them quote what they were given."""
     serialization = _load("hazmat.primitives.serialization")
     try:
         return getattr(serialization, load)(*arguments)

@@ -6,14 +6,14 @@ from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
 
 
 class EncryptionKey:
-    """One reader that a message is encrypted for."""
+    """A reader that a message is encrypted for."""
 
     def __init__(self, key: EncryptionKeys) -> None:
         self._key = key
 
     @property
     def key(self) -> str:
-        """Its name."""
+        """Returns the name of the key."""
         return self._key.key
 
     @property
@@ -23,12 +23,12 @@ class EncryptionKey:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the producer's key reader said about the key; in clear, and not authenticated."""
+        """Returns what the producer's key reader said about the key; in clear, and not authenticated."""
         return {pair.key: pair.value for pair in self._key.metadata}
 
 
 class EncryptionContext:
-    """How an entry was encrypted; with `ConsumerCryptoFailureAction.CONSUME`, what a program needs to decrypt it."""
+    """The encryption of an entry; with `ConsumerCryptoFailureAction.CONSUME`, what a program needs to decrypt it."""
 
     def __init__(self, metadata: MessageMetadata, *, failed: bool) -> None:
         self._metadata = metadata
@@ -39,15 +39,15 @@ class EncryptionContext:
         return [EncryptionKey(each) for each in self._metadata.encryption_keys]
 
     def param(self) -> bytes:
-        """The IV of AES-256-GCM."""
+        """Returns the IV of AES-256-GCM."""
         return self._metadata.encryption_param
 
     def algorithm(self) -> str:
-        """Empty, as Pulsar's clients write it."""
+        """Returns the algorithm: empty, as Pulsar's clients write it."""
         return self._metadata.encryption_algo
 
     def compression_type(self) -> int:
-        """How the payload was compressed before it was encrypted: a number of CompressionType."""
+        """Returns how the payload was compressed before it was encrypted: a number of CompressionType."""
         return int(self._metadata.compression)
 
     def uncompressed_message_size(self) -> int:
@@ -60,5 +60,5 @@ class EncryptionContext:
         return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else -1
 
     def is_decryption_failed(self) -> bool:
-        """True: the message is ciphertext. False: it is decrypted."""
+        """Whether the message is ciphertext; False: it is decrypted."""
         return self._failed

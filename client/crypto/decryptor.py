@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 KEYS_MAX = 100
-"""Of one entry: readers that it is encrypted for."""
+"""Most keys of one entry: readers that it is encrypted for."""
 KEY_BYTES_MAX = 8192
-"""Of one of them: its name, its wrapped key (256 bytes for 2048 bits) and its metadata."""
+"""Most bytes of a key of an entry: its name, its wrapped key (256 bytes for 2048 bits) and its metadata."""
 KNOWN_MAX = 1000
 """Entries of each cache."""
 FAILED_S = 10.0
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class _Kept(Generic[T]):
-    """What was found for KEPT_S, why it was not for FAILED_S; at most KNOWN_MAX of both."""
+    """Results kept for KEPT_S, and errors for FAILED_S; at most KNOWN_MAX of both."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -65,10 +65,11 @@ class _Kept(Generic[T]):
 
 
 class Decryptor:
-    """Belongs to the event loop of its consumer."""
+    """Decrypts the payloads of one consumer, in its event loop."""
 
     def __init__(self, reader: KeyReader | None, now: Callable[[], float]) -> None:
-        """`reader` None: nothing can be decrypted. OperationNotSupported: the package for it is not installed."""
+        """Makes a decryptor. `reader` None: nothing can be decrypted. OperationNotSupported: the package for it is not
+        installed."""
         if reader is not None:
             require_package()
         self._reader = reader

@@ -27,17 +27,18 @@ from .cipher import DATA_KEY_BYTES, IV_BYTES, DataKey, data_key, public_key, req
 from .key_reader import KEPT_S, EncryptionKeyInfo, KeyReader
 
 USES_MAX = 1 << 31
-"""Half of what random IVs of 96 bits allow to one key."""
+"""Most uses of a key: half of what random IVs of 96 bits allow."""
 
 
 class Encryptor:
-    """Belongs to the event loop of its producer."""
+    """Encrypts the payloads of one producer, in its event loop."""
 
     def __init__(
         self, reader: KeyReader, names: Sequence[str], now: Callable[[], float],
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:  # fmt: skip
-        """`names`: of at least one key. OperationNotSupported: the package for it is not installed."""
+        """Makes an encryptor. `names`: of at least one key. OperationNotSupported: the package for it is not installed.
+        """
         assert names, "something is encrypted for a reader"
         require_package()
         self._reader = reader

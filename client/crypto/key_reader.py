@@ -1,4 +1,4 @@
-"""Where the keys of readers come from: the program's `KeyReader`, or the default that reads two files.
+"""The keys of readers: from the program's `KeyReader`, or from the default that reads two files.
 
 Keys are PEM: a public key is SubjectPublicKeyInfo, a private key PKCS#8 or PKCS#1, without a password. A reader is
 called in the client's event loop and must not wait for long; what it returns is kept for KEPT_S
@@ -14,9 +14,9 @@ from ..common.checks import PATH, check
 from ..common.errors import CryptoError
 
 KEPT_S = 4 * 3600.0
-"""How long a data key is used, and how long a key is kept before it is read again: Pulsar's figure."""
+"""Seconds that a data key is used, and that a key is kept before it is read again: Pulsar's figure."""
 KEY_FILE_BYTES_MAX = 1 << 16
-"""A PEM of a key of 16,384 bits has 13 KB."""
+"""Most bytes of a key's file: a PEM of a key of 16,384 bits has 13 KB."""
 
 
 class EncryptionKeyInfo(NamedTuple):
@@ -30,7 +30,8 @@ class EncryptionKeyInfo(NamedTuple):
 
 
 class KeyReader(Protocol):
-    """What `crypto_key_reader` is. An exception says that there is no such key, or that it cannot be read now."""
+    """The interface of `crypto_key_reader`. An exception says that there is no such key, or that it cannot be read now.
+    """
 
     def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
         """The public key of that name, for a producer."""
@@ -46,7 +47,7 @@ class CryptoKeyReader:
     """Reads the same two files for every name of a key, as Pulsar's class of this name does. CryptoError: it cannot."""
 
     def __init__(self, public_key_path: str, private_key_path: str) -> None:
-        """Paths of PEM files. A producer needs the first one only, and a consumer the second."""
+        """Takes the paths of PEM files. A producer needs the first one only, and a consumer the second."""
         check(_PATHS, {"public_key_path": public_key_path, "private_key_path": private_key_path})
         self._public_key_path = public_key_path
         self._private_key_path = private_key_path

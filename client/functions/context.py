@@ -8,15 +8,15 @@ from typing import Any
 
 
 class Context:
-    """Base of what a runtime gives to functions, or a test."""
+    """Base of the contexts that a runtime, or a test, gives to functions."""
 
     @abstractmethod
     def get_message_id(self) -> Any:
-        """The id of the message."""
+        """Returns the id of the message."""
 
     @abstractmethod
     def get_message_key(self) -> Any:
-        """The key of the message."""
+        """Returns the key of the message."""
 
     @abstractmethod
     def get_message_eventtime(self) -> Any:
@@ -44,7 +44,7 @@ class Context:
 
     @abstractmethod
     def get_function_id(self) -> Any:
-        """The id of the function."""
+        """Returns the id of the function."""
 
     @abstractmethod
     def get_instance_id(self) -> Any:
@@ -56,7 +56,7 @@ class Context:
 
     @abstractmethod
     def get_logger(self) -> Any:
-        """A logger."""
+        """Returns a logger."""
 
     @abstractmethod
     def get_user_config_value(self, key: str) -> Any:
@@ -72,7 +72,7 @@ class Context:
 
     @abstractmethod
     def get_partition_key(self) -> Any:
-        """The key of the message."""
+        """Returns the key of the message."""
 
     @abstractmethod
     def get_ordering_key(self) -> Any:
@@ -100,7 +100,7 @@ class Context:
 
     @abstractmethod
     def get_output_serde_class_name(self) -> Any:
-        """The class that makes bytes of it."""
+        """The name of the class that makes bytes of the output."""
 
     @abstractmethod
     def ack(self, msgid: Any, topic: str) -> Any:

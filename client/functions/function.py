@@ -11,4 +11,4 @@ class Function:
 
     @abstractmethod
     def process(self, input: Any, context: Any) -> Any:
-        """What the message `input` becomes; None: nothing. `context`: a `Context`."""
+        """Returns what the message `input` becomes; None: nothing. `context`: a `Context`."""

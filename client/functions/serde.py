@@ -8,19 +8,19 @@ from typing import Any
 
 
 class SerDe:
-    """Base of a program's own."""
+    """Base of a program's own serializers."""
 
     @abstractmethod
     def serialize(self, input: Any) -> Any:
-        """The bytes of a value."""
+        """Returns the bytes of a value."""
 
     @abstractmethod
     def deserialize(self, input_bytes: Any) -> Any:
-        """The value of bytes."""
+        """Returns the value of bytes."""
 
 
 class PickleSerDe(SerDe):
-    """By pickle, which runs what the bytes say: only of topics whose producers are trusted."""
+    """Serializes by pickle, which runs what the bytes say: only for topics whose producers are trusted."""
 
     def serialize(self, input: Any) -> bytes:
         return pickle.dumps(input)

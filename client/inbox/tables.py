@@ -27,7 +27,8 @@ _clock = SystemClock()
 
 
 class SQLAlchemyInbox:
-    """`metadata`: the application's, so that its migrations make the table."""
+    """The inbox of an application that uses SQLAlchemy. `metadata`: the application's, so that its migrations make the
+    table."""
 
     def __init__(self, metadata: MetaData, table: str = "magnetar_inbox", *, schema: str | None = None) -> None:
         self.rows = Table(
@@ -57,7 +58,8 @@ class SQLAlchemyInbox:
         return bool(done.rowcount == 1)
 
     def _insert_if_missing(self, session: Session | Connection, row: dict[str, Any]) -> bool:
-        """A conflict between two transactions raises IntegrityError in one of them: roll back and receive again."""
+        """Inserts a row unless there is one; returns whether it did. A conflict between two transactions raises
+        IntegrityError in one of them: roll back and receive again."""
         here = self.rows.c.subscription == row["subscription"], self.rows.c.key == row["key"]
         if session.execute(select(self.rows.c.done).where(*here)).first() is not None:
             return False
@@ -65,7 +67,7 @@ class SQLAlchemyInbox:
         return True
 
     def purge(self, session: Session | Connection, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
-        """Deletes up to `limit` rows that are older than any message may be delivered again; how many there were."""
+        """Deletes up to `limit` rows that are older than any message may be delivered again; returns their number."""
         c = self.rows.c
         before = _clock.wall_ms() - int(older_than_s * 1000)
         old = session.execute(select(c.subscription, c.key).where(c.done < before).limit(limit)).all()

@@ -1,4 +1,5 @@
-"""What a payload of Avro may claim: so deep, and so many items without bytes, that decoding it ends or fills a process.
+"""The bounds of a payload of Avro: its depth and its number of items without bytes, beyond which decoding it ends or
+fills a process.
 
 fastavro descends without a bound, and a few thousand levels of a recursive record end the process; an array of nulls
 has any number of items in five bytes. `Parsed` finds once whether a payload of a schema can
@@ -12,9 +13,9 @@ from typing import Any
 from ..common.errors import InvalidMessage
 
 DEPTH_MAX = 200
-"""Types in one another, of a payload."""
+"""Most types in one another, in a payload."""
 EMPTY_ITEMS_MAX = 64
-"""Items without bytes, for each byte of the payload."""
+"""Most items without bytes, for each byte of the payload."""
 
 _FIXED = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _VARINTS = ("int", "long", "enum")
@@ -143,6 +144,7 @@ class Parsed:
         self._names = names if needs_check(schema, names) else None
 
     def check(self, payload: bytes) -> None:
-        """InvalidMessage: it is too deep, claims too much, or is not of the schema. Linear in its bytes."""
+        """Raises InvalidMessage if the payload is too deep, claims too much, or is not of the schema. Linear in its
+        bytes."""
         if self._names is not None:
             _Walk(payload, self._names).of(self.schema, 0)

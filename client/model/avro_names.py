@@ -30,7 +30,7 @@ class _Aliases:
         self._seen: set[tuple[str, str]] = set()
 
     def add(self, reader: Any, writer: Any) -> None:
-        """For the records of two types that meet."""
+        """Adds the aliases of the records of two types that meet."""
         if isinstance(writer, str):
             writer = self._writers.get(writer, writer)
         if isinstance(reader, str):

@@ -19,7 +19,7 @@ _U32 = struct.Struct(">I")
 
 
 class KeyValueEncodingType(Enum):
-    """Where the key of a pair is: in the payload, or in the key of the message."""
+    """The place of a pair's key: in the payload, or in the key of the message."""
 
     INLINE = "INLINE"
     SEPARATED = "SEPARATED"
@@ -150,8 +150,8 @@ SINGLE = {
 
 
 class AutoConsumeSchema(Schema):
-    """For consumers: each message by the schema that it names, as plain values. A record is a `dict`, a pair a tuple,
-    what has no schema, and Protobuf, is `bytes`."""
+    """The schema for consumers that decodes each message by the schema that it names, as plain values. A record is a
+    `dict`, a pair a tuple, what has no schema, and Protobuf, is `bytes`."""
 
     by_writer = needs_writer = True
 
@@ -184,7 +184,7 @@ class AutoConsumeSchema(Schema):
         return payload if single is None else single.decode(payload)
 
     def _pair(self, payload: bytes, writer: SchemaInfo) -> Any:
-        """Of SEPARATED the value alone; its key is the key of the message."""
+        """Decodes a pair; of SEPARATED the value alone, as its key is the key of the message."""
         halves = pair_of(writer)
         if writer.properties.get("kv.encoding.type") == KeyValueEncodingType.SEPARATED.value:
             return self.decode_written(payload, halves.value)
@@ -211,7 +211,8 @@ class Written(Schema):
 
 
 class AutoPublishSchema(Schema):
-    """For producers: bytes that are payloads of the topic's newest schema, of the moment when the producer is opened.
+    """The schema for producers whose bytes are payloads of the topic's newest schema, of the moment when the producer
+    is opened.
 
     InvalidMessage: the bytes are none of it. A topic without a schema takes any.
     """
@@ -226,7 +227,7 @@ class AutoPublishSchema(Schema):
 
 
 def _check_json(payload: bytes) -> None:
-    """Python's reader takes NaN and infinities, which are no JSON."""
+    """Refuses NaN and infinities, which are no JSON: Python's reader takes them."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"it has {constant}")

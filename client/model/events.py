@@ -1,4 +1,4 @@
-"""What a consumer is told about itself: that it became the active one of a Failover subscription, or is not any more.
+"""The events of a consumer: it became the active one of a Failover subscription, or is not any more.
 
 Of each partition alone, when it connects and whenever that changes, in order. `became_active` and `became_inactive` are
 those of Pulsar's Java `ConsumerEventListener`; partition -1: the topic has none. The asyncio face calls in the event
@@ -15,17 +15,17 @@ from ..common.guard import survived
 
 
 class ConsumerEventListener(Protocol):
-    """Is told, per partition, whether this consumer of a Failover subscription gets its messages.
+    """A listener that is told, per partition, whether this consumer of a Failover subscription gets its messages.
 
     `partition_id` -1: the topic is not partitioned. What it raises is logged.
     """
 
     def became_active(self, consumer: Any, partition_id: int) -> object:
-        """It gets the messages of that partition from now on."""
+        """Called when the consumer gets the messages of that partition from now on."""
         ...
 
     def became_inactive(self, consumer: Any, partition_id: int) -> object:
-        """Another consumer gets them."""
+        """Called when another consumer gets them."""
         ...
 
 
@@ -43,7 +43,7 @@ class ActiveEvents:
             self._call()
 
     def attach(self, consumer: Any) -> None:
-        """The consumer exists from now on."""
+        """Attaches the consumer, which exists from now on."""
         self._consumer = consumer
         self._call()
 
@@ -53,7 +53,7 @@ class ActiveEvents:
 
 
 def call(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
-    """What the application raises is logged: it must not end the consumer."""
+    """Calls the listener; what the application raises is logged, and does not end the consumer."""
     try:
         if active:
             listener.became_active(consumer, partition)

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 from ..common.errors import InvalidMessage
 
 V = TypeVar("V")
-"""What a record holds in the field."""
+"""The type of the values that a record holds in the field."""
 E = TypeVar("E")
 M = TypeVar("M", bound=Enum)
 
 
 class Text(Enum):
+    """The form of a value as text."""
+
     JSON = "json"  # bytes as text, enums by value
     AVRO = "avro"  # bytes as they are, enums by name
 
@@ -30,7 +32,8 @@ class Names:
         self._defined: dict[str, type] = {}
 
     def is_new(self, name: str, kind: type) -> bool:
-        """It is to be defined here. InvalidMessage: another type has that name."""
+        """Notes the name; returns whether the type is to be defined here. InvalidMessage: another type has that name.
+        """
         known = self._defined.get(name)
         if known is not None and known is not kind:
             raise InvalidMessage(f"two types are called {name!r} in one schema: {known} and {kind}")
@@ -70,7 +73,8 @@ class Field(Generic[V]):
         return self.python if len(self.python) > 1 else self.python[0]
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """What a record holds when the field called `name` is given `val`. InvalidMessage, a TypeError: nothing."""
+        """Returns what a record holds when the field called `name` is given `val`. Raises InvalidMessage, a TypeError,
+        if it takes no such value."""
         if val is None:
             return self.initial()
         val = self.made(val)
@@ -80,11 +84,11 @@ class Field(Generic[V]):
         return val
 
     def call(self, name: str) -> None:
-        """Errors of the field, and of what is in it, say `name`."""
+        """Gives the field a name, which errors of the field, and of what is in it, say."""
         self.name = name
 
     def default(self) -> Any:
-        """What it holds for None, or when nothing is given."""
+        """Returns what the field holds for None, or when nothing is given."""
         return self.initial()
 
     def required_default(self) -> bool:
@@ -92,28 +96,30 @@ class Field(Generic[V]):
         return self._required_default
 
     def schema(self) -> Any:
-        """Its type in Avro."""
+        """Returns the field's type in Avro."""
         return self.schema_info(None)
 
     def schema_info(self, defined_names: Any) -> Any:
-        """As part of a schema. `defined_names`: a `Names`, what was defined before; None, or empty: nothing."""
+        """Returns the field's type as part of a schema. `defined_names`: a `Names`, what was defined before; None, or
+        empty: nothing."""
         return self.avro_type(defined_names if isinstance(defined_names, Names) else Names(), "")
 
     def check(self, value: Any) -> None:
-        """InvalidMessage: the field cannot hold the value, which is not None."""
+        """Raises InvalidMessage if the field cannot hold the value, which is not None."""
         if not self.is_of_type(value):
             raise InvalidMessage(f"field {self.name!r} takes {type(self).__name__}, not {value!r}")
 
     def is_of_type(self, value: Any) -> bool:
-        """The value, which is not None, is of the field's type; it may still be too large, or have wrong parts."""
+        """Whether the value, which is not None, is of the field's type; it may still be too large, or have wrong parts.
+        """
         return isinstance(value, self.python) and not (isinstance(value, bool) and bool not in self.python)
 
     def made(self, value: Any) -> Any:
-        """What a record holds when it is given `value`: a record for a dict, a member for the name of one."""
+        """Returns what a record holds when it is given `value`: a record for a dict, a member for the name of one."""
         return value
 
     def absent(self) -> Any:
-        """What a new record holds when nothing is given."""
+        """Returns what a new record holds when nothing is given."""
         return self.initial()
 
     def plain(self, value: Any, text: Text) -> Any:
@@ -125,11 +131,12 @@ class Field(Generic[V]):
         return value
 
     def avro_type(self, names: Names, namespace: str) -> Any:
-        """`names` are those that were defined before; `namespace` is the one of the record around it."""
+        """Returns its type in Avro. `names` are those that were defined before; `namespace` is the one of the record
+        around it."""
         return self.avro
 
     def initial(self) -> Any:
-        """What a field holds for None: a copy of its default."""
+        """Returns what a field holds for None: a copy of its default."""
         return copy.copy(self._default)
 
     def definition(self, names: Names, namespace: str) -> dict[str, Any]:
@@ -144,7 +151,7 @@ class Field(Generic[V]):
 
 
 def _avro_default(field: Field[Any], default: Any) -> Any:
-    """As the schema's JSON wants it: bytes as text, enums by name."""
+    """Returns the default as the schema's JSON wants it: bytes as text, enums by name."""
     plain = field.plain(default, Text.AVRO)
     return plain.decode("latin-1") if isinstance(plain, bytes) else plain
 
@@ -239,7 +246,7 @@ class Float(Field[V]):
 
 
 class Double(Field[V]):
-    """A float of 64 bits."""
+    """A field of a float of 64 bits."""
 
     avro, python = "double", (float, int)
 
@@ -292,7 +299,7 @@ class Bytes(Field[V]):
 
 
 class String(Field[V]):
-    """Text."""
+    """A field of text."""
 
     avro, python = "string", (str,)
 

@@ -39,19 +39,20 @@ class Origin(Protocol):
     def schema(self) -> Schema: ...
     @property
     def writers(self) -> Writers | None:
-        """Of the incarnation of the topic that it reads now."""
+        """Returns the schemas of the incarnation of the topic that it reads now."""
         ...
     @property
     def holds_order(self) -> bool:
-        """What fails holds back what follows it, so the count of a batch is that of its first message that is left."""
+        """Whether what fails holds back what follows it, so that the count of a batch is that of its first message that
+        is left."""
         ...
 
     def taken(self, message: Message) -> None:
-        """The application (or a filter) took the last message of an entry: its permits are free."""
+        """Called when the application (or a filter) took the last message of an entry: its permits are free."""
         ...
 
     def interrupted(self) -> None:
-        """Ctrl-C came into `taken`."""
+        """Called when Ctrl-C came into `taken`."""
         ...
 
     def acknowledge(self, which: Message) -> None: ...
@@ -62,6 +63,8 @@ class Origin(Protocol):
 
 
 class ReceivedEntry:
+    """An entry that was received, and what its messages share."""
+
     __slots__ = (
         "charged",
         "chunks",
@@ -145,7 +148,7 @@ class Message:
 
     @property
     def _has_key(self) -> bool:
-        """Something is said of its key: that it has one, or that it has none."""
+        """Whether something is said of its key: that it has one, or that it has none."""
         return self.fields.HasField("partition_key") or self.fields.null_partition_key
 
     def key_bytes(self) -> bytes:
@@ -176,15 +179,15 @@ class Message:
         return self.entry.header.metadata.schema_version
 
     def properties(self) -> dict[str, str]:
-        """A copy. What is not UTF-8 in them is U+FFFD."""
+        """Returns a copy of the properties. What is not UTF-8 in them is U+FFFD."""
         return properties_of(self.fields)
 
     def partition_key(self) -> str:
-        """Empty: none. Of a key of bytes (`key_bytes`) its base64, and so of one that is not UTF-8."""
+        """Returns its key; empty: none. Of a key of bytes (`key_bytes`) its base64, and so of one that is not UTF-8."""
         return self.fields.partition_key
 
     def ordering_key(self) -> str:
-        """Empty: none."""
+        """Returns its ordering key; empty: none."""
         return self.fields.ordering_key.decode("utf-8", "replace")
 
     def has_null_value(self) -> bool:
@@ -196,11 +199,11 @@ class Message:
         return self.fields.null_partition_key or not self.fields.HasField("partition_key")
 
     def event_timestamp(self) -> int:
-        """ms since the epoch; 0: none."""
+        """Returns its event time in ms since the epoch; 0: none."""
         return self.fields.event_time
 
     def publish_timestamp(self) -> int:
-        """When its producer sent it: ms since the epoch, of the clock of that machine."""
+        """Returns when its producer sent it: ms since the epoch, of the clock of that machine."""
         return self.entry.header.publish_time
 
     def producer_name(self) -> str:
@@ -217,18 +220,18 @@ class Message:
         return int.from_bytes(self.writer_version) if self.writer_version else -1
 
     def redelivery_count(self) -> int:
-        """How often it was delivered before, as the broker counts it; 0: this is the first time."""
+        """Returns how often the message was delivered before, as the broker counts it; 0: this is the first time."""
         entry = self.entry
         if entry.redelivery_count and entry.consumer.holds_order and self.batch_index > entry.first_index:
             return 0
         return entry.redelivery_count
 
     def topic_name(self) -> str:
-        """Full name of the topic, or of the partition."""
+        """Returns the full name of the topic, or of the partition."""
         return self.entry.consumer.topic.full
 
     def encryption_context(self) -> EncryptionContext | None:
-        """How its entry was encrypted; None: it was not."""
+        """Returns how its entry was encrypted; None: it was not."""
         metadata = self.entry.header.metadata
         return EncryptionContext(metadata, failed=False) if metadata.encryption_param else None
 
@@ -243,7 +246,7 @@ class Message:
         return own or self.entry.header.sequence_id + max(0, self.batch_index)
 
     def message_id(self) -> MessageId:
-        """Where it is stored: for `acknowledge`, `seek`, and a reader's start."""
+        """Returns where it is stored: for `acknowledge`, `seek`, and a reader's start."""
         entry = self.entry
         topic = entry.consumer.topic
         return KnownId(topic.partition, entry.ledger_id, entry.entry_id, self.batch_index, entry.size, topic.full,

@@ -24,13 +24,13 @@ class MessageBatch:
         self._id = MessageId()
 
     def with_message_id(self, msg_id: MessageId) -> MessageBatch:
-        """Where the batch is stored: ledger, entry and partition of its messages' ids."""
+        """Sets where the batch is stored: ledger, entry and partition of its messages' ids."""
         check_one("msg_id", instance(MessageId, optional=False), msg_id)
         self._id = msg_id
         return self
 
     def parse_from(self, data: bytes, size: int) -> list[Message]:
-        """Its `size` messages."""
+        """Returns the `size` messages of a batch."""
         check_one("size", whole(1, MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
             raise WrongMessageType(f"a batch is bytes, not {shown(data)}")
@@ -48,7 +48,7 @@ class MessageBatch:
 
 
 class _Unconnected(Origin):
-    """Of messages that no consumer received: there is nothing to acknowledge or to grant."""
+    """The origin of messages that no consumer received: there is nothing to acknowledge or to grant."""
 
     def __init__(self, partition: int) -> None:
         self._topic = _NOWHERE if partition < 0 else _NOWHERE.with_partition(partition)

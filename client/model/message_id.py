@@ -33,7 +33,7 @@ Bytes = bytes | Any
 
 
 class MessageId:
-    """Where a message is; of one in chunks: its last entry, and it knows the others. Hashable; ordered by ledger,
+    """The place of a message; of one in chunks: its last entry, and it knows the others. Hashable; ordered by ledger,
     entry, batch index, and partition as a tie-break.
 
     `serialize` gives the bytes of Pulsar's MessageIdData; `str()` is `ledger:entry:partition:batch` in brackets, as
@@ -70,23 +70,23 @@ class MessageId:
         return self._entry_id
 
     def batch_index(self) -> int:
-        """Its number in the entry, from 0; -1: the entry is one message."""
+        """Returns its number in the entry, from 0; -1: the entry is one message."""
         return self._batch_index
 
     def partition(self) -> int:
-        """-1: the topic is not partitioned."""
+        """Returns its partition; -1: the topic is not partitioned."""
         return self._partition
 
     def position(self) -> Position:
-        """Ledger and entry."""
+        """Returns its ledger and entry."""
         return Position(self._ledger_id, self._entry_id)
 
     def chunks(self) -> tuple[Position, ...]:
-        """All entries of a message in chunks, as far as they are known; empty: it is in one entry."""
+        """Returns all entries of a message in chunks, as far as they are known; empty: it is in one entry."""
         return self._chunks
 
     def first_chunk_message_id(self) -> MessageId | None:
-        """Where a message in chunks begins; None: it is in one entry."""
+        """Returns where a message in chunks begins; None: it is in one entry."""
         return KnownId(self._partition, *self._chunks[0], _topic=self._topic) if self._chunks else None
 
     def batch_size(self) -> int:
@@ -94,11 +94,11 @@ class MessageId:
         return self._size
 
     def topic_name(self) -> str:
-        """Full name of the topic (or partition) it was received from; empty: not known."""
+        """Returns the full name of the topic (or partition) it was received from; empty: not known."""
         return self._topic
 
     def serialize(self) -> bytes:
-        """As Pulsar writes it (MessageIdData), without the topic: `deserialize` reads it."""
+        """Returns the bytes that Pulsar writes (MessageIdData), without the topic: `deserialize` reads them."""
         data = MessageIdData(ledgerId=self._ledger_id % _U64, entryId=self._entry_id % _U64)
         if self._partition >= 0:
             data.partition = self._partition
@@ -113,7 +113,7 @@ class MessageId:
 
     @classmethod
     def wrap(cls, msg_id: MessageId | Any) -> MessageId:
-        """The id itself: of Pulsar's client, which has two kinds."""
+        """Returns the id itself: a method of Pulsar's client, which has two kinds."""
         if not isinstance(msg_id, MessageId):
             raise WrongMessageType(f"wrap takes a MessageId, not {shown(msg_id)}")
         return msg_id
@@ -144,7 +144,7 @@ class MessageId:
 
     @staticmethod
     def parse(text: Text) -> MessageId:
-        """`ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
+        """Parses `ledger:entry[:partition[:batch]]`, `earliest` or `latest`."""
         check_one("text", TEXT, text)
         try:
             found = names.MessageId.parse(text.strip("()"))
@@ -153,18 +153,18 @@ class MessageId:
         return MessageId(found.partition, found.ledger_id, found.entry_id, found.batch_index)
 
     def to_wire(self) -> wire.MessageId:
-        """As it is sent to a broker."""
+        """Returns the id as it is sent to a broker."""
         return wire.MessageId(
             ledger_id=self._ledger_id, entry_id=self._entry_id, partition=self._partition, batch_index=self._batch_index
         )
 
     @staticmethod
     def from_wire(message: wire.MessageId) -> MessageId:
-        """As a broker sent it."""
+        """Returns the id that a broker sent."""
         return KnownId(message.partition, message.ledger_id, message.entry_id, message.batch_index)
 
     def order(self) -> tuple[int, int, int, int]:
-        """By this ids are compared: ledger, entry, batch index, partition."""
+        """Returns the numbers by which ids are compared: ledger, entry, batch index, partition."""
         return self._ledger_id, self._entry_id, self._batch_index, self._partition
 
     def __eq__(self, other: object) -> bool:
@@ -197,7 +197,7 @@ class MessageId:
 
 
 class KnownId(MessageId):
-    """Of a message that is stored: made for each one that is sent or received, so there is nothing to check."""
+    """The id of a message that is stored: made for each one that is sent or received, so there is nothing to check."""
 
     __slots__ = ()
 

@@ -186,6 +186,6 @@ def consumer_settings(options: Mapping[str, Any]) -> ConsumerSettings:
 
 
 def _without(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What is left for the settings."""
+    """Returns the options that are left for the settings."""
     found = {name: value for name, value in options.items() if name not in _DONE_ELSEWHERE and name not in TUNING}
     return {name: value for name, value in found.items() if value is not None or name not in ("schema", "properties")}

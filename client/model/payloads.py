@@ -35,15 +35,16 @@ def avro_definition(info: SchemaInfo) -> Any:
 
 
 def avro_reader(writer: Any, reader: Any = None) -> Decode:
-    """What decodes payloads of the definition `writer` to values of `reader` (None: of the same). It raises
-    InvalidMessage for a payload that is not of the writer's."""
+    """Returns a function that decodes payloads of the definition `writer` to values of `reader` (None: of the same). It
+    raises InvalidMessage for a payload that is not of the writer's."""
     parsed = Parsed(fastavro().parse_schema(writer))
     own = None if reader is None else fastavro().parse_schema(reader)
     return lambda payload: read_avro(payload, parsed, own)
 
 
 def avro_writer(definition: Any) -> Encode:
-    """What encodes values by a definition. It raises InvalidMessage for a value that does not fit."""
+    """Returns a function that encodes values by a definition. It raises InvalidMessage for a value that does not fit.
+    """
     write, schema = fastavro().schemaless_writer, fastavro().parse_schema(definition)
 
     def encode(value: Any) -> bytes:

@@ -22,7 +22,7 @@ _DAY = timedelta(days=1)
 
 
 class PrimitiveSchema(Schema):
-    """Of one Python type, by its form in `struct` and two functions."""
+    """The schema of one Python type, by its form in `struct` and two functions."""
 
     def __init__(
         self, type_: SchemaType, of: type[Any], form: str, to: Callable[[Any], tuple[Any, ...]],
@@ -71,42 +71,42 @@ def _number(type_: SchemaType, form: str, of: type[Any] = int) -> PrimitiveSchem
 
 
 def BooleanSchema() -> PrimitiveSchema:
-    """`bool`, as one byte."""
+    """Returns the schema of `bool`, as one byte."""
     return PrimitiveSchema(SchemaType.BOOLEAN, bool, ">B", _one, _truth)
 
 
 def Int8Schema() -> PrimitiveSchema:
-    """`int` of 8 bits."""
+    """Returns the schema of `int` of 8 bits."""
     return _number(SchemaType.INT8, ">b")
 
 
 def Int16Schema() -> PrimitiveSchema:
-    """`int` of 16 bits."""
+    """Returns the schema of `int` of 16 bits."""
     return _number(SchemaType.INT16, ">h")
 
 
 def Int32Schema() -> PrimitiveSchema:
-    """`int` of 32 bits."""
+    """Returns the schema of `int` of 32 bits."""
     return _number(SchemaType.INT32, ">i")
 
 
 def Int64Schema() -> PrimitiveSchema:
-    """`int` of 64 bits."""
+    """Returns the schema of `int` of 64 bits."""
     return _number(SchemaType.INT64, ">q")
 
 
 def FloatSchema() -> PrimitiveSchema:
-    """`float` of 32 bits."""
+    """Returns the schema of `float` of 32 bits."""
     return _number(SchemaType.FLOAT, ">f", float)
 
 
 def DoubleSchema() -> PrimitiveSchema:
-    """`float` of 64 bits."""
+    """Returns the schema of `float` of 64 bits."""
     return _number(SchemaType.DOUBLE, ">d", float)
 
 
 def DateSchema() -> PrimitiveSchema:
-    """`datetime.date`, as ms of its midnight in UTC since the epoch."""
+    """Returns the schema of `datetime.date`, as ms of its midnight in UTC since the epoch."""
     return PrimitiveSchema(
         SchemaType.DATE, date, ">q", lambda value: ((value - _EPOCH.date()) // _MS,),
         lambda ms: (_EPOCH + ms * _MS).date(),
@@ -114,7 +114,7 @@ def DateSchema() -> PrimitiveSchema:
 
 
 def TimeSchema() -> PrimitiveSchema:
-    """`datetime.time`, as ms since midnight."""
+    """Returns the schema of `datetime.time`, as ms since midnight."""
     return PrimitiveSchema(
         SchemaType.TIME, time, ">q", lambda value: (_since_midnight(value) // _MS,),
         lambda ms: (_LOCAL_EPOCH + ms % (_DAY // _MS) * _MS).time(),
@@ -122,14 +122,14 @@ def TimeSchema() -> PrimitiveSchema:
 
 
 def TimestampSchema() -> PrimitiveSchema:
-    """`datetime.datetime` with a time zone, as ms since the epoch; it comes back in UTC."""
+    """Returns the schema of `datetime.datetime` with a time zone, as ms since the epoch; it comes back in UTC."""
     return PrimitiveSchema(
         SchemaType.TIMESTAMP, datetime, ">q", lambda value: ((value - _EPOCH) // _MS,), lambda ms: _EPOCH + ms * _MS
     )
 
 
 def InstantSchema() -> PrimitiveSchema:
-    """`datetime.datetime` with a time zone, to the microsecond; it comes back in UTC."""
+    """Returns the schema of `datetime.datetime` with a time zone, to the microsecond; it comes back in UTC."""
     return PrimitiveSchema(
         SchemaType.INSTANT, datetime, ">qi",
         lambda value: ((value - _EPOCH) // (1_000_000 * _US), (value - _EPOCH) // _US % 1_000_000 * 1000),
@@ -138,7 +138,7 @@ def InstantSchema() -> PrimitiveSchema:
 
 
 def LocalDateSchema() -> PrimitiveSchema:
-    """`datetime.date`, as days since the epoch."""
+    """Returns the schema of `datetime.date`, as days since the epoch."""
     return PrimitiveSchema(
         SchemaType.LOCAL_DATE, date, ">q", lambda value: ((value - _EPOCH.date()) // _DAY,),
         lambda days: _EPOCH.date() + days * _DAY,
@@ -146,7 +146,7 @@ def LocalDateSchema() -> PrimitiveSchema:
 
 
 def LocalTimeSchema() -> PrimitiveSchema:
-    """`datetime.time` without a time zone, to the microsecond."""
+    """Returns the schema of `datetime.time` without a time zone, to the microsecond."""
     return PrimitiveSchema(
         SchemaType.LOCAL_TIME, time, ">q", lambda value: (_since_midnight(value) // _US * 1000,),
         lambda nanos: (_LOCAL_EPOCH + nanos // 1000 % (_DAY // _US) * _US).time(),
@@ -154,7 +154,7 @@ def LocalTimeSchema() -> PrimitiveSchema:
 
 
 def LocalDateTimeSchema() -> PrimitiveSchema:
-    """`datetime.datetime` without a time zone, to the microsecond."""
+    """Returns the schema of `datetime.datetime` without a time zone, to the microsecond."""
     return PrimitiveSchema(
         SchemaType.LOCAL_DATE_TIME, datetime, ">qq",
         lambda value: ((value - _LOCAL_EPOCH) // _DAY, (value - _LOCAL_EPOCH) // _US % (_DAY // _US) * 1000),

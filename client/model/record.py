@@ -41,7 +41,8 @@ E_co = TypeVar("E_co", covariant=True)
 
 
 class _Element(Protocol[E_co]):
-    """For type checkers: what an array or map may be of, a field or a record; `element_` gives the type of one."""
+    """The type, for checkers alone, of what an array or map may be of, a field or a record; `element_` gives the type
+    of one."""
 
     def element_(self) -> E_co: ...
 
@@ -98,7 +99,7 @@ class Array(Field[V]):
         return value if all(map(is_, found, value)) else found  # the list that was given, where nothing was made
 
     def check(self, value: Any) -> None:
-        """Of an element of another type the text is that of Pulsar's client."""
+        """Checks the elements; for one of another type the text of the error is that of Pulsar's client."""
         super().check(value)
         for each in value:
             if not self.items.is_of_type(each):
@@ -157,7 +158,8 @@ class Map(Field[V]):
         return value if all(map(is_, found.values(), value.values())) else found
 
     def check(self, value: Any) -> None:
-        """Of a key or a value of another type the text is that of Pulsar's client, with its two spaces."""
+        """Checks keys and values; for one of another type the text of the error is that of Pulsar's client, with its
+        two spaces."""
         super().check(value)
         for key, each in value.items():
             if not isinstance(key, str):
@@ -264,10 +266,12 @@ class Record(metaclass=_RecordType):
     _sorted_fields: ClassVar[bool] = False
 
     declared_: ClassVar[dict[str, Any]] = {}
-    """As a field of another record: the parameters of a Field, where they were given (and no field has their name)."""
+    """Parameters of a Field, where they were given for the record as a field of another one (and no field has their
+    name)."""
 
     def __init__(self, *declared: Any, **values: Any) -> None:
-        """`declared`: default, required_default and required, of the record as a field of another one."""
+        """Makes a record. `declared`: default, required_default and required, of the record as a field of another one.
+        """
         fields = self._fields
         values.update(zip(("default", "required_default", "required"), declared, strict=False))
         if given := [name for name in FIELD_PARAMETERS if name in values and name not in fields]:
@@ -297,7 +301,7 @@ class Record(metaclass=_RecordType):
         super().__setattr__(name, value)
 
     def is_whole(self) -> bool:
-        """No required field is missing."""
+        """Whether no required field is missing."""
         return not any(field._required and getattr(self, name) is None for name, field in self._fields.items())
 
     def check_fields(self) -> None:
@@ -315,7 +319,7 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any], text: Text) -> Any:
-        """From decoded JSON or Avro; unknown fields are ignored, missing ones get their defaults."""
+        """Makes a record from decoded JSON or Avro; unknown fields are ignored, missing ones get their defaults."""
         return cls(
             **{
                 name: None if plain[name] is None else field.from_plain(plain[name], text)
@@ -325,28 +329,29 @@ class Record(metaclass=_RecordType):
         )
 
     def type(self) -> str:
-        """The name of its class."""
+        """Returns the name of its class."""
         return type(self).__name__
 
     def python_type(self) -> Any:
-        """Its class."""
+        """Returns the record's class."""
         return type(self)
 
     def validate_type(self, name: str, val: Any) -> Any:
-        """As a field called `name` of another record: what that holds when it is given `val`. InvalidMessage."""
+        """Returns what a field called `name` of another record holds when it is given `val`. Raises InvalidMessage."""
         return _Nested(type(self), self).validate_type(name, val)
 
     def default(self) -> Any:
-        """As a field of another record: what that holds for None."""
+        """Returns what a field of another record with this type holds for None."""
         return self.declared_.get("default")
 
     def required_default(self) -> bool:
-        """As a field of another record: whether the schema says the default."""
+        """Whether the schema of another record, of which this is a field, says the default."""
         return bool(self.declared_.get("required_default"))
 
     @classmethod
     def schema_info(cls, defined_names: Any) -> Any:
-        """As part of a schema. `defined_names`: a `Names`, what was defined before; None, or empty: nothing."""
+        """Returns the record's type as part of a schema. `defined_names`: a `Names`, what was defined before; None, or
+        empty: nothing."""
         return cls.definition(defined_names if isinstance(defined_names, Names) else Names(), "")
 
     @classmethod
@@ -357,7 +362,7 @@ class Record(metaclass=_RecordType):
 
     @classmethod
     def definition(cls, names: Names, namespace: str) -> Any:
-        """As part of a schema: its full name where it was defined before."""
+        """Returns the record's type as part of a schema: its full name where it was defined before."""
         namespace = cls._avro_namespace or namespace
         name = f"{namespace}.{cls.__name__}" if namespace else cls.__name__
         if not names.is_new(name, cls):

@@ -71,7 +71,8 @@ class SchemaDescription:
     """A schema as Pulsar's client describes it, where it is called `SchemaInfo`."""
 
     def __init__(self, schema_type: SchemaTypeOfClient, name: str, schema: str) -> None:
-        """`schema`: the text of its definition. InvalidConfiguration: an argument has another type."""
+        """Describes a schema. `schema`: the text of its definition. InvalidConfiguration: an argument has another type.
+        """
         check_one("schema_type", enum(SchemaTypeOfClient), schema_type)
         check_one("name", TEXT, name)
         check_one("schema", TEXT, schema)
@@ -79,18 +80,18 @@ class SchemaDescription:
 
     @classmethod
     def of(cls, info: SchemaInfo | None) -> SchemaDescription:
-        """None: bytes."""
+        """Returns the description of a schema. None: bytes."""
         if info is None:
             return cls(SchemaTypeOfClient.BYTES, "BYTES", "null")
         kind = SchemaTypeOfClient.__members__.get(info.type.name, SchemaTypeOfClient.NONE)
         return cls(kind, info.name, info.data.decode() or "null")
 
     def schema_type(self) -> SchemaTypeOfClient:
-        """BYTES: the topic is told of none."""
+        """Returns its type. BYTES: the topic is told of none."""
         return self._type
 
     def name(self) -> str:
-        """The name of its type."""
+        """Returns the name of its type."""
         return self._name
 
     def schema(self) -> str:
@@ -116,8 +117,8 @@ class Schema:
     def __init__(
         self, record_cls: Any, schema_type: Any = SchemaType.NONE, schema_definition: Any = None, schema_name: str = ""
     ) -> None:
-        """`schema_definition`: what JSON can say, such as the Avro schema of JSON and AVRO. A text in the place of
-        `schema_type` is the name of a schema that no topic is told of. InvalidConfiguration."""
+        """Makes a schema. `schema_definition`: what JSON can say, such as the Avro schema of JSON and AVRO. A text in
+        the place of `schema_type` is the name of a schema that no topic is told of. InvalidConfiguration."""
         if isinstance(schema_type, str):
             schema_type, schema_name = SchemaType.NONE, schema_type
         self._record_cls = record_cls
@@ -130,11 +131,11 @@ class Schema:
             raise WrongValue(f"a schema of type {shown(schema_type)} and this definition cannot be: {error}") from error
 
     def encode(self, obj: Any) -> bytes:
-        """The payload of a value."""
+        """Returns the payload of a value."""
         raise NotImplementedError
 
     def decode(self, data: bytes) -> Any:
-        """The value of a payload."""
+        """Returns the value of a payload."""
         raise NotImplementedError
 
     def decode_message(self, msg: Encoded) -> Any:
@@ -145,27 +146,28 @@ class Schema:
         return self.decode_written(msg.data(), msg.writer()) if self.by_writer else self.decode(msg.data())
 
     def schema_info(self) -> SchemaDescription:
-        """What a topic is told of it, in the words of Pulsar's client."""
+        """Returns what a topic is told of the schema, in the words of Pulsar's client."""
         return SchemaDescription.of(self.info())
 
     def attach_client(self, client: Any) -> None:
-        """Pulsar's client tells a schema which client uses it; here nothing depends on it."""
+        """Does nothing: Pulsar's client tells a schema which client uses it; here nothing depends on it."""
         self._client = client
 
     def info(self) -> SchemaInfo | None:
-        """What a topic is told of it."""
+        """Returns what a topic is told of the schema."""
         return self._told
 
     def decode_written(self, payload: bytes, writer: SchemaInfo | None) -> Any:
-        """`writer`: the schema that the message names; None: it names none."""
+        """Decodes a payload. `writer`: the schema that the message names; None: it names none."""
         return self.decode(payload)
 
     def known(self, info: SchemaInfo | None) -> Schema:
-        """`of_topic`: what is used in its place where the topic has this schema; None: it has none."""
+        """Returns, for `of_topic`, what is used in its place where the topic has this schema; None: it has none."""
         return self
 
     def encode_apart(self, value: Any) -> tuple[bytes | None, bytes | None]:
-        """Of a pair that is `separated`: the key, which becomes the key of the message, and the payload. None: none."""
+        """Encodes a pair that is `separated`; returns the key, which becomes the key of the message, and the payload.
+        None: none."""
         raise InvalidMessage(f"{type(self).__name__} has no pairs")
 
     def encode_key(self, value: Any) -> bytes | None:
@@ -199,12 +201,12 @@ class BytesSchema(Schema):
         return bytes(data)
 
     def decode(self, data: bytes) -> bytes:
-        """The payload itself."""
+        """Returns the payload itself."""
         return data
 
 
 class StringSchema(Schema):
-    """Text, as UTF-8."""
+    """The schema of text, as UTF-8."""
     def __init__(self) -> None:
         super().__init__(str, SchemaType.STRING, None, "STRING")
 
@@ -305,7 +307,7 @@ def _class_of_records(given: Any) -> type[Record]:
 
 
 def fastavro() -> Any:
-    """InvalidMessage: it is not installed."""
+    """Returns the library. InvalidMessage: it is not installed."""
     try:
         import fastavro
     except ImportError as error:
@@ -314,7 +316,7 @@ def fastavro() -> Any:
 
 
 def parsed_avro(writer: SchemaInfo) -> Any:
-    """InvalidMessage: it is no schema of Avro."""
+    """Parses a schema. InvalidMessage: it is no schema of Avro."""
     if writer.type is not SchemaType.AVRO:
         raise InvalidMessage(f"the message was written with a schema of type {writer.type.name}, not AVRO")
     try:
@@ -324,7 +326,8 @@ def parsed_avro(writer: SchemaInfo) -> Any:
 
 
 def read_avro(payload: bytes, writer: Parsed, reader: Any = None) -> Any:
-    """InvalidMessage: the payload is not of the writer's schema, has more bytes than that, or claims too much."""
+    """Decodes a payload. InvalidMessage: it is not of the writer's schema, has more bytes than that, or claims too
+    much."""
     writer.check(payload)
     source = io.BytesIO(payload)
     try:
@@ -337,6 +340,6 @@ def read_avro(payload: bytes, writer: Parsed, reader: Any = None) -> Any:
 
 
 def _told(type_: SchemaType, definition: Any, name: str) -> SchemaInfo:
-    """With the text that Pulsar's client makes."""
+    """Returns the schema with the text that Pulsar's client makes."""
     text = "" if definition is None else json.dumps(definition, indent=True, allow_nan=False)
     return SchemaInfo(type=type_, data=text.encode(), name=name or type_.name)

@@ -27,7 +27,7 @@ __all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition",
 
 
 class CompressionType(ClientEnum):
-    """How a producer compresses its entries."""
+    """The compression of a producer's entries."""
     NONE = Compression.NONE
     LZ4 = Compression.LZ4
     ZLib = Compression.ZLIB
@@ -38,6 +38,8 @@ class CompressionType(ClientEnum):
 if TYPE_CHECKING:
 
     class ConsumerType(ClientEnum):  # for type checkers alone
+        """The consumers that get the messages of a subscription."""
+
         Exclusive = 0
         Shared = 1
         Failover = 2
@@ -55,19 +57,19 @@ LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
 
 
 class InitialPosition(ClientEnum):
-    """Where a new subscription begins: after the last message, or at the first one that is kept."""
+    """The place at which a new subscription begins: after the last message, or at the first one that is kept."""
     Latest = model.InitialPosition.LATEST
     Earliest = model.InitialPosition.EARLIEST
 
 
 class BatchingType(ClientEnum):
-    """Which messages share an entry: those that follow each other, or those of one key (for KeyShared)."""
+    """The messages that share an entry: those that follow each other, or those of one key (for KeyShared)."""
     Default = 0
     KeyBased = 1
 
 
 class ProducerAccessMode(ClientEnum):
-    """Who else may publish to the topic.
+    """The other producers that may publish to the topic.
 
     Shared: all. Exclusive: no other; ProducerFenced when there is one. WaitForExclusive: waits until there is no other,
     without a limit.
@@ -80,14 +82,14 @@ class ProducerAccessMode(ClientEnum):
 
 
 class RegexSubscriptionMode(ClientEnum):
-    """Which topics a pattern finds. Non-persistent ones are found while brokers have them in memory."""
+    """The topics that a pattern finds. Non-persistent ones are found while brokers have them in memory."""
     PersistentOnly = 0
     NonPersistentOnly = 1
     AllTopics = 2
 
 
 class ConsumerCryptoFailureAction(ClientEnum):
-    """What becomes of a message that a consumer cannot decrypt.
+    """The reaction to a message that a consumer cannot decrypt.
 
     FAIL: it is not received and not acknowledged, and comes again after the ack time-out. DISCARD: it is acknowledged.
     CONSUME: its ciphertext is received, a batch as one message, with `Message.encryption_context`.
@@ -98,7 +100,7 @@ class ConsumerCryptoFailureAction(ClientEnum):
 
 
 class KeySharedMode(ClientEnum):
-    """Who divides the keys of a KeyShared subscription: the broker, or `sticky_ranges` of each consumer."""
+    """The division of the keys of a KeyShared subscription: by the broker, or by `sticky_ranges` of each consumer."""
     AutoSplit = model.KeySharedMode.AUTO_SPLIT
     Sticky = model.KeySharedMode.STICKY
 
@@ -110,6 +112,8 @@ def _require(condition: bool, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
+    """Settings of a client."""
+
     operation_timeout_s: float = 30.0  # what an operation may take with all its attempts
     connection_timeout_s: float = 10.0  # one request to one broker; and how long a first contact may take
     backoff_first_s: float = 0.1  # before the second attempt; each is a quarter longer from there
@@ -128,6 +132,8 @@ class ClientSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
+    """Settings of a producer."""
+
     producer_name: str | None = None  # None: the broker gives one; needed to go on after a restart
     schema: Schema = field(default_factory=BytesSchema)  # turns objects into bytes
     initial_sequence_id: int | None = None  # the first message gets the next one
@@ -167,7 +173,8 @@ class ProducerSettings:
 
 
 class ConsumerKeySharedPolicy:
-    """How the consumers of a KeyShared subscription divide the keys. All of them give the same, but for the ranges.
+    """The policy by which the consumers of a KeyShared subscription divide the keys. All of them give the same, but for
+    the ranges.
 
     `sticky_ranges`: (first, last) pairs of hashes in 0 … 65535, both included, which this consumer takes; with Sticky,
     and only then. The consumers have to cover them all: a message whose hash no consumer takes waits.
@@ -195,7 +202,7 @@ class ConsumerKeySharedPolicy:
 
     @property
     def key_shared_mode(self) -> KeySharedMode:
-        """Who divides the keys."""
+        """Returns how the keys are divided."""
         return self._mode
 
     @property
@@ -204,30 +211,30 @@ class ConsumerKeySharedPolicy:
         return self._out_of_order
 
     def policy(self) -> ConsumerKeySharedPolicy:
-        """The policy itself: of Pulsar's client, which has two kinds."""
+        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
         return self
 
     @property
     def sticky_ranges(self) -> list[tuple[int, int]]:
-        """(first, last) pairs of hashes, both included; empty with AutoSplit."""
+        """Returns (first, last) pairs of hashes, both included; empty with AutoSplit."""
         return list(self._ranges)
 
     def get_key_shared_mode(self) -> KeySharedMode:
-        """`key_shared_mode`."""
+        """Returns `key_shared_mode`."""
         return self._mode
 
     def is_allow_out_of_order_delivery(self) -> bool:
-        """`allow_out_of_order_delivery`."""
+        """Returns `allow_out_of_order_delivery`."""
         return self._out_of_order
 
     def get_sticky_ranges(self) -> list[tuple[int, int]]:
-        """`sticky_ranges`."""
+        """Returns `sticky_ranges`."""
         return self.sticky_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerDeadLetterPolicy:
-    """What becomes of messages that are given back too often (client/consume/dead_letters.py).
+    """The policy for messages that are given back too often (client/consume/dead_letters.py).
 
     Topics: None and "" are `<topic>-<subscription>-DLQ` and `-RETRY`. `initial_subscription_name` is made with the
     dead-letter topic, so that nothing in it is lost. What is not given reads as "", as in Pulsar's client.
@@ -245,24 +252,26 @@ class ConsumerDeadLetterPolicy:
                 object.__setattr__(self, name, "")
 
     def policy(self) -> ConsumerDeadLetterPolicy:
-        """The policy itself: of Pulsar's client, which has two kinds."""
+        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
         return self
 
     def getMaxRedeliverCount(self) -> int:
-        """`max_redeliver_count`."""
+        """Returns `max_redeliver_count`."""
         return self.max_redeliver_count
 
     def getDeadLetterTopic(self) -> str:
-        """`dead_letter_topic`."""
+        """Returns `dead_letter_topic`."""
         return self.dead_letter_topic or ""
 
     def getInitialSubscriptionName(self) -> str:
-        """`initial_subscription_name`."""
+        """Returns `initial_subscription_name`."""
         return self.initial_subscription_name or ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
+    """Settings of a consumer."""
+
     consumer_type: ConsumerType = ConsumerType.Exclusive  # who shares the subscription, and how
     schema: Schema = field(default_factory=BytesSchema)  # turns bytes into objects
     receiver_queue_size: int = 1000  # messages; 0 works like 1

@@ -1,4 +1,4 @@
-"""Where delivery begins: at a message or after it, inside an entry too.
+"""The place where delivery begins: at a message or after it, inside an entry too.
 
 A reader keeps its `Start` itself and leaves out what is before it. The cursor of a subscription that lasts belongs to
 the broker, and others may move it: a seek names the first message that is wanted (`at_message`), and what the broker
@@ -11,17 +11,18 @@ from ...proto.names import Position
 from .message_id import MessageId
 
 BATCH_INDEX_MAX = 2**31 - 1
-"""Pulsar's: an int32."""
+"""Largest batch index: Pulsar's is an int32."""
 
 
 class Start:
-    """Of a reader; it survives reconnects."""
+    """The start of a reader; it survives reconnects."""
 
     __slots__ = ("begun", "id", "inclusive")
 
     def __init__(self, id: MessageId, inclusive: bool, begun: Position | None = None) -> None:
-        """At a message in chunks it is its first one; after it, its last. `begun`: where the first message in chunks
-        begins that a reader has not read, if that is in front of `id`: of that part, chunks are wanted."""
+        """Makes a start. At a message in chunks it is its first one; after it, its last. `begun`: where the first
+        message in chunks begins that a reader has not read, if that is in front of `id`: of that part, chunks are
+        wanted."""
         self.id = (id.first_chunk_message_id() or id) if inclusive else id
         self.inclusive = inclusive
         self.begun = begun if begun is not None and begun < id.position() else None

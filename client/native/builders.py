@@ -15,22 +15,23 @@ class DeadLetterPolicyBuilder:
         self._subscription: str | None = None
 
     def maxRedeliverCount(self, count: int) -> DeadLetterPolicyBuilder:
-        """How often a message may come back."""
+        """Sets how often a message may come back."""
         self._count = count
         return self
 
     def deadLetterTopic(self, topic: str) -> DeadLetterPolicyBuilder:
-        """Where it goes then."""
+        """Sets the topic of the dead letters."""
         self._topic = topic
         return self
 
     def initialSubscriptionName(self, name: str) -> DeadLetterPolicyBuilder:
-        """Made with that topic."""
+        """Sets the subscription that is made with that topic."""
         self._subscription = name
         return self
 
     def build(self) -> ConsumerDeadLetterPolicy:
-        """InvalidConfiguration: a parameter is wrong. Without `maxRedeliverCount` a message comes back for ever."""
+        """Returns the policy. InvalidConfiguration: a parameter is wrong. Without `maxRedeliverCount` a message comes
+        back for ever."""
         return ConsumerDeadLetterPolicy(self._count, self._topic, self._subscription)
 
 
@@ -43,12 +44,12 @@ class KeySharedPolicy:
         self._ranges: list[tuple[int, int]] = []
 
     def set_key_shared_mode(self, mode: KeySharedMode) -> KeySharedPolicy:
-        """Who divides the keys."""
+        """Sets how the keys are divided."""
         self._mode = mode
         return self
 
     def get_key_shared_mode(self) -> KeySharedMode:
-        """Who divides the keys."""
+        """Returns how the keys are divided."""
         return self._mode
 
     def set_allow_out_of_order_delivery(self, allowed: bool) -> KeySharedPolicy:
@@ -61,14 +62,14 @@ class KeySharedPolicy:
         return self._out_of_order
 
     def set_sticky_ranges(self, ranges: list[tuple[int, int]]) -> KeySharedPolicy:
-        """(first, last) pairs of hashes, both included; with Sticky."""
+        """Sets (first, last) pairs of hashes, both included; with Sticky."""
         self._ranges = ranges
         return self
 
     def get_sticky_ranges(self) -> list[tuple[int, int]]:
-        """(first, last) pairs of hashes, both included."""
+        """Returns (first, last) pairs of hashes, both included."""
         return self._ranges
 
     def policy(self) -> ConsumerKeySharedPolicy:
-        """InvalidConfiguration: a parameter is wrong."""
+        """Returns the policy. InvalidConfiguration: a parameter is wrong."""
         return ConsumerKeySharedPolicy(self._mode, self._out_of_order, self._ranges or None)

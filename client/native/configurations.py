@@ -39,8 +39,8 @@ _BYTES = SchemaDescription(SchemaTypeOfClient.BYTES, "BYTES", "")
 
 
 class Option(NamedTuple):
-    """One option. `parameter`: its name as a parameter of the client, "": it is none; `chains`: its setter returns the
-    configuration, as in Pulsar's, else None; `reads`: it has a getter."""
+    """An option of a configuration. `parameter`: its name as a parameter of the client, "": it is none; `chains`: its
+    setter returns the configuration, as in Pulsar's, else None; `reads`: it has a getter."""
 
     check: Check | None
     default: Any = None
@@ -59,7 +59,7 @@ def _method(name: str, option: Option) -> Callable[..., Any]:
 
 
 class Configuration:
-    """What its kinds share; each names its options."""
+    """The base of the configurations; each names its options."""
 
     _options: ClassVar[dict[str, Option]] = {}
 
@@ -84,7 +84,7 @@ class Configuration:
         return self if option.chains else None
 
     def parameters(self) -> dict[str, Any]:
-        """What was set, as parameters of `magnetar.Client` or of its method that opens what is configured."""
+        """Returns what was set, as parameters of `magnetar.Client` or of its method that opens what is configured."""
         found = {
             option.parameter: self._values[name]
             for name, option in self._options.items() if name in self._values and option.parameter
@@ -96,7 +96,7 @@ class Configuration:
 
 class _WithProperties(Configuration):
     def property(self: Self, name: str, value: str) -> Self:
-        """One property more."""
+        """Adds one property."""
         check_one("name", TEXT, name)
         check_one("value", TEXT, value)
         self._values.setdefault("properties", {})[name] = value
@@ -104,7 +104,7 @@ class _WithProperties(Configuration):
 
 
 def _rows(table: Table, **named: Option) -> dict[str, Option]:
-    """Each option without a check has that of its parameter."""
+    """Returns the options by name; each without a check has that of its parameter."""
     return {
         name: each if each.check is not None else each._replace(check=table[each.parameter])
         for name, each in named.items()
@@ -116,7 +116,7 @@ def _of(default: Any, parameter: str, *, chains: bool = True, reads: bool = True
 
 
 class ProducerConfiguration(_WithProperties):
-    """Of `Client.create_producer`."""
+    """The configuration of `Client.create_producer`."""
 
     _options = _rows(
         options.PRODUCER,
@@ -144,7 +144,7 @@ class ProducerConfiguration(_WithProperties):
 
 
 class ConsumerConfiguration(_WithProperties):
-    """Of `Client.subscribe`."""
+    """The configuration of `Client.subscribe`."""
 
     _options = _rows(
         options.CONSUMER,
@@ -180,7 +180,7 @@ class ConsumerConfiguration(_WithProperties):
 
 
 class ReaderConfiguration(Configuration):
-    """Of `Client.create_reader`."""
+    """The configuration of `Client.create_reader`."""
 
     _options = _rows(
         options.READER,
@@ -197,7 +197,7 @@ class ReaderConfiguration(Configuration):
 
 
 class ClientConfiguration(Configuration):
-    """Of `Client`."""
+    """The configuration of `Client`."""
 
     _options: ClassVar[dict[str, Option]] = {
         "authentication": Option(instance_of(Authentication, optional=False), None, "authentication", reads=False),
@@ -216,17 +216,17 @@ class ClientConfiguration(Configuration):
     }  # fmt: skip
 
     def set_logger(self, logger: object) -> ClientConfiguration:
-        """A logger of Python's."""
+        """Sets a logger of Python's."""
         check_logger(logger)
         self._values["logger"] = logger
         return self
 
     def set_console_logger(self, level: LoggerLevel) -> ClientConfiguration:
-        """Standard output, from `level` on."""
+        """Logs to standard output, from `level` on."""
         return self.set_logger(ConsoleLogger(level))
 
     def set_file_logger(self, level: LoggerLevel, file: str) -> ClientConfiguration:
-        """A file, from `level` on."""
+        """Logs to a file, from `level` on."""
         return self.set_logger(FileLogger(level, file))
 
     def parameters(self) -> dict[str, Any]:

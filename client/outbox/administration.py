@@ -1,4 +1,4 @@
-"""What a person does with an outbox: looks at rows, parks, revives and drops them; for `magnetar outbox`.
+"""The work of an operator with an outbox: shows rows, parks, revives and drops them; for `magnetar outbox`.
 
 All of it may be done while relays run: rows that are claimed are left to their relay.
 """
@@ -23,7 +23,7 @@ from .store import Store
 from .tables import SQLAlchemyOutbox
 
 ALIVE_MS = 10_000
-"""A relay that was seen so recently runs."""
+"""Milliseconds since a relay was seen within which it runs."""
 
 
 class OutboxRow(NamedTuple):
@@ -44,7 +44,7 @@ class OutboxRow(NamedTuple):
 
 
 class ShardRecord(NamedTuple):
-    """Who has a shard. `seen_s`: how long ago its holder was there."""
+    """The holder of a shard. `seen_s`: how long ago it was seen."""
 
     shard: int
     shards: int
@@ -55,6 +55,8 @@ class ShardRecord(NamedTuple):
 
 
 class OutboxAdmin:
+    """The operations on an outbox."""
+
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox) -> None:
         self._engine, self._outbox = engine, outbox
         self._rows = outbox.rows
@@ -68,11 +70,11 @@ class OutboxAdmin:
         self._store.check()
 
     def check(self) -> None:
-        """OutboxTableMissing, OutboxColumnsMissing."""
+        """Checks the tables. Raises OutboxTableMissing, OutboxColumnsMissing."""
         self._store.check()
 
     def rows(self, *, state: RowState | None = None, topic: str | None = None, limit: int = 100) -> list[OutboxRow]:
-        """In the order of their ids."""
+        """Returns rows in the order of their ids."""
         c = self._rows.c
         query = select(
             c.id, c.state, c.topic, c.key, c.size, c.created, c.attempts, c.seq, c.shard, c.error, c.unit
@@ -95,11 +97,13 @@ class OutboxAdmin:
         ]
 
     def park(self, ids: Sequence[int]) -> int:
-        """Waiting and refused rows: no relay sends them, and rows of their key wait. How many there were."""
+        """Parks waiting and refused rows: no relay sends them, and rows of their key wait. Returns how many there were.
+        """
         return self._change(ids, (RowState.WAITING, RowState.HELD), state=int(RowState.PARKED), error="parked by hand")
 
     def revive(self, ids: Sequence[int] | None = None) -> int:
-        """Parked and refused rows wait again, with no attempt counted; None: all of them. How many there were."""
+        """Revives parked and refused rows: they wait again, with no attempt counted; None: all of them. Returns how
+        many there were."""
         return self._change(
             ids, (RowState.PARKED, RowState.HELD), state=int(RowState.WAITING), attempts=0, error=None, retry_at=None
         )
@@ -130,9 +134,9 @@ class OutboxAdmin:
             connection.execute(update(table).values(shards=shards))
 
     def renumber(self, client: Client, name: str, shard: int) -> dict[str, int]:
-        """After OutboxBehind or SequencesForgotten: sequence ids continue after those that the topics have, and
-        claimed rows wait again: those that are in a topic already are then there twice. A relay that runs is fenced.
-        Returns the highest id of each destination."""
+        """Renumbers, after OutboxBehind or SequencesForgotten: sequence ids continue after those that the topics have,
+        and claimed rows wait again: those that are in a topic already are then there twice. A relay that runs is
+        fenced. Returns the highest id of each destination."""
         known = [each for each in self.shards() if each.shard == shard]
         if not known:
             raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")

@@ -20,7 +20,8 @@ _READ_ONLY = ("readonly database", "read-only", "read only", "permission denied"
 _SQLSTATES: dict[str, type[OutboxError]] = {
     "42P01": OutboxTableMissing, "42703": OutboxColumnsMissing, "25006": OutboxReadOnly, "42501": OutboxReadOnly,
 }  # fmt: skip
-"""Of PostgreSQL: undefined_table, undefined_column, read_only_sql_transaction, insufficient_privilege."""
+"""SQLSTATE of PostgreSQL → error: undefined_table, undefined_column, read_only_sql_transaction, insufficient_privilege.
+"""
 
 WHAT_TO_DO = {
     OutboxTableMissing: "a migration makes it, or metadata.create_all(engine), or 'magnetar outbox create'",
@@ -34,7 +35,7 @@ WHAT_TO_DO = {
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """OutboxError in place of what SQLAlchemy raises; the original is its cause."""
+    """Raises an OutboxError in place of what SQLAlchemy raises; the original is its cause."""
     try:
         yield
     except SQLAlchemyError as error:
@@ -62,7 +63,7 @@ def _translate(error: SQLAlchemyError) -> OutboxError:
 
 
 def check_tables(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
-    """OutboxTableMissing, OutboxColumnsMissing: they are not as `outbox` needs them."""
+    """Raises OutboxTableMissing or OutboxColumnsMissing if the tables are not as `outbox` needs them."""
     with translated():
         found = inspect(engine)
         for table in (outbox.rows, outbox.shards, outbox.positions):

@@ -1,4 +1,4 @@
-"""What an outbox and its relay raise beyond the SDK's errors. Each text says what is wrong and what to do.
+"""The errors of an outbox and its relay beyond the SDK's. Each text says what is wrong and what to do.
 
 `retryable`: the relay tries again by itself, and raises nothing. The others end it: a person, or the program that
 started it, has to act. Guard: tests/client/outbox/test_databases.py.
@@ -10,7 +10,7 @@ from ...proto.errors import MagnetarError
 
 
 class OutboxError(MagnetarError):
-    """Base of these."""
+    """The base of the errors of an outbox."""
 
     definite = True
 

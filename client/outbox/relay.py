@@ -37,12 +37,12 @@ from .tables import SQLAlchemyOutbox
 
 _LOG = logging.getLogger("magnetar.outbox")
 STANDBY_S = 10.0
-"""A relay in standby takes the shard when its holder was not seen for so long, by its own clock."""
+"""Seconds without a sight of the shard's holder, by its own clock, after which a relay in standby takes the shard."""
 _clock = SystemClock()
 
 
 class HasTables(Protocol):
-    """SQLAlchemyOutbox and DjangoOutbox."""
+    """An outbox with its tables: SQLAlchemyOutbox or DjangoOutbox."""
 
     relays: Any
 
@@ -138,7 +138,7 @@ class Relay:
             self._outbox.relays.discard(self)
 
     def wake(self) -> None:
-        """Look for rows at once; from any thread."""
+        """Looks for rows at once; from any thread."""
         self._facts.put(lambda core, now: core.woken(now))
 
     def wait_ready(self, timeout_s: float) -> bool:
@@ -218,8 +218,8 @@ class Relay:
                     raise self._why(core, error)
 
     def _why(self, core: RelayCore, error: MagnetarError) -> MagnetarError:
-        """A newer relay may have sent what looks like rows of another database: then it has the shard, and that is
-        the reason."""
+        """Returns the reason of an end. A newer relay may have sent what looks like rows of another database: then it
+        has the shard, and that is the reason."""
         if isinstance(error, OutboxBehind | SequencesForgotten) and self._store.holder()[0] != core.epoch:
             return RelayFenced(f"a newer relay has shard {self._shard} of {self.name}: this one ends")
         return error
@@ -249,7 +249,7 @@ class Relay:
         self._trouble = error.message
 
     def _wait_turn(self) -> bool:
-        """In standby: until the shard's holder was not seen for STANDBY_S. False: stopped before."""
+        """Waits, in standby, until the shard's holder was not seen for STANDBY_S. False: stopped before."""
         if not self._standby:
             return True
         self._phase = "standby"
@@ -295,7 +295,7 @@ class Relay:
 
 
 def producer_name(engine: Engine, name: str | None, shard: int) -> str:
-    """`outbox-NAME-SHARD`. InvalidRequest: the database has no name."""
+    """Returns `outbox-NAME-SHARD`. InvalidRequest: the database has no name."""
     given = name if name is not None else PurePath(engine.url.database or "").stem
     if not given or given == ":memory:":
         raise InvalidRequest(f"the database {engine.url.drivername} has no name: give the outbox one (name=…, --name)")

@@ -23,14 +23,14 @@ TABLE = "magnetar_outbox"
 """The name of the table; `_shards` and `_positions` are appended for the relay's own."""
 
 ROW_BYTES_MAX = ENTRY_BYTES_MAX - (64 << 10)
-"""Of value, key and properties: with its metadata it must go into one entry."""
+"""Most bytes of value, key and properties: with its metadata a row must go into one entry."""
 
 _clock = SystemClock()
 _BYTES = BytesSchema()
 
 
 class RowState(IntEnum):
-    """What a row waits for."""
+    """The event that a row waits for."""
 
     WAITING = 0  # to be claimed
     CLAIMED = 1  # for its outcome
@@ -39,7 +39,7 @@ class RowState(IntEnum):
 
 
 class KeyForm(IntEnum):
-    """What the column `key` has where it is not the key's text: a row without a form has that, or no key."""
+    """The form of the column `key` where it is not the key's text: a row without a form has that, or no key."""
 
     BYTES = 1  # base64 of a key of bytes
     NULL = 2  # nothing: the key of its pair is None
@@ -60,14 +60,15 @@ class NewRow(TypedDict):
     state: int
     attempts: int
     unit: int
-    """The same for all rows of one transaction in the database, and of no other."""
+    """Number that is equal for all rows of one transaction in the database, and for no other."""
     value_schema: str | None
-    """As `schema_text` writes it; None: bytes."""
+    """Text of the schema, as `schema_text` writes it; None: bytes."""
     key_form: int | None
 
 
 def new_unit() -> int:
-    """Of one transaction of the application. By chance: 2^62 of them, so that two that wait at once are never equal."""
+    """Returns an id for one transaction of the application: one of 2^62, by chance, so that two that wait at once are
+    never equal."""
     return getrandbits(62)
 
 
@@ -79,8 +80,8 @@ def new_row(
     topic: str, value: object, key: str | None, properties: Mapping[str, str] | None, event_time: int | None,
     deliver_at: int | None, schema: Schema | None, unit: int,
 ) -> NewRow:  # fmt: skip
-    """`value` is bytes, or what `schema` encodes; None: a message without a value. InvalidTopicName; InvalidMessage for
-    a wrong value; MessageTooBig."""
+    """Makes a row. `value` is bytes, or what `schema` encodes; None: a message without a value. InvalidTopicName;
+    InvalidMessage for a wrong value; MessageTooBig."""
     try:
         name = TopicName.parse(topic)
     except Exception as error:
@@ -109,7 +110,7 @@ def schema_text(info: SchemaInfo) -> str:
 
 
 def schema_of(text: str) -> SchemaInfo:
-    """ValueError: it is no schema."""
+    """Parses a schema. ValueError: it is none."""
     try:
         found = json.loads(text)
         return SchemaInfo(

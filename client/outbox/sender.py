@@ -50,19 +50,21 @@ _LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]
 
 FLIGHT_S = 60.0
-"""The time-out of a flight's transaction: readers of its topics wait no longer for one whose relay is gone."""
+"""Seconds of a flight's transaction: readers of its topics wait no longer for one whose relay is gone."""
 ABORT_S = 2.0
-"""How long a relay that ends waits for the abort of its flight."""
+"""Seconds that a relay which ends waits for the abort of its flight."""
 NO_DELAY_MS = 3_600_000
-"""No batch is closed by time: the last row of a group closes it."""
+"""Delay so long that no batch is closed by time: the last row of a group closes it."""
 
 _OF_THE_ROW = {Result.MessageTooBig, Result.InvalidMessage, Result.NotAllowedError, Result.InvalidConfiguration}
-"""Refusals of an entry because of what is in it (docs/refusals.md)."""
+"""Refusals of an entry because of what is in it (docs/design/refusals.md)."""
 
 
 class Sender:
+    """Sends the rows of one relay."""
+
     def __init__(self, client: Client, name: str, settings: RelaySettings, tell: Callable[[Fact], None]) -> None:
-        """`name`: of all its producers."""
+        """Makes a sender. `name`: of all its producers."""
         self._client = client
         self._name = name
         self._settings = settings
@@ -133,7 +135,7 @@ class Sender:
         self._tell(lambda core, now: core.opened(destination, last, now))
 
     async def open_producer(self, destination: str, schema: Schema | None = None) -> Producer:
-        """Fences the one before; nothing of that one is in flight when this returns."""
+        """Opens a producer, which fences the one before: nothing of that one is in flight when this returns."""
         return await self._client.inner().create_producer(
             destination, schema=schema or BytesSchema(), **self._options()
         )
@@ -149,8 +151,8 @@ class Sender:
         }  # fmt: skip
 
     async def _open_as(self, destination: str, text: str | None) -> None:
-        """The producer of the destination, which has nothing in flight, is one of this schema from now on. ValueError;
-        IncompatibleSchema and what else opening a producer raises: it stays as it was."""
+        """Makes the producer of the destination, which has nothing in flight, one of this schema from now on.
+        ValueError; IncompatibleSchema and what else opening a producer raises: it stays as it was."""
         before = self._producers[destination]
         schema = BytesSchema() if text is None else Written(schema_of(text))
         settings = ProducerSettings(schema=schema, **self._options())
@@ -163,7 +165,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------ rows
     def send(self, destination: str, rows: Sequence[ClaimedRow]) -> None:
-        """One entry; its outcome is told when all its rows have theirs."""
+        """Sends rows as one entry; its outcome is told when all its rows have theirs."""
         self._send(destination, rows, lambda outcome, text: self._settled(destination, outcome, text))
 
     def _send(
@@ -179,7 +181,7 @@ class Sender:
         self, destination: str, rows: Sequence[ClaimedRow], tell: Callable[[Outcome, str], None],
         txn: Transaction | None,
     ) -> None:  # fmt: skip
-        """With the schema of the rows, which is not that of the producer."""
+        """Sends with the schema of the rows, which is not that of the producer."""
         try:
             await self._open_as(destination, rows[0].value_schema)
         except Exception as error:
@@ -252,8 +254,8 @@ class Sender:
         return _Landed(Outcome.STORED, "", ())
 
     async def _begin(self) -> Transaction:
-        """A later holder of the name: this relay is fenced in the database, too, or the name is taken again when that
-        has said that the shard is still ours."""
+        """Begins a transaction. If the name has a later holder, this relay is fenced in the database, too, or the name
+        is taken again when that has said that the shard is still ours."""
         home = Transactions.of(self._client.inner().connections)
         if not self._named:
             home.coordinators.take_anew(self._name)
@@ -263,7 +265,7 @@ class Sender:
         return txn
 
     async def _groups(self, destination: str, groups: Sequence[Sequence[ClaimedRow]], txn: Transaction) -> _Landed:
-        """One after the other, until one is not stored."""
+        """Sends groups one after the other, until one is not stored."""
         for rows in groups:
             answered: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
             self._send(destination, rows, partial(_answer, answered), txn)
@@ -274,7 +276,7 @@ class Sender:
 
     # ------------------------------------------------------------------------------ the end
     def close(self) -> None:
-        """At once: what is in flight stays unknown."""
+        """Closes at once: what is in flight stays unknown."""
         self._closed = True
         loop_thread().run(self._close())
 
@@ -291,7 +293,7 @@ class Sender:
 
 
 class _Landed(NamedTuple):
-    """How a flight ended, or its part in one destination."""
+    """The end of a flight, or of its part in one destination."""
 
     outcome: Outcome
     error: str
@@ -300,7 +302,7 @@ class _Landed(NamedTuple):
 
 
 def _worst(failed: Sequence[_Landed]) -> _Landed:
-    """A destination that is in trouble says nothing of the rows; a row that is refused is, only where none is."""
+    """Returns the outcome of a failed flight: that of its destinations in trouble, if any; else the refused row's."""
     off = [each for each in failed if each.outcome is not Outcome.ROW_REFUSED]
     if not off:
         return failed[0]
@@ -332,7 +334,7 @@ class _Group:
             self._tell_all()
 
     def ends_at(self, rows: int, refusal: str) -> None:
-        """Only so many rows of it are sent: the next one is refused. It is told when these have their outcomes."""
+        """Ends the group after so many rows: the next one is refused. It is told when these have their outcomes."""
         self._left -= self._rows - rows
         self._refusal = refusal
         if not self._left:
@@ -353,7 +355,7 @@ class _Group:
 
 
 def _extras(row: ClaimedRow) -> Extras:
-    """ValueError: its properties are no JSON object."""
+    """Returns the extras of a row. ValueError: its properties are no JSON object."""
     properties: Any = json.loads(row.properties) if row.properties else None
     if not isinstance(properties, dict | None):
         raise ValueError("properties is no JSON object")

@@ -41,7 +41,7 @@ from .units import UnitClaim, Where, chunks
 
 
 class Lag(NamedTuple):
-    """What waits: rows by state, and the age of the oldest one that waits or is claimed."""
+    """The rows that wait: by state, and the age of the oldest one that waits or is claimed."""
 
     waiting: int
     claimed: int
@@ -51,6 +51,8 @@ class Lag(NamedTuple):
 
 
 class Store:
+    """The transactions of one relay in the database."""
+
     def __init__(self, engine: Engine, outbox: SQLAlchemyOutbox, shard: int = 0, shards: int = 1) -> None:
         self._engine = engine
         self._outbox = outbox
@@ -68,7 +70,7 @@ class Store:
         )  # fmt: skip
 
     def check(self) -> None:
-        """OutboxTableMissing, OutboxColumnsMissing."""
+        """Checks the tables. Raises OutboxTableMissing, OutboxColumnsMissing."""
         check_tables(self._engine, self._outbox)
 
     # ------------------------------------------------------------------------------ the shard
@@ -127,7 +129,7 @@ class Store:
         return [ClaimedRow._make(each) for each in found]
 
     def renumber(self, epoch: int, next_seq: int, stored: dict[str, int]) -> None:
-        """Ids continue at `next_seq`; claimed rows wait again. RelayFenced: the shard has a newer holder."""
+        """Makes ids continue at `next_seq`; claimed rows wait again. RelayFenced: the shard has a newer holder."""
         shards, rows = self._shards, self._rows
         with translated(), self._engine.begin() as connection:
             here = shards.c.shard == self._shard, shards.c.epoch == epoch
@@ -142,7 +144,8 @@ class Store:
 
     # ------------------------------------------------------------------------------ a turn
     def turn(self, turn: Turn) -> tuple[list[ClaimedRow], int]:
-        """One transaction; the rows that were claimed and the next sequence id. RelayFenced: nothing was changed."""
+        """Runs one transaction; returns the rows that were claimed and the next sequence id. RelayFenced: nothing was
+        changed."""
         shards = self._shards
         with translated(), self._engine.begin() as connection:
             ours = connection.execute(
@@ -222,7 +225,8 @@ class Store:
         return sorted(claimed, key=lambda row: row.seq)
 
     def _candidates(self, connection: Connection, claim: Claim) -> Sequence[Any]:
-        """What may be claimed, in the order of the ids: refused rows whose time has come, then waiting ones."""
+        """Returns the rows that may be claimed, in the order of the ids: refused rows whose time has come, then waiting
+        ones."""
         rows = self._rows
         found: list[Any] = []
         for phase in self._phases(connection, claim):
@@ -240,7 +244,8 @@ class Store:
         return [self._where(claim, due, older=True), waiting] if stuck else [waiting]
 
     def _where(self, claim: Claim, state: ColumnElement[bool], *, older: bool | None) -> Where:
-        """`older`: an older row of the key that was refused is in the way; False: any one; None: there is none."""
+        """Returns the condition of rows that may be claimed. `older`: an older row of the key that was refused is in
+        the way; False: any one; None: there is none."""
         rows = self._rows
         wanted = [state, self._places(claim)]
         if older is not None:
@@ -270,7 +275,8 @@ class Store:
         )
 
     def _assign_at_once(self, connection: Connection, seqs: dict[int, tuple[int, str]]) -> None:
-        """UPDATE … FROM (unnest): a statement for all rows, where a statement for each takes most of a claim's time."""
+        """Assigns ids by UPDATE … FROM (unnest): a statement for all rows, where a statement for each takes most of a
+        claim's time."""
         rows = self._rows
         by_destination: dict[str, list[tuple[int, int]]] = {}
         for id_, (seq, to) in seqs.items():
@@ -299,7 +305,7 @@ class Store:
         return sorted(found)
 
     def lag(self) -> Lag:
-        """Of the whole outbox; it counts rows, so ask now and then."""
+        """Returns the lag of the whole outbox; it counts rows, so ask now and then."""
         rows = self._rows
         with translated(), self._engine.connect() as connection:
             counted = connection.execute(select(rows.c.state, func.count()).group_by(rows.c.state)).all()

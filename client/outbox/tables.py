@@ -41,7 +41,8 @@ _VALUE = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
 
 
 class SQLAlchemyOutbox:
-    """`metadata`: the application's, so that its migrations make the tables; `table`: the name of the first."""
+    """The outbox of an application that uses SQLAlchemy. `metadata`: the application's, so that its migrations make the
+    tables; `table`: the name of the first."""
 
     def __init__(self, metadata: MetaData, table: str = TABLE, *, schema: str | None = None) -> None:
         self.rows = Table(
@@ -101,7 +102,8 @@ class SQLAlchemyOutbox:
         properties: Mapping[str, str] | None = None, event_time: int | None = None, deliver_at: int | None = None,
         schema: Schema | None = None,
     ) -> None:  # fmt: skip
-        """A message for `topic`, if and when the transaction of `session` commits. Nothing is sent here.
+        """Writes a message for `topic`, which is sent if and when the transaction of `session` commits. Nothing is sent
+        here.
 
         `value` is bytes, or what `schema` encodes, which the row names and the topic gets; None: a message without a
         value. The key of a pair that is apart is the message's, in the place of `key`. Times are ms since the epoch.
@@ -116,7 +118,7 @@ class SQLAlchemyOutbox:
         session.execute(self._insert, row)
 
     def _unit_of(self, session: Session | Connection) -> int:
-        """Of the transaction that the row is going to be in, whatever savepoints are in it."""
+        """Returns the unit of the transaction that the row is going to be in, whatever savepoints are in it."""
         if isinstance(session, Session):
             connection = session.connection(bind_arguments={"clause": self._insert})
         else:
@@ -128,6 +130,6 @@ class SQLAlchemyOutbox:
         self.wake()
 
     def wake(self) -> None:
-        """Relays of this process look at once."""
+        """Makes the relays of this process look for rows at once."""
         for relay in list(self.relays):
             relay.wake()

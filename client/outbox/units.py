@@ -1,4 +1,5 @@
-"""Which whole units an atomic relay claims: the rows that one transaction of the application wrote, or none of them.
+"""The claim of whole units: an atomic relay claims the rows that one transaction of the application wrote, or none of
+them.
 
     rows = UnitClaim(connection, table, claim, phases).run()      in the order of their ids, unit by unit
 
@@ -26,7 +27,7 @@ Where = Sequence[ColumnElement[bool]]
 
 
 class UnitClaim:
-    """`phases`: what may be claimed, in the order in which it is looked for."""
+    """The claim of whole units. `phases`: what may be claimed, in the order in which it is looked for."""
 
     def __init__(self, connection: Connection, rows: Table, claim: Claim, phases: Sequence[Where]) -> None:
         self._connection, self._rows, self._claim, self._phases = connection, rows, claim, phases
@@ -77,7 +78,7 @@ class UnitClaim:
         return True
 
     def _whole(self, heads: Sequence[Any]) -> dict[tuple[int | None, int | None], list[Any]]:
-        """All rows of the units, and rows without one, by unit or id."""
+        """Returns all rows of the units, and rows without one, by unit or id."""
         columns = self._rows.c
         units = list(dict.fromkeys(each.unit for each in heads if each.unit not in {None, *self._seen}))
         self._seen.update(units)
@@ -93,7 +94,7 @@ class UnitClaim:
         return found
 
     def _free(self, ids: Sequence[int]) -> set[int]:
-        """Those that may be claimed; they are locked."""
+        """Locks and returns the rows that may be claimed."""
         rows = self._rows
         may_be = or_(*(and_(*phase) for phase in self._phases))
         free: set[int] = set()

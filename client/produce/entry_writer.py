@@ -25,7 +25,7 @@ from ..connect.connections import Connections
 
 
 class Stored(NamedTuple):
-    """What an entry is to its writer."""
+    """An entry as its writer sees it."""
 
     sequence_id: int
     position: Position  # where it comes from
@@ -37,7 +37,8 @@ Done = Callable[[Stored], None]
 
 
 class EntryWriter:
-    """Is its attachment's owner (client/connect/attachment.py). `done` is told what is stored."""
+    """Publishes encoded entries, and is its attachment's owner (client/connect/attachment.py). `done` is told what is
+    stored."""
 
     def __init__(self, connections: Connections, topic: TopicName, name: str, done: Done) -> None:
         self.topic = topic
@@ -53,7 +54,7 @@ class EntryWriter:
         self._error: MagnetarError | None = None
 
     async def open(self) -> None:
-        """Busy: another producer is connected."""
+        """Opens the producer. Busy: another one is connected."""
         self._attachment.open()
         try:
             await self._opened

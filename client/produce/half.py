@@ -18,12 +18,12 @@ class EndsHalves(Protocol):
 
 
 class PreparesHalves(Protocol):
-    """The same, for producers."""
+    """Prepares halves, for producers."""
 
     async def prepare(
         self, messages: Sequence[tuple[TopicName, bytes]], group: str, check_key: str, check_after: float
     ) -> Half:
-        """`messages`: each with its topic, or partition, and encoded."""
+        """Prepares a half. `messages`: each with its topic, or partition, and encoded."""
         ...
 
 

@@ -1,4 +1,5 @@
-"""What a program sends becomes an OutgoingMessage: checked, and encoded by the producer's schema.
+"""The messages of a program: what it sends is checked, encoded by the producer's schema, and becomes an
+OutgoingMessage.
 
 A wrong value is the caller's error and is raised before anything is sent.
 Guard: tests/client/model/test_wrong_arguments.py.
@@ -27,14 +28,15 @@ from ..model.schema import Schema
 
 
 class MessageDraft:
-    """What a `message_router` is shown: the message before it is sent."""
+    """The message as a `message_router` is shown it, before it is sent."""
 
     def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
         self._message = message
         self._schema = schema
 
     def value(self) -> Any:
-        """As a consumer with the producer's schema would get it; None for a message without a value."""
+        """Returns the value as a consumer with the producer's schema would get it; None for a message without a value.
+        """
         message = self._message
         if self._schema.separated and (message.null_key or message.key_is_base64):
             key = None if message.null_key else b64decode(message.partition_key or "")
@@ -46,24 +48,24 @@ class MessageDraft:
         return self._message.payload
 
     def partition_key(self) -> str:
-        """Empty: there is none."""
+        """Returns the key; empty: there is none."""
         return self._message.partition_key or ""
 
     def ordering_key(self) -> str:
-        """Empty: there is none."""
+        """Returns the ordering key; empty: there is none."""
         return (self._message.ordering_key or b"").decode("utf-8", "replace")
 
     def properties(self) -> dict[str, str]:
-        """A copy."""
+        """Returns a copy of the properties."""
         return dict(self._message.properties)
 
     def event_timestamp(self) -> int:
-        """In ms since the epoch; 0: there is none."""
+        """Returns the event time in ms since the epoch; 0: there is none."""
         return self._message.event_time
 
 
 class Extras(NamedTuple):
-    """What `send` may say of a message beyond its content, in the order of its parameters."""
+    """The fields that `send` takes for a message beyond its content, in the order of its parameters."""
 
     properties: dict[str, str] | None = None
     partition_key: str | None = None
@@ -81,16 +83,16 @@ class Extras(NamedTuple):
 
 NO_EXTRAS = Extras()
 LOCAL = "__local__"
-"""In place of clusters: to none. As Pulsar's clients write it."""
+"""Name in place of clusters: the message goes to none. As Pulsar's clients write it."""
 
 
 def is_only_in(extras: Extras) -> bool:
-    """Nothing is said of it but its transaction."""
+    """Whether nothing is said of the message but its transaction."""
     return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, InTransaction)
 
 
 def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
-    """`wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
+    """Makes a message. `wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
     if extras != NO_EXTRAS:
         _check_extras(extras)
     payload: bytes | None = None

@@ -33,7 +33,7 @@ def settle(outcome: Settle, topic: TopicName) -> None:
 
 
 def tell(txn: InTransaction, where: Part, outcome: Settle) -> None:
-    """The transaction that an entry belongs to, after the callbacks of its messages."""
+    """Tells the transaction that an entry belongs to, after the callbacks of its messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
         txn.stored(where, batch.count, Position(ledger_id, entry_id))
@@ -46,7 +46,7 @@ def result_of(error: MagnetarError) -> Result:
 
 
 def confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
-    """It is stored there."""
+    """Tells the callbacks of a batch that it is stored there."""
     ok, size = Result.Ok, len(batch.callbacks)
     indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
     chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
@@ -67,7 +67,7 @@ def _call(callback: Callback, *outcome: Any) -> None:
 
 
 def wake(waiters: Sequence[asyncio.Future[None]]) -> None:
-    """Of flushes that have reached their message."""
+    """Wakes flushes that have reached their message."""
     for each in waiters:
         if not each.done():
             each.set_result(None)

@@ -1,4 +1,4 @@
-"""One partition's producer: the driver of client/core/producer.py, which decides.
+"""The producer of one partition: the driver of client/core/producer.py, which decides.
 
 `add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. Each fact is
 given to the core, and each of its effects is done at once, in order. Callbacks run in the event loop, all of one entry
@@ -50,6 +50,8 @@ _LOG = logging.getLogger("magnetar.client")
 
 
 class PartitionProducer:
+    """The producer of one partition."""
+
     def __init__(
         self, connections: Connections, topic: TopicName, settings: ProducerSettings, max_pending: int,
         encrypt: Encrypt | None = None,
@@ -80,7 +82,7 @@ class PartitionProducer:
 
     # ------------------------------------------------------------------------------ from any thread
     def add(self, payload: bytes, callback: Callback) -> None:
-        """A message with a payload and nothing else."""
+        """Adds a message with a payload and nothing else."""
         added = self.core.add(payload, callback)
         if added is Added.WAKE:
             self._wake()
@@ -88,7 +90,7 @@ class PartitionProducer:
             raise self._refusal(added, len(payload))
 
     def add_in(self, txn: InTransaction, payload: bytes, callback: Callback) -> None:
-        """The same in a transaction."""
+        """Adds, like `add`, a message in a transaction."""
         share = self._share
         if share is None or share.txn is not txn:
             share = self._share_of(txn)
@@ -161,11 +163,11 @@ class PartitionProducer:
         )
 
     def send_now(self) -> None:
-        """In the event loop: what is open goes out, whatever is under way."""
+        """Sends, in the event loop, what is open, whatever is under way."""
         self._do(self.core.send_now(self._now(), self._wall_ms()))
 
     def flush_soon(self) -> None:
-        """What is open goes out without waiting for its delay: at once when nothing is under way, else after it."""
+        """Sends what is open without waiting for its delay: at once when nothing is under way, else after it."""
         self.core.urgent = True
         if not self.core.turn_wanted:
             self._wake()
@@ -351,7 +353,7 @@ class PartitionProducer:
         self._finish(AlreadyClosed(self._connections.why_closed))
 
     def broke(self, error: Exception) -> None:
-        """An unforeseen failure: every waiter gets that error."""
+        """Handles an unforeseen failure: every waiter gets that error."""
         self._finish(translate(error))
 
     def _finish(self, error: PulsarException) -> None:

@@ -29,8 +29,11 @@ UNBOUNDED = 1 << 40
 
 
 class PartitionProducers:
+    """The partitions of one producer."""
+
     def __init__(self, connections: Connections, topic: TopicName, settings: ProducerSettings, count: int) -> None:
-        """`count` 0: the topic is not partitioned. CryptoError: the messages cannot be encrypted."""
+        """Makes the producers. `count` 0: the topic is not partitioned. CryptoError: the messages cannot be encrypted.
+        """
         self.all: list[PartitionProducer] = []
         self.connections = connections
         self._settings = settings
@@ -68,7 +71,8 @@ class PartitionProducers:
         self._router.grow(len(self.all))  # last: other threads ask it
 
     async def _add(self, names: list[TopicName], epoch: int = 0) -> None:
-        """The broker names the first one; all carry that name. None is added when one cannot be opened."""
+        """Adds partitions. The broker names the first one; all carry that name. None is added when one cannot be
+        opened."""
         new = [
             PartitionProducer(self.connections, name, self._settings, self._pending_max, self._encrypt)
             for name in names
@@ -94,8 +98,8 @@ class PartitionProducers:
 
     @property
     def _opens_late(self) -> bool:
-        """Lazy: each is opened with its first message, unless its opening has an effect that must come now: exclusive
-        access, or an initial subscription."""
+        """Whether each is opened with its first message: lazy, unless its opening has an effect that must come now:
+        exclusive access, or an initial subscription."""
         settings = self._settings
         shared = settings.access_mode == ProducerAccessMode.Shared
         return settings.lazy_start_partitioned_producers and shared and not settings.initial_subscription_name
@@ -103,7 +107,7 @@ class PartitionProducers:
     # ------------------------------------------------------------------------------ which one
     @property
     def only(self) -> PartitionProducer | None:
-        """None: messages are routed."""
+        """Returns the only producer; None: messages are routed."""
         return self.all[0] if self._router is None else None
 
     def route(self, message: OutgoingMessage) -> PartitionProducer:

@@ -40,7 +40,7 @@ from .partition_producer import PartitionProducer
 from .partition_producers import PartitionProducers
 
 DELAY_DEFAULT_MS = ProducerSettings().batching_max_publish_delay_ms
-"""With a longer delay than this, `send` waits for other messages to batch with, as in pulsar.asyncio."""
+"""Delay above which `send` waits for other messages to batch with, as in pulsar.asyncio."""
 
 
 class Producer(ClosedAfterAsyncWith):
@@ -89,12 +89,12 @@ class Producer(ClosedAfterAsyncWith):
 
     @property
     def connections(self) -> Connections:
-        """Of its client."""
+        """Returns the connections of its client."""
         return self._partitions.connections
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
-        """Full name of the topic."""
+        """Returns the full name of the topic."""
         return self._topic.full
 
     def producer_name(self) -> str:
@@ -115,11 +115,11 @@ class Producer(ClosedAfterAsyncWith):
         return all(each.core.state is State.CLOSED for each in self.partitions)
 
     def title(self) -> str:
-        """For logs: its name and topic."""
+        """Returns its name and topic, for logs."""
         return f"producer {self.producer_name()} of {self.topic()}"
 
     def statistics(self) -> dict[str, int]:
-        """Counters since it was opened; `pending_messages` have no outcome yet."""
+        """Returns counters since it was opened; `pending_messages` have no outcome yet."""
         stored = sum(each.core.stored for each in self.partitions)
         pending = sum(each.core.pending for each in self.partitions)
         return {"stored_messages": stored, "pending_messages": pending, "partitions": len(self.partitions)}
@@ -161,7 +161,8 @@ class Producer(ClosedAfterAsyncWith):
         key_bytes: bytes | None = None,
         txn: InTransaction | None = None,
     ) -> None:
-        """`callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull at the limit.
+        """Sends without a wait; `callback(Result, MessageId)` is called in the event loop. Raises ProducerQueueIsFull
+        at the limit.
 
         `key_bytes` replaces `partition_key` for a key that is not text; it is stored as base64 and marked so.
         """
@@ -248,7 +249,7 @@ class Producer(ClosedAfterAsyncWith):
         return await halves.prepare([self.encoded(content, extras)], group, check_key, check_after)
 
     async def send_copy(self, message: OutgoingMessage) -> MessageId:
-        """As `send`, of a copy of a message, as it was received: nothing of it is checked. Waits for room."""
+        """Sends, like `send`, a copy of a message, as it was received: nothing of it is checked. Waits for room."""
         outcome: asyncio.Future[tuple[Result, MessageId]] = self._loop.create_future()
         while True:
             try:
@@ -320,7 +321,7 @@ class Producer(ClosedAfterAsyncWith):
         return [each for each in ids if each is not None]
 
     async def _enqueue_waiting(self, content: Any, callback: Callback, extras: Extras) -> PartitionProducer:
-        """With block_if_queue_full, waits for room instead of raising ProducerQueueIsFull."""
+        """Adds a message; with block_if_queue_full, waits for room instead of raising ProducerQueueIsFull."""
         while True:
             try:
                 return self.enqueue(content, callback, extras)
@@ -367,6 +368,6 @@ class Producer(ClosedAfterAsyncWith):
         await self._partitions.close()
 
     def check(self) -> None:
-        """AssertionError: an invariant of the client is broken."""
+        """Raises AssertionError if an invariant of the client is broken."""
         for each in self.partitions:
             each.core.check()

@@ -32,7 +32,7 @@ NUMBER_MAX = (1 << 63) - 1
 
 
 class Batch(NamedTuple):
-    """One try at one batch of one query.
+    """A try at one batch of one query.
 
     `adopt`: another query takes the sink over, and its numbers begin anew; else SinkFenced.
     """
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
     adopt: bool = False
 
     def check(self) -> None:
-        """InvalidConfiguration."""
+        """Checks the values. Raises InvalidConfiguration."""
         check(_TABLE, self._asdict())
         if not (self.sink_id or self.run):
             raise WrongValue("a batch has a sink_id, or a run")
@@ -57,21 +57,21 @@ BATCH = instance(Batch, optional=False)
 
 
 class BatchOutcome(Enum):
-    """Of `commit_batch`: the rows count now, or those of an earlier try count already."""
+    """The outcome of `commit_batch`: the rows count now, or those of an earlier try count already."""
 
     COMMITTED = "COMMITTED"
     ALREADY = "ALREADY"
 
 
 class SinkStatus(NamedTuple):
-    """Of a sink: the last batch that was committed, and whose it is."""
+    """The status of a sink: the last batch that was committed, and whose it is."""
 
     query_id: str
     batch: int  # the last one that was committed
 
 
 async def begin(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
-    """SinkFenced."""
+    """Begins a transaction of the batch; None: the sink has the batch already. Raises SinkFenced."""
     request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)
     if batch.sink_id:
         request.sink.CopyFrom(_tag(batch))
@@ -80,7 +80,8 @@ async def begin(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> Tx
 
 
 async def commit(coordinators: Coordinators, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
-    """TransactionAborted: one of them is, and nothing is committed. SinkFenced. OutcomeUnknown: no coordinator told."""
+    """Commits the transactions of a batch. TransactionAborted: one of them is, and nothing is committed. SinkFenced.
+    OutcomeUnknown: no coordinator told."""
     number = await _home(coordinators, batch)
     if not txns and not batch.sink_id:
         return BatchOutcome.COMMITTED
@@ -102,7 +103,7 @@ async def commit(coordinators: Coordinators, batch: Batch, txns: Sequence[TxnId]
 
 
 async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | None:
-    """None: nothing was committed for it."""
+    """Returns the status of a sink. None: nothing was committed for it."""
     number = coordinator_of(sink_id, await coordinators.count())
     request = wire.SinkRequest(coordinator=number, sink_id=sink_id)
     reply: wire.SinkReply = await coordinators.ask(number, "SinkStatus", request)

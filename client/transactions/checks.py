@@ -36,11 +36,11 @@ _LOG = logging.getLogger("magnetar.client")
 
 AT_ONCE = 16
 CONNECTED_S = 5.0
-"""A stream that lasted so long worked: the next one is opened soon after it."""
+"""Seconds that a stream lasted which worked: the next one is opened soon after it."""
 
 
 class Decision(Enum):
-    """What a check says of a half message. UNKNOWN: it cannot be said yet; too many of them park the half."""
+    """The answer of a check of a half message. UNKNOWN: it cannot be said yet; too many of them park the half."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -54,7 +54,7 @@ VERBS = {
 
 
 class HalfContent(NamedTuple):
-    """One message of a half. `data`: as it was encoded by its producer's schema; None: it is encrypted, or a message
+    """A message of a half. `data`: as it was encoded by its producer's schema; None: it is encrypted, or a message
     without a value."""
 
     topic: str
@@ -76,7 +76,7 @@ class HalfCheck(NamedTuple):
 
 
 class CheckWatch:
-    """Of one group and function, in the event loop of the client."""
+    """The watch of one group and function, in the event loop of the client."""
 
     def __init__(self, halves: Halves, group: str, function: Callable[[HalfCheck], Any]) -> None:
         self.group = group
@@ -131,7 +131,7 @@ class CheckWatch:
     async def _ask(
         self, check: wire.HalfCheck, id_: TxnId
     ) -> tuple[wire.EndHalfRequest.Verb, str]:
-        """The answer; FAILED and why: there is none."""
+        """Returns the answer; FAILED and why: there is none."""
         if self._busy >= AT_ONCE:
             return wire.EndHalfRequest.FAILED, f"{AT_ONCE} checks are under way, or hang"
         answer_s = check.answer_ms / 1000

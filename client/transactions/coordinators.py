@@ -35,18 +35,22 @@ from .leased_ids import LeasedIds
 
 END_ITEMS_MAX = 1000
 END_BYTES_MAX = 128 << 10
-"""Of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
+"""Most bytes of one request: a quarter of what a broker takes (runtime/network.py `REQUEST_BYTES_MAX`)."""
 ENDS_UNDER_WAY = 4
 LANES_MAX = 64
 """Time-outs for which ids are leased ahead; one that comes after them is asked for by itself."""
 
 
 class Answer(NamedTuple):
+    """The answer to an end."""
+
     state: TxnState
     error: MagnetarError | None
 
 
 class Coordinators:
+    """The coordinators, as one client asks them."""
+
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
         self._now = connections.world.clock.monotonic
@@ -76,7 +80,7 @@ class Coordinators:
         return found
 
     def begin_now(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
-        """From any thread: of what was leased ahead. `soon` runs work in the event loop."""
+        """Returns an id, from any thread: of what was leased ahead. `soon` runs work in the event loop."""
         ids = self._leases.get(timeout_ms)
         found = ids.take(self._now()) if ids is not None else None
         if ids is not None and found is not None and ids.runs_out:
@@ -94,7 +98,8 @@ class Coordinators:
         return running
 
     async def _lease(self, timeout_ms: int, ids: LeasedIds) -> MagnetarError | None:
-        """Its error is told to those that wait; of a lease ahead it does not matter: the next one asks again."""
+        """Leases ids; returns the error for those that wait. For a lease ahead it does not matter: the next one asks
+        again."""
         asked_at = self._now()
         try:
             first, reply = await self._begin(wire.BeginRequest(count=ids.wanted, timeout_ms=timeout_ms))
@@ -104,7 +109,7 @@ class Coordinators:
         return None
 
     async def _begin(self, request: wire.BeginRequest) -> tuple[TxnId, wire.BeginReply]:
-        """Of the next coordinator; of the one after it, if that is away or has no room."""
+        """Begins transactions at the next coordinator; at the one after it, if that is away or has no room."""
         count = await self.count()
         longest = self._connections.settings.connection_timeout_s
 
@@ -118,7 +123,7 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least), reply
 
     async def begin_named(self, name: str, timeout_ms: int) -> TxnId:
-        """TransactionFenced: a later holder has the name."""
+        """Begins a transaction of a name. TransactionFenced: a later holder has the name."""
         request = wire.BeginRequest(
             coordinator=coordinator_of(name, await self.count()), count=1, timeout_ms=timeout_ms, name=name,
             holder=self._holders.get(name, 0),
@@ -128,7 +133,7 @@ class Coordinators:
         return TxnId(reply.first.most, reply.first.least)
 
     def take_anew(self, name: str) -> None:
-        """The next begin of the name takes it from who has it, also from this client."""
+        """Makes the next begin of the name take it from who has it, also from this client."""
         self._holders.pop(name, None)
 
     # ------------------------------------------------------------------------------ ends
@@ -156,7 +161,7 @@ class Coordinators:
             await asyncio.sleep(pause)
 
     async def send_ends(self, coordinator: int, request: wire.EndRequest) -> wire.EndReply:
-        """Once."""
+        """Sends the ends to their coordinator, once; returns its answer."""
         longest = self._connections.settings.connection_timeout_s
         if request.items[0].visible:
             longest = self._connections.settings.operation_timeout_s
@@ -164,7 +169,7 @@ class Coordinators:
         return reply
 
     async def status(self, txn: TxnId) -> Answer:
-        """TransactionForgotten is an Answer too."""
+        """Returns the state of a transaction. TransactionForgotten is an Answer too."""
         request = wire.StatusRequest(txns=[wire.TransactionId(most=txn.most, least=txn.least)])
         longest = self._connections.settings.connection_timeout_s
 
@@ -206,11 +211,11 @@ class Coordinators:
         return found
 
     async def channel(self, coordinator: int) -> Channel:
-        """To the broker that has it, as far as is known."""
+        """Returns a channel to the broker that has the coordinator, as far as is known."""
         return self._owners.get(coordinator) or await self._find(coordinator)
 
     async def ask(self, coordinator: int, method: str, request: Message) -> Any:
-        """Again where it may have moved to, as long as an operation may take."""
+        """Asks a coordinator; again where it may have moved to, as long as an operation may take."""
         longest = self._connections.settings.connection_timeout_s
         return await self._connections.retry(lambda: self._ask_once(coordinator, method, request, longest))
 
@@ -223,7 +228,8 @@ class Coordinators:
             raise
 
     def forget(self, coordinator: int) -> None:
-        """It is not where it was, or it lost transactions: it is looked for again, and no id that it leased is used."""
+        """Forgets a coordinator that is not where it was, or lost transactions: it is looked for again, and no id that
+        it leased is used."""
         self._owners.pop(coordinator, None)
         for each in self._leases.values():
             each.forget(coordinator)

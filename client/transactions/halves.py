@@ -42,7 +42,7 @@ _LOG = logging.getLogger("magnetar.client")
 
 NAME_MAX = 512
 IDS_TRIED = 3
-"""Void ones: their coordinator was lost since it gave them."""
+"""Ids that are tried in turn, when they are void: their coordinator was lost since it gave them."""
 TABLE = {
     "group": Check(f"text of 1 to {NAME_MAX} characters", (str,), lambda text: 0 < len(text) <= NAME_MAX),
     "check_key": Check(f"text of at most {NAME_MAX} characters", (str,), lambda text: len(text) <= NAME_MAX),
@@ -51,14 +51,14 @@ TABLE = {
 
 
 class Watch(Protocol):
-    """client/transactions/checks.py."""
+    """The watch that asks a program about its half messages (client/transactions/checks.py)."""
 
     def stop(self) -> None: ...
     async def close(self) -> None: ...
 
 
 class Halves:
-    """Of one client."""
+    """The half messages of one client."""
 
     def __init__(self, home: Transactions) -> None:
         self._home = home
@@ -67,7 +67,7 @@ class Halves:
 
     @classmethod
     def of(cls, connections: Connections) -> Halves:
-        """Made when first used."""
+        """Returns the halves of a client, made when first used."""
         from .transactions import Transactions
 
         found = connections.halves
@@ -89,7 +89,7 @@ class Halves:
 
     # ------------------------------------------------------------------------------ checks
     def watch(self, group: str, watch: Callable[[Halves], Watch]) -> None:
-        """InvalidConfiguration: the group has a function already."""
+        """Watches a group. InvalidConfiguration: it has a function already."""
         if group in self._watches:
             raise WrongValue(f"this client answers for group {group!r} already: a group has one function")
         self._watches[group] = watch(self)
@@ -100,7 +100,7 @@ class Halves:
         self._watches.clear()
 
     async def close(self) -> None:
-        """Nothing is asked of this client any more."""
+        """Closes the halves: nothing is asked of this client any more."""
         watches, self._watches = self._watches, {}
         await asyncio.gather(*[each.close() for each in watches.values()])
 
@@ -128,7 +128,7 @@ class Halves:
             raise
 
     async def _store(self, request: wire.HalfRequest) -> Half:
-        """Translated errors; what may be stored is rolled back."""
+        """Stores a half. Errors are translated; what may be stored is rolled back."""
         try:
             number = coordinator_of(request.group, await self.coordinators.count())
             for left in reversed(range(IDS_TRIED)):
@@ -159,7 +159,7 @@ class Halves:
         return found
 
     def _undo(self, request: wire.HalfRequest) -> None:
-        """Its program was not told of it."""
+        """Rolls a half back of which its program was not told."""
         id_ = TxnId(request.half.most, request.half.least)
         with suppress(AlreadyClosed):  # its group is asked
             self._spawn(self._roll_back_quietly(id_), f"rollback of half {id_}")
@@ -180,7 +180,7 @@ class Halves:
     async def end(
         self, id_: TxnId, verb: wire.EndHalfRequest.Verb, number: int = 0, why: str = ""
     ) -> TransactionState:
-        """`number`: of the question that is answered."""
+        """Ends a half. `number`: of the question that is answered."""
         request = wire.EndHalfRequest(verb=verb, check=number, why=why)
         request.half.most, request.half.least = id_
         try:
@@ -194,7 +194,8 @@ class Halves:
         return TransactionState[TxnState(reply.state).name]
 
     async def _outlived(self, work: Coroutine[Any, Any, TransactionState]) -> TransactionState:
-        """Its result, whatever becomes of the caller. OutcomeUnknown: the client is closed."""
+        """Returns the result of `work`, which goes on if the caller is cancelled. OutcomeUnknown: the client is closed.
+        """
         task = self._spawn(work, "end of a half")
         try:
             return _result(await unbroken(task))
@@ -204,7 +205,7 @@ class Halves:
             raise
 
     def _spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T | MagnetarError]:
-        """AlreadyClosed."""
+        """Starts a task. Raises AlreadyClosed."""
         try:
             return self._home.spawn(_outcome(work), name)
         except RuntimeError as error:
@@ -213,7 +214,7 @@ class Halves:
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> T | MagnetarError:
-    """An error is its caller's, and none of the task's."""
+    """Returns the result of `work`, or its error, which is its caller's, and none of the task's."""
     try:
         return await work
     except MagnetarError as error:

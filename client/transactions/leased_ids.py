@@ -25,6 +25,8 @@ FIRST, MOST = 8, 1024
 
 
 class LeasedIds:
+    """The ids that coordinators leased to one client."""
+
     def __init__(self) -> None:
         self.wanted = FIRST
         self._lock = Lock()
@@ -43,7 +45,7 @@ class LeasedIds:
             return None
 
     def leased(self, first: TxnId, count: int, lease_s: float, asked_at: float) -> None:
-        """They are counted from when they were asked for."""
+        """Adds ids whose lease counts from when they were asked for."""
         assert count > 0, "a lease has ids"
         with self._lock:
             self._blocks.append((first, count, asked_at + lease_s / 2))
@@ -51,7 +53,8 @@ class LeasedIds:
                 self.wanted = min(MOST, 2 * self.wanted)
 
     def forget(self, coordinator: int) -> None:
-        """It aborted one of them, or is not where it was: those of a coordinator that was lost are void."""
+        """Forgets the ids of a coordinator that aborted one of them, or is not where it was: those of a coordinator
+        that was lost are void."""
         with self._lock:
             kept = deque(block for block in self._blocks if block[0].most != coordinator)
             if len(kept) < len(self._blocks):

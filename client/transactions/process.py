@@ -73,7 +73,8 @@ SLICE = 64
 
 @dataclass(slots=True)
 class ProcessStatistics:
-    """What `process` did; it counts on while that runs. Messages of aborted transactions are received again."""
+    """The statistics of `process`; it counts on while that runs. Messages of aborted transactions are received again.
+    """
 
     received: int = 0
     sent: int = 0  # of committed transactions
@@ -84,7 +85,7 @@ class ProcessStatistics:
 
 
 class Applied(NamedTuple):
-    """What the function made of one message."""
+    """The result of the function for one message."""
 
     message: Message
     outputs: Sequence[Any]  # values, and `Output`s
@@ -92,13 +93,15 @@ class Applied(NamedTuple):
 
 
 class FunctionFailed(Exception):
-    """`__cause__` is what is to be raised."""
+    """The function failed. `__cause__` is what is to be raised."""
 
 
 Apply = Callable[[list[Message]], Awaitable[list[Applied]]]
 
 
 class Options(NamedTuple):
+    """The options of `process`."""
+
     messages_max: int
     linger_ms: int
     transactions_max: int
@@ -153,11 +156,11 @@ async def process(
 
 
 PLAIN = frozenset((type(None), bytes, str, int, float, bool, dict, list, tuple))
-"""Types of results that nobody awaits, so that nothing is asked for each message."""
+"""Types of results that are not awaited, so that nothing is asked for each message."""
 
 
 def in_loop(function: Callable[[Message], Any]) -> Apply:
-    """Calls it in the event loop, message by message."""
+    """Returns a function that calls it in the event loop, message by message."""
 
     async def apply(messages: list[Message]) -> list[Applied]:
         results = []
@@ -180,7 +183,7 @@ def in_loop(function: Callable[[Message], Any]) -> Apply:
 
 
 def outputs_of(found: Any) -> Sequence[Any]:
-    """What a function returned."""
+    """Returns the outputs that a function returned, as a sequence."""
     if found is None:
         return ()
     if isinstance(found, list):
@@ -207,7 +210,7 @@ class Batch:
 
 
 class Loop:
-    """One call of `process`."""
+    """A call of `process`."""
 
     def __init__(self, consumer: Consumer, producer: Producer, apply: Apply, options: Options) -> None:
         options.check()
@@ -225,7 +228,7 @@ class Loop:
         self._tasks = Tasks()
 
     async def run(self) -> ProcessStatistics:
-        """The statistics, when it was idle for long enough."""
+        """Runs until it was idle for long enough; returns the statistics."""
         try:
             while True:
                 messages = await self._take()
@@ -272,8 +275,8 @@ class Loop:
         return True
 
     def _gathered(self) -> list[Message]:
-        """Each message once: what came again while its former copy still waited would count twice in one transaction.
-        """
+        """Returns each message once: what came again while its former copy still waited would count twice in one
+        transaction."""
         taken: list[Message] = []
         places: set[tuple[object, Position, int]] = set()
         take = self._consumer.inbox.take_nowait
@@ -327,7 +330,7 @@ class Loop:
                 return
 
     async def _failed(self, message: Message, error: Exception) -> None:
-        """The function, on a message."""
+        """Handles a failure of the function on a message."""
         self._statistics.failed += 1
         if self._options.on_error == "raise":
             raise FunctionFailed from error
@@ -372,7 +375,7 @@ class Loop:
         return False
 
     def _loses(self, error: PulsarException) -> bool:
-        """It is no use to do the batch again."""
+        """Whether it is no use to do the batch again."""
         if isinstance(error, OutcomeUnknown | TransactionFenced | AlreadyClosed | ValueError | TypeError):
             return True
         return isinstance(error.__cause__, AlreadyClosed)
@@ -397,7 +400,8 @@ class Loop:
         return True
 
     async def _again(self) -> None:
-        """One aborted: what is under way is ended, and everything without an outcome is delivered again."""
+        """Starts again after an abort: what is under way is ended, and everything without an outcome is delivered
+        again."""
         failed: PulsarException | None = None
         while self._under_way:
             batch = self._under_way[0]
@@ -422,7 +426,7 @@ class Loop:
         return True
 
     async def _stop(self) -> None:
-        """It was cancelled, or failed: what is being committed is committed, the rest is given back."""
+        """Stops a call that was cancelled, or failed: what is being committed is committed, the rest is given back."""
         try:
             while self._under_way:
                 if await self._under_way[0].end() is True:

@@ -58,7 +58,7 @@ WAIT = Check("durable or visible", (str,), lambda wait: wait in ("durable", "vis
 UNTIL_MAX = 10 * 365 * 86400.0
 UNTIL = Check("a number of seconds, 0 or more", (int, float), lambda until: 0 <= until <= UNTIL_MAX)
 LEAVE_S = 5.0
-"""How long a body that was cancelled waits for its abort, which goes on after it."""
+"""Seconds that a body which was cancelled waits for its abort, which goes on after it."""
 Wait = Literal["durable", "visible"]
 
 
@@ -90,7 +90,7 @@ class Transaction(InTransaction):
     """
 
     def __init__(self, home: Home, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
-        """`begun`: it has its id."""
+        """Makes a transaction. `begun`: it has its id."""
         self.timeout_s = timeout_s
         self.name = name
         self._home = home
@@ -125,7 +125,7 @@ class Transaction(InTransaction):
         return self
 
     def begin_now(self) -> bool:
-        """From any thread: begins by an id that was leased ahead. False: there is none, and `await` it."""
+        """Begins, from any thread, by an id that was leased ahead. False: there is none, and `await` it."""
         found = self._home.begin_now(self)
         if found is not None:
             self._start(found)
@@ -171,13 +171,13 @@ class Transaction(InTransaction):
 
     @property
     def id(self) -> TxnId:
-        """Its id; its text is `(most,least)`, as Pulsar prints it."""
+        """Returns the transaction's id; its text is `(most,least)`, as Pulsar prints it."""
         return self._known.txn
 
     @property
     def state(self) -> TransactionState:
-        """OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer, and
-        `commit` asks again."""
+        """Returns OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer,
+        and `commit` asks again."""
         return self._known.state
 
     def __repr__(self) -> str:
@@ -231,7 +231,7 @@ class Transaction(InTransaction):
             self._forget_lost()
 
     def _forget_lost(self) -> None:
-        """Also where the program drops the transaction now, and never ends it."""
+        """Forgets the coordinator that lost the transaction, also where the program drops it now, and never ends it."""
         if self._known.was_lost:
             self._home.coordinators.forget(self.id.most)
 
@@ -283,8 +283,9 @@ class Transaction(InTransaction):
         self._raise_error()
 
     async def abort(self, wait: Wait = "durable") -> None:
-        """Nothing of it counts; what it acknowledged is delivered again. Once more is no harm. TransactionEnded: it is
-        committed, or may be. OutcomeUnknown: it was prepared, and its coordinator does not answer."""
+        """Aborts the transaction: nothing of it counts; what it acknowledged is delivered again. A second call does no
+        harm. TransactionEnded: it is committed, or may be. OutcomeUnknown: it was prepared, and its coordinator does
+        not answer."""
         check_one("wait", WAIT, wait)
         core = self._known
         if core.state is TransactionState.PREPARING and self._ending is not None:
@@ -343,7 +344,7 @@ class Transaction(InTransaction):
         await self._ask(await self._settled(self._known.prepare), visible=False, prepared_ms=round(until_s * 1000))
 
     async def _settled(self, ending: Callable[[], list[TransactionEffect]]) -> list[TransactionEffect]:
-        """What is to be done when every operation has its outcome."""
+        """Waits until every operation has its outcome; returns what is to be done then."""
         core = self._known
         self._idle = asyncio.get_running_loop().create_future()
         self._do(ending())
@@ -392,7 +393,8 @@ class Transaction(InTransaction):
         self._do(core.answered(state, error))
 
     async def _look(self, item: wire.EndItem) -> tuple[TxnState, MagnetarError | None]:
-        """The commit got no answer in time: what the coordinator knows of it. One that still is open is committed."""
+        """Returns what the coordinator knows of a commit that got no answer in time. One that still is open is
+        committed."""
         deadline = self._home.now() + self._home.connections.settings.operation_timeout_s
         while True:
             try:

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Transactions:
-    """In the event loop of the client."""
+    """The transactions of one client, in its event loop."""
 
     def __init__(self, connections: Connections) -> None:
         self.connections = connections
@@ -41,7 +41,7 @@ class Transactions:
 
     @classmethod
     def of(cls, connections: Connections) -> Transactions:
-        """Those of a client, made when first used."""
+        """Returns the transactions of a client, made when first used."""
         found = connections.transactions
         if found is None:
             found = connections.transactions = cls(connections)
@@ -49,11 +49,11 @@ class Transactions:
         return found
 
     def __len__(self) -> int:
-        """Open ones."""
+        """Returns the number of open ones."""
         return len(self._open)
 
     def begin_now(self, transaction: Transaction) -> TxnId | None:
-        """From any thread."""
+        """Begins a transaction, from any thread, by an id that was leased ahead. None: there is none."""
         if transaction.name is not None:
             return None
         found = self.coordinators.begin_now(_timeout_ms(transaction), self.soon)
@@ -74,7 +74,7 @@ class Transactions:
         return found
 
     def begun(self, found: TxnId, timeout_s: float) -> Transaction:
-        """One that has its id."""
+        """Returns an open transaction with this id."""
         transaction = Transaction(self, timeout_s, None, found)
         self._open[transaction] = None
         return transaction
@@ -86,7 +86,7 @@ class Transactions:
         return self._tasks.spawn(work, name)
 
     def soon(self, work: Callable[[], None]) -> None:
-        """Now, in the event loop; else there, soon."""
+        """Runs `work` now, in the event loop; else there, soon."""
         if threading.get_ident() == self._thread:
             work()
         else:
@@ -124,7 +124,7 @@ class Transactions:
             await self.coordinators.close()
 
     def shutdown(self) -> None:
-        """At once: time-outs abort what is open."""
+        """Stops at once: time-outs abort what is open."""
         self._open.clear()
         self._tasks.cancel()
         self.coordinators.deadlines.stop()

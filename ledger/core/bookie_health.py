@@ -1,5 +1,4 @@
-"""Which bookies failed, were slow or sent damage lately, so that reads ask them last. Pure; one for all readers of a
-client.
+"""The bookies that failed, were slow or sent damage lately: reads ask them last. Pure; one for all readers of a client.
 
 Each event adds to the bookie's weight: `FAILED` (no answer, a broken connection) 1, `DAMAGED` (bytes that are not the
 entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most WEIGHT_MAX and halves every
@@ -18,7 +17,7 @@ FORGET = 0.25
 
 
 class TroubleKind(enum.Enum):
-    """What went wrong with a bookie; WEIGHTS says how much each counts."""
+    """A fault of a bookie; WEIGHTS says how much each counts."""
 
     FAILED = "failed"
     SLOW = "slow"
@@ -42,11 +41,11 @@ class BookieHealth:
         counts[kind] += 1
 
     def forgive(self, bookie: str) -> None:
-        """The bookie has restarted: its weight is dropped, its `counts` stay."""
+        """Drops the weight of a bookie that has restarted; its `counts` stay."""
         self._weights.pop(bookie, None)
 
     def weights(self, now: float) -> dict[str, float]:
-        """Bookie → weight of at least FORGET; the larger, the later the bookie is asked."""
+        """Returns bookie → weight of at least FORGET; the larger, the later the bookie is asked."""
         found = {bookie: self._weight(bookie, now) for bookie in self._weights}
         self._weights = {bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FORGET}
         return {bookie: weight for bookie, weight in found.items() if weight >= FORGET}

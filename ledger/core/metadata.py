@@ -30,7 +30,7 @@ from .striping import Striping
 
 
 class TransitionRefusal(enum.Enum):
-    """Why a transition may not happen."""
+    """The reason why a transition may not happen."""
 
     FENCED = "another client is recovering the ledger"
     ENDED = "the ledger is closed"
@@ -41,13 +41,13 @@ class TransitionRefusal(enum.Enum):
 
 
 class RecordWrite(msgspec.Struct, frozen=True):
-    """Store `record`, by compare-and-set on the version that was read."""
+    """Stores `record`, by compare-and-set on the version that was read."""
 
     record: LedgerRecord
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Nothing to write: the stored `record` is already the outcome."""
+    """The outcome of a transition that has nothing to write: the stored `record` is already it."""
 
     record: LedgerRecord
 
@@ -81,12 +81,12 @@ def striping_of(record: LedgerRecord) -> Striping:
 
 @lru_cache(maxsize=64)
 def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping:
-    """Most ledgers of a cluster have the same."""
+    """Returns the striping of a ledger, cached: most ledgers of a cluster have the same."""
     return Striping(ensemble_size, write_quorum, ack_quorum)
 
 
 def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
-    """The fragment of `entry` (the largest key <= entry) and its last possible entry (-1: open end)."""
+    """Returns the fragment of `entry` (the largest key <= entry) and its last possible entry (-1: open end)."""
     at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1
     assert at >= 0, "the first fragment of a ledger begins at entry 0"
     end = record.fragments[at + 1].first_entry - 1 if at + 1 < len(record.fragments) else -1
@@ -94,14 +94,15 @@ def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
 
 
 def create(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
-    """none → OPEN. None: another process has the id. A retried create recognises its record by its token (§1.1)."""
+    """Makes the transition none → OPEN. None: another process has the id. A retried create recognises its record by its
+    token (§1.1)."""
     if current is None:
         return RecordWrite(mine)
     return Settled(current) if current.token == mine.token else None
 
 
 def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
-    """OPEN → CLOSED at the writer's LAC, never at its LAP (M18).
+    """Makes the transition OPEN → CLOSED at the writer's LAC, never at its LAP (M18).
 
     `Settled` with another end: a recoverer closed it, and its end counts. `Refused(FENCED)`: a recovery is running.
     """
@@ -115,7 +116,8 @@ def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) 
 def change_ensemble(
     current: LedgerRecord | None, first_entry: int, failed: Sequence[tuple[int, str]], others: Mapping[int, str]
 ) -> Transition:
-    """OPEN → OPEN, by the writer alone: from `first_entry` (its LAC + 1) on, `others[slot]` replaces the failed bookie.
+    """Makes the transition OPEN → OPEN, by the writer alone: from `first_entry` (its LAC + 1) on, `others[slot]`
+    replaces the failed bookie.
 
     A slot changes only while the failed bookie is still in it. So the writer's own earlier write is `Settled`, and the
     stored ensemble is the one to use. `others` is the same in every attempt, so that an attempt that is still on its
@@ -140,7 +142,8 @@ def change_ensemble(
 
 
 def start_recovery(current: LedgerRecord | None) -> Transition:
-    """OPEN → IN_RECOVERY. Settled when it is IN_RECOVERY (the caller joins) or CLOSED (nothing to recover)."""
+    """Makes the transition OPEN → IN_RECOVERY. Settled when it is IN_RECOVERY (the caller joins) or CLOSED (nothing to
+    recover)."""
     if current is None:
         return Refused(TransitionRefusal.DELETED)
     if current.state == OPEN:
@@ -152,7 +155,8 @@ def close_recovered(
     current: LedgerRecord | None, snapshot: Sequence[Fragment], fragments: Sequence[Fragment],
     last_entry: int, length: int,
 ) -> Transition:  # fmt: skip
-    """IN_RECOVERY → CLOSED with the recovered end and, only now, the ensembles that recovery changed in memory (M03).
+    """Makes the transition IN_RECOVERY → CLOSED with the recovered end and, only now, the ensembles that recovery
+    changed in memory (M03).
 
     `snapshot`: the fragments as read when recovery began; the last one must still be the last (§1.2). CLOSED by a
     concurrent recoverer is Settled: its end is adopted, the caller's is discarded.
@@ -173,7 +177,8 @@ def close_recovered(
 
 
 def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
-    """Any → the same state with `new` instead of `old` in one *final* fragment; `new` already has all the copies.
+    """Makes a transition from any state to the same with `new` instead of `old` in one *final* fragment; `new` already
+    has all the copies.
 
     Final: the ledger is CLOSED, or the fragment is not the last (M21). Settled when `new` is in the fragment and `old`
     is not: an earlier write of the caller, or another worker's that did the same.
@@ -198,7 +203,7 @@ def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str
 
 
 def check(record: LedgerRecord) -> None:
-    """Invariants of a record (docs/invariants.md: invariant 2)."""
+    """Checks the invariants of a record (docs/design/invariants.md: invariant 2)."""
     keys = [fragment.first_entry for fragment in record.fragments]
     assert keys[:1] == [0], "the first fragment begins at entry 0"
     assert all(a < b for a, b in pairwise(keys)), "fragment keys strictly increase"

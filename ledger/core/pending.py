@@ -27,8 +27,8 @@ P = TypeVar("P")
 
 
 class PendingAdd:
-    """One entry, which the driver makes; what is here is valid once it is added to a ledger, and until it is added to
-    another one: then the first has ended. `length` is the ledger's payload bytes up to and with this entry.
+    """An entry on its way, made by the driver. Its fields are valid from the moment it is added to a ledger until it is
+    added to another one, by when the first has ended. `length` is the ledger's payload bytes up to and with this entry.
 
     `acks` are the slots that have synced it; `sent` is slot → bookie to which it was sent.
     """
@@ -117,7 +117,7 @@ class PendingAdds(Generic[A]):
                 add.sent[slot] = ensemble[slot]
 
     def push(self, add: A, size: int) -> list[SendAdd[A]]:
-        """`add` with its sends as effects, one for each slot."""
+        """Pushes `add`; returns its sends as effects, one for each slot."""
         self.add(add, size)
         return [SendAdd(add, slot, bookie, self.lac) for slot, bookie in add.sent.items()]
 
@@ -138,7 +138,8 @@ class PendingAdds(Generic[A]):
         return self.drain()
 
     def ack_all(self, adds: Sequence[A], slot: int, bookie: str) -> list[A]:
-        """As `ack_many`, of adds that were pushed here; one that is confirmed already counts no more."""
+        """Counts an ack of adds that were pushed here, like `ack_many`; for a confirmed one it changes nothing. Returns
+        those confirmed now."""
         if self.ensemble[slot] != bookie:
             return []
         for add in adds:

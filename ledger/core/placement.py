@@ -43,7 +43,7 @@ import msgspec
 from .striping import Striping
 
 WEIGHT_RATIO_MAX = 3.0
-"""BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""
+"""Greatest weight, as a multiple of the median: BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""
 STEPS_MAX = 5_000
 """Bound of the search for racks: a few milliseconds. All arrangements of six bookies are 1,956 steps."""
 UNKNOWN_RACK = ""
@@ -54,7 +54,7 @@ class Chance(Protocol):
     """The random source of `choose`; `random.Random` is one."""
 
     def random(self) -> float:
-        """0 ≤ x < 1"""
+        """Returns a number x with 0 ≤ x < 1."""
         ...
 
 
@@ -68,21 +68,22 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class RackRule(msgspec.Struct, frozen=True):
-    """How many racks every write set must cover; `enforce`: choose no bookie when they are too few."""
+    """The rule of racks: how many every write set must cover; `enforce`: choose no bookie when they are too few."""
 
     racks_min: int = 1
     enforce: bool = False
 
 
 class NotPlaced(enum.Enum):
-    """Why `choose` chose no bookie."""
+    """The reason why `choose` chose no bookie."""
 
     BOOKIES = "there are too few writable bookies"
     RACKS = "the writable bookies are on too few racks"
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """`bookies` for the open slots, in slot order; `racks_short`: some write set covers fewer racks than wanted."""
+    """The chosen bookies. `bookies` for the open slots, in slot order; `racks_short`: some write set covers fewer racks
+    than wanted."""
 
     bookies: tuple[str, ...]
     racks_short: bool = False
@@ -92,7 +93,7 @@ def choose(
     candidates: Sequence[Candidate], count: int, *, rng: Chance, existing: Mapping[int, str] | None = None,
     write_quorum: int | None = None, rule: RackRule | None = None,
 ) -> Chosen | NotPlaced:  # fmt: skip
-    """`count` bookies for the slots of an ensemble that are not in `existing` (slot → rack), lowest slot first.
+    """Chooses `count` bookies for the slots of an ensemble that are not in `existing` (slot → rack), lowest slot first.
 
     The ensemble has `count` + `existing` slots; without `write_quorum` every entry goes to all of them.
     """
@@ -118,7 +119,7 @@ def choose(
 
 
 def weighted_order(candidates: Sequence[Candidate], rng: Chance) -> list[Candidate]:
-    """All candidates, drawn one after the other with probabilities by weight (Efraimidis and Spirakis)."""
+    """Returns all candidates, drawn one after the other with probabilities by weight (Efraimidis and Spirakis)."""
     weights = weights_of(candidates)
     drawn = [(-math.log(1.0 - rng.random()) / weights[each.bookie], each.bookie, each) for each in candidates]
     drawn.sort(key=lambda each: each[:2])
@@ -126,7 +127,7 @@ def weighted_order(candidates: Sequence[Candidate], rng: Chance) -> list[Candida
 
 
 def weights_of(candidates: Sequence[Candidate]) -> dict[str, float]:
-    """Bookie → weight above 0, at most WEIGHT_RATIO_MAX; the median is 1."""
+    """Returns bookie → weight above 0, at most WEIGHT_RATIO_MAX; the median is 1."""
     known = [each.free_bytes for each in candidates if each.free_bytes > 0]
     if not known:
         return {each.bookie: 1.0 for each in candidates}
@@ -216,7 +217,7 @@ class _Trouble(msgspec.Struct):
 
 
 class Quarantine:
-    """Which bookies failed lately, and how often. `now` is in seconds of any clock that does not go back."""
+    """The bookies that failed lately, and how often. `now` is in seconds of any clock that does not go back."""
 
     def __init__(self, base_s: float, max_s: float) -> None:
         self._base_s = base_s
@@ -233,7 +234,7 @@ class Quarantine:
         trouble.failed_at = now
 
     def started(self, bookie: str, now: float) -> None:
-        """The bookie has restarted: its quarantine ends, its earlier failures still count."""
+        """Ends the quarantine of a bookie that has restarted; its earlier failures still count."""
         trouble = self._troubles.get(bookie)
         if trouble is not None:
             trouble.failed_at = min(trouble.failed_at, now - trouble.length_s)
@@ -253,7 +254,7 @@ class Quarantine:
 
 # ------------------------------------------------------------------------------------------ shape
 class Shrink(enum.Enum):
-    """What a new ledger may have less of while bookies are missing."""
+    """The part of its configuration that a new ledger may give up while bookies are missing."""
 
     NOTHING = "nothing: it waits"
     BOOKIES = "bookies: E down to Qw, every entry has all its copies"

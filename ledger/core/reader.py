@@ -28,7 +28,7 @@ from .stored import StoredCopy, unseal
 
 
 class ReadFailure(enum.Enum):
-    """Why a read gave up; LOST is an alarm (see the module's docstring)."""
+    """The reason why a read gave up; LOST is an alarm (see the module's docstring)."""
 
     LOST = "every replica is certain that it does not have the entry"
     UNAVAILABLE = "no replica gave the entry, and not all are certain"
@@ -93,7 +93,7 @@ class RangeRead:
         self, record: LedgerRecord, first: int, last: int, bytes_max: int, trouble: Mapping[str, float] = _NO_TROUBLE,
         prefer: int = 0,
     ) -> None:  # fmt: skip
-        """`trouble`: bookie → weight; the larger, the later it is asked."""
+        """Begins a read. `trouble`: bookie → weight; the larger, the later it is asked."""
         assert 0 <= first <= last, "a range has at least one entry"
         fragment, fragment_end = fragment_of(record, first)
         striping = striping_of(record)
@@ -180,7 +180,7 @@ class RangeRead:
 
 
 class Bound:
-    """Up to which entry a reader may read: it never falls, and is the *end* only of a CLOSED ledger (M22).
+    """The entry up to which a reader may read: it never falls, and is the *end* only of a CLOSED ledger (M22).
 
     Before that it is a lower bound: `max(known LAC, first entry of the last fragment - 1)`. -1 of an open ledger means
     "nothing known yet", never "empty".

@@ -70,7 +70,7 @@ _WITHOUT_LAC0 = (RecoveryState.NEW, RecoveryState.FENCING, RecoveryState.ABORTED
 
 
 class Abort(enum.Enum):
-    """Why recovery gave up. The ledger stays IN_RECOVERY; try again later."""
+    """The reason why recovery gave up. The ledger stays IN_RECOVERY; try again later."""
 
     NOT_FENCED = "too few bookies of the last fragment answered to the fence"
     UNDECIDED = "an entry is neither found nor proven absent: too few bookies could answer"
@@ -170,7 +170,8 @@ Effect = SendFence | SendRead | SendAdd[AddOf[StoredCopy]] | CloseRecovered | Gi
 
 
 class Recovery:
-    """One attempt. `choose` finds replacements; at most `batch` entries are read or written back at once."""
+    """One attempt of a recovery. `choose` finds replacements; at most `batch` entries are read or written back at once.
+    """
 
     def __init__(self, record: LedgerRecord, choose: Choose, *, batch: int = 32) -> None:
         assert record.state == IN_RECOVERY, "recovery begins after the record is IN_RECOVERY"
@@ -243,7 +244,8 @@ class Recovery:
         return self._read_more()
 
     def _lower_bound(self) -> int:
-        """Entries up to it are stored: the largest LAC reported, and at least all earlier fragments (M02, #2615)."""
+        """Returns the entry up to which all are stored: the largest LAC reported, and at least all earlier fragments
+        (M02, #2615)."""
         return max([*self._lacs, self._last.first_entry - 1])
 
     # ------------------------------------------------------------------------------ reading
@@ -316,7 +318,8 @@ class Recovery:
         return [*self._replace_failed(), *self._sends(self._adds.push(AddOf(stored), size))]
 
     def _sends(self, sends: Sequence[SendAdd[AddOf[StoredCopy]]]) -> list[Effect]:
-        """With LAC0 in the header: what this attempt stores counts when *it* closes the ledger, not before."""
+        """Returns the sends with LAC0 in the header: what this attempt stores counts when *it* closes the ledger, not
+        before."""
         return [send._replace(lac=self.lac0) for send in sends]
 
     def _acked(self, fact: AddAcked) -> Sequence[Effect]:
@@ -340,7 +343,7 @@ class Recovery:
         return self._sends(sends)
 
     def _remember(self, ensemble: tuple[str, ...]) -> None:
-        """The ensemble applies from LAC + 1, the first entry that is not stored yet."""
+        """Remembers the ensemble, which applies from LAC + 1, the first entry that is not stored yet."""
         start = self._adds.lac + 1
         assert start >= self.fragments[-1].first_entry, "a change never begins before the last fragment"
         if start == self.fragments[-1].first_entry:
@@ -356,7 +359,8 @@ class Recovery:
         return [CloseRecovered(self.end, self._length, tuple(self.fragments))]
 
     def _find_length(self) -> Sequence[Effect]:
-        """LAC0 is the end and no bookie gave it: earlier entries are read, one at a time, until one is found."""
+        """Finds the length: LAC0 is the end and no bookie gave it, so earlier entries are read, one at a time, until
+        one is found."""
         assert self.end == self.lac0, "what was written back has a length"
         if not self._is_lac0_lost:
             return self._abort(Abort.UNDECIDED, self.lac0)

@@ -53,11 +53,12 @@ class Striping:
 
     @property
     def misses_for_negative(self) -> int:
-        """Definite misses that prove an entry was never acknowledged: the other slots are fewer than Qa (§1.8)."""
+        """Returns the number of definite misses that prove an entry was never acknowledged: the other slots are fewer
+        than Qa (§1.8)."""
         return self.write_quorum - self.ack_quorum + 1
 
     def run_length(self, entry: int, slot: int) -> int:
-        """How many consecutive entries from `entry` are on `slot`: 0 if not even the first; 1 << 62 if E = Qw."""
+        """Returns how many entries in a row from `entry` are on `slot`: 0 if not even the first; 1 << 62 if E = Qw."""
         offset = (slot - entry) % self.ensemble_size
         if offset >= self.write_quorum:
             return 0

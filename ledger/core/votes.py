@@ -14,7 +14,7 @@ from .stored import StoredCopy
 
 
 class EntryVerdict(enum.Enum):
-    """What the votes on an entry prove; UNKNOWN: every slot has voted, and they prove nothing."""
+    """The result of the votes on an entry. UNKNOWN: every slot has voted, and the votes prove nothing."""
 
     WAITING = enum.auto()
     POSITIVE = enum.auto()
@@ -34,13 +34,14 @@ class Votes:
         self.found: StoredCopy | None = None
 
     def verdict(self, misses_for_negative: int) -> EntryVerdict:
-        """For an entry after LAC0: `misses_for_negative` certain misses prove that it was never confirmed."""
+        """Returns the verdict on an entry after LAC0: `misses_for_negative` certain misses prove that it was never
+        confirmed."""
         if self.found is None and len(self.missing) >= misses_for_negative:
             return EntryVerdict.NEGATIVE
         return self.found_or_unknown()
 
     def found_or_unknown(self) -> EntryVerdict:
-        """For an entry up to LAC0: it is stored, so that no miss proves anything."""
+        """Returns the verdict on an entry up to LAC0: it is stored, so that no miss proves anything."""
         if self.found is not None:
             return EntryVerdict.POSITIVE
         return EntryVerdict.UNKNOWN if len(self.answered) == len(self.of) else EntryVerdict.WAITING

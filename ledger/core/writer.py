@@ -70,7 +70,7 @@ _ENDING = (WriterState.CLOSING, WriterState.POISONED, WriterState.CLOSED)
 
 
 class Outcome(enum.Enum):
-    """How an unconfirmed entry ended, and why a writer accepts no more appends."""
+    """The outcome of an unconfirmed entry, and the reason why a writer accepts no more appends."""
 
     NOT_STORED = "the ledger was closed before this entry"
     FENCED = "another client is recovering or has closed the ledger"
@@ -270,7 +270,7 @@ class Writer(Generic[A]):
         return self._thaw()
 
     def _thaw(self) -> Sequence[Effect[A]]:
-        """The one step of §1.4: drops acks, returns what to send, and only then confirms."""
+        """Takes the one step of §1.4: drops acks, returns what to send, and only then confirms."""
         effects: list[Effect[A]] = []
         if self._committed is not None:
             effects += self.adds.replace(self._committed)
@@ -287,7 +287,7 @@ class Writer(Generic[A]):
         return self._drained()
 
     def _drained(self) -> Sequence[Effect[A]]:
-        """DRAINING → CLOSING once no further entry can be confirmed in order."""
+        """Makes the transition DRAINING → CLOSING once no further entry can be confirmed in order."""
         if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.head_is_unconfirmable):
             return self._closing()
         return ()

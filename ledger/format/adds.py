@@ -36,10 +36,10 @@ ADDS_MAX = 4096
 """Entries of one request: a table of 160 KiB."""
 
 RUN_BYTES_MAX = 1 << 20
-"""A frame with more than one payload is closed at about this much."""
+"""Bytes at which a frame with more than one payload is closed, about."""
 
 JOINED_BYTES_MAX = 32 << 10
-"""Payloads up to this share a frame: copying one costs less than a part of a message."""
+"""Largest payloads that share a frame: copying one costs less than a part of a message."""
 
 _ROW = struct.Struct(">IqqqqI")
 _SIZE = struct.Struct(">I")
@@ -133,7 +133,8 @@ def open_adds(head: RequestHead, frames: Sequence[Buffer], entry_bytes_max: int)
 
 
 def open_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max: int) -> tuple[Entry, int] | None:
-    """The one entry of an ADD and its LAC: the joined frames are the stored entry. None when anything is invalid."""
+    """Returns the one entry of an ADD and its LAC: the joined frames are the stored entry. None if anything is invalid.
+    """
     size = 0
     for frame in frames:
         size += len(frame)
@@ -154,12 +155,12 @@ def open_add(ledger: int, entry: int, frames: Sequence[Buffer], entry_bytes_max:
 
 
 def encode_statuses(ledger: int, entry: int, statuses: bytes | bytearray) -> tuple[bytes, tuple[bytes]]:
-    """(head, frames) of the answer to a request with these `ledger` and `entry` in its head."""
+    """Returns (head, frames) of the answer to a request with these `ledger` and `entry` in its head."""
     return AnswerHead(Op.ADD_MANY, Status.OK, ledger, entry, -1, len(statuses)).encode(), (bytes(statuses),)
 
 
 def decode_statuses(answer: AnswerHead, frames: Sequence[Buffer], count: int) -> list[Status]:
-    """The status of each of the `count` entries of a request; ValueError when this is not its answer."""
+    """Returns the status of each of the `count` entries of a request; ValueError when this is not its answer."""
     if answer.op is not Op.ADD_MANY:
         raise ValueError(f"an answer to {answer.op.name}")
     if answer.status is not Status.OK:

@@ -1,4 +1,4 @@
-"""Which entries of a ledger a bookie holds: the body of the answer to HELD (head: format/peer.py).
+"""The body of the answer to HELD: which entries of a ledger a bookie holds (head: format/peer.py).
 
 All integers are big-endian. The request asks about the entries `entry … entry + count - 1` of its head, at most
 ENTRIES_MAX of them. The answer has status OK and one frame:
@@ -32,7 +32,7 @@ def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
 
 
 def decode_held(answer: AnswerHead, frames: Sequence[Buffer], first: int, last: int) -> list[tuple[int, int]]:
-    """The runs within `first … last`; ValueError when this is not the answer to that request."""
+    """Returns the runs within `first … last`; ValueError when this is not the answer to that request."""
     if answer.op is not Op.HELD or answer.status is not Status.OK:
         raise ValueError(f"an answer to {answer.op.name}, {answer.status.name}")
     if len(frames) != 1 or len(frames[0]) != answer.count * _RUN.size:

@@ -36,11 +36,11 @@ class Done(msgspec.Struct, frozen=True):
 
 
 Row = tuple[str, bytes, int, int, str | None]
-"""Of a node: path, value, version, revision, owner of an ephemeral."""
+"""The row of a node: path, value, version, revision, owner of an ephemeral."""
 
 
 class CommitBatch:
-    """`revision`: of the tree, after the commits that were added."""
+    """A batch of commits. `revision`: of the tree, after the commits that were added."""
 
     def __init__(self, versions: Mapping[str, int], revision: int) -> None:
         self.revision = revision
@@ -59,7 +59,7 @@ class CommitBatch:
         return done
 
     def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: Done) -> int:
-        """The node's new version."""
+        """Applies an operation; returns the node's new version."""
         path = operation.path
         written = nodes if path in nodes else self.nodes
         if path in written:
@@ -85,5 +85,5 @@ class CommitBatch:
 
 
 def paths_of(commits: Sequence[Commit]) -> Iterator[str]:
-    """Of the nodes that they name, each once."""
+    """Returns the paths of the nodes that the commits name, each once."""
     return iter({operation.path: None for commit in commits for operation in commit.operations})

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from ..store import Changed, Reset
 
 CHANGES_MAX = 10_000
-"""About 2 MB; a watcher that lags by 10,000 changes reads a new list faster."""
+"""Most changes that are kept: about 2 MB; a watcher that lags by 10,000 changes reads a new list faster."""
 
 
 class History:

@@ -17,10 +17,12 @@ from ..store import Changed
 KNOWN_BYTES_MAX = 2 << 20
 VALUE_BYTES_MAX = 64 << 10
 NODE_BYTES = 300
-"""Of a node beside its path and value."""
+"""Memory of a node besides its path and value."""
 
 
 class Known(Protocol):
+    """A node that is kept in memory."""
+
     @property
     def value(self) -> bytes: ...
 
@@ -29,7 +31,7 @@ N = TypeVar("N", bound=Known)
 
 
 class KnownNodes(Generic[N]):
-    """Path → node, or None: there is none."""
+    """The nodes that were read last, by path; None: the node does not exist. At most `bytes_max` bytes of memory."""
 
     def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
         self.bytes = 0
@@ -37,13 +39,13 @@ class KnownNodes(Generic[N]):
         self._bytes_max = bytes_max
 
     def read(self, path: str) -> N | None:
-        """Of one that is known. KeyError."""
+        """Returns the node of a known path, None if it does not exist. Raises KeyError if the path is not known."""
         node = self.nodes.pop(path)
         self.nodes[path] = node
         return node
 
     def learn(self, path: str, node: N | None) -> None:
-        """The tree has it so."""
+        """Notes the node as the tree has it."""
         if path in self.nodes:
             self.forget(path)
         if node is not None and len(node.value) > VALUE_BYTES_MAX:
@@ -54,12 +56,12 @@ class KnownNodes(Generic[N]):
             self.forget(next(iter(self.nodes)))
 
     def forget(self, path: str) -> None:
-        """Idempotent."""
+        """Forgets a path. Idempotent."""
         if path in self.nodes:
             self.bytes -= _size(path, self.nodes.pop(path))
 
     def changed(self, changes: Sequence[Changed]) -> None:
-        """These nodes have other values, or are deleted."""
+        """Forgets these nodes: they have other values, or are deleted."""
         for change in changes:
             self.forget(change.path)
 

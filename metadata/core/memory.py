@@ -1,4 +1,5 @@
-"""What may take memory in a metadata service, and how much it gets of `memory_bytes` (runtime/memory/shares.py)."""
+"""The part of a metadata service that may take memory, and how much of `memory_bytes` it gets
+(runtime/memory/shares.py)."""
 
 from __future__ import annotations
 

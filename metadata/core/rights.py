@@ -1,4 +1,4 @@
-"""What a member of a secured cluster may write to the tree, by its role; each may read all of it.
+"""The parts of the tree that a member of a secured cluster may write, by its role; each may read all of it.
 
 A role writes its own keys only (`/members/<role>`), so none can make a key of another role; and such a key ends with
 the session that wrote it, so none stays after its process. A bookie writes what repair
@@ -18,7 +18,8 @@ _NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
 
 
 def may_write(role: str, path: str, *, lasting: bool = True) -> bool:
-    """`role`: "broker", "bookie", "operator"; another one writes nothing. `lasting`: the node outlives its session."""
+    """Whether a role ("broker", "bookie", "operator"; another one writes nothing) may write the path. `lasting`: the
+    node outlives its session."""
     if _is_in(path, paths.MEMBERS):
         return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
     match role:

@@ -1,4 +1,4 @@
-"""What a path, a watch prefix and a commit may be. Both stores check this before they send or write anything.
+"""The rules for a path, a watch prefix and a commit. Both stores check this before they send or write anything.
 
 A path is "/" and then segments separated by "/": none empty, none "." or "..", no control characters, at most
 PATH_BYTES_MAX bytes in UTF-8. A prefix (of `children` and `watch`) is a path, or "/" for the whole tree.
@@ -15,16 +15,16 @@ from ...proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooL
 from ..store import ABSENT, ANY, VALUE_BYTES_MAX, Operation, Put
 
 PATH_BYTES_MAX = 4096
-"""Several times the length of a percent-encoded topic name and subscription name."""
+"""Most bytes of a path: several times the length of a percent-encoded topic name and subscription name."""
 OPERATIONS_MAX = 1024
 COMMIT_BYTES_MAX = 8 << 20
-"""Half of the largest gRPC message, so that a permitted commit also fits into a request."""
+"""Most bytes of a commit: half of the largest gRPC message, so that a permitted commit also fits into a request."""
 
 _PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
 
 
 def check_path(path: str) -> None:
-    """Raises InvalidName."""
+    """Raises InvalidName if it is not a path of the metadata."""
     if _PATH.fullmatch(path) is None:
         raise InvalidName(f"{path!r} is not a metadata path such as '/a/b'", path=ascii(path))
     try:
@@ -36,7 +36,7 @@ def check_path(path: str) -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises InvalidName."""
+    """Raises InvalidName if it is neither a path nor "/"."""
     if prefix != "/":
         check_path(prefix)
 
@@ -75,7 +75,7 @@ def _too_large(put: Put) -> MessageTooLarge:
 
 
 def check_version(path: str, expected: int, found: int) -> None:
-    """The compare of compare-and-set. Raises NodeExists, NoNode or BadVersion, with path, expected and found."""
+    """Compares, as compare-and-set does. Raises NodeExists, NoNode or BadVersion, with path, expected and found."""
     if expected in (ANY, found):
         return
     facts = {"path": path, "expected": expected, "found": found}

@@ -20,7 +20,7 @@ import msgspec
 from ...proto.errors import SessionExpired
 
 LATE_S = 1.0
-"""A healthy event loop runs a timer within milliseconds; a second means that the process was stopped."""
+"""Seconds by which a timer is late when the process was stopped: a healthy event loop runs it within milliseconds."""
 
 
 class _Session(msgspec.Struct):
@@ -58,7 +58,7 @@ class Sessions:
         return found.timeout_s
 
     def abandon(self, session: str, now: float) -> None:
-        """Its user left without closing it: the deadline counts from now."""
+        """Lets the session expire: its user left without closing it, and the deadline counts from now."""
         if session in self.open_ones:
             found = self.open_ones[session]
             found.deadline = now + found.timeout_s
@@ -71,14 +71,14 @@ class Sessions:
         return found
 
     def close(self, session: str) -> bool:
-        """Ends the session; whether it was open."""
+        """Ends the session; returns whether it was open."""
         return self.open_ones.pop(session, None) is not None
 
     def next_deadline(self) -> float | None:
         return min((s.deadline for s in self.open_ones.values() if s.deadline is not None), default=None)
 
     def expire(self, now: float) -> list[str]:
-        """Ends the sessions whose deadline has passed; their ids, in the order in which they were opened."""
+        """Ends the sessions whose deadline has passed; returns their ids, in the order of their opening."""
         first = self.next_deadline()
         if first is None or now < first:
             return []

@@ -37,7 +37,8 @@ from .rules import check_version
 
 VALUE = "="
 RETYPED_VERSION_MAX = 500
-"""Each version is a step of the transaction. Only liveness records change their kind, and their versions stay small."""
+"""Most versions of a node that is written anew with another kind: each version is a step of the transaction. Only
+liveness records change their kind, and their versions stay small."""
 
 _FORBIDDEN = re.compile("^[=]|[\\\\\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 """ZooKeeper checks Java chars: a character beyond the basic plane is a pair of surrogates, which it forbids."""
@@ -79,7 +80,7 @@ def key(znode: str) -> str | None:
 
 
 class Listed(NamedTuple):
-    """What a folder contains: segments of keys, sorted."""
+    """The content of a folder: segments of keys, sorted."""
 
     values: list[str]
     below: list[str]  # segments that have a folder, which may be empty
@@ -191,12 +192,12 @@ def _put(steps: list[Step], put: Put, node: Found | None, session: int) -> Found
 
 # -------------------------------------------------------------------------------------------- size
 STEP_BYTES = 64
-"""Of a step in ZooKeeper's form, beside path and value: lengths, kind, the open ACL (at most 56)."""
+"""Bytes of a step in ZooKeeper's form, besides path and value: lengths, kind, the open ACL (at most 56)."""
 MULTI_BYTES = 64
 
 
 def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
-    """At least the bytes of the transaction on the wire; `root_bytes`: of the path above the tree."""
+    """Returns at least the bytes of the transaction on the wire; `root_bytes`: of the path above the tree."""
     size = MULTI_BYTES
     for step in steps:
         size += STEP_BYTES + root_bytes + len(value(step.path).encode())

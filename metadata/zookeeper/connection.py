@@ -57,13 +57,14 @@ _KAZOO_LOG = logging.getLogger("magnetar.kazoo")
 _KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each attempt to connect; metadata/zookeeper/store.py logs the outcome
 
 HANDSHAKE_TIMEOUT_S = 5.0
-"""A server that is starting may drop the request that opens a session; kazoo would wait a session timeout for it."""
+"""Seconds that a handshake may take: a server that is starting may drop the request that opens a session; kazoo would
+wait a session timeout for it."""
 WAITING_MAX = 10_000
 """Requests without an answer."""
 
 
 class ConnectionState(enum.Enum):
-    """Of the connection, as kazoo reports it."""
+    """The state of the connection, as kazoo reports it."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -71,7 +72,7 @@ class ConnectionState(enum.Enum):
 
 
 class EventKind(enum.IntEnum):
-    """ZooKeeper's numbers."""
+    """ZooKeeper's numbers of the kinds of events."""
 
     CREATED = 1
     DELETED = 2
@@ -113,7 +114,7 @@ class Answer(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ kazoo, adapted
 class _Threadless(SequentialThreadingHandler):  # type: ignore[misc]
-    """Without the callback threads, which this program does not use."""
+    """A handler of kazoo's without the callback threads, which this program does not use."""
 
     def start(self) -> None:
         self._running = True
@@ -161,7 +162,8 @@ class _Hidden(str):
 
 
 def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
-    """Of the nodes that are made. With a certificate alone: of every process that shows it, so all show the same."""
+    """Returns the access list of the nodes that are made. With a certificate alone it admits every process that shows
+    one, so all show the same."""
     if credentials is not None:
         user, _, password = credentials.partition(":")
         return [make_digest_acl(user, password, all=True)]
@@ -169,7 +171,7 @@ def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
 
 
 class _Reply:
-    """Kazoo's thread puts one answer here, and it is passed to the loop."""
+    """The place for one answer: kazoo's thread puts it here, and it is passed to the loop."""
 
     def __init__(self, line: ZooKeeperConnection, then: Callable[[Answer], None], fail: Callable[[Exception],
         None]) -> None:
@@ -215,17 +217,17 @@ class ZooKeeperConnection:
 
     @property
     def timeout_s(self) -> float:
-        """As agreed with the server; 0 before the first handshake."""
+        """Returns the timeout that was agreed with the server; 0 before the first handshake."""
         return float(self._connection.timeout_s)
 
     @property
     def connection(self) -> int:
-        """Differs after each handshake: a request and an answer at the same number used one connection."""
+        """Returns a number that differs after each handshake: request and answer at one number used one connection."""
         return int(self._connection.number)
 
     @property
     def greeted(self) -> float:
-        """When the last answered handshake was sent, by the clock."""
+        """Returns when the last answered handshake was sent, by the clock."""
         return float(self._connection.greeted)
 
     def _listen(self, state: str) -> None:
@@ -249,7 +251,8 @@ class ZooKeeperConnection:
 
     # -------------------------------------------------------------------------------------------- asking
     def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
-        """The answer, or Missing, Taken, or a MagnetarError; `then` is called with it in order with events."""
+        """Sends a request; its future gets the answer, or Missing, Taken, or a MagnetarError; `then` is called with it
+        in order with events."""
         future: asyncio.Future[Answer] = self._loop.create_future()
         if self._waiting >= WAITING_MAX:
             future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
@@ -281,7 +284,7 @@ class ZooKeeperConnection:
         return future
 
     def get(self, path: str) -> asyncio.Future[Answer]:
-        """(value, stat)"""
+        """Asks for (value, stat) of a node."""
         return self.request(GetData(path, None))
 
     def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
@@ -289,7 +292,7 @@ class ZooKeeperConnection:
         return self.request(Exists(path, None), then)
 
     def children(self, path: str) -> asyncio.Future[Answer]:
-        """(names, stat)"""
+        """Asks for (names, stat) of a node's children."""
         return self.request(GetChildren2(path, None))
 
     def sync(self, path: str) -> asyncio.Future[Answer]:
@@ -302,7 +305,7 @@ class ZooKeeperConnection:
         return self.request(CreateFolder(path, self._acl))
 
     def acl(self, path: str) -> asyncio.Future[Answer]:
-        """(access list, stat)"""
+        """Asks for (access list, stat) of a node."""
         return self.request(GetACL(path))
 
     def watch(self, path: str) -> asyncio.Future[Answer]:
@@ -330,7 +333,8 @@ class ZooKeeperConnection:
         self._push(_CONNECTION_DROP)
 
     def end(self, *, farewell: bool) -> None:
-        """LOST follows. With a farewell the session ends at the server if it can be reached; otherwise it expires."""
+        """Ends the connection; LOST follows. With a farewell the session ends at the server if it can be reached;
+        otherwise it expires."""
         self.client._stopped.set()
         self._push(CloseInstance if farewell else _CONNECTION_DROP)
 
@@ -340,7 +344,7 @@ class ZooKeeperConnection:
             self._connection._write_sock.send(b"\0")
 
     def release(self) -> None:
-        """After LOST: frees what kazoo still has. Its thread keeps two sockets while it tries to reach a server."""
+        """Frees, after LOST, what kazoo still has. Its thread keeps two sockets while it tries to reach a server."""
         if self._connection.connection_stopped.is_set():
             self.client.close()
 

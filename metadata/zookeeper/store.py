@@ -92,7 +92,7 @@ class ZookeeperStore(SessionStore):
             await self._check_access_list()
 
     async def _check_access_list(self) -> None:
-        """Of a tree that was made before: it says what to type when others may read and write it."""
+        """Logs, for a tree that was made before, what to type when others may read and write it."""
         found = (await self._read(partial(self._line.acl, self._address.root), fresh=True)).value[0]
         if any(each.id.scheme == "world" for each in found):
             _LOG.warning(
@@ -184,7 +184,7 @@ class ZookeeperStore(SessionStore):
         return Versioned(value, stat.version)
 
     async def children(self, path: str) -> list[str]:
-        """One listing at one moment for the names that have values; each other name is checked a moment later."""
+        """Lists, at one moment, the names that have values; each other name is checked a moment later."""
         check_prefix(path)
         listed = await self._list(path, fresh=True)
         there = set(listed.values)
@@ -225,7 +225,7 @@ class ZookeeperStore(SessionStore):
         return await self._repeated(once)
 
     async def _read_fresh(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
-        """A sync, and the read on the same connection, where it waits for the sync at the server.
+        """Reads after a sync on the same connection, where the read waits for the sync at the server.
 
         Kazoo's thread may drop the connection between the two: the read then uses the next one, to a server that may
         lag. So the answer counts only when the sync was answered and the connection is still the same.
@@ -272,7 +272,7 @@ class ZookeeperStore(SessionStore):
         raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
 
     async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.Plan:
-        """A plan without steps, or a refusal, is decided by a fresh read."""
+        """Returns the plan of a commit; one without steps, or a refusal, is decided by a fresh read."""
         try:
             plan = znodes.plan(operations, await self._found(operations, fresh=fresh), self._line.session)
         except BadVersion:
@@ -313,7 +313,7 @@ class ZookeeperStore(SessionStore):
         return self._watches.follow(prefix, after_revision, self._ready)
 
     async def _ready(self) -> None:
-        """A watch waits for a connection until the session is lost."""
+        """Waits for a connection, as a watch does until the session is lost."""
         await self._settled.wait()
         self._check_session()
 
@@ -323,7 +323,7 @@ def _below(prefix: str, segment: str) -> str:
 
 
 async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
-    """The answer for each item; ASKED_AT_ONCE are requested together."""
+    """Returns the answer for each item; ASKED_AT_ONCE are requested together."""
     answers: list[bool] = []
     for start in range(0, len(items), ASKED_AT_ONCE):
         answers += await asyncio.gather(*[ask(item) for item in items[start : start + ASKED_AT_ONCE]])

@@ -17,7 +17,7 @@ HANDSHAKE_S = 5.0
 
 
 async def check_tls(address: ZookeeperAddress) -> None:
-    """UntrustedServer, WrongProtocol, InvalidConfiguration: the files cannot be used."""
+    """Raises UntrustedServer, WrongProtocol, or InvalidConfiguration: the files cannot be used."""
     access = address.access
     try:
         context = ssl.create_default_context(cafile=access.ca)

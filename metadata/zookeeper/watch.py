@@ -56,7 +56,7 @@ class TreeWatch:
             self._tell(Changed(path, version, revision))
 
     def looked(self, youngest: int, now: int) -> None:
-        """The end of `begin`: from here on it receives every change above `now`."""
+        """Ends `begin`: from here on the watch receives every change above `now`."""
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
             self._tell(Reset(now))
@@ -107,7 +107,7 @@ class Watches:
     async def follow(
         self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
     ) -> AsyncIterator[Changed | Reset]:
-        """Endless; `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
+        """Yields changes for ever. `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
         self._number += 1
         number, watch = self._number, TreeWatch(prefix, after)
         self._watches[number] = watch
@@ -132,7 +132,8 @@ class Watches:
         return [folder] if prefix == "/" else [folder, self._root + znodes.value(prefix)]
 
     async def _attach(self, watch: TreeWatch) -> None:
-        """`watch.attached` tells whether it succeeded; after a broken connection the next one attaches."""
+        """Attaches a watch; `watch.attached` tells whether that succeeded. After a broken connection the next one
+        attaches."""
         connection = self._connection
         watch.begin()
         try:
@@ -191,7 +192,7 @@ class _Look:
         return True
 
     async def _above(self, prefix: str) -> None:
-        """What is missing may have been deleted: the pzxid of the nearest existing folder tells when."""
+        """Learns from the pzxid of the nearest existing folder when a missing node may have been deleted."""
         for folder in reversed(["", *znodes.folders(prefix)]):
             stat = (await self._line.exists(self._root + folder)).value
             if stat is not None:

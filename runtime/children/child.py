@@ -24,14 +24,14 @@ from .link import Frame, Frames, Kind, packed
 _LOG = logging.getLogger("magnetar.child")
 
 OTHERS_S = 3.0
-"""For the pages of the others: less than a scraper and the page itself wait."""
+"""Seconds to wait for the pages of the others: less than a scraper and the page itself wait."""
 READ_BYTES = 1 << 20
 
 Text = Callable[[], Awaitable[bytes]]
 
 
 class Others(NamedTuple):
-    """Name → text of those that answered in time; name → how often it was started again, of all."""
+    """The other processes, by name: the texts of those that answered in time, and how often each was started again."""
 
     pages: Mapping[str, bytes]
     restarts: Mapping[str, int]
@@ -50,6 +50,8 @@ class _Question:
 
 
 class Child:
+    """A child process, and its link to the parent."""
+
     def __init__(self, name: str, link: socket.socket) -> None:
         self.name = name
         self._link = link
@@ -64,7 +66,7 @@ class Child:
         self._tasks.spawn(self._read(reader, text), "child-link")
 
     async def detach(self) -> None:
-        """The end of this process: nothing more is said, and the parent's end is not watched."""
+        """Detaches at the end of this process: nothing more is said, and the parent's end is not watched."""
         await self._tasks.close()
         if self._writer is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""What a process and the parent that forked it say to each other, over a pair of sockets.
+"""The frames between a process and the parent that forked it, over a pair of sockets.
 
     frame = length u32 | kind u8 | number u32 | body          length: of all after it
 
@@ -26,10 +26,12 @@ _HEAD = struct.Struct(">IBI")
 _LENGTH = 5
 """Bytes of a frame that are no body, after its length."""
 FRAME_BYTES_MAX = 256 << 20
-"""A page has a kilobyte for each topic: more than 100,000 topics of one process."""
+"""Most bytes of a frame. A page has a kilobyte for each topic: more than 100,000 topics of one process."""
 
 
 class Kind(enum.IntEnum):
+    """The kind of a frame."""
+
     READY = 1
     ASK = 2
     FACTS = 3
@@ -37,6 +39,8 @@ class Kind(enum.IntEnum):
 
 
 class Frame(NamedTuple):
+    """A frame of the link."""
+
     kind: Kind
     number: int = 0
     body: bytes = b""
@@ -53,7 +57,7 @@ class Frames:
         self._bytes = bytearray()
 
     def take(self, data: bytes) -> Iterator[Frame]:
-        """ValueError: that is no frame."""
+        """Yields the frames in the data so far. ValueError: that is no frame."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
             length, kind, number = _HEAD.unpack_from(self._bytes)

@@ -65,7 +65,7 @@ class _Running:
 
 
 class Parent:
-    """`on_serve(facts)` is called once, when all serve."""
+    """The parent of several processes. `on_serve(facts)` is called once, when all serve."""
 
     def __init__(self, tiers: Sequence[Sequence[Spec]], on_serve: Callable[[Facts], None]) -> None:
         self._specs = {spec.name: spec for tier in tiers for spec in tier}
@@ -157,7 +157,7 @@ class Parent:
 
     # ------------------------------------------------------------------ effects
     def _do(self, effects: list[Effect]) -> None:
-        """In their order, also those that come of one of them."""
+        """Carries out effects in their order, also those that come of one of them."""
         self._effects += effects
         while self._effects and not self._doing:
             self._doing = True
@@ -181,7 +181,7 @@ class Parent:
                 self._code = code
 
     def _signal(self, name: str, number: int) -> None:
-        """One that could not be forked has ended before it was told to."""
+        """Sends a signal. A process that could not be forked has ended before it was told to."""
         if name in self._running:
             os.kill(self._running[name].pid, number)
 
@@ -211,7 +211,7 @@ class Parent:
         self._selector.register(ours, selectors.EVENT_READ, running)
 
     def _be(self, spec: Spec, parent: int, ours: socket.socket, theirs: socket.socket) -> None:
-        """The rest of the life of a process."""
+        """Lives the rest of the life of a process."""
         code = 1
         try:
             _die_with(parent)
@@ -297,13 +297,13 @@ class Parent:
 
 
 def _be_called(name: str) -> None:
-    """What `ps -o comm` and `top` show (Linux): at most 15 bytes."""
+    """Sets the name that `ps -o comm` and `top` show (Linux): at most 15 bytes."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
         file.write(name)
 
 
 def _die_with(parent: int) -> None:
-    """SIGKILL to this process when its parent ends (Linux; elsewhere the link's end says it)."""
+    """Sends SIGKILL to this process when its parent ends (Linux; elsewhere the link's end says it)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

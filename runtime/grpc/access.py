@@ -17,10 +17,10 @@ from ..network import Endpoint
 from ..tcp.tls import caller_context, listener_context
 
 HEADER = b"authorization"
-"""Of a call: "Bearer TOKEN" or "Basic BASE64"."""
+"""Header of a call: "Bearer TOKEN" or "Basic BASE64"."""
 
 PROTOCOL = "h2"
-"""By which both ends agree on HTTP/2 in the handshake (ALPN)."""
+"""Protocol name by which both ends agree on HTTP/2 in the handshake (ALPN)."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -31,7 +31,7 @@ def authorization_of(access: CallerAccess) -> bytes:
 
 
 def server_context(tls: TlsFiles) -> ssl.SSLContext:
-    """InvalidConfiguration: a file cannot be read, or is none."""
+    """Returns the context of a listener. InvalidConfiguration: a file cannot be read, or is none."""
     _pem(tls.certificate, "CERTIFICATE")
     _pem(tls.key, "PRIVATE KEY")
     _check_pair(tls)
@@ -41,7 +41,7 @@ def server_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 class ChannelTls:
-    """Of a channel. InvalidConfiguration: a file cannot be read, or is none."""
+    """The TLS context of a channel. InvalidConfiguration: a file cannot be read, or is none."""
 
     def __init__(self, tls: TlsFiles) -> None:
         self._tls = tls
@@ -63,7 +63,7 @@ class ChannelTls:
 
 
 def channel_context(tls: TlsFiles) -> ssl.SSLContext:
-    """InvalidConfiguration: a file cannot be read, or is none."""
+    """Returns the context of a channel. InvalidConfiguration: a file cannot be read, or is none."""
     if bool(tls.certificate) != bool(tls.key):
         raise InvalidConfiguration("a client certificate has a certificate file and a private key file: give both")
     if tls.certificate:
@@ -78,7 +78,7 @@ def channel_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def check_clear(endpoint: Endpoint, access: CallerAccess) -> None:
-    """InvalidConfiguration: credentials would leave this machine in clear."""
+    """Raises InvalidConfiguration if credentials would leave this machine in clear."""
     if access.authorization is not None and access.tls is None and not endpoint.is_loopback:
         raise InvalidConfiguration(
             f"credentials are not sent to {endpoint} in clear: use a magnetar+ssl:// URL, which encrypts them"

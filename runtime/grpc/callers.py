@@ -1,4 +1,4 @@
-"""Who the callers of one listener are, and for how long: the same at gRPC's listeners and at simulated ones.
+"""The callers of one listener, and for how long they are admitted: the same at gRPC's listeners and at simulated ones.
 
     principal = await callers.admitted(caller, path)          or the guard's error, with a line of the audit log
     with callers.holding(principal, stream.break_off): …      breaks the stream off when the credentials hold no more
@@ -24,7 +24,7 @@ End = Callable[[MagnetarError], None]
 
 
 class Callers:
-    """Without a guard every caller is LOCAL."""
+    """The callers of one listener. Without a guard every caller is LOCAL."""
 
     def __init__(self, guard: Guard | None, clock: Clock) -> None:
         self._guard = guard

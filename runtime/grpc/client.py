@@ -40,9 +40,9 @@ from .messages import MessageStream, prefix
 from .stream import GrpcStream
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long an orderly close of a stream waits for the other side before it cancels."""
+"""Seconds that an orderly close of a stream waits for the other side before it cancels."""
 CONNECT_S = 20.0
-"""For one attempt to connect: TCP, TLS, and the server's settings."""
+"""Seconds for one attempt to connect: TCP, TLS, and the server's settings."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
@@ -52,7 +52,7 @@ Rep = TypeVar("Rep", bound=Message)
 
 # ---------------------------------------------------------------------------------- an answer's head
 class _Head(NamedTuple):
-    """What a header block of an answer says: `http` and `is_grpc` are its head's, `status` its trailers'."""
+    """The content of a header block of an answer: `http` and `is_grpc` are its head's, `status` its trailers'."""
 
     http: int
     is_grpc: bool
@@ -74,7 +74,7 @@ def _head_of(headers: list[Header]) -> _Head:
 
 
 def _outcome(head: _Head, endpoint: Endpoint, *, ended: bool, begun: bool) -> MagnetarError | _Going:
-    """What a header block means for a call: it goes on, it went well, or its error."""
+    """Returns what a header block means for a call: it goes on, it went well, or its error."""
     if not begun and (head.http != 200 or not head.is_grpc):
         return WrongProtocol(f"{endpoint} answers as another service (HTTP status {head.http})", endpoint=endpoint)
     if not ended:
@@ -159,7 +159,7 @@ class _UnaryCall(MessageStream):
         self.fail(TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
 
     def give_up(self) -> None:
-        """No caller waits any more; or the answer was there before the whole request had left."""
+        """Gives the call up: no caller waits any more; or the answer was there before the whole request had left."""
         self.done.cancel()
         if self.connection is not None:
             self.connection.reset(self, Code.CANCEL)
@@ -194,7 +194,7 @@ class _ClientStream(GrpcStream):
                 self._reset(Code.CANCEL)
 
     def over(self, error: MagnetarError) -> None:
-        """The stream ended with an error: of the server, or of the connection."""
+        """Ends the stream with an error: of the server, or of the connection."""
         self.fail(_broken_by(error))
         self.end(error)
         self._reset(Code.CANCEL)
@@ -236,7 +236,7 @@ def _broken_by(error: MagnetarError) -> MagnetarError:
 
 
 def _lost(error: MagnetarError, code: int | None, endpoint: Endpoint) -> MagnetarError:
-    """Of a stream that was reset with `code`, or whose connection is lost."""
+    """Returns the error of a stream that was reset with `code`, or whose connection is lost."""
     if code == Code.REFUSED_STREAM:
         return Unavailable(f"{endpoint} takes no more calls on this connection", endpoint=endpoint)
     if code == Code.HTTP_1_1_REQUIRED:
@@ -365,7 +365,7 @@ class GrpcChannel:
                 old.drain()
 
     def _opened(self) -> _ClientConnection | None:
-        """The connection, if it is there and takes calls."""
+        """Returns the connection, if it is there and takes calls."""
         connection = self._connection
         return connection if connection is not None and connection.is_open else None
 
@@ -414,8 +414,8 @@ class GrpcChannel:
         return self._unreached(ConnectionResetError(), has_connected=True)
 
     def _unreached(self, error: Exception, *, has_connected: bool) -> MagnetarError:
-        """`unreached`: "refused" (the host, or a router, refused at once) or "silent" (no answer in time). `listens`
-        "no": the host says that no process does there."""
+        """Returns the error of a broken attempt. Its `unreached`: "refused" (the host, or a router, refused at once) or
+        "silent" (no answer in time). `listens` "no": the host says that no process does there."""
         endpoint = self._endpoint
         match error:
             case ssl.SSLCertVerificationError():
@@ -444,7 +444,7 @@ class GrpcChannel:
         return Unavailable(f"cannot connect to {endpoint}: {why}", endpoint=endpoint, unreached=how, listens=listens)
 
     def _head(self, path: str) -> bytes:
-        """The header block of a call. It is made once for each credential."""
+        """Returns the header block of a call. It is made once for each credential."""
         credential = authorization_of(self._access)
         found = self._heads.get((path, credential))
         if found is None:
@@ -558,14 +558,14 @@ def connect(endpoint: Endpoint, access: CallerAccess = NOTHING) -> GrpcChannel:
 _NOT_TLS = frozenset(
     ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 )
-"""OpenSSL's reasons."""
+"""OpenSSL's reasons of a failure at a server that does not speak TLS."""
 
 _UNTRUSTED = {
     "has expired": "has expired",
     "not yet valid": "is not valid yet, or this machine's clock is wrong",
     "mismatch": "is of another host name",
 }
-"""In OpenSSL's text → what is wrong with the server's certificate. The first that fits."""
+"""Part of OpenSSL's text → what is wrong with the server's certificate. The first that fits."""
 
 
 def _distrust(error: ssl.SSLCertVerificationError) -> str:

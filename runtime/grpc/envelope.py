@@ -16,7 +16,7 @@ from ...proto.varint import varint
 from ..network import REQUEST_BYTES_MAX
 
 ITEMS_AT_ONCE = 2000
-"""Parsed in one step of the loop, when an envelope may have more: some hundred microseconds."""
+"""Items that are parsed in one step of the loop, when an envelope may have more: some hundred microseconds."""
 
 PARSED_AT_ONCE = REQUEST_BYTES_MAX
 """Bytes that protobuf parses in one step of the loop, at a server: so many of the smallest parts take 5 ms."""
@@ -24,7 +24,8 @@ PARSED_AT_ONCE = REQUEST_BYTES_MAX
 SHORT = 2048
 
 LONG_BYTES = 16 << 10
-"""Of an item that is not parsed by protobuf: below, a few microseconds of Python cost more than two copies."""
+"""Bytes from which on an item is not parsed by protobuf: below, a few microseconds of Python cost more than two copies.
+"""
 
 NUMBER_BYTES_MAX = 10
 _TAG = 0x0A  # of field 1, length-delimited
@@ -39,8 +40,8 @@ def copied_tags(envelope: type[Any]) -> frozenset[int]:
 
 
 def field_of(data: bytes | bytearray, offset: int) -> tuple[int, int]:
-    """Begin and end of the content of the field whose tag begins at `offset`, by its length; the end is beyond `data`
-    where the field is torn."""
+    """Returns begin and end of the content of the field whose tag begins at `offset`, by its length; the end is beyond
+    `data` where the field is torn."""
     offset, size, shift, end = offset + 1, 0, 0, len(data)
     while offset < end:
         byte = data[offset]

@@ -48,7 +48,8 @@ from ..network import MESSAGE_BYTES_MAX, Endpoint
 ERROR_TRAILER = b"magnetar-error-bin"
 
 _DETAILS_MAX = 1024
-"""The status' text is for other tools, and headers are bounded; the trailer has the whole error."""
+"""Most characters of a status' text: it is for other tools, and headers are bounded; the trailer has the whole error.
+"""
 
 _UNESCAPED = "".join(chr(each) for each in range(0x20, 0x7F) if each != ord("%"))
 
@@ -56,6 +57,8 @@ _LOG = logging.getLogger("magnetar.rpc")
 
 
 class Status(IntEnum):
+    """The status of a gRPC call."""
+
     OK = 0
     CANCELLED = 1
     UNKNOWN = 2
@@ -73,15 +76,16 @@ class Status(IntEnum):
 
 
 def copy_of(error: MagnetarError) -> MagnetarError:
-    """The same error, to be raised again: an exception object collects the traceback of each place that raises it."""
+    """Returns a copy of the error, to be raised again: an exception object collects the traceback of each place that
+    raises it."""
     copy = type(error)(error.message)
     copy.fields = dict(error.fields)
     return copy
 
 
 def error_of(status: int, details: str, trailer: bytes, endpoint: Endpoint) -> MagnetarError:
-    """The MagnetarError for a call that ended with `status`, by the table of this module. `trailer`: the value of
-    `magnetar-error-bin`, empty where there is none."""
+    """Returns the MagnetarError for a call that ended with `status`, by the table of this module. `trailer`: the value
+    of `magnetar-error-bin`, empty where there is none."""
     if trailer:
         try:
             return from_wire(wire.Error.FromString(base64.b64decode(trailer + b"=" * (-len(trailer) % 4))))
@@ -106,7 +110,8 @@ def status_name(number: int) -> str:
 
 
 def trailers_of(error: BaseException) -> list[Header]:
-    """What ends a call at the server with an error. One that is no MagnetarError is a fault, and is logged."""
+    """Returns the trailers that end a call at the server with an error. One that is no MagnetarError is a fault, and is
+    logged."""
     if not isinstance(error, MagnetarError):
         _LOG.error("a handler failed", exc_info=error)
     message = to_wire(error)

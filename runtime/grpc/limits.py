@@ -21,20 +21,21 @@ from ..network import network_of
 from .stream import CROWDED_BYTES
 
 IDLE_S = 120
-"""A connection without a call for so long is closed; the caller's next call makes a new one."""
+"""Seconds without a call after which a connection is closed; the caller's next call makes a new one."""
 CALLS_MAX = 1_000
-"""Of one connection at a time, with those whose caller is gone and whose handler runs on; further ones are refused."""
+"""Most calls of one connection at a time, with those whose caller is gone and whose handler runs on; further ones are
+refused."""
 LOOKS = 4
-"""At the streams, within the shorter of the two times."""
+"""Number of looks at the streams within the shorter of the two times."""
 TIGHT_LOOKS = 2
-"""While memory is tight a caller that took nothing for so many is cut, if more than CROWDED_BYTES wait for it. While
-there is none, after one."""
+"""Looks after which, while memory is tight, a caller that took nothing is cut, if more than CROWDED_BYTES wait for it.
+While there is none, after one."""
 
 _LOG = logging.getLogger("magnetar.rpc")
 
 
 class Watched(Protocol):
-    """What is looked at of a stream."""
+    """A stream, as the limits look at it."""
 
     has_read: bool  # something came
 
@@ -46,7 +47,7 @@ class Watched(Protocol):
 
 
 class _Seen:
-    """What the looks at one stream found."""
+    """The result of the looks at one stream."""
 
     __slots__ = ("left", "peer", "silent", "unread")
 
@@ -71,7 +72,8 @@ class OpenStreams:
 
     @contextlib.contextmanager
     def place(self, peer: str) -> Iterator[None]:
-        """For one stream of this caller, HOST:PORT. BackPressure: its address has as many as it may have."""
+        """Holds a place for one stream of this caller, HOST:PORT. BackPressure: its address has as many as it may have.
+        """
         host, limit = network_of(peer), self._limits.streams_per_address
         if self._hosts[host] >= limit:
             raise BackPressure(f"{host} has {limit} streams open, which is what one address may have")
@@ -103,7 +105,7 @@ class OpenStreams:
                 stream.break_off(ConnectionLost(f"the server cut the stream: {why}"))
 
     def _why_cut(self, stream: Watched, seen: _Seen) -> str:
-        """Empty: it stays."""
+        """Returns why the stream is cut; empty: it stays."""
         if not stream.has_read:
             seen.silent += 1
             return f"it sent nothing for {self._limits.first_frame_s:g} s" if seen.silent > self._silent_max else ""

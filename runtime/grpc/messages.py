@@ -16,15 +16,16 @@ from ..memory.arrivals import Arrivals
 PREFIX = struct.Struct("!BI")
 PREFIX_BYTES = 5
 MESSAGES_AT_ONCE = 256
-"""Of a stream, before its connection looks at the clock; one takes about 1 µs."""
+"""Most messages of a stream before its connection looks at the clock; one takes about 1 µs."""
 
 
 prefix: Callable[[int], bytes] = partial(PREFIX.pack, 0)
-"""Of a message of so many bytes."""
+"""Returns the prefix of a message of so many bytes."""
 
 
 class MessageStream(Http2Stream):
-    """`in_bytes_max`: of a message. The subclass says what becomes of a message, and of one that is refused."""
+    """A stream of messages. `in_bytes_max`: of a message. The subclass says what becomes of a message, and of one that
+    is refused."""
 
     __slots__ = (
         "_arrivals", "_cost", "_early", "_ended_early", "_filled", "_has_waiting", "_message", "_place", "_prefix",
@@ -32,7 +33,7 @@ class MessageStream(Http2Stream):
     )  # fmt: skip
 
     def __init__(self, in_bytes_max: int, arrivals: Arrivals | None = None) -> None:
-        """`arrivals`: what bounds the places of long messages; None: nothing does."""
+        """Begins a stream. `arrivals`: what bounds the places of long messages; None: nothing does."""
         super().__init__()
         self._arrivals = arrivals
         self._early: bytearray | None = None  # what came of a long message that has no place yet, and after it …
@@ -47,16 +48,16 @@ class MessageStream(Http2Stream):
         self._has_waiting = False  # a message came and is not read
 
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
-        """`cost`: what the service says when it has `read` it."""
+        """Called with a message. `cost`: what the service says when it has `read` it."""
         raise NotImplementedError
 
     def message_refused(self, size: int) -> None:
-        """It has `size` bytes, which are too many; or it is compressed (-1)."""
+        """Called for a message of `size` bytes, which are too many; or it is compressed (-1)."""
         raise NotImplementedError
 
     @property
     def is_torn(self) -> bool:
-        """A message has begun and is not whole."""
+        """Whether a message has begun and is not whole."""
         return self._message is not None or self._early is not None or bool(self._prefix)
 
     def data_came(self, data: memoryview) -> int:
@@ -110,12 +111,12 @@ class MessageStream(Http2Stream):
         self._place = memoryview(self._message)
 
     def window_opened(self) -> None:
-        """The service reads the stream: a long message that began before is read on."""
+        """Called when the service reads the stream: a long message that began before is read on."""
         if self._early is not None and self._arrivals is not None and self._arrivals.begin(self, self._size):
             self.place()
 
     def place(self) -> None:
-        """There is room for the long message."""
+        """Makes the place of the long message: there is room for it."""
         early = self._early
         assert early is not None, "it waits"
         self._make_place(self._size)
@@ -134,11 +135,11 @@ class MessageStream(Http2Stream):
         return self._ended_early
 
     def too_slow(self) -> None:
-        """Others wait for the room of the message."""
+        """Called when others wait for the room of the message: the stream ends."""
         raise NotImplementedError
 
     def forget_message(self) -> None:
-        """The stream is over, or is not read any more."""
+        """Drops the message: the stream is over, or is not read any more."""
         self._early = None
         if self._arrivals is not None:
             self._arrivals.end(self)
@@ -164,7 +165,7 @@ class MessageStream(Http2Stream):
             self.message_came(message, self._cost)
 
     def read(self, cost: int) -> None:
-        """The service has read all messages that came, of this `cost`."""
+        """Notes that the service has read all messages that came, of this `cost`."""
         self._has_waiting = False
         if self._arrivals is not None:
             self._arrivals.read(self)
@@ -174,7 +175,7 @@ class MessageStream(Http2Stream):
                 self._credit_long()
 
     def _credit_long(self) -> None:
-        """A message that would fill half of the window is credited as it comes, while none waits to be read."""
+        """Credits a message that would fill half of the window as it comes, while none waits to be read."""
         message, connection = self._message, self.connection
         if message is None or 2 * len(message) <= self._window or self._has_waiting or not self.is_read:
             return

@@ -59,11 +59,11 @@ from .messages import MessageStream, prefix
 from .stream import GrpcStream
 
 HANDLERS_TIMEOUT_S = 1.0
-"""How long a server that closes lets handlers end by themselves after their callers were disconnected."""
+"""Seconds that a server which closes lets handlers end by themselves after their callers were disconnected."""
 
 _IDLE_LOOKS = int(IDLE_S / LOOK_S)
 STRANGER_LOOKS = 4
-"""A connection without a call that was admitted is closed after so many."""
+"""Looks after which a connection without a call that was admitted is closed."""
 
 _ANSWER = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _ANSWER_BLOCK = block(_ANSWER)
@@ -121,7 +121,7 @@ async def serve(
 
 # ---------------------------------------------------------------------------------- a request's head
 class _Head(NamedTuple):
-    """What a header block says of a call."""
+    """The content of a header block of a call."""
 
     path: str
     authorization: tuple[str, ...]
@@ -145,7 +145,7 @@ def _head_of(headers: list[Header]) -> _Head:
 
 
 def _authorization(head: _Head) -> str:
-    """Unauthenticated: the header is too long, or is there twice."""
+    """Returns the header `authorization`. Unauthenticated: it is too long, or is there twice."""
     if len(head.authorization) > 1:
         raise Unauthenticated(f"the call has {len(head.authorization)} headers `authorization`; send one")
     value = head.authorization[0] if head.authorization else ""
@@ -156,7 +156,7 @@ def _authorization(head: _Head) -> str:
 
 # ---------------------------------------------------------------------------------- the listener
 class _Method:
-    """One rpc that is served."""
+    """An rpc that is served."""
 
     __slots__ = ("copied", "function", "target")
 
@@ -170,7 +170,7 @@ class _Method:
 
 
 class _Listener:
-    """What all connections of a server share: its methods, its limits, and the handlers that run."""
+    """The common state of all connections of a server: its methods, its limits, and the handlers that run."""
 
     def __init__(self, services: Sequence[tuple[str, object]], access: ListenerAccess, clock: Clock) -> None:
         self.access = access
@@ -250,7 +250,7 @@ class _Listener:
 
 
 def _methods(name: str, handler: object) -> list[_Method]:
-    """Of a service, those that `handler` has; the others are UNIMPLEMENTED."""
+    """Returns the methods of a service that `handler` has; the others are UNIMPLEMENTED."""
     methods = []
     for each in rpcs_of(name):
         function = getattr(handler, _snake(each), None)
@@ -296,14 +296,14 @@ class _ServerConnection(Http2Connection[_Head]):
 
     @property
     def is_busy(self) -> bool:
-        """Its first call is being authenticated."""
+        """Whether its first call is being authenticated."""
         return self.calls > 0
 
     def leave(self) -> None:
         self.abort(ConnectionLost("others wait, and no call of this connection was admitted"))
 
     def admitted(self) -> None:
-        """A call of it was, for the first time."""
+        """Notes that a call of the connection was admitted, for the first time."""
         self.be_patient(PATIENCE_KNOWN, PATIENCE_RATE)
         self._listener.strangers.left(self)
 
@@ -344,7 +344,7 @@ class _ServerConnection(Http2Connection[_Head]):
             self.write(frames.goaway(self._last, Code.NO_ERROR))
 
     def refused(self, cost: int) -> None:
-        """A call of it was, whose header block has this cost."""
+        """Charges for a call of the connection that was refused, whose header block has this cost."""
         try:
             self.charge(REFUSED + cost)
         except frames.BrokenRules as error:
@@ -415,7 +415,7 @@ class _UnaryCall(MessageStream):
     __slots__ = ("_changed", "_cost", "_head", "_listener", "_method", "_refused", "_request")
 
     def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
-        """`cost`: of its header block (`HeaderDecoder`)."""
+        """Begins a call. `cost`: of its header block (`HeaderDecoder`)."""
         super().__init__(method.target.request_bytes_max)
         self._listener = listener
         self._method = method
@@ -537,7 +537,7 @@ class _ServerStream(GrpcStream):
     """A stream at the server: it begins with its handler, and ends with it, or with `cut`."""
 
     def __init__(self, listener: _Listener, method: _Method, head: _Head, cost: int) -> None:
-        """`cost`: of its header block (`HeaderDecoder`)."""
+        """Begins a stream. `cost`: of its header block (`HeaderDecoder`)."""
         target = method.target
         super().__init__(
             target.request, in_bytes_max=target.request_bytes_max, copied=method.copied, memory=listener.memory
@@ -581,7 +581,7 @@ class _ServerStream(GrpcStream):
                 self._forget_received()
 
     async def _outcome(self, who: CallContext) -> Exception | None:
-        """Of the handler; None: the call went well."""
+        """Runs the handler; returns its error; None: the call went well."""
         try:
             await self._method.function(self, who)
         except EndOfStream:

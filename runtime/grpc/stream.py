@@ -1,4 +1,4 @@
-"""One end of a gRPC stream of items, the same for client and server. It has no task of its own.
+"""An end of a gRPC stream of items, the same for client and server. It has no task of its own.
 
 Out: `send_nowait` serialises the item and queues it. Once in a turn of the loop all queued items, up to COALESCE_BYTES,
 leave as one envelope `{repeated X items = 1}`, built by hand (tag, length, item); nothing waits for more. Long pieces
@@ -49,17 +49,18 @@ from .errors import copy_of
 from .messages import PREFIX_BYTES, MessageStream, prefix
 
 PARSED_COPIES = 2
-"""Of what is received: the envelope, and the items that are parsed from it."""
+"""Copies of what is received: the envelope, and the items that are parsed from it."""
 APART_BYTES = 16 << 10
-"""A piece of an item that is as long is not copied into the envelope: shorter ones cost less joined."""
+"""Size of a piece of an item from which on it is not copied into the envelope: shorter ones cost less joined."""
 CREDIT_BYTES = 256 << 10
-"""To work on as many bytes takes a millisecond, which the other end would wait for its credit."""
+"""Bytes from which on credit leaves at once: to work on as many takes a millisecond, which the other end would wait for
+its credit."""
 CROWDED_BYTES = 64 << 10
-"""What `send` queues at most while the memory of the process is tight."""
+"""Most bytes that `send` queues while the memory of the process is tight."""
 
 
 class GrpcStream(MessageStream):
-    """One end of a stream, before it is opened on a connection and afterwards."""
+    """An end of a stream, before it is opened on a connection and afterwards."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class GrpcStream(MessageStream):
         *, in_bytes_max: int = MESSAGE_BYTES_MAX, out_bytes_max: int = COALESCE_BYTES,
         copied: frozenset[int] | None = None, memory: CallerMemory | None = None,
     ) -> None:  # fmt: skip
-        """`memory` has what is queued, and what `receive` gave last."""
+        """Makes a stream that is not open yet. `memory` has what is queued, and what `receive` gave last."""
         super().__init__(in_bytes_max, memory.arrivals if memory is not None else None)
         memory = memory or CallerMemory()
         self._requests, self._answers = memory.requests, memory.answers
@@ -171,14 +172,14 @@ class GrpcStream(MessageStream):
             self.drained_out()
 
     def answer(self) -> None:
-        """Of a server: sends the head of its answer, before the first item."""
+        """Sends, at a server, the head of its answer, before the first item."""
         raise NotImplementedError
 
     def drained_out(self) -> None:
-        """Nothing more will be queued, and all that was has left."""
+        """Called when nothing more will be queued, and all that was has left."""
 
     def _next_envelope(self) -> tuple[int, deque[Buffer]]:
-        """(queued bytes, the parts of gRPC's message) of the next envelope."""
+        """Returns (queued bytes, the parts of gRPC's message) of the next envelope."""
         items, count, size = self._items, 0, 0
         for item_bytes, _ in items:
             if count and size + item_bytes > self._envelope_bytes:
@@ -322,7 +323,7 @@ class GrpcStream(MessageStream):
 
     # ------------------------------------------------------------------------------ the end
     def fail(self, error: MagnetarError) -> None:
-        """The stream is broken: nothing more is sent, and senders get the error. Items that arrived can be received."""
+        """Breaks the stream: nothing more is sent, and senders get the error. Items that arrived can be received."""
         if self._broken is not None:
             return
         self._broken = error
@@ -335,7 +336,7 @@ class GrpcStream(MessageStream):
         self._changed()
 
     def end(self, how: EndOfStream | MagnetarError) -> None:
-        """Nothing more comes: `receive` says so after the items that arrived."""
+        """Ends what is received: nothing more comes, and `receive` says so after the items that arrived."""
         self._end = self._end or how
         self._changed()
 
@@ -365,7 +366,7 @@ class GrpcStream(MessageStream):
         self.break_off(ConnectionLost("the stream was cancelled"))
 
     async def close(self) -> None:
-        """Nothing at the server: its stream ends with its handler."""
+        """Does nothing at the server: its stream ends with its handler."""
 
     @property
     def is_broken(self) -> bool:
@@ -388,7 +389,7 @@ class GrpcStream(MessageStream):
                 change.set_result(None)
 
     def _changed(self) -> None:
-        """The end has come: for all."""
+        """Wakes all that wait: the end has come."""
         self._has_left()
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)

@@ -31,7 +31,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class JsonClient:
-    """`tls.ca`: whom to trust; empty: the system's authorities. `require_https` False takes http:// to this machine.
+    """Asks for JSON over HTTP. `tls.ca`: whom to trust; empty: the system's authorities. `require_https` False takes
+    http:// to this machine.
 
     InvalidConfiguration: a file of `tls` cannot be used."""
 
@@ -59,8 +60,8 @@ class JsonClient:
         return found.scheme == "https" or in_clear
 
     def ask(self, url: str, form: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """GET, or POST of a form. Waits. Unavailable: no answer within TIMEOUT_S, or none that is a JSON object of
-        ANSWER_BYTES_MAX; its field `status` is that of an answer."""
+        """Sends GET, or POST of a form, and waits for the answer. Waits. Unavailable: no answer within TIMEOUT_S, or
+        none that is a JSON object of ANSWER_BYTES_MAX; its field `status` is that of an answer."""
         if not self.is_allowed(url):
             raise Unavailable(f"{url} is not asked: its address does not begin with https://")
         data = None if form is None else urlencode(form).encode()

@@ -1,4 +1,4 @@
-"""One connection of HTTP/2 (RFC 9113), the same for both ends: frames, windows, settings, pings and the end.
+"""A connection of HTTP/2 (RFC 9113), the same for both ends: frames, windows, settings, pings and the end.
 
 Below it is an asyncio transport, in clear or TLS. Above it are the streams (`Http2Stream`), whose service is gRPC
 (`runtime/grpc/`). No task and no queue is here: what comes is handed on in the step that read it, and what leaves is
@@ -46,35 +46,37 @@ from .headers import HeaderDecoder
 
 READ_BYTES = 256 << 10
 DIRECT_BYTES = 64 << 10
-"""A message that lacks so many bytes is read straight into its place."""
+"""Bytes that a message lacks from which on it is read straight into its place."""
 FRAME_BYTES_MAX = (1 << 20) + (64 << 10)
-"""Of DATA that this end takes: an envelope. It holds up the other streams of its connection for half a millisecond."""
+"""Most bytes of DATA in a frame that this end takes: an envelope. It holds up the other streams of its connection for
+half a millisecond."""
 CONTROL_BYTES_MAX = 16 << 10
-"""Of a frame of another kind than DATA."""
+"""Most bytes of a frame of another kind than DATA."""
 STREAM_WINDOW = 2 << 20
-"""Of a stream that is read: two full envelopes, one that is processed and one that comes."""
+"""Window of a stream that is read: two full envelopes, one that is processed and one that comes."""
 CONNECTION_WINDOW = 16 << 20
-"""Of a server's connection with a stream that is read. A client takes all that its server sends (each stream has its
-own window), so that a stream that is not read holds up no other."""
+"""Window of a server's connection with a stream that is read. A client takes all that its server sends (each stream has
+its own window), so that a stream that is not read holds up no other."""
 HEADER_BYTES_MAX = 32 << 10
-"""Of a header block's bytes, and of its decoded headers."""
+"""Most bytes of a header block, and of its decoded headers."""
 CONTINUATIONS_MAX = 16
 UNSENT_CONTROL_BYTES_MAX = 1 << 20
-"""What no window bounds and the other end does not read: headers, resets, answers to pings and settings. Above it, it
-is cut."""
+"""Most bytes that no window bounds and the other end does not read: headers, resets, answers to pings and settings.
+Above it, the connection is cut."""
 WRITE_BUFFER_BYTES = 1 << 20
-"""What a transport keeps before the streams wait."""
+"""Bytes that a transport keeps before the streams wait."""
 UNSENT_BYTES_MAX = WRITE_BUFFER_BYTES + FRAME_BYTES_MAX + UNSENT_CONTROL_BYTES_MAX
-"""Of a transport: what streams may have given to it, with the last frame that it took, and what no window bounds."""
+"""Most bytes in a transport: what streams may have given to it, with the last frame that it took, and what no window
+bounds."""
 JOINED_BYTES = 16 << 10
-"""A shorter payload is copied after its header, which costs less than a second write."""
+"""Size of a payload below which it is copied after its header, which costs less than a second write."""
 
 SLICE_S = 0.001
-"""Of handling what came, for a connection in a turn of the loop."""
+"""Seconds of handling what came, for a connection in a turn of the loop."""
 SLICE_BYTES = 2 << 10
-"""Between two looks at the clock: of the shortest frames there are 230, which take 0.3 ms."""
+"""Bytes between two looks at the clock: of the shortest frames there are 230, which take 0.3 ms."""
 CALL_S = 0.0001
-"""Of a slice, for a call that begins: its task runs after the slice."""
+"""Seconds of a slice that count for a call that begins: its task runs after the slice."""
 
 CHARGED_A_TURN = 100
 """Frames that carry nothing: 0.15 ms. No honest connection sends so many at once."""
@@ -82,21 +84,21 @@ REST_S = 0.002
 
 STRANGERS_TURN = 25
 STRANGERS_BYTES = 256
-"""The slice of a stranger that has waited, and between two looks at it: many wait."""
+"""Bytes of the slice of a stranger that has waited, and between two looks at it: many wait."""
 LIGHT = 64
-"""A stranger that was charged less goes before the others: an honest one is charged about ten."""
+"""Charge below which a stranger goes before the others: an honest one is charged about ten."""
 
 PATIENCE, PATIENCE_KNOWN = 500.0, 20_000.0
 """Frames that carry nothing; handling one takes 1.5 µs. A client sends about ten before its first call is admitted."""
 PATIENCE_RATE = 2_000.0
-"""A second, for a connection that is known: 0.3 % of the loop. A stranger's grows a hundred times slower: it has
-seconds at most."""
+"""Growth of the patience a second, for a connection that is known: 0.3 % of the loop. A stranger's grows a hundred
+times slower: it has seconds at most."""
 REFUSED = 20
-"""A call that is refused, or reset before its end, costs as much as so many frames that carry nothing."""
+"""Cost of a call that is refused, or reset before its end, in frames that carry nothing."""
 SMALL_DATA = 64
-"""DATA of fewer bytes before the stream's service reads it costs more than it carries."""
+"""Bytes of DATA below which it costs more than it carries, before the stream's service reads it."""
 SMALL_UPDATE = 8
-"""A window update by fewer bytes does."""
+"""Bytes of a window update below which it costs more than it carries."""
 
 LOOK_S = 2.5
 HANDSHAKE_LOOKS = 2
@@ -113,8 +115,8 @@ _OF_THREAD = threading.local()
 
 
 def _buffer() -> memoryview:
-    """What the connections of this thread read into. No subclass of `threading.local` has it: compiled, the attributes
-    of one would be the same in all threads."""
+    """Returns the buffer into which the connections of this thread read. No subclass of `threading.local` has it:
+    compiled, the attributes of one would be the same in all threads."""
     view: memoryview | None = getattr(_OF_THREAD, "view", None)
     if view is None:
         view = _OF_THREAD.view = memoryview(bytearray(READ_BYTES))
@@ -122,7 +124,7 @@ def _buffer() -> memoryview:
 
 
 class Http2Stream:
-    """One stream of a connection, with what its service overrides. All methods are called by the connection."""
+    """A stream of a connection, with methods that its service overrides. All methods are called by the connection."""
 
     __slots__ = (
         "_owed", "_window", "connection", "has_head", "id", "in_ended", "is_read", "is_shut", "out_ended",
@@ -142,35 +144,35 @@ class Http2Stream:
         self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
 
     def headers_came(self, head: Any, ended: bool) -> None:
-        """Of a stream that is there: an answer's head or its trailers."""
+        """Called for a stream that exists: with an answer's head or its trailers."""
 
     def data_came(self, data: memoryview) -> int:
-        """`data` is valid during the call only. What is read later is `consumed` later. Returns how many bytes it took:
-        fewer than all when they are much work; it is called again with the others."""
+        """Called with data, which is valid during the call only. What is read later is `consumed` later. Returns how
+        many bytes it took: fewer than all when they are much work; it is called again with the others."""
         return len(data)
 
     def direct_room(self) -> memoryview | None:
-        """Where the next bytes of the message go; None: it is short."""
+        """Returns where the next bytes of the message go; None: it is short."""
         return None
 
     def direct_came(self, size: int) -> None:
-        """So many bytes are where `direct_room` said."""
+        """Called when so many bytes are where `direct_room` said."""
 
     def input_ended(self) -> None:
-        """The other end sends no more."""
+        """Called when the other end sends no more."""
 
     def writable(self) -> None:
-        """There may be room for `send_data`."""
+        """Called when there may be room for `send_data`."""
 
     def lost(self, error: MagnetarError, code: int | None) -> None:
-        """The stream is over: reset by the other end with `code`, or its connection is lost."""
+        """Called when the stream is over: reset by the other end with `code`, or its connection is lost."""
 
 
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
-    """`T`: what the service makes of a header block."""
+    """A connection of HTTP/2. `T`: what the service makes of a header block."""
 
     def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
-        """`first`: what is sent before the settings (a client's preface)."""
+        """Begins a connection. `first`: what is sent before the settings (a client's preface)."""
         self._loop = asyncio.get_running_loop()
         self._decoder = decoder
         self._first = first + frames.settings(settings)
@@ -228,11 +230,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ for the ends
     def preface(self, view: memoryview) -> memoryview:
-        """Of a server that `is_greeted` not: takes the client's preface from the first bytes."""
+        """Takes, at a server that is not greeted yet (`is_greeted`), the client's preface from the first bytes."""
         raise NotImplementedError
 
     def stream_opened(self, id_: int, head: T, ended: bool) -> None:
-        """The other end opens a stream."""
+        """Called when the other end opens a stream."""
         raise BrokenRules(Code.PROTOCOL_ERROR, f"a server opened stream {id_}")
 
     def is_idle(self, id_: int) -> bool:
@@ -248,7 +250,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     credits_at_once = False
     """Whether the connection's window is credited for what came, not for what was read."""
     stream_window = frames.WINDOW_DEFAULT
-    """Of each stream, before `open_window`."""
+    """Window of each stream, before `open_window`."""
 
     # ------------------------------------------------------------------ asyncio's protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -300,7 +302,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._wait(self._rest)
 
     def _wait(self, rest: memoryview) -> None:
-        """The slice is over: `rest` is taken in the next turn, and what comes after it is read then."""
+        """Ends the slice: `rest` is taken in the next turn, and what comes after it is read then."""
         self._rest, self._ahead = rest, b""
         if self._later is None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -309,7 +311,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     @property
     def _must_wait(self) -> bool:
-        """Of a stranger: all strangers of the port have used up what they have together."""
+        """Whether it is a stranger's, and all strangers of the port have used up what they have together."""
         return not self.is_known and self.share is not None and self.share.is_spent
 
     def _rest_later(self) -> asyncio.TimerHandle | Turn:
@@ -408,7 +410,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return end
 
     def _take_part(self, view: memoryview, offset: int) -> int:
-        """More of a torn frame; returns the end of what it took."""
+        """Takes more of a torn frame; returns the end of what it took."""
         partial = self._partial
         want = self._frame_end if len(partial) >= frames.HEADER_BYTES else frames.HEADER_BYTES
         part = view[offset : offset + want - len(partial)]
@@ -473,7 +475,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._data_ended()
 
     def _take_data(self, data: memoryview, size: int) -> int:
-        """How many of the `size` bytes the stream took."""
+        """Returns how many of the `size` bytes the stream took."""
         stream, taken = self._data_stream, size
         if stream is None or stream.connection is None:
             self._credit(size)
@@ -491,7 +493,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return taken
 
     def _data_ended(self) -> None:
-        """The last DATA of its stream is whole."""
+        """Handles the last DATA of its stream, which is whole."""
         stream, self._data_stream = self._data_stream, None
         if stream is not None and stream.connection is not None:
             self._input_ended(stream)
@@ -621,7 +623,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._opened(stream)
 
     def _charge_update(self, id_: int, size: int) -> None:
-        """An update gives back what was sent. One that grants more than any before, or little, is charged."""
+        """Charges for window updates: an update gives back what was sent. One that grants more than any before, or
+        little, is charged."""
         sent = frames.WINDOW_DEFAULT + self._granted - self._send_left
         if id_:
             self._granted_streams += size
@@ -674,7 +677,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise BrokenRules(Code.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
 
     def _windows_changed(self, change: int) -> None:
-        """Once for all that one SETTINGS says: it may say it thousands of times, of a thousand streams."""
+        """Applies the windows once for all that one SETTINGS says: it may say it thousands of times, of a thousand
+        streams."""
         self.charge(len(self.streams) // 10)
         for stream in list(self.streams.values()):
             stream.send_left += change
@@ -683,7 +687,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._opened(stream)
 
     def _opened(self, stream: Http2Stream) -> None:
-        """The other end has opened the stream's window."""
+        """Handles that the other end has opened the stream's window."""
         if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
             stream.is_shut = False
             if self._paused or self._send_left <= 0:
@@ -705,13 +709,14 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ patience
     def be_patient(self, most: float, rate: float) -> None:
-        """From now on `most` frames that carry nothing are taken at once, and `rate` more a second."""
+        """Sets the patience: from now on `most` frames that carry nothing are taken at once, and `rate` more a second.
+        """
         self._patience = self._patience_max = most
         self._patience_rate, self._patience_since = rate, self._loop.time()
         self.is_known = most > PATIENCE
 
     def charge(self, frames_: int = 1) -> None:
-        """For what costs as much as so many frames that carry nothing. BrokenRules: it was too much."""
+        """Charges for what costs as much as so many frames that carry nothing. BrokenRules: it was too much."""
         if self._patience_max == math.inf:
             return
         self._charged += frames_
@@ -729,7 +734,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ windows
     def open_window(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
-        """The service reads this stream: it gets this window, and the connection its whole one."""
+        """Opens the window of a stream that the service reads: it gets this window, and the connection its whole one.
+        """
         stream.is_read = True
         if stream._window < window:
             more, stream._window = window - stream._window, window
@@ -745,7 +751,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self.write(frames.window_update(0, more))
 
     def consumed(self, stream: Http2Stream, size: int) -> None:
-        """The service has read so many bytes of the stream."""
+        """Credits so many bytes of the stream that the service has read."""
         stream.unread -= size
         if not self.credits_at_once:
             self._owed += size
@@ -765,7 +771,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._owed = 0
 
     def _unblock(self) -> None:
-        """In turn, as far as the connection has room: those whose own window is shut are not among them."""
+        """Lets blocked streams write, in turn, as far as the connection has room: those whose own window is shut are
+        not among them."""
         blocked = self._blocked
         while blocked and not self._paused and self._send_left > 0 and not self.is_lost:
             stream = next(iter(blocked))
@@ -774,8 +781,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ out
     def write(self, data: bytes) -> None:
-        """A frame that no window bounds. A peer that makes us write it and does not read is cut, in a step of its own:
-        the caller may be in the middle of what it does to a stream."""
+        """Writes a frame that no window bounds. A peer that makes us write it and does not read is cut, in a step of
+        its own: the caller may be in the middle of what it does to a stream."""
         if self.is_lost:
             return
         if self._paused and self._cutting is None and self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
@@ -785,7 +792,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._transport.write(data)
 
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
-        """`has_head`: the other end opened it."""
+        """Opens a stream. `has_head`: the other end opened it."""
         stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once
@@ -793,7 +800,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.streams[id_] = stream
 
     def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
-        """`data`: is sent in the same write, when the windows allow; the caller has asked `fits`."""
+        """Sends headers. `data`: is sent in the same write, when the windows allow; the caller has asked `fits`."""
         framed = frames.header_block(stream.id, block, frames.END_STREAM if ends and not data else 0, self._peer_frame)
         if data:
             stream.send_left -= len(data)
@@ -805,7 +812,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._output_ended(stream)
 
     def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
-        """All that a stream sends, in one write; the caller has asked `fits`."""
+        """Sends all that a stream sends, in one write; the caller has asked `fits`."""
         id_, size = stream.id, len(data)
         stream.send_left -= size
         self._send_left -= size
@@ -846,7 +853,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return sent
 
     def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
-        """`send_data` of parts, `size` bytes in all: what it sends is taken from `parts`, without a copy."""
+        """Sends parts like `send_data`, `size` bytes in all: what it sends is taken from `parts`, without a copy."""
         sent, id_ = 0, stream.id
         while not self._paused and not self.is_lost:
             left = part = min(size - sent, stream.send_left, self._send_left, self._peer_frame)
@@ -875,7 +882,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return sent
 
     def _waits(self, stream: Http2Stream, left: int) -> None:
-        """For room in its own window, or in the connection's and the transport; an end alone needs no window."""
+        """Lets a stream wait for room in its own window, or in the connection's and the transport; an end alone needs
+        no window."""
         if left and stream.send_left <= 0:
             stream.is_shut = True
         else:
@@ -933,7 +941,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._timer = self._loop.call_later(LEAVE_S, self._transport.abort)
 
     def abort_now(self) -> None:
-        """Of an attempt to connect that is given up: there may be no transport yet."""
+        """Gives up an attempt to connect: there may be no transport yet."""
         if hasattr(self, "_transport"):
             self.abort(ConnectionLost("the attempt to connect was given up"))
 
@@ -968,8 +976,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return bool(done)
 
     def check(self) -> None:
-        """The windows are conserved: what the other end may send, what came and is not credited, and what is on its way
-        in the frame of now are the window."""
+        """Checks that the windows are conserved: what the other end may send, what came and is not credited, and what
+        is on its way in the frame of now are the window."""
         if self.is_lost:
             return
         coming, of = self._data_left, self._data_stream
@@ -1008,7 +1016,7 @@ _OF_HEADERS = (frames.HEADERS, CONTINUATION)
 
 
 def _size_error(has_its_stream: object) -> Code:
-    """Of a frame that is on the wrong stream, or has the wrong length."""
+    """Returns the code for a frame that is on the wrong stream, or has the wrong length."""
     return Code.FRAME_SIZE_ERROR if has_its_stream else Code.PROTOCOL_ERROR
 
 

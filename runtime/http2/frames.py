@@ -23,13 +23,15 @@ PADDED = 0x8
 HAS_PRIORITY = 0x20
 
 WINDOW_DEFAULT = 65_535
-"""Of a connection and of each stream, before the first frame says otherwise (RFC 9113, 6.9.2)."""
+"""Window of a connection and of each stream, before the first frame says otherwise (RFC 9113, 6.9.2)."""
 WINDOW_MAX = (1 << 31) - 1
 FRAME_DEFAULT = 16_384
 FRAME_MAX = (1 << 24) - 1
 
 
 class Setting(IntEnum):
+    """The number of a setting."""
+
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
     MAX_CONCURRENT_STREAMS = 3
@@ -39,7 +41,7 @@ class Setting(IntEnum):
 
 
 class Code(IntEnum):
-    """Why a stream or a connection ends (RFC 9113, 7)."""
+    """The reason why a stream or a connection ends (RFC 9113, 7)."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -99,7 +101,7 @@ def goaway(last: int, code: Code, text: str = "") -> bytes:
 
 
 def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
-    """HEADERS, and CONTINUATION where the other end takes no frame as long."""
+    """Encodes HEADERS, and CONTINUATION where the other end takes no frame as long."""
     if len(block) <= frame_max:
         return header(len(block), HEADERS, flags | END_HEADERS, stream) + block
     parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]

@@ -24,25 +24,25 @@ Header = tuple[bytes, bytes]
 T = TypeVar("T")
 
 SIZE_UPDATES_MAX = 2
-"""Of the dynamic table, in one block (RFC 7541, 4.2: the smallest size, and the last one)."""
+"""Most size updates of the dynamic table in one block (RFC 7541, 4.2: the smallest size, and the last one)."""
 FIELDS_MAX = 256
-"""Of a block: decoding one takes 2 µs. A call of gRPC has ten, and those that its application adds."""
+"""Most fields of a block: decoding one takes 2 µs. A call of gRPC has ten, and those that its application adds."""
 FOLDED_BYTES_MAX = 16 << 10
-"""Of a block in Huffman's code: decoding a byte takes 0.03 µs. A token of AUTHORIZATION_MAX has fewer."""
+"""Most bytes of a block in Huffman's code: decoding a byte takes 0.03 µs. A token of AUTHORIZATION_MAX has fewer."""
 FOLDED_A_FRAME = 8
-"""So many bytes in Huffman's code cost as much as a frame that carries nothing."""
+"""Bytes in Huffman's code that cost as much as a frame that carries nothing."""
 INTEGER_BITS_MAX = 28
 KNOWN_BLOCKS = 32
 KNOWN_BYTES = 4096
-"""What a connection remembers at most: so many blocks of so many bytes."""
+"""Bounds of what a connection remembers: so many blocks of so many bytes."""
 
 logging.getLogger("hpack").setLevel(logging.CRITICAL)
 """The library logs what leaves its table, with credentials, for its own developers."""
 
 TABLE_BYTES_MAX = 4096
-"""Of the dynamic table: what the settings of HTTP/2 say of it when they say nothing."""
+"""Size of the dynamic table, as the settings of HTTP/2 have it when they say nothing."""
 FIELD_BYTES = 32
-"""Of a field in the table, and in a list of headers, besides its name and value (RFC 7541, 4.1)."""
+"""Bytes that a field counts in the table, and in a list of headers, besides its name and value (RFC 7541, 4.1)."""
 
 _STATUS_200 = b"\x88"  # the static table's entry
 
@@ -58,7 +58,7 @@ def _literal(name: bytes, value: bytes) -> bytes:
 
 
 def _string(data: bytes) -> bytes:
-    """Without Huffman's code; the length is an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
+    """Encodes a string without Huffman's code; the length is an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
     size = len(data)
     if size < 127:
         return bytes((size,)) + data
@@ -71,7 +71,7 @@ def _string(data: bytes) -> bytes:
 
 
 class _Shape(NamedTuple):
-    """What a block has, told by its lengths alone. Of one that is torn: what comes before the tear."""
+    """The content of a block, told by its lengths alone. Of one that is torn: what comes before the tear."""
 
     updates: int  # of the table's size
     fields: int
@@ -79,7 +79,7 @@ class _Shape(NamedTuple):
 
 
 def _shape(data: bytes) -> _Shape:
-    """Looks no further than one update or field above its maximum."""
+    """Counts updates and fields, no further than one above their maximum."""
     updates = fields = folded = offset = 0
     end = len(data)
     while offset < end and updates <= SIZE_UPDATES_MAX and fields <= FIELDS_MAX:
@@ -105,7 +105,7 @@ def _shape(data: bytes) -> _Shape:
 
 
 def _integer(data: bytes, offset: int, mask: int) -> tuple[int, int]:
-    """(the integer, what follows it), RFC 7541, 5.1."""
+    """Returns (the integer, what follows it), RFC 7541, 5.1."""
     value, shift = data[offset] & mask, 0
     offset += 1
     if value < mask:
@@ -121,7 +121,7 @@ def _integer(data: bytes, offset: int, mask: int) -> tuple[int, int]:
 
 
 def _text(data: bytes, offset: int) -> tuple[bytes, int]:
-    """(the string, what follows it), RFC 7541, 5.2. IndexError, ValueError: it is torn. HPACKError."""
+    """Returns (the string, what follows it), RFC 7541, 5.2. IndexError, ValueError: it is torn. HPACKError."""
     is_folded = data[offset] & 0x80
     size, offset = _integer(data, offset, 0x7F)
     after = offset + size
@@ -132,7 +132,7 @@ def _text(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 class HeaderDecoder(Generic[T]):
-    """Of one connection. `parse` makes of the headers what the service wants to know of them."""
+    """The decoder of one connection. `parse` makes of the headers what the service wants to know of them."""
 
     def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
         self._parse = parse
@@ -143,7 +143,7 @@ class HeaderDecoder(Generic[T]):
         self.cost = 0  # of the last block, in frames that carry nothing
 
     def decode(self, data: bytes) -> T:
-        """BrokenRules: it is no header block, or it is more work than the headers of a call are."""
+        """Decodes a header block. BrokenRules: it is none, or it is more work than the headers of a call are."""
         found = self._known.get(data)
         if found is not None:
             self.cost = 0
@@ -169,7 +169,7 @@ class HeaderDecoder(Generic[T]):
         return parsed
 
     def _fields(self, data: bytes) -> list[Header]:
-        """HPACKError, IndexError, ValueError: it is no header block. OversizedHeaderListError."""
+        """Decodes a header block. HPACKError, IndexError, ValueError: it is none. OversizedHeaderListError."""
         table, found = self._table, list[Header]()
         offset, end, left = 0, len(data), self._list_bytes_max
         while offset < end:

@@ -20,7 +20,7 @@ _STATES = 256
 _ROWS: list[_Row] = [[] for _ in range(_STATES)]
 _DEAD: _Row = []
 _DEAD += [(_DEAD, b"")] * 256
-"""No code begins with what came."""
+"""State in which no code begins with what came."""
 _STATE_OF = {id(row): state for state, row in enumerate(_ROWS)}
 _SYMBOLS = [bytes((each,)) for each in range(256)]
 
@@ -38,7 +38,7 @@ _COMPLETE = _complete()
 
 
 def decode(data: bytes) -> bytes:
-    """HPACKDecodingError."""
+    """Decodes Huffman's code. Raises HPACKDecodingError."""
     row, parts, left = _ROWS[0], list[bytes](), ROWS_A_CALL
     append, rest = parts.append, iter(data)
     while True:

@@ -1,4 +1,4 @@
-"""What arrives from the callers of a process and is not read yet: one bound for all their streams.
+"""The memory of what arrives from the callers of a process and is not read yet: one bound for all their streams.
 
 The other end may send as much as the window of its stream allows, whether it is read or not. So windows are shared
 out: a stream gets an eighth of what is left, as much as it wants at most, and WINDOW_MIN at least. A message that is
@@ -17,20 +17,24 @@ import sys
 from typing import Protocol
 
 WINDOW_MIN = (64 << 10) - 1
-"""What HTTP/2 gives to each stream in any case."""
+"""Window that HTTP/2 gives to each stream in any case."""
 SLOW_S, SLOW_LOOKS = 10.0, 4
-"""For a message of 5 MiB: a connection of 4 Mbit/s."""
+"""Seconds for a message of 5 MiB, and looks in that time: a connection of 4 Mbit/s."""
 
 
 class LongMessage(Protocol):
+    """A message that waits for its place."""
+
     def place(self) -> None:
-        """There is room now."""
+        """Called when there is room."""
 
     def too_slow(self) -> None:
-        """Others wait for its room: it ends."""
+        """Ends the message: others wait for its room."""
 
 
 class Arrivals:
+    """The memory of arriving messages."""
+
     def __init__(self, limit: int = sys.maxsize) -> None:
         self._windows_max = self._long_max = limit // 2
         self.windows = 0
@@ -51,7 +55,7 @@ class Arrivals:
         self.windows -= size
 
     def begin(self, message: LongMessage, size: int) -> bool:
-        """False: `place` is called when there is room."""
+        """Begins a long message. False: `place` is called when there is room."""
         assert message not in self._coming, "one message of a stream comes at a time"
         if self._waiting or not self._fits(size):
             self._waiting[message] = size
@@ -61,20 +65,20 @@ class Arrivals:
         return True
 
     def whole(self, message: LongMessage) -> None:
-        """It has all come, and is not read yet."""
+        """Notes that a message has all come, and is not read yet."""
         size, _ = self._coming.pop(message, (0, 0))
         if size:
             self._whole[message] = self._whole.get(message, 0) + size
 
     def read(self, message: LongMessage) -> None:
-        """All that came whole of its stream was read."""
+        """Notes that all that came whole of its stream was read."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size
             self._go_on()
 
     def end(self, message: LongMessage) -> None:
-        """Its stream is over."""
+        """Forgets a message whose stream is over."""
         self._waiting.pop(message, None)
         self.long -= self._coming.pop(message, (0, 0))[0] + self._whole.pop(message, 0)
         self._go_on()

@@ -32,22 +32,23 @@ except ImportError:  # Windows, where only clients run
     resource = None
 
 FILES_MAX = 1 << 20
-"""Above it a limit is worth nothing: a connection has 80 KiB."""
+"""Limit of descriptors above which more are worth nothing: a connection has 80 KiB."""
 SPARES = 64
 RESERVE = 256
-"""For what is no connection of a port: a bookie has about 110 files open, a process 20 sockets and pipes of its own."""
+"""Descriptors for what is no connection of a port: a bookie has about 110 files open, a process 20 sockets and pipes of
+its own."""
 NONE_FREE = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class Shared(NamedTuple):
-    """What `prepare` found."""
+    """The result of `prepare`."""
 
     limit: int
     connections_max: int
 
 
 class Descriptors:
-    """Of one process; its threads open files."""
+    """The file descriptors of one process; its threads open files."""
 
     def __init__(self) -> None:
         self.connections = 0  # that ports accepted and that are open
@@ -79,11 +80,12 @@ class Descriptors:
                 self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
-        """`os.open`, with a spare when no descriptor is free. OSError, also when there is no spare left."""
+        """Opens a file like `os.open`, with a spare when no descriptor is free. OSError, also when there is no spare
+        left."""
         return self._opened(lambda: os.open(path, flags, mode))
 
     def list_directory(self, path: str) -> list[str]:
-        """`os.listdir`, which opens the folder."""
+        """Lists a directory like `os.listdir`, which opens the folder."""
         return self._opened(lambda: os.listdir(path))
 
     def _opened(self, opening: Callable[[], T]) -> T:
@@ -132,7 +134,7 @@ def soft_limit() -> int:
 
 
 def raised() -> int:
-    """Raises the soft limit to the hard one, at most FILES_MAX; what it is then."""
+    """Raises the soft limit to the hard one, at most FILES_MAX; returns what it is then."""
     if resource is None:
         return FILES_MAX
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -148,4 +150,4 @@ def _bounded(limit: int) -> int:
 
 
 PROCESS = Descriptors()
-"""Of this process."""
+"""The descriptors of this process."""

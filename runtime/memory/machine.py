@@ -31,7 +31,7 @@ def _limits(root: Path, own: Path) -> Sequence[Path]:
 
 
 def _read(path: Path) -> int | None:
-    """None: there is no limit."""
+    """Returns a limit; None: there is none."""
     text = _text(path).strip()
     return whole(text) or None
 

@@ -13,10 +13,12 @@ from .machine import machine_bytes
 from .shares import NO_LIMIT, Share, least_bytes
 
 MACHINE_SHARE = 4
-"""Without the setting: one part in so many of the machine. Its page cache serves reads, and other processes run."""
+"""Divisor of the machine's memory, without the setting. Its page cache serves reads, and other processes run."""
 
 
 class ProcessConfig(msgspec.Struct, frozen=True):
+    """Settings of a process."""
+
     memory_bytes: Annotated[int, Meta(ge=0)] = 0  # shared out to all that takes memory; 0: a quarter of the machine's
 
 

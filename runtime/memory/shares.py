@@ -29,7 +29,7 @@ NO_LIMIT = 1 << 50
 
 
 class Share(NamedTuple):
-    """What one setting bounds."""
+    """The share of memory that one setting bounds."""
 
     name: str  # in metrics and documents
     setting: str  # with its section, as in a file: bookie.store.memtable_bytes
@@ -40,12 +40,12 @@ class Share(NamedTuple):
     what: str  # takes this memory
 
     def times(self, count: int) -> Share:
-        """Of so many parts of one process that all have this setting."""
+        """Returns the share of so many parts of one process that all have this setting."""
         return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
 
 
 class Plan(NamedTuple):
-    """How a process' memory is shared out."""
+    """The plan by which a process' memory is shared out."""
 
     budget: int
     shares: Sequence[Share]
@@ -53,7 +53,7 @@ class Plan(NamedTuple):
 
     @property
     def limits(self) -> dict[str, int]:
-        """Share → bytes."""
+        """Returns share → bytes."""
         return {each.name: self.values[each.setting] * each.unit_bytes for each in self.shares}
 
     def applied(self, config: Config, section: str) -> Config:
@@ -63,12 +63,12 @@ class Plan(NamedTuple):
 
 
 def least_bytes(shares: Sequence[Share], given: Mapping[str, int]) -> int:
-    """What the process needs."""
+    """Returns the bytes that the process needs."""
     return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
 
 
 def plan(budget: int, shares: Sequence[Share], given: Mapping[str, int]) -> Plan:
-    """`given`: those that the operator set. InvalidConfiguration."""
+    """Plans the memory. `given`: the shares that the operator set. Raises InvalidConfiguration."""
     needed = least_bytes(shares, given)
     if needed > budget:
         raise _too_small(budget, needed, shares, given)

@@ -49,6 +49,8 @@ class _Repeated:
 
 
 class AuditLog:
+    """The audit log of a process."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._acts: OrderedDict[tuple[str, ...], _Repeated] = OrderedDict()  # the one that began first is first
@@ -58,7 +60,7 @@ class AuditLog:
         self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
         **more: object,
     ) -> None:  # fmt: skip
-        """An act, once it has its result. A LOCAL caller has no name to write down."""
+        """Writes an act, once it has its result. A LOCAL caller has no name to write down."""
         if principal.kind is PrincipalKind.LOCAL:
             return
         now, name = self._clock.monotonic(), str(principal)
@@ -92,7 +94,7 @@ class AuditLog:
         self._denied(str(principal), principal, act, on, why, peer)
 
     def refused(self, caller: Caller, act: str, why: str) -> None:
-        """Its credentials. `why` quotes nothing of them."""
+        """Writes that a caller's credentials were refused. `why` quotes nothing of them."""
         host = caller.peer.rpartition(":")[0]
         self._denied(f"from {host}", Principal("", PrincipalKind.ANONYMOUS), act, "", why, caller.peer)
 

@@ -45,11 +45,12 @@ def configure(
 
 
 def audit_to(path: str) -> None:
-    """The audit log goes to this file, with mode 0600; a file that is moved away is made anew. InvalidConfiguration."""
+    """Writes the audit log to this file, with mode 0600; a file that is moved away is made anew. InvalidConfiguration.
+    """
     from logging.handlers import WatchedFileHandler
 
     class PrivateFile(WatchedFileHandler):
-        """Also a file that is made anew, after a rotation, is of its owner alone."""
+        """A file that is its owner's alone, also when it is made anew after a rotation."""
 
         def _open(self) -> TextIOWrapper:
             descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -62,7 +63,8 @@ def audit_to(path: str) -> None:
 
 
 def _audit_to(handler: logging.Handler) -> None:
-    """Its records are lines of JSON already, and no level of the log leaves them out."""
+    """Sends the audit log to `handler`: its records are lines of JSON already, and no level of the log leaves them out.
+    """
     handler.setFormatter(logging.Formatter("%(message)s"))
     audit = logging.getLogger(AUDIT)
     audit.handlers[:] = [handler]
@@ -71,12 +73,12 @@ def _audit_to(handler: logging.Handler) -> None:
 
 
 def facts(record: logging.LogRecord) -> dict[str, object]:
-    """The values of `extra`."""
+    """Returns the values of `extra`."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 
 class TextLines(logging.Formatter):
-    """One line per record, with its facts at the end."""
+    """Formats one line per record, with its facts at the end."""
 
     def __init__(self, process: str = "") -> None:
         whose = f"[{process}] " if process else ""
@@ -88,7 +90,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per record."""
+    """Formats one JSON object per record."""
 
     def __init__(self, process: str = "") -> None:
         super().__init__()

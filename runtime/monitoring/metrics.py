@@ -82,7 +82,7 @@ class Histogram:
         self._total += sum(values)
 
     def take(self) -> None:
-        """Counts what waits."""
+        """Counts the values that wait to be counted."""
         self.observe_all(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 
@@ -102,7 +102,7 @@ class Histogram:
 
     @property
     def cumulative(self) -> list[tuple[str, float]]:
-        """(bound, count of the values up to it), as in Prometheus' format."""
+        """Returns (bound, count of the values up to it), as in Prometheus' format."""
         so_far = 0
         buckets: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
@@ -122,7 +122,7 @@ class Recent:
         self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # time, counts then, counts before that
 
     def quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
-        """One value for each wanted share; NaN: no values. `key` identifies the histogram between calls."""
+        """Returns one value for each wanted share; NaN: no values. `key` identifies the histogram between calls."""
         nothing = [0] * len(histogram.counts)
         since, then, before = self._looks.get(key, (now, nothing, nothing))
         if now - since >= RECENT_S or key not in self._looks:
@@ -153,12 +153,12 @@ def labels(**values: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """`text` as the value of a label."""
+    """Returns `text` as the value of a label."""
     return text.translate(_ESCAPED) if '"' in text or "\\" in text or "\n" in text else text
 
 
 class Series:
-    """One metric of very many things (topics): its lines, each written when its thing is read.
+    """The lines of one metric of very many things (topics), each written when its thing is read.
 
     A sample costs prometheus-client 12 µs, half of it in the event loop; a line costs 0.4 µs.
     """
@@ -188,7 +188,7 @@ class Series:
 
 
 class Page:
-    """All metrics at one moment: prometheus-client's Collector interface, and the `series` of very many things.
+    """The metrics at one moment: prometheus-client's Collector interface, and the `series` of very many things.
 
     `shown` has every number and histogram of the page, by name and labels, for a caller that shows it a second time.
     """
@@ -231,7 +231,7 @@ class Page:
         self.shown[name, tuple(labels.items())] = histogram
 
     def foreign(self, name: str, help: str, value: float, **labels: str) -> None:
-        """A number under another system's name; without a type, which would add a suffix to the name."""
+        """Adds a number under another system's name; without a type, which would add a suffix to the name."""
         from prometheus_client.core import UnknownMetricFamily
 
         self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
@@ -239,7 +239,7 @@ class Page:
     def foreign_summary(
         self, name: str, help: str, count: int, total: float, quantiles: Mapping[str, float], **labels: str
     ) -> None:
-        """A summary under another system's name: quantiles, count and sum."""
+        """Adds a summary under another system's name: quantiles, count and sum."""
         from prometheus_client.core import SummaryMetricFamily
 
         family = self._family(SummaryMetricFamily, name, help, labels, ours=False)
@@ -248,7 +248,7 @@ class Page:
         family.add_metric(list(labels.values()), count, total)
 
     def statistics(self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str) -> None:
-        """All of a part's `statistics()`: the names in `gauges` as gauges, the others as counters."""
+        """Adds all of a part's `statistics()`: the names in `gauges` as gauges, the others as counters."""
         for name, value in numbers.items():
             help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
             if name in gauges:

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
 MEASURE_TIMEOUT_S = 5.0
 """Half of Prometheus' default scrape timeout: the scraper gets the error before it gives up."""
 REQUEST_S = 5.0
-"""Without a byte of a request a connection is closed."""
+"""Seconds without a byte of a request after which a connection is closed."""
 CONNECTIONS_MAX = 16
-"""Each has a thread. Above it the oldest is closed: those that send slowly, or nothing, keep no scraper out."""
+"""Most connections: each has a thread. Above it the oldest is closed: those that send slowly, or nothing, keep no
+scraper out."""
 
 Measure = Callable[[Page], Awaitable[None]]
 
@@ -129,14 +130,14 @@ def _zipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServer, Thread]:
-    """As prometheus-client does it, for our application."""
+    """Listens as prometheus-client does it, for our application."""
     from threading import Thread
     from wsgiref.simple_server import make_server
 
     from prometheus_client.exposition import ThreadingWSGIServer, _get_best_family, _SilentHandler
 
     class Server(ThreadingWSGIServer):
-        """Of the endpoint's address family."""
+        """A server of the endpoint's address family."""
 
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
@@ -156,9 +157,12 @@ def _listen(endpoint: Endpoint, application: WSGIApplication) -> tuple[WSGIServe
             super().shutdown_request(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Of one who sends no request, or does not wait for the answer: socketserver would print it."""
+            """Ignores the error of a client that sends no request, or does not wait for the answer: socketserver would
+            print it."""
 
     class Handler(_SilentHandler):
+        """A handler of requests that ends after REQUEST_S."""
+
         timeout = REQUEST_S
 
     Server.address_family, host = _get_best_family(endpoint.host, endpoint.port)  # type: ignore[no-untyped-call]
@@ -178,7 +182,7 @@ class MetricsServer:
 
     @classmethod
     async def start(cls, endpoint: Endpoint, measure: Measure) -> MetricsServer:
-        """Busy: the port is taken, or the address is not of this machine."""
+        """Starts the server. Busy: the port is taken, or the address is not of this machine."""
         application = _application(_Parts(asyncio.get_running_loop(), measure))
         try:
             serving = await asyncio.to_thread(_listen, endpoint, application)
@@ -187,7 +191,7 @@ class MetricsServer:
         return cls(*serving, endpoint.host)
 
     async def close(self) -> None:
-        """The port is free when this returns. Requests in progress end by themselves."""
+        """Closes the server: the port is free when this returns. Requests in progress end by themselves."""
         await asyncio.to_thread(self._stop)
 
     def _stop(self) -> None:

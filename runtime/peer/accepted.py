@@ -28,7 +28,7 @@ TOLD_EVERY_S = 10.0
 
 
 class Accepted:
-    """Of one server's socket. `close` before the socket's."""
+    """The accepted connections of one server's socket. Call `close` before the socket's."""
 
     def __init__(self, socket: zmq.Socket[bytes], port: int) -> None:
         import zmq
@@ -51,7 +51,7 @@ class Accepted:
         return len(self._open)
 
     def _drain(self) -> None:
-        """All that is there: the descriptor signals once."""
+        """Handles all events that wait: the descriptor signals once."""
         while True:
             try:
                 event, _ = self._monitor.recv_multipart(self._zmq.NOBLOCK)
@@ -94,7 +94,7 @@ def _events(zmq: ModuleType) -> int:
 
 
 def _shut(fd: int, port: int) -> None:
-    """Its owner, ZeroMQ, closes it."""
+    """Shuts a connection down; its owner, ZeroMQ, closes it."""
     try:
         connection = socketlib.socket(fileno=fd)
     except OSError:  # it is gone, or another file

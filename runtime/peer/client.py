@@ -57,8 +57,8 @@ from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 
 HANDSHAKES_MAX = 3
-"""So many connections in a row that break during the handshake mean another protocol. One of our servers breaks one
-when it is killed at that moment."""
+"""Connections in a row that break during the handshake and so mean another protocol. One of our servers breaks one when
+it is killed at that moment."""
 
 _AGAIN_S = 0.05
 """Pause after the first failed handshake; twice as long after the second."""
@@ -196,12 +196,14 @@ class ZmqPeer:
         self._fail_all(ConnectionLost(f"no connection to {self._endpoint}: {reason}", endpoint=self._endpoint))
 
     def link_broke(self, how: str = "it broke") -> None:
-        """There is no connection, or none any more, and its socket is closed; the next request makes another."""
+        """Forgets the connection: there is none, or none any more, and its socket is closed; the next request makes
+        another."""
         self._forget_link()
         self.disconnected(how)
 
     def handshake_failed(self, *, certain: bool) -> None:
-        """Nothing was sent yet: requests wait for further attempts, as many as an honest server may need."""
+        """Handles a failed handshake. Nothing was sent yet: requests wait for further attempts, as many as an honest
+        server may need."""
         self._forget_link()
         self._handshakes_failed += 1
         if certain or self._handshakes_failed >= HANDSHAKES_MAX:
@@ -226,7 +228,7 @@ class ZmqPeer:
         self.refused(f"{asks}, as the other processes of its cluster")
 
     def refused(self, why: str) -> None:
-        """By the other end, or by us, before anything was sent."""
+        """Fails all requests: the other end refused, or we did, before anything was sent."""
         self._forget_link()
         self._fail_all(Unauthorized(f"{self._endpoint} {why}", endpoint=self._endpoint))
 

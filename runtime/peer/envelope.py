@@ -43,8 +43,8 @@ FRAMES_MAX = 65536
 """Frames of one item. More are malformed: they would not fit the largest message with any content."""
 
 MULTIPART_BYTES_MAX = 2 * MESSAGE_BYTES_MAX
-"""Of the header and the parts that it announces; a part has more than INLINE_BYTES, so there are 8,192 at most. The
-largest request is an entry of 8 MiB; the largest answer the entries of a read, 4 MiB and one more entry."""
+"""Most bytes of the header and the parts that it announces; a part has more than INLINE_BYTES, so there are 8,192 at
+most. The largest request is an entry of 8 MiB; the largest answer the entries of a read, 4 MiB and one more entry."""
 
 _HEADER = struct.Struct(">4sBB16sI")
 _ITEM = struct.Struct(">QII")
@@ -52,7 +52,7 @@ _SIZES = [struct.Struct(f">{n}I") for n in range(9)]
 
 
 class EnvelopeKind(enum.IntEnum):
-    """What a multipart contains; the table above."""
+    """The content of a multipart; the table above."""
 
     REQUESTS = 1
     REPLIES = 2
@@ -69,12 +69,12 @@ class Malformed(ValueError):
 
 
 class WrongMagic(ValueError):
-    """Another protocol, or a version that this process does not speak."""
+    """The bytes are of another protocol, or of a version that this process does not speak."""
 
 
 @dataclass(slots=True)
 class Item:
-    """One request or reply. `frames` of a decoded item has None where a part is still missing."""
+    """A request or reply. `frames` of a decoded item has None where a part is still missing."""
 
     id: int
     head: bytes
@@ -83,7 +83,7 @@ class Item:
 
 @dataclass(slots=True)
 class Envelope:
-    """A decoded header."""
+    """A decoded header of an envelope."""
 
     kind: EnvelopeKind
     identity: bytes

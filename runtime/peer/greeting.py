@@ -1,4 +1,4 @@
-"""What a ZeroMQ server says in its greeting (ZMTP 3): with which mechanism it secures connections.
+"""The greeting of a ZeroMQ server (ZMTP 3): it names the mechanism with which the server secures connections.
 
 A client learns of another mechanism than its own by an event of its socket, unless the server closes the connection
 first. Then the client has seen a broken handshake only, and asks here.
@@ -17,7 +17,7 @@ _TIMEOUT_S = 1.0
 
 
 async def mechanism_of(endpoint: Endpoint) -> str:
-    """In clear: "NULL"; with keys: "CURVE"; empty: it sends no greeting in time."""
+    """Returns the mechanism of a server. In clear: "NULL"; with keys: "CURVE"; empty: it sends no greeting in time."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(_TIMEOUT_S):

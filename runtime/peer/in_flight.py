@@ -34,7 +34,7 @@ class Awaiting:
 
 
 class InFlight:
-    """Made inside a running loop. `late`: answers to requests that had an outcome."""
+    """The requests in flight, made inside a running loop. `late`: answers to requests that had an outcome."""
 
     def __init__(self, clock: Clock, endpoint: Endpoint) -> None:
         self._now = clock.monotonic
@@ -49,7 +49,7 @@ class InFlight:
         return len(self._waiting)
 
     def add(self, asker: Asker, timeout_s: float) -> int:
-        """The request's id."""
+        """Adds a request; returns its id."""
         self._last = id_ = self._last + 1
         deadline = self._now() + timeout_s
         self._waiting[id_] = (asker, deadline)
@@ -73,7 +73,7 @@ class InFlight:
             self._fail(entry[0], error)
 
     def fail_all(self, error: MagnetarError) -> None:
-        """Each with an error of its own: their owners raise them."""
+        """Fails all requests, each with an error of its own: their owners raise them."""
         waiting, self._waiting = self._waiting, {}
         for asker, _ in waiting.values():
             self._fail(asker, type(error)(error.message, **error.fields))

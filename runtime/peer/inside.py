@@ -80,7 +80,7 @@ class InsideServer:
         self._slow = False
 
     def has_requests(self, peer: InsidePeer) -> None:
-        """Its queue, which was perhaps empty before."""
+        """Notes that the peer's queue has requests; it was perhaps empty before."""
         self._peers.add(peer)
         self._turns[peer] = None
         if self._next is None:
@@ -183,7 +183,7 @@ class InsidePeer:
         return None
 
     def hand_over(self, came: list[InsideRequest]) -> int:
-        """Adds the next requests of the queue, about COALESCE_BYTES; their bytes."""
+        """Adds the next requests of the queue, about COALESCE_BYTES; returns their bytes."""
         queue, size = self._queue, 0
         while queue and not (size and size + queue[0].size > COALESCE_BYTES):
             request = queue.popleft()
@@ -193,7 +193,7 @@ class InsidePeer:
         return size
 
     def broke(self) -> None:
-        """The server is closed."""
+        """Fails all requests: the server is closed."""
         self._end(ConnectionLost(f"no connection to {self._endpoint}: it broke", endpoint=self._endpoint))
 
     def _end(self, error: ConnectionLost) -> None:

@@ -43,7 +43,7 @@ class Outbox:
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
     def head(self) -> tuple[int, list[Queued]]:
-        """(bytes, items) of the next multipart; they stay in the queue until `sent`."""
+        """Returns (bytes, items) of the next multipart; they stay in the queue until `sent`."""
         size = 0
         batch: list[Queued] = []
         for item_bytes, item in self.items:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import zmq
 
 _RETRY_S = 0.002
-"""A ROUTER does not report when one of its routes takes messages again."""
+"""Seconds between tries to send: a ROUTER does not report when one of its routes takes messages again."""
 
 ANSWERS_BYTES_MAX = 256 << 20
 """Bound of all queues together; above it a connection with more than LAGGARD_BYTES in its queue gets no more."""
@@ -59,12 +59,13 @@ class ZmqRequest:
 
     @property
     def is_local(self) -> bool:
-        """By the address of the message's own connection: a client may choose any routing id."""
+        """Whether the message's own connection comes from this machine: a client may choose any routing id."""
         return is_local(str(self._came.get("Peer-Address")))
 
     @property
     def principal(self) -> Principal | None:
-        """Before the reply: who sent it, by the key of the message's own connection. None: a member no more."""
+        """Returns who sent it, by the key of the message's own connection; to be asked before the reply. None: a member
+        no more."""
         assert self._server is not None, "the request was answered"
         return self._server.principal(self._came)
 
@@ -81,7 +82,7 @@ class ZmqPeerServer:
         self, wire: Wire, address: str, endpoint: Endpoint, identity: bytes, service: PeerService,
         access: PeerListening | None = None, leave: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`leave` is called at its end."""
+        """Makes a server. `leave` is called at its end."""
         self._wire = wire
         self._access = access
         self._leave = leave
@@ -124,7 +125,7 @@ class ZmqPeerServer:
         }
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Earlier answers leave if the socket takes them at once; then the port is free."""
+        """Closes the server. Earlier answers leave if the socket takes them at once; then the port is free."""
         if self._closed:
             return
         self._flush()
@@ -139,7 +140,7 @@ class ZmqPeerServer:
         self._leave()
 
     async def _free_port(self) -> None:
-        """ZeroMQ stops listening in its own thread: waits for the event, at most a second."""
+        """Waits, at most a second, until ZeroMQ has stopped listening in its own thread."""
         self._accepted.is_listening = True
         self._wire.socket.unbind(self._address)
         for _ in range(1000):
@@ -165,7 +166,7 @@ class ZmqPeerServer:
         return more
 
     def _take(self, came: list[ZmqRequest]) -> bool:
-        """Adds the requests of a turn's multiparts, of one when slowed down; whether more may be waiting."""
+        """Adds the requests of a turn's multiparts, of one when slowed down; returns whether more may wait."""
         size = 0
         for _ in range(1 if self._slow else MULTIPARTS_PER_TURN):
             message = self._wire.receive()
@@ -234,7 +235,8 @@ class ZmqPeerServer:
         self._flush()
 
     def _writable(self) -> None:
-        """A ROUTER is nearly always writable for some peer, so refused sends are repeated by the timer."""
+        """Does nothing: a ROUTER is nearly always writable for some peer, so refused sends are repeated by the timer.
+        """
 
     def _send(self, route: bytes, parts: Sequence[Buffer]) -> bool:
         import zmq

@@ -58,7 +58,7 @@ def address(endpoint: Endpoint) -> str:
 
 
 def new_keys() -> KeyPair:
-    """InvalidConfiguration: this ZeroMQ has no CURVE."""
+    """Makes keys. InvalidConfiguration: this ZeroMQ has no CURVE."""
     import zmq
     from zmq.utils import z85
 
@@ -109,7 +109,8 @@ class Context:
         return socket
 
     def listen_with(self, socket: zmq.Socket[bytes], access: PeerListening) -> str:
-        """Before it is bound: the socket takes only clients that its gate admits. Returns its domain of admission."""
+        """Makes the socket, before it is bound, take only clients that its gate admits. Returns its domain of
+        admission."""
         import zmq
 
         if self._admission is None:
@@ -128,7 +129,7 @@ class Context:
         return domain
 
     def call_with(self, socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
-        """Before it connects: the socket shows its key, and talks to the server with that key alone."""
+        """Makes the socket, before it connects, show its key, and talk to the server with that key alone."""
         import zmq
 
         socket.setsockopt(zmq.CURVE_SERVERKEY, bytes.fromhex(server or NO_KEY))
@@ -136,7 +137,7 @@ class Context:
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 
     def leave(self, domain: str) -> None:
-        """The server of this domain has ended."""
+        """Forgets the server of this domain, which has ended."""
         if self._admission is not None and self._admission.remove(domain):
             admission, self._admission = self._admission, None
             admission.close()
@@ -154,7 +155,8 @@ class Context:
 
 
 class Wire:
-    """One socket: calls `readable` when envelopes may have arrived and `writable` when a refused send may succeed."""
+    """A socket in the loop: calls `readable` when envelopes may have arrived and `writable` when a refused send may
+    succeed."""
 
     def __init__(self, context: Context, socket: zmq.Socket[bytes], *, routed: bool) -> None:
         import zmq
@@ -175,7 +177,8 @@ class Wire:
         self._resting: asyncio.TimerHandle | None = None
 
     def start(self, readable: Callable[[], bool], writable: Callable[[], None]) -> None:
-        """`readable` receives up to MULTIPARTS_PER_TURN envelopes and returns whether more may be waiting."""
+        """Starts the socket. `readable` receives up to MULTIPARTS_PER_TURN envelopes and returns whether more may be
+        waiting."""
         self._readable = readable
         self._writable = writable
         self._loop.add_reader(self._fd, self._turn)
@@ -204,7 +207,7 @@ class Wire:
         return int(self.socket.getsockopt(self._zmq.EVENTS))
 
     def recheck(self) -> None:
-        """To be called after a send, which may have consumed the descriptor's signal."""
+        """Checks the socket again after a send, which may have consumed the descriptor's signal."""
         if self._scheduled or self._resting is not None or self._readable is None:
             return
         if self._events() & self._in:

@@ -1,4 +1,4 @@
-"""Who is admitted to a peer server with keys: ZeroMQ asks, over ZAP (RFC 27), before it completes a connection.
+"""The admission to a peer server with keys: ZeroMQ asks, over ZAP (RFC 27), before it completes a connection.
 
 One handler for a context; ZeroMQ names the server in each question by its domain. The answer may wait for the gate, so
 questions are answered in any order. The user id of the answer is the client's public key: it comes back with each
@@ -29,7 +29,7 @@ ADMISSIONS_MAX = 64
 
 _LOG = logging.getLogger("magnetar.peers")
 _FIELDS = 9
-"""Of a question: route, an empty one, and the seven of the table."""
+"""Frames of a question: route, an empty one, and the seven of the table."""
 
 
 class Admission:

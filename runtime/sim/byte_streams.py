@@ -19,9 +19,9 @@ from .wires import End, Owner, Wires
 WINDOW_BYTES = 1 << 20
 """Bytes in transit or unread in one direction."""
 CLOSE_S = 1.0
-"""As runtime/tcp/streams.py."""
+"""Seconds that a close may take, as in runtime/tcp/streams.py."""
 PIECE_BYTES = 1000
-"""One arrival: about a packet, so that a protocol meets torn frames."""
+"""Bytes of one arrival: about a packet, so that a protocol meets torn frames."""
 
 _LOG = logging.getLogger("magnetar.bytes")
 
@@ -49,7 +49,7 @@ class SimByteStream:
         return Caller(self.peer)
 
     def admitted(self) -> None:
-        """Simulated connections are not bounded."""
+        """Does nothing: simulated connections are not bounded."""
 
     @property
     def queued_bytes(self) -> int:

@@ -39,7 +39,7 @@ UNLIMITED_BYTES = 1 << 40
 
 
 class Operation(NamedTuple):
-    """One operation on a disk. `number` counts from 1 over the life of the disk, failed ones included.
+    """An operation on a disk. `number` counts from 1 over the life of the disk, failed ones included.
 
     `inode` identifies the file, whatever its name is now: the number of the operation that created it.
     """
@@ -131,7 +131,7 @@ def _apply(pages: Pages, change: Write | Resize) -> None:
 
 
 def _survivors(write: Write, rng: random.Random) -> list[Write]:
-    """What a power loss leaves of an unsynced write: all, nothing, the beginning, or any of its sectors."""
+    """Returns what a power loss leaves of an unsynced write: all, nothing, the beginning, or any of its sectors."""
     fate = rng.randrange(4)
     if fate == 0:
         return [write]
@@ -187,7 +187,8 @@ class NameChange:
             directory.volatile.append(self)
 
     def make_durable(self) -> None:
-        """If an earlier change of the same name was lost, this one finds nothing to remove and is lost with it."""
+        """Makes the change durable. If an earlier change of the same name was lost, this one finds nothing to remove
+        and is lost with it."""
         if self.done:
             return
         self.done = True
@@ -247,7 +248,7 @@ class Disk:
             directory.now = dict(directory.durable)
 
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
-        """Damage at rest: one bit of the stored content, as read and as durable."""
+        """Damages the disk at rest: flips one bit of the stored content, as read and as durable."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             byte = pages.read(1, offset)
@@ -255,19 +256,19 @@ class Disk:
                 pages.write(bytes([byte[0] ^ (1 << bit)]), offset)
 
     def cut(self, path: str, size: int) -> None:
-        """Damage at rest: the file ends at `size`."""
+        """Damages the disk at rest: the file ends at `size`."""
         inode = self.inode(path)
         for pages in (inode.now, inode.durable):
             if pages.size > size:
                 pages.resize(size)
 
     def wipe(self) -> None:
-        """A new, empty disk."""
+        """Makes the disk new and empty."""
         self.root = Directory()
         self.process_died()
 
     def snapshot(self) -> Directory:
-        """What is durable now, as a backup; for `restore`."""
+        """Returns what is durable now, as a backup; for `restore`."""
         copied: dict[int, Node] = {}
 
         def copy(node: Node) -> Node:
@@ -293,7 +294,7 @@ class Disk:
 
     # ------------------------------------------------------------------ looking (not operations of a process)
     def paths(self) -> list[str]:
-        """Every file, sorted."""
+        """Returns every file, sorted."""
         found = [
             os.path.join(where, name)
             for directory, where in self._walk(self.root, "/")

@@ -70,7 +70,7 @@ class SimFile:
         self._sync(0)
 
     def _sync(self, size: int) -> None:
-        """`size`: of the direct write that syncs itself; 0 for `fdatasync`."""
+        """Syncs. `size`: of the direct write that syncs itself; 0 for `fdatasync`."""
         try:
             self._operate("fdatasync", size=size)
         except OSError:
@@ -121,7 +121,8 @@ class SimFile:
 
 
 class SimFiles:
-    """One process' files on a `Disk`. `on_death(reason)` is called by `die`; when `is_alive()` is false it is dead."""
+    """The files of one process on a `Disk`. `on_death(reason)` is called by `die`; when `is_alive()` is false it is
+    dead."""
 
     def __init__(
         self,

@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 class Process(Protocol):
-    """What the loop knows of the owner of a step."""
+    """The owner of a step, as the loop knows it."""
 
     alive: bool
     held: list[events.Handle] | None
-    """Not None: the process is stopped, and these are its steps since then."""
+    """Steps of a stopped process since then; None: it is not stopped."""
 
     def adopt(self, task: SimTask[Any]) -> None:
         """Keeps the task, so that it is not collected when the process dies."""
@@ -47,11 +47,12 @@ class Process(Protocol):
 PROCESS: ContextVar[Process | None] = ContextVar("magnetar_process", default=None)
 
 CLOCK_RESOLUTION_S = 1e-9
-"""At least; two steps of the clock's floating point number after years: a due timer must count as due."""
+"""Least resolution of the clock. It is two steps of its floating point number where that is more, after years: a due
+timer must count as due."""
 
 
 class Deadlock(Exception):
-    """Nothing is ready and no timer is set: the simulation can never go on."""
+    """The simulation can never go on: nothing is ready and no timer is set."""
 
 
 class OutOfBounds(Exception):
@@ -105,8 +106,8 @@ class _Interruptible(Coroutine[Any, Any, T]):
 
 
 def throw_into(task: SimTask[Any], fault: Exception) -> None:
-    """The task gets `fault` at the await where it waits now, as if its own code raised it. It must wait, and belong to
-    a process."""
+    """Throws `fault` into the task at the await where it waits now, as if its own code raised it. It must wait, and
+    belong to a process."""
     coroutine = task.get_coro()
     assert isinstance(coroutine, _Interruptible), "tasks of processes can be thrown into"
     coroutine.fault = fault
@@ -193,7 +194,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     @property
     def elapsed_s(self) -> float:
-        """Virtual seconds since the loop was made; used in messages and for the bounds."""
+        """Returns the virtual seconds since the loop was made; used in messages and for the bounds."""
         return self._now - self.origin_s
 
     def _jump(self) -> None:
@@ -207,7 +208,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         raise Deadlock(f"{when} nothing is ready and no timer is set; these wait:\n{self.describe_tasks()}")
 
     def describe_tasks(self) -> str:
-        """One line for each pending task of a living process: owner, name, where it waits."""
+        """Returns one line for each pending task of a living process: owner, name, where it waits."""
         lines = []
         for task in sorted(asyncio.all_tasks(self), key=lambda task: getattr(task, "serial", 0)):
             owner = task.process if isinstance(task, SimTask) else None
@@ -286,7 +287,8 @@ _COMPILED = re.compile(r"(\w+?)(?:_(_?[A-Z][A-Za-z0-9]*))?_gen")
 
 
 def _name_of(coroutine: object) -> str:
-    """The same for both twins, so that a seed has one hash: mypyc's coroutine has a type of its own, and no name."""
+    """Returns a name that is the same for both twins, so that a seed has one hash: mypyc's coroutine has a type of its
+    own, and no name."""
     name = getattr(coroutine, "__qualname__", None)
     if isinstance(name, str):
         return name

@@ -31,7 +31,7 @@ from .wires import Owner, Wires
 
 
 class SimNetwork:
-    """Unusable when its process is dead: any use then raises DeadProcess."""
+    """The network of a simulated process. When the process is dead, any use raises DeadProcess."""
 
     def __init__(
         self, wires: Wires, owner: Owner, clock: Clock, is_alive: Callable[[], bool], rng: random.Random

@@ -9,7 +9,7 @@ _ZEROS = bytes(PAGE_BYTES)
 
 
 class Pages:
-    """Bytes 0..size; pages of zeros only are not kept."""
+    """The content of a file, bytes 0..size, in pages; pages of zeros only are not kept."""
 
     __slots__ = ("_pages", "size")
 
@@ -21,7 +21,7 @@ class Pages:
         return Pages(self.size, dict(self._pages))
 
     def numbered(self) -> ItemsView[int, bytes]:
-        """(number, content) of every page that is not all zeros."""
+        """Returns (number, content) of every page that is not all zeros."""
         return self._pages.items()
 
     def read(self, size: int, offset: int) -> bytes:
@@ -52,7 +52,7 @@ class Pages:
         self.size = max(self.size, offset + len(data))
 
     def resize(self, size: int) -> None:
-        """Truncates, or extends with zeros."""
+        """Truncates the file, or extends it with zeros."""
         if size < self.size:
             number, start = divmod(size, PAGE_BYTES)
             for page in [page for page in self._pages if page > number or (page == number and start == 0)]:

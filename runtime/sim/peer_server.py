@@ -145,7 +145,7 @@ class SimPeerServer:
 
 
 class _Connection:
-    """One client at the server: receives requests, collects the answers of a turn."""
+    """A client at the server: receives requests, collects the answers of a turn."""
 
     def __init__(self, server: SimPeerServer, end: End) -> None:
         self.end = end

@@ -240,7 +240,7 @@ class SimServing:
 
 
 class _Connection:
-    """One client's connection at the server."""
+    """A client's connection at the server."""
 
     def __init__(self, server: SimServing, end: End) -> None:
         self._server = server
@@ -298,7 +298,8 @@ class _Connection:
         self._send(answer, f"{answer[0]} {id_} {len(answer[2])} B")
 
     async def _stream(self, id_: int, stream: SimStream, function: Callable[..., Any], authorization: str) -> None:
-        """A handler is not cancelled when its caller disconnects: it gets the error from its stream."""
+        """Runs the handler of a stream. It is not cancelled when its caller disconnects: it gets the error from its
+        stream."""
         failure = b""
         try:
             context = await self._context(authorization, stream.path)
@@ -323,7 +324,7 @@ class _Connection:
             stream.broke(errors.ConnectionLost("the stream's handler has returned"))
 
     def _end_of(self, id_: int, stream: SimStream, error: errors.MagnetarError) -> None:
-        """Before the handler's end, by this side."""
+        """Ends a stream before its handler's end, by this side."""
         if not stream.broken:
             self._send(("end", id_, _error_bytes(error)), f"end {id_} expired")
             stream.broke(error)

@@ -1,4 +1,4 @@
-"""One end of a simulated gRPC stream: coalescing, back-pressure, order, and the four ways in which a stream ends.
+"""An end of a simulated gRPC stream: coalescing, back-pressure, order, and the four ways in which a stream ends.
 
 | ends with | `receive`, after the items that arrived | `send` |
 |---|---|---|
@@ -29,7 +29,7 @@ WINDOW_BYTES = 4 << 20
 """Bytes in transit or unread in one direction of a stream (HTTP/2's window)."""
 
 CLOSE_TIMEOUT_S = 10.0
-"""How long an orderly close of a stream waits for the other side before it cancels (as runtime/grpc/client.py)."""
+"""Seconds that an orderly close of a stream waits for the other side before it cancels (as runtime/grpc/client.py)."""
 
 
 class SimStream:
@@ -100,7 +100,8 @@ class SimStream:
         self._check_open()
 
     async def close(self) -> None:
-        """Client: half-closes after the queued items, waits for the other's end (CLOSE_TIMEOUT_S). Never raises."""
+        """Closes. Client: half-closes after the queued items, waits for the other's end (CLOSE_TIMEOUT_S). Never
+        raises."""
         if not self._is_client:
             return
         self._half_closed = True

@@ -14,7 +14,8 @@ _FLUSH_LINES = 512
 
 
 class Trace:
-    """`note`: a line of the story; `detail`: a line of its details; `step`: of the loop, hashed and never shown."""
+    """The trace of a simulation. `note`: a line of the story; `detail`: a line of its details; `step`: of the loop,
+    hashed and never shown."""
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
         self.show = show

@@ -31,10 +31,10 @@ from .loop import VirtualLoop
 from .trace import Trace
 
 DIAL_TIMEOUT_S = 20.0
-"""A connection attempt into a partition ends after this (as runtime/grpc/client.py)."""
+"""Seconds after which a connection attempt into a partition ends (as runtime/grpc/client.py)."""
 
 PING_S = 0.0005
-"""Of a ping, each way."""
+"""Seconds of a ping, each way."""
 
 FIRST_PORT = 20000
 _WILDCARDS = ("", "0.0.0.0", "::")
@@ -52,7 +52,7 @@ class Owner(Protocol):
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """Rates are per message; times are in virtual seconds. The defaults are a healthy network."""
+    """The faults of a network. Rates are per message, times in virtual seconds. The defaults are a healthy network."""
 
     latency_s: float = 0.0003
     slow_rate: float = 0.0
@@ -63,17 +63,17 @@ class NetworkFaults:
 
 
 class Listener(Protocol):
-    """What accepts connections at a port."""
+    """A listener that accepts connections at a port."""
 
     owner: Owner
 
     def accept(self, end: End) -> None:
-        """A connection was made. Sets the end's `receive` and `lost`."""
+        """Called when a connection was made. Sets the end's `receive` and `lost`."""
         ...
 
 
 class End:
-    """One end of a connection. `receive(message)` and `lost()` are called in its owner's context."""
+    """An end of a connection. `receive(message)` and `lost()` are called in its owner's context."""
 
     def __init__(self, wires: Wires, owner: Owner, number: int) -> None:
         self.owner = owner
@@ -105,7 +105,7 @@ class End:
 
 
 class Wires:
-    """All connections and listeners of one simulation."""
+    """The connections and listeners of one simulation."""
 
     def __init__(self, loop: VirtualLoop, trace: Trace, rng: random.Random) -> None:
         self.faults = NetworkFaults()
@@ -124,7 +124,7 @@ class Wires:
 
     # ------------------------------------------------------------------ listeners
     def listen(self, endpoint: Endpoint, listener: Listener) -> Endpoint:
-        """Busy: a living process has the port. Port 0: one that was never used."""
+        """Listens. Busy: a living process has the port. Port 0: one that was never used."""
         port = endpoint.port
         if port == 0:
             self._next_port += 1
@@ -177,7 +177,7 @@ class Wires:
 
     # ------------------------------------------------------------------ faults
     def partition(self, source: str, target: str, *, both: bool = True) -> None:
-        """Nothing from `source` reaches `target` (and back, with `both`) until `heal`."""
+        """Lets nothing from `source` reach `target` (and back, with `both`) until `heal`."""
         self._trace.note(self._loop.elapsed_s, f"fault: {source} -{'/' if not both else 'X'}- {target}")
         self._blocked[source, target] = True
         if both:
@@ -204,7 +204,7 @@ class Wires:
         return (source, target) in self._blocked
 
     def cut(self, source: str, target: str) -> int:
-        """Breaks every connection between two nodes; the number of them."""
+        """Breaks every connection between two nodes; returns their number."""
         ends = [
             end
             for (_, side), end in list(self._ends.items())
@@ -215,7 +215,7 @@ class Wires:
         return len(ends)
 
     def half_open(self, source: str, target: str, noticed_s: float) -> int:
-        """Silences every connection between two nodes; each breaks up to `noticed_s` later; the number of them."""
+        """Silences every connection between two nodes; each breaks up to `noticed_s` later; returns their number."""
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
         self._trace.note(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
         for end in ends:
@@ -224,7 +224,7 @@ class Wires:
         return len(ends) // 2
 
     def clog(self, source: str, target: str, seconds: float) -> None:
-        """Messages between the two take up to so much longer; 0 ends it."""
+        """Delays messages between the two by up to so much more; 0 ends it."""
         self._trace.note(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
             if seconds:
@@ -233,7 +233,8 @@ class Wires:
                 self._clogged.pop(pair, None)
 
     def process_died(self, owner: Owner, *, silent: bool) -> None:
-        """`silent`: its machine lost power, and the others notice when a keep-alive fails."""
+        """Breaks the connections of a process that died. `silent`: its machine lost power, and the others notice when a
+        keep-alive fails."""
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
             self._forget(end)
@@ -241,7 +242,7 @@ class Wires:
 
     # ------------------------------------------------------------------ pings
     def ping(self, end: End, answer: asyncio.Future[None]) -> None:
-        """There and back: of the connection itself, which no service reads. It draws no number."""
+        """Pings there and back, by the connection itself, which no service reads. It draws no number."""
         self._loop.call_later(PING_S, self._pinged, end, end.other, answer, context=end.other.owner.context)
 
     def _pinged(self, end: End, at: End, answer: asyncio.Future[None]) -> None:

@@ -36,7 +36,7 @@ class DiskDelays:
 
 
 class SimWorker:
-    """One worker of a simulated process (`runtime.workers.Worker`)."""
+    """A worker of a simulated process (`runtime.workers.Worker`)."""
 
     def __init__(self, name: str, rng: random.Random, delays: DiskDelays, is_alive: Callable[[], bool]) -> None:
         self.name = name
@@ -118,6 +118,6 @@ class SimWorkers:
         return SimWorker(name, self._rng, self._delays, self._is_alive)
 
     async def load(self, *modules: str) -> None:
-        """At once: what this process has imported before must not change a trace."""
+        """Loads at once: what this process has imported before must not change a trace."""
         for each in modules:
             import_module(each)

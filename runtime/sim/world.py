@@ -45,8 +45,8 @@ EPOCH_MS = 1_700_000_000_000
 """The wall clock of every node when a simulation starts."""
 
 UPTIMES_S = (0, 60, 86_400, 100_000_000)
-"""A host has been up for at most one of these, up to three years. The origin of a monotonic clock has no other meaning,
-and no two origins agree: those of two nodes, or of `loop.time()` and `clock.monotonic()` of one."""
+"""Seconds that a host has been up, at most one of these, up to three years. The origin of a monotonic clock has no
+other meaning, and no two origins agree: those of two nodes, or of `loop.time()` and `clock.monotonic()` of one."""
 
 
 def uptime_s(rng: random.Random) -> float:
@@ -87,7 +87,7 @@ class Node:
 
 
 class SimProcess:
-    """One life of a node."""
+    """A life of a node."""
 
     def __init__(self, simulation: Simulation, node: Node) -> None:
         node.lives += 1
@@ -117,7 +117,7 @@ class SimProcess:
 
     @property
     def tasks(self) -> list[SimTask[Any]]:
-        """In the order in which they were made; some of them have ended."""
+        """Returns the tasks in the order in which they were made; some of them have ended."""
         return self._tasks
 
     def adopt(self, task: SimTask[Any]) -> None:
@@ -129,7 +129,7 @@ class SimProcess:
             self._prune_at = 64 + 2 * len(self._tasks)
 
     def expect(self, future: asyncio.Future[Any]) -> None:
-        """`future` fails with NodeCrashed if this process dies before it is done."""
+        """Fails `future` with NodeCrashed if this process dies before it is done."""
         self._waiting[id(future)] = future
         future.add_done_callback(lambda done: self._waiting.pop(id(done), None))
 
@@ -143,14 +143,15 @@ class SimProcess:
                 future.exception()  # the caller need not wait
 
     def end_tasks(self) -> None:
-        """After the run: ends its remaining coroutines. Their `finally` blocks run now, without any effect."""
+        """Ends, after the run, its remaining coroutines. Their `finally` blocks run now, without any effect."""
         self.alive = False
         for task in self._tasks:
             _end(task)
 
 
 class Simulation:
-    """See the module. `show` gets the trace line by line, with `details` also messages and operations of disks.
+    """A simulated cluster; see the module. `show` gets the trace line by line, with `details` also messages and
+    operations of disks.
 
     `steps_max`, `seconds_max` bound the run (OutOfBounds).
     """
@@ -173,7 +174,7 @@ class Simulation:
         self.wires = Wires(self.loop, self.trace, self.stream("network"))
         self.nodes: dict[str, Node] = {}
         self.complaints: list[str] = []
-        """What asyncio would have logged: unretrieved exceptions of processes that were alive."""
+        """Messages that asyncio would have logged: unretrieved exceptions of processes that were alive."""
         self.on_crash: list[Callable[[str, bool], None]] = []
         """Called at every death of a process: (node, whether the machine lost power). For observers."""
         self.on_task: Callable[[str, SimTask[Any]], None] | None = None
@@ -220,7 +221,7 @@ class Simulation:
         return self.spawn_in(self._process(name), coroutine)
 
     def spawn_in(self, process: SimProcess, coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-        """`spawn`, in any process of a node: see `second_process`."""
+        """Runs a coroutine like `spawn`, in any process of a node: see `second_process`."""
         outer: asyncio.Future[T] = self.loop.create_future()
         process.expect(outer)
         task = self.loop.create_task(coroutine, context=process.context.copy())
@@ -233,14 +234,15 @@ class Simulation:
         return SimProcess(self, self.node(name))
 
     def end_process(self, process: SimProcess) -> None:
-        """`kill -9` of a second process. Its locks stay: it must hold none."""
+        """Kills a second process as `kill -9` does. Its locks stay: it must hold none."""
         if process.alive:
             process.die("killed")
             self._ended.append(process)
             self.wires.process_died(process, silent=False)
 
     def crash(self, name: str, *, power_loss: bool = False) -> None:
-        """`kill -9`; with `power_loss` the machine stops: what was not synced is lost in part or whole."""
+        """Kills a node as `kill -9` does; with `power_loss` the machine stops: what was not synced is lost in part or
+        whole."""
         node = self.node(name)
         process = node.process
         if process is None or not process.alive:
@@ -269,7 +271,8 @@ class Simulation:
         self.node(name).disk.arm(operations, strike)
 
     def pause(self, name: str) -> bool:
-        """SIGSTOP: the node's process takes no step until `go_on`; messages to it wait. False: there is no process."""
+        """Pauses a node as SIGSTOP does: its process takes no step until `go_on`; messages to it wait. False: there is
+        no process."""
         process = self.node(name).process
         if process is None or process.held is not None:
             return False
@@ -278,7 +281,7 @@ class Simulation:
         return True
 
     def go_on(self, name: str) -> None:
-        """SIGCONT: the process continues, with its timers late."""
+        """Continues a process as SIGCONT does, with its timers late."""
         process = self.node(name).process
         if process is not None and process.held is not None:
             self.note(f"{name} goes on")

@@ -31,7 +31,7 @@ BACKLOG = 1024
 """Connections that wait to be accepted: all clients of a broker come back at once."""
 ACCEPTS_A_TURN = 64
 ACCEPT_AGAIN_S = 1.0
-"""After the system had no descriptor for a connection."""
+"""Seconds to the next accept after the system had no descriptor for a connection."""
 
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _LOG = logging.getLogger("magnetar.bytes")
@@ -40,7 +40,7 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 
 
 class Listening:
-    """What `listen` returns."""
+    """The listening sockets that `listen` returns."""
 
     def __init__(self, server: asyncio.Server | TlsDoor) -> None:
         self._server = server
@@ -51,7 +51,7 @@ class Listening:
 
     @property
     def handshakes(self) -> Strangers | None:
-        """Of TLS, under way."""
+        """Returns the handshakes of TLS that are under way."""
         return self._server.handshakes if isinstance(self._server, TlsDoor) else None
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Listening:
 async def listen(
     endpoint: Endpoint, make_protocol: MakeProtocol, tls: ssl.SSLContext | None, limits: Limits
 ) -> Listening:
-    """Busy: the port is taken, or the address is not of this machine."""
+    """Listens. Busy: the port is taken, or the address is not of this machine."""
     loop = asyncio.get_running_loop()
     try:
         if tls is not None:
@@ -111,7 +111,7 @@ class TlsDoor:
         self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     async def shaken(self, connection: socket.socket, peer: str) -> None:
-        """The protocol of the connection is made when this returns, or the connection is over."""
+        """Makes the protocol of the connection, which exists when this returns, or the connection is over."""
         try:
             await self._loop.connect_accepted_socket(
                 self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S,
@@ -133,7 +133,7 @@ class TlsDoor:
 
 
 class _Handshake:
-    """One that is under way."""
+    """A handshake that is under way."""
 
     is_busy = False
 
@@ -170,7 +170,7 @@ def _is_name(host: str) -> bool:
 
 
 async def _all_bound(endpoint: Endpoint) -> list[socket.socket]:
-    """One socket, or one for each address of a name."""
+    """Returns one socket, or one for each address of a name."""
     if not _is_name(endpoint.host):
         return [_bound(endpoint)]
     found = await asyncio.get_running_loop().getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)

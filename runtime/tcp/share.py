@@ -1,4 +1,5 @@
-"""What the connections of a port that are strangers, or send too much that carries nothing, have of the loop together.
+"""The share of the loop that all strangers of a port have together, and connections that send too much that carries
+nothing.
 
     share.spend(frames)          what such a connection was charged (`Http2Connection.charge`)
     share.is_spent               nothing is left now: a stranger's bytes wait
@@ -22,13 +23,13 @@ from collections.abc import Callable
 SHARE_RATE = 50_000.0
 """Frames that carry nothing a second, of 1.5 µs each."""
 SHARE_MOST = 2_000.0
-"""What may be saved: 3 ms."""
+"""Most frames that may be saved: 3 ms."""
 LOOK_S = 0.002
 TIDY_MIN = 256
 
 
 class Turn:
-    """Of one connection that waits; its end cancels it."""
+    """The turn of one connection that waits; its end cancels it."""
 
     __slots__ = ("go_on",)
 
@@ -40,6 +41,8 @@ class Turn:
 
 
 class Share:
+    """The share of one port."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
         self._left = SHARE_MOST
@@ -65,7 +68,7 @@ class Share:
         return self._left
 
     def later(self, go_on: Callable[[], None], *, is_light: bool) -> Turn:
-        """Not before LOOK_S."""
+        """Calls `go_on` when something is left, not before LOOK_S."""
         turn = Turn(go_on)
         (self._light if is_light else self._heavy).append(turn)
         self._look_later()
@@ -76,7 +79,7 @@ class Share:
             self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Each that waits now has one turn at most; what it does is spent before the next one's."""
+        """Gives each that waits now one turn at most; what it does is spent before the next one's."""
         self._timer = None
         left = self._refilled()
         if len(self._light) + len(self._heavy) > self._tidy_above:

@@ -21,20 +21,22 @@ from ..memory.descriptors import PROCESS
 from ..network import network_of
 
 STRANGERS_MIN = 16
-"""Of a port, however few connections it may have."""
+"""Strangers that a port may have, however few connections it may have."""
 
 
 class Stranger(Protocol):
+    """A connection whose caller is not known."""
+
     @property
     def is_busy(self) -> bool: ...
 
     def leave(self) -> None:
-        """Others wait. It ends its connection at once."""
+        """Ends its connection at once: others wait."""
         ...
 
 
 class Strangers:
-    """Of one port, in one stage: in the handshake, or after it."""
+    """The strangers of one port, in one stage: in the handshake, or after it."""
 
     def __init__(self, limits: Limits) -> None:
         self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
@@ -49,7 +51,7 @@ class Strangers:
         return stranger in self._address
 
     def __iter__(self) -> Iterator[Stranger]:
-        """The oldest first."""
+        """Yields the strangers, the oldest first."""
         return iter(list(self._address))
 
     @property
@@ -57,7 +59,7 @@ class Strangers:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
     def came(self, stranger: Stranger, peer: str) -> bool:
-        """False: there is no room for it, and none leaves."""
+        """Adds a stranger. False: there is no room for it, and none leaves."""
         if len(self._address) >= self.most and not self._push_out():
             return False
         address = network_of(peer)

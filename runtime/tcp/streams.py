@@ -19,9 +19,9 @@ from .strangers import Strangers
 from .tls import caller_context, listener_context
 
 EARLY_BYTES = 16 << 10
-"""Of what came while no reader waited; then the socket is not read until one does."""
+"""Most bytes that came while no reader waited; then the socket is not read until one does."""
 CLOSE_S = 1.0
-"""Time for what is queued when a connection is closed: a peer that does not read must not keep it open."""
+"""Seconds for what is queued when a connection is closed: a peer that does not read must not keep it open."""
 
 _LOG = logging.getLogger("magnetar.bytes")
 
@@ -33,7 +33,7 @@ class TcpStream(asyncio.BufferedProtocol):
         self, accepted: Callable[[TcpStream], None] | None = None, guard: Guard | None = None,
         known: Callable[[TcpStream], None] = lambda stream: None,
     ) -> None:  # fmt: skip
-        """`accepted`: is told when the connection is made; `known`: when its caller is known. May raise."""
+        """Begins a connection. `accepted`: is told when it is made; `known`: when its caller is known. May raise."""
         self.peer = "?"
         self.guard = guard
         self._known = known
@@ -59,7 +59,7 @@ class TcpStream(asyncio.BufferedProtocol):
             self._accepted(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """May be called in vain (TLS)."""
+        """Returns the buffer for what comes. May be called in vain (TLS)."""
         self._given = self._room() if self._room is not None else memoryview(bytearray(EARLY_BYTES))
         return self._given
 
@@ -202,7 +202,7 @@ class TcpServing:
             self._handlers.spawn(self._handle(stream), "bytes-connection")
 
     def _admit(self, stream: TcpStream) -> None:
-        """ConnectionLost: its address has as many connections as it may have."""
+        """Admits a connection. ConnectionLost: its address has as many connections as it may have."""
         if stream in self._known or stream not in self.strangers:
             return
         self.strangers.left(stream)

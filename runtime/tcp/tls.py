@@ -23,16 +23,16 @@ _LOG = logging.getLogger("magnetar.bytes")
 
 
 def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
-    """TLS 1.2 or later; with `ca` each caller has to have a certificate of it, or may (`optional`). `protocols`: those
-    that the handshake agrees on (ALPN). InvalidConfiguration."""
+    """Returns the context of a listener: TLS 1.2 or later; with `ca` each caller has to have a certificate of it, or
+    may (`optional`). `protocols`: those that the handshake agrees on (ALPN). InvalidConfiguration."""
     found = _Reloaded(tls, protocols)
     found.outer.sni_callback = found.before_handshake
     return found.outer
 
 
 def caller_context(tls: TlsFiles) -> ssl.SSLContext:
-    """Of a connection that is made: the other end is verified, by `ca` or the system's authorities, and is shown the
-    certificate, when there is one. InvalidConfiguration."""
+    """Returns the context of a connection that is made: the other end is verified, by `ca` or the system's authorities,
+    and is shown the certificate, when there is one. InvalidConfiguration."""
     try:
         context = ssl.create_default_context(cafile=tls.ca or None)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -54,7 +54,7 @@ class _Reloaded:
     def before_handshake(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext
     ) -> int | None:
-        """An alert: the handshake ends."""
+        """Loads changed files before a handshake. Returns None, or an alert, which ends the handshake."""
         try:
             stamps = _stamps(self._tls)
             if stamps != self._stamps:

@@ -34,7 +34,7 @@ def column(cells: Sequence[Any], shape: Shape) -> pa.Array:
 
 
 def _texts(cells: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """Of an enum: a number is its digits."""
+    """Returns a column of text, also of an enum: a number is its digits."""
     try:
         return pa.array(cells, type_)
     except (pa.ArrowException, TypeError):
@@ -49,7 +49,7 @@ def _records(cells: Sequence[Any], shape: Shape) -> pa.Array:
 
 
 def _begins(cells: Sequence[Any]) -> pa.Array:
-    """Where the items of each cell begin, null: it is null; and the end."""
+    """Returns where the items of each cell begin, null where it is null; and the end."""
     begins = accumulate((len(each) if each else 0 for each in cells), initial=0)
     nulls = chain((each is None for each in cells), (False,))
     return pa.array([None if null else at for at, null in zip(begins, nulls, strict=True)], pa.int32())

@@ -35,9 +35,9 @@ Decode = Callable[[bytes], Any]
 PIECE_ROWS = 2000
 """Rows that are objects at once: 20,000 of them do not fit into the caches of a processor, and cost a tenth more."""
 WRONG_PAYLOAD = (ValueError, RecursionError, InvalidMessage)
-"""What decoding raises: msgspec's errors are ValueErrors, or RecursionError for what is too deep."""
+"""Errors of decoding: msgspec's errors are ValueErrors, or RecursionError for what is too deep."""
 WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
-"""What Arrow raises for a value that its type cannot hold."""
+"""Errors of Arrow for a value that its type cannot hold."""
 
 
 class Versions(Protocol):
@@ -78,14 +78,15 @@ Build = Callable[[Rows, pa.DataType], pa.Array]
 
 
 class Decoding:
-    """Of one topic, for one task. `columns_of` gives what builds the columns that a query names, and no others."""
+    """The decoding of one topic, for one task. `columns_of` gives what builds the columns that a query names, and no
+    others."""
 
     def __init__(self, reader: Typed, versions: Versions, *, is_strict: bool) -> None:
         self._reader, self._versions, self._is_strict = reader, versions, is_strict
         self._cells: dict[str, pa.Array] = {}
 
     def columns_of(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
-        """What builds each of these columns of a batch; all are decoded when the first is asked for."""
+        """Returns a function for each of these columns that builds it; all are decoded when the first is asked for."""
         wanted = dict(zip(names, types, strict=True))
         if self._reader.info.type is SchemaType.JSON:
             self._reader = self._reader._replace(record=narrowed(self._reader.record, wanted))
@@ -145,7 +146,7 @@ class Decoding:
             return self._unfit(builder, row, error)
 
     def _unfit(self, builder: Rows, row: int, error: Exception) -> Any:
-        """The row of a payload that is not of its schema."""
+        """Returns a row of nulls for a payload that is not of its schema; InvalidMessage with schemaErrors=fail."""
         if self._is_strict:
             raise InvalidMessage(
                 f"message {builder.offset_of(row)} of {builder.topic} partition {builder.partition} is not of its "
@@ -225,7 +226,7 @@ def _converted(found: pa.Array, field: Field, type_: pa.DataType) -> pa.Array:
 
 
 def _has_nanos(type_: pa.DataType) -> bool:
-    """Spark's times end at the microsecond; what is below is left out."""
+    """Whether the type has nanoseconds: Spark's times end at the microsecond, and what is below is left out."""
     if pa.types.is_timestamp(type_):
         return bool(type_.unit == "ns")
     return any(_has_nanos(type_.field(at).type) for at in range(type_.num_fields))
@@ -242,7 +243,7 @@ def _blank(reader: Typed) -> Any:
 
 
 def _plain(schema: Any) -> Any:
-    """Without logical types but decimal: the reader has times as numbers, and so must the writer."""
+    """Returns the schema without logical types but decimal: the reader has times as numbers, and so must the writer."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
@@ -270,8 +271,8 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Python looks for circles among all objects each time that thousands are made; rows have none, and the search
-    costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
+    """Switches the collector off: Python looks for circles among all objects each time that thousands are made; rows
+    have none, and the search costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
     was_on = gc.isenabled()
     gc.disable()
     try:

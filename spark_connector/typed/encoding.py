@@ -32,7 +32,7 @@ SOURCE_ONLY = {f"{META}{name}" for name in ("topic", "offset", "messageId", "pub
 
 
 def check_columns(schema: StructType, topic: str, known: Typed) -> None:
-    """InvalidConfiguration, which names the column."""
+    """Raises InvalidConfiguration, which names the column."""
     fields = {each.name: each for each in known.record.fields}
     for column in schema:
         if column.name in METADATA | SOURCE_ONLY:
@@ -56,12 +56,12 @@ def check_columns(schema: StructType, topic: str, known: Typed) -> None:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Equal but for what may be null: each row is looked at."""
+    """Whether the types are equal but for what may be null: each row is looked at."""
     return found.simpleString() == wanted.simpleString()
 
 
 class Encoding:
-    """Of one topic, for one task."""
+    """The encoding of one topic, for one task."""
 
     def __init__(self, known: Typed) -> None:
         self._known = known
@@ -77,7 +77,7 @@ class Encoding:
             self._encode = msgspec.json.Encoder(decimal_format="number").encode
 
     def payloads(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """Of each row. InvalidRequest."""
+        """Encodes each row. Raises InvalidRequest."""
         cells = {name: self._cells(batch, name) for name in batch.schema.names if name in self._fields}
         try:
             if self._known.record.is_single:
@@ -92,7 +92,7 @@ class Encoding:
             raise InvalidRequest(f"a row does not fit the schema of its topic: {said}") from error
 
     def _absent(self, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """What JSON says of fields that have no column; Avro's library knows it itself."""
+        """Returns what JSON says of fields that have no column; Avro's library knows it itself."""
         if self._known.info.type is not SchemaType.JSON:
             return {}
         return {name: field.default for name, field in self._fields.items() if name not in cells}
@@ -124,7 +124,7 @@ class Encoding:
         return next(each["type"] for each in record.avro["fields"] if each["name"] == field.name)
 
     def _check(self, column: pa.Array, definition: Any, path: str) -> None:
-        """What Arrow has and the definition has not. By columns, also of what is inside."""
+        """Refuses what Arrow has and the definition has not. By columns, also of what is inside."""
         if isinstance(definition, list):
             column = column.drop_null()
             definition = next(each for each in definition if each != "null")
@@ -154,7 +154,7 @@ class Encoding:
 
 
 def _is_coarse(type_: pa.DataType) -> bool:
-    """It has times of milliseconds, and none of nanoseconds: what is below a millisecond is left out."""
+    """Whether it has times of milliseconds, and none of nanoseconds: what is below a millisecond is left out."""
     units = _units(type_)
     return "ms" in units and "ns" not in units
 
@@ -166,7 +166,8 @@ def _units(type_: pa.DataType) -> set[str]:
 
 
 def _with_maps(type_: pa.DataType) -> Callable[[Any], Any] | None:
-    """Arrow has a map as a list of pairs, the encoders as a dict. None: there is none in it."""
+    """Returns a function that turns Arrow's maps, lists of pairs, into the encoders' dicts. None: there is none in it.
+    """
     if pa.types.is_map(type_):
         value = _with_maps(type_.item_type) or _same_value
         return lambda pairs: {key: None if each is None else value(each) for key, each in pairs}

@@ -1,4 +1,4 @@
-"""Which of a topic's schemas a query reads and writes with, and the columns of a typed query.
+"""The schemas of a topic that a query reads and writes with, and the columns of a typed query.
 
 A query that gives no schema reads with the newest one. A frame keeps the columns that it was planned with: a reader
 gets the newest schema that has all of them, with their types. So a query goes on while its topic's schema evolves, and
@@ -37,7 +37,7 @@ from ...proto.schema import SchemaInfo, SchemaType
 from .shapes import Field, Record, Shape, record_of
 
 META = "__"
-"""What the names of the columns begin with that are not of a schema: `__key`."""
+"""Beginning of the names of the columns that are not of a schema: `__key`."""
 BY_AVRO = (SchemaType.AVRO, SchemaType.JSON)
 
 
@@ -73,7 +73,7 @@ class Typed(NamedTuple):
 
 
 def typed(topic: str, info: SchemaInfo) -> Typed:
-    """InvalidConfiguration: columns cannot be made of it; it says what to use instead."""
+    """Returns the typed schema. InvalidConfiguration: columns cannot be made of it; it says what to use instead."""
     shape = _SINGLE.get(info.type)
     if shape is not None:
         return Typed(info, Record((Field("value", shape),), None, None, is_single=True))
@@ -91,7 +91,7 @@ def typed(topic: str, info: SchemaInfo) -> Typed:
 
 
 def newest(topic: str, versions: Iterable[TopicSchema]) -> Typed:
-    """InvalidConfiguration: there is none."""
+    """Returns the newest schema. InvalidConfiguration: there is none."""
     living = [each for each in versions if not each.deleted]
     if not living:
         raise InvalidConfiguration(
@@ -136,8 +136,8 @@ def _has(found: Typed, named: Mapping[str, DataType]) -> bool:
 
 
 def columns(schemas: Mapping[str, Typed], metadata: Iterable[StructField]) -> StructType:
-    """Of a query over these topics. `metadata`: the other columns. InvalidConfiguration: two topics differ, or a field
-    is called as one of the others."""
+    """Returns the columns of a query over these topics. `metadata`: the other columns. InvalidConfiguration: two topics
+    differ, or a field is called as one of the others."""
     if not schemas:
         raise InvalidConfiguration("no topic matches, so there is no schema: create a topic, or give one by .schema(…)")
     first = next(iter(schemas))

@@ -62,7 +62,7 @@ MISSING_IS_NULL = None
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A type, everywhere."""
+    """The shape of a type, everywhere: in Spark, Arrow and JSON."""
 
     spark: DataType
     raw: pa.DataType
@@ -76,6 +76,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Field:
+    """A field of a record: its name, its type, and its default."""
+
     name: str
     shape: Shape
     has_default: bool = False
@@ -83,7 +85,7 @@ class Field:
 
     @property
     def fills(self) -> bool:
-        """A payload of JSON that lacks it has another value than null."""
+        """Whether a payload of JSON that lacks it has another value than null."""
         return self.has_default and self.default is not None
 
 
@@ -126,7 +128,7 @@ _TIMES: dict[str, tuple[str, DataType, pa.DataType]] = {
 
 
 def record_of(info: SchemaInfo) -> Record:
-    """Of a schema of type AVRO or JSON. InvalidSchema: columns cannot be made of it."""
+    """Returns the record of a schema of type AVRO or JSON. InvalidSchema: columns cannot be made of it."""
     parsed = avro_definition(info)
     try:
         return _Shapes(names_of(parsed), json_=info.type is SchemaType.JSON).top(parsed)
@@ -135,7 +137,7 @@ def record_of(info: SchemaInfo) -> Record:
 
 
 def narrowed(record: Record, names: Collection[str]) -> Record:
-    """With these fields alone, for payloads of JSON."""
+    """Returns the record with these fields alone, for payloads of JSON."""
     if record.is_single:
         return record
     fields = tuple(each for each in record.fields if each.name in names)
@@ -208,7 +210,7 @@ class _Shapes:
         return self._logical(schema, kind, path)
 
     def _named(self, schema: Any, what: dict[str, Any]) -> Any:
-        """Avro defines a name once; after that it is a reference."""
+        """Returns the definition of a named type; after the first time its name, as Avro defines a name once."""
         name = schema["name"]
         if name in self._seen:
             return name
@@ -271,7 +273,8 @@ class _Shapes:
         return self.of(kind, path, ())
 
     def _decimal(self, schema: Any, kind: str) -> Shape | None:
-        """None: it has more digits than Spark, and stays bytes. Avro: who does not know a logical type ignores it."""
+        """Returns the shape of a decimal. None: it has more digits than Spark, and stays bytes. Avro: a reader that
+        does not know a logical type ignores it."""
         precision, scale = schema.get("precision"), schema.get("scale", 0)
         if not (isinstance(precision, int) and isinstance(scale, int)):
             return None
@@ -284,7 +287,8 @@ class _Shapes:
 
 
 def _struct(name: str, fields: tuple[Field, ...]) -> Any:
-    """Fields have numbers for names: Python forbids some of Avro's. What a payload lacks is its default, or null."""
+    """Returns a class for the fields, with numbers for names: Python forbids some of Avro's. What a payload lacks is
+    its default, or null."""
     defined = []
     for number, each in enumerate(fields):
         default: Any = MISSING_IS_NULL

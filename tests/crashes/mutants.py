@@ -1,4 +1,4 @@
-"""Defects of the catalogue (docs/defects.md) that are a matter of order on one bookie, each as a patch.
+"""Defects of the catalogue (docs/design/defects.md) that are a matter of order on one bookie, each as a patch.
 
 The enumeration must find every one: `killed(mutant)` says in which state. A mutant is on while the workload is
 recorded and while stores are started.

@@ -1,6 +1,6 @@
 """Starts a store on what a crash left, with the real code, and asks it for everything that was promised.
 
-docs/invariants.md 14, 15, 18: acknowledged ⊆ present ⊆ sent, byte for byte; 16: fences hold, and only what
+docs/design/invariants.md 14, 15, 18: acknowledged ⊆ present ⊆ sent, byte for byte; 16: fences hold, and only what
 was fenced is fenced; 17: an acknowledged entry is never "no such entry", and a crash never ends in a refusal to start
 nor in limbo, but for the limbo that was entered before: that one, its fences and quarantined entries are not
 forgotten, a miss of theirs is UNKNOWN, and they end when the store said so; 19: the mark never regresses; 20: every

@@ -1,4 +1,4 @@
-"""The table of docs/defects.md: the mutant bank (tests/mutants/bank.py), one row for each defect."""
+"""The table of docs/design/defects.md: the mutant bank (tests/mutants/bank.py), one row for each defect."""
 
 from __future__ import annotations
 

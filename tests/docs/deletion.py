@@ -1,4 +1,4 @@
-"""The table of docs/data-deletion.md: every condition between "acknowledged" and "the bytes are gone", in their order.
+"""The table of docs/design/data-deletion.md: each condition between "acknowledged" and "the bytes are gone", in order.
 
 Conditions that are members of an enum of reasons come from it, all of them; the others are written here.
 """
@@ -48,7 +48,7 @@ ENDS: dict[enum.Enum, str] = {
     "`unsubscribed_mib`; or a durable subscription is made, which needs it or not",
     Stays.RETAINED_BY_TIME: "`retention_minutes` have passed since it ended",
     Stays.RETAINED_BY_SIZE: "the acknowledged ledgers after it in the topic contain `retention_mib`",
-    PassRefused.LIMBO: "limbo ends (docs/protocol.md §2.7)",
+    PassRefused.LIMBO: "limbo ends (docs/design/protocol.md §2.7)",
     PassRefused.UNEXPLAINED: f"the right metadata is back; or {FORCED}",
     PassRefused.WENT_BACK: f"the right metadata is back, and the bookie was started again; or {FORCED}",
     KeepReason.DEAD: "no longer: the log is deleted",

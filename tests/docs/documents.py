@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *PAGES]
 
 _FENCE = re.compile(r"^```(\w*)\s*$")
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -57,6 +58,14 @@ def commands(block: Block) -> Iterator[Command]:
     for number, line in enumerate(block.text.splitlines(), block.line + 1):
         if words := shlex.split(line, comments=True):
             yield Command(number, words, runs=True)
+
+
+def replaced(text: str, name: str, table: str) -> str:
+    """`text` with what stands between the marks of `name` replaced."""
+    begin, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
+    pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.S)
+    assert len(pattern.findall(text)) == 1, f"the marks of {name!r} are not there, or twice"
+    return pattern.sub(lambda _: begin + table + "\n" + end, text)
 
 
 def spoken(document: str) -> Iterator[Command]:

@@ -1,4 +1,4 @@
-"""The table of docs/extending.md: which modules of the product name a subscription type, by their syntax trees."""
+"""The table of docs/design/extending.md: the modules of the product that name a subscription type."""
 
 from __future__ import annotations
 

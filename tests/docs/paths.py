@@ -1,7 +1,7 @@
 """Paths in docs/ follow their symbols: `a/b.py` `Symbol` is corrected when another module defines the symbol.
 
-Only where the named file does not define it and exactly one module of the product does; anything else is for a reader
-to decide, and tests/test_map.py and tests/docs/test_names.py say what is wrong.
+Only where the named file is of the product and does not define it, and exactly one module of the product does;
+anything else is for a reader to decide, and tests/test_map.py and tests/docs/test_names.py say what is wrong.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ def corrected(text: str) -> str:
 def _pair(match: re.Match[str]) -> str:
     path, symbol = match.groups()
     paths = _defined().get(symbol, ())
-    if path in paths or len(paths) != 1:
+    if path in paths or len(paths) != 1 or path.startswith("tests/"):
         return match[0]
     return f"`{paths[0]}` `{symbol}`"

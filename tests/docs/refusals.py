@@ -1,4 +1,4 @@
-"""The tables of docs/refusals.md: one row for each member of an enum of refusals, and where the code uses it.
+"""The tables of docs/design/refusals.md: one row for each member of an enum of refusals, and where the code uses it.
 
 A place is named as `module` `Class.function`, found in the syntax tree: a module that moves is found where it is.
 """
@@ -52,6 +52,8 @@ def _walk(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
         inner = owner
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             inner = f"{owner}.{child.name}".lstrip(".")
+        elif isinstance(child, ast.Assign) and not owner:  # a constant of the module
+            inner = ast.unparse(child.targets[0])
         elif isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name):
             yield f"{child.value.id}.{child.attr}", owner
         yield from _walk(child, inner)

@@ -1,7 +1,7 @@
 """State pictures of the ledger protocol, found by playing with the cores: each arrow is a step that one of them took.
 
 Nothing here knows the states: a core is driven by chance through all its intents and the answers to its effects, and
-every change of its state is noted with what caused it. So a picture that docs/ledgers.md shows is what the code does;
+every change of its state is noted with what caused it. So a picture of docs/design/ledgers.md shows what the code does;
 `python -m tests.docs.tables --check` fails when it is not any more.
 """
 

@@ -7,7 +7,6 @@ followed by a symbol becomes that of the module that defines the symbol (tests/d
 from __future__ import annotations
 
 import enum
-import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from magnetar.broker.common.memory import SHARES as OF_BROKER
 from magnetar.broker.protocols.rest import routes as rest_routes
 from magnetar.broker.protocols.rest.table import NAMESPACE, ROUTES, TOPIC, Row
 from magnetar.cli.common.exits import code_of
+from magnetar.cli.main import COMMANDS
 from magnetar.cli.metrics.bookkeeper import SECOND
 from magnetar.cli.metrics.transactions import PULSAR
 from magnetar.cli.run.memory import STANDALONE_BYTES
@@ -33,8 +33,9 @@ from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import REQUIRED, defaults_of, settings
 from magnetar.runtime.memory.settings import ProcessConfig
 from magnetar.runtime.memory.shares import NO_LIMIT, plan
-from tests.docs import administration, complaints, defects, deletion, extending, states
-from tests.docs.documents import DOCUMENTS, ROOT
+from magnetar.security.settings import SECTIONS as OF_SECURITY
+from tests.docs import administration, complaints, defects, deletion, extending, recipes, states
+from tests.docs.documents import DOCUMENTS, ROOT, replaced
 from tests.docs.paths import corrected
 from tests.docs.refusals import OPERATIONS, refusals_table
 
@@ -67,6 +68,15 @@ def settings_table(kind: type) -> str:
     return "\n".join(lines)
 
 
+def security_table() -> str:
+    """One row per setting of security.toml, below that of its section."""
+    lines = ["| setting | default | what it is |", "|---|---|---|"]
+    for section, kind in OF_SECURITY.items():
+        lines.append(f"| **`[{section}]`** | | {' '.join((kind.__doc__ or '').split())} |")
+        lines += settings_table(kind).splitlines()[2:]
+    return "\n".join(lines)
+
+
 def _default(name: str, value: object) -> str:
     if isinstance(value, RepairConfig | StoreConfig):
         return "below"
@@ -74,7 +84,7 @@ def _default(name: str, value: object) -> str:
         return "required"
     if isinstance(value, enum.Enum):
         return f"`{value.name}`"
-    if value is None or value in ("", {}):
+    if value is None or value in ("", {}, ()):
         return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -173,38 +183,48 @@ def pulsars_table() -> str:
     return "\n".join(lines)
 
 
+def commands_table() -> str:
+    """One row per command, or group of commands, of `magnetar`."""
+    rows = (f"| `magnetar {name}` | {command.help} |" for name, command in COMMANDS.items())
+    return "\n".join(["| command | what for |", "|---|---|", *rows])
+
+
 TABLES: dict[str, Table] = {
     **{
         f"settings of the {name}": Table("docs/settings.md", lambda kind=kind: settings_table(kind))  # type: ignore[misc]
         for name, kind in CONFIGURATIONS.items()
     },
+    "settings of security": Table("docs/settings.md", security_table),
     "shares of memory": Table("docs/settings.md", shares_table),
-    "states of a record": Table("docs/ledgers.md", states.record_diagram),
-    "states of a writer": Table("docs/ledgers.md", states.writer_diagram),
-    "states of a recovery": Table("docs/ledgers.md", states.recovery_diagram),
+    "states of a record": Table("docs/design/ledgers.md", states.record_diagram),
+    "states of a writer": Table("docs/design/ledgers.md", states.writer_diagram),
+    "states of a recovery": Table("docs/design/ledgers.md", states.recovery_diagram),
     **{
-        f"refusals of {operation}": Table("docs/refusals.md", lambda kind=kind: refusals_table(kind))  # type: ignore[misc]
+        f"refusals of {operation}": Table("docs/design/refusals.md", lambda kind=kind: refusals_table(kind))  # type: ignore[misc]
         for operation, kind in OPERATIONS.items()
     },
-    "conditions of deletion": Table("docs/data-deletion.md", deletion.deletion_table),
-    "modules that know a subscription type": Table("docs/extending.md", extending.types_table),
+    "conditions of deletion": Table("docs/design/data-deletion.md", deletion.deletion_table),
+    "modules that know a subscription type": Table("docs/design/extending.md", extending.types_table),
+    **{
+        name: Table("docs/design/recipes.md", make)
+        for name, make in {
+            "modules that know a kind of metadata store": recipes.stores_table,
+            "tasks of a broker": recipes.tasks_table,
+            "statistics that are shown": recipes.numbers_table,
+            "records of the metadata": recipes.records_table,
+            "rpcs and frames": recipes.rpcs_table,
+        }.items()
+    },
     "complaints": Table("docs/features.md", complaints.complaints_table),
-    "defects": Table("docs/defects.md", defects.defects_table),
+    "defects": Table("docs/design/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),
     "operations": Table("docs/administration.md", administration.operations_table),
+    "commands": Table("docs/administration.md", commands_table),
     "routes": Table("docs/rest.md", routes_table),
     "permissions": Table("docs/security.md", permissions_table),
-    "BookKeeper's names": Table("docs/operations.md", bookkeeper_table),
-    "Pulsar's names": Table("docs/operations.md", pulsars_table),
+    "BookKeeper's names": Table("docs/metrics.md", bookkeeper_table),
+    "Pulsar's names": Table("docs/metrics.md", pulsars_table),
 }
-
-
-def replaced(text: str, name: str, table: str) -> str:
-    """`text` with what stands between the marks of `name` replaced."""
-    begin, end = f"<!-- generated: {name} -->\n", "<!-- end -->"
-    pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.S)
-    assert len(pattern.findall(text)) == 1, f"the marks of {name!r} are not there, or twice"
-    return pattern.sub(lambda _: begin + table + "\n" + end, text)
 
 
 def stale(*, write: bool) -> list[str]:

@@ -8,10 +8,14 @@ from pathlib import PurePosixPath
 
 import pytest
 
+import magnetar
+import magnetar.exceptions
 from magnetar.broker.subscription.core.policies import TYPES
+from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.proto import errors
 from tests import layout
 from tests.docs.documents import DOCUMENTS, ROOT
+from tests.docs.paths import PAIR
 
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
@@ -41,6 +45,12 @@ def test_files_and_folders_in_backticks_exist(document: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_symbol_after_its_module_is_defined_there(document: str) -> None:
+    pairs = {pair for pair in PAIR.findall(_text(document)) if (ROOT / pair[0]).exists()}
+    assert not [pair for pair in pairs if pair[1] not in layout.symbols(layout.module(pair[0]).tree)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_tests_in_backticks_exist(document: str) -> None:
     known = layout.tests()
     assert not [name for name in re.findall(r"`(test_\w+)`", _text(document)) if name not in known]
@@ -62,16 +72,30 @@ def test_errors_in_backticks_exist(document: str) -> None:
     assert not [name for name in named if not hasattr(errors, name) and name not in known]
 
 
-def test_messages_in_the_table_of_troubles_are_said_by_the_code() -> None:
+def test_messages_in_the_tables_of_troubles_are_said_by_the_code() -> None:
     said = "".join(module.text for module in layout.modules())
-    rows = re.findall(r"^\| `([^`]+ [^`]+)`", _text("docs/operations.md").partition("## When something")[2], re.M)
+    of_operators = _text("docs/operations.md").partition("## When something")[2]
+    rows = re.findall(r"^\| `([^`]+ [^`]+)`", of_operators + _text("docs/troubleshooting.md"), re.M)
     assert rows
     pieces = [piece.strip() for row in rows for piece in row.split("…") if piece.strip()]
     assert not [piece for piece in pieces if piece not in said]
 
 
+def test_errors_of_the_troubles_of_clients_are_those_of_the_sdk() -> None:
+    cells = re.findall(r"^\| ([^|]+) \|", _text("docs/troubleshooting.md"), re.M)
+    named = {name for cell in cells for name in re.findall(r"`([A-Z][A-Za-z]+)`", cell)}
+    assert len(named) >= 20
+    assert not [name for name in named if not issubclass(getattr(magnetar.exceptions, name), magnetar.PulsarException)]
+
+
+def test_each_reason_why_no_consumer_gets_the_next_message_has_its_row() -> None:
+    rows = re.findall(r"^\| ([^|`]+) \|", _text("docs/troubleshooting.md").partition("| `blocked` |")[2], re.M)
+    reasons = [each.value for each in Blocked.reasons()]
+    assert [row for row in rows if row in reasons] == reasons
+
+
 def test_the_tours_are_short_and_the_words_have_one_meaning_each() -> None:
-    text = _text("docs/architecture.md")
+    text = _text("docs/design/architecture.md")
     assert len(text.splitlines()) <= 120
     glossary = re.findall(r"^\| ([^|]+) \|", text.partition("## Words")[2], re.M)[1:]
     assert len(set(glossary)) == len(glossary)
@@ -88,6 +112,12 @@ def test_every_document_is_reached_from_the_readme() -> None:
         links = [normpath(folder / link) for link in _LINK.findall(_text(document)) if link.endswith(".md")]
         to_do += [link for link in links if link not in reached and (ROOT / link).is_file()]
     assert set(DOCUMENTS) <= reached
+
+
+def test_the_figures_of_the_readme_are_rows_of_the_table_of_figures() -> None:
+    rows = re.findall(r"^\| .* \| `python -m benchmarks .*$", _text("README.md"), re.M)
+    assert len(rows) == 6
+    assert set(rows) <= set(_text("docs/performance.md").splitlines())
 
 
 def test_the_readme_promises_no_more_subscription_types_than_there_are() -> None:

@@ -16,11 +16,12 @@ from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire
 from magnetar.runtime.config import SECTIONS, defaults_of, load, settings
 from magnetar.runtime.disk import EXIT_DISK_FAILED
+from magnetar.security.settings import SECTIONS as OF_SECURITY
 from magnetar.spark_connector import options as spark
 from magnetar.spark_connector.options import SinkOptions, SourceOptions
 from tests import layout
-from tests.docs.documents import blocks
-from tests.docs.tables import CONFIGURATIONS, error_classes, replaced, stale
+from tests.docs.documents import blocks, replaced
+from tests.docs.tables import CONFIGURATIONS, error_classes, stale
 
 HOLDERS = {"config", "_config", "settings", "_settings", "given", "options", "_options"}
 """What a configuration is called where it is read: `config.x`, `self._settings.x`."""
@@ -42,6 +43,12 @@ def test_a_table_is_replaced_between_its_marks_only() -> None:
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_setting_says_what_it_is_for(name: str) -> None:
     assert not [setting.name for setting in settings(CONFIGURATIONS[name]) if not setting.doc]
+
+
+def test_every_setting_of_security_and_each_section_says_what_it_is_for() -> None:
+    assert all(kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(") for kind in OF_SECURITY.values())
+    silent = [(section, each.name) for section, kind in OF_SECURITY.items() for each in settings(kind) if not each.doc]
+    assert not silent
 
 
 @pytest.mark.parametrize("name", READ)

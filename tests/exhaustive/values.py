@@ -14,7 +14,7 @@ CHANGE_STATES = ("CHANGING", "SETTLING")
 
 
 class Broken(AssertionError):
-    """A promise was not kept; begins with the invariant's number (docs/invariants.md)."""
+    """A promise was not kept; begins with the invariant's number (docs/design/invariants.md)."""
 
 
 class Shape(NamedTuple):

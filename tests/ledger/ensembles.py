@@ -1,7 +1,8 @@
 """The writer's core against a metadata record and bookies that keep what they acknowledged: any interleaving.
 
 A `Play` is driven by steps (a kind and a number that picks among what is possible). The metadata's side of a change is
-two steps, the write and its answer, so that acks and failures fall between. Checked after each (docs/invariants.md):
+two steps, the write and its answer, so that acks and failures fall between. Checked after each
+(docs/design/invariants.md):
 
     2   the record's fragments: keys strictly increase, distinct bookies
     5   a confirmed entry is synced at Qa bookies of the fragment that the *metadata* names for it

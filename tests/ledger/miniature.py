@@ -2,8 +2,8 @@
 
 `Miniature(seed).run()` plays one short schedule: a writer appends, bookies go away and come back, messages are lost,
 late or out of order, recoverers start at any time, also several at once. Then the network heals, a last one closes
-the ledger, and every promise is checked (docs/invariants.md: 1-13). A violation raises with the seed in its text.
-The flags of `Sabotage` break the network's side of a rule; the cores' side is broken by monkeypatching them.
+the ledger, and every promise is checked (docs/design/invariants.md: 1-13). A violation raises with the seed in its
+text. The flags of `Sabotage` break the network's side of a rule; the cores' side is broken by monkeypatching them.
 """
 
 from __future__ import annotations

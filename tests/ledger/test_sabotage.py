@@ -1,4 +1,4 @@
-"""The miniature finds what it should: one defect of docs/defects.md at a time, and the schedules that break on it.
+"""The miniature finds what it should: one defect of docs/design/defects.md at a time, and schedules that break on it.
 
 `test_sound_schedules_keep_every_promise` is the guard; each mutant below must make some schedule of `SEEDS` fail.
 """

@@ -1,4 +1,4 @@
-"""What metadata/store.py promises, asked of every store: in process, over gRPC, and over the simulated network."""
+"""What metadata/store.py promises, asked of every store: SQLite in process, remote and simulated; ZooKeeper."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ Examples:
     python -m tests.mutants M08 M11 --seeds-max 20000
 
 A mutant per line: what is broken, the seeds that were needed, what fell. A mutant that stays alive says that the
-simulator or its invariants are too weak. The last line is JSON: `killed` and `alive` are ids of docs/defects.md;
+simulator or its invariants are too weak. The last line is JSON: `killed` and `alive` are ids of docs/design/defects.md;
 `median_seeds` is over those that seeds killed.
 Exit code 1: one is alive.
 """

@@ -1,6 +1,7 @@
-"""The defects, by the numbers of the catalogue (docs/defects.md). One id is one defect: M05b is a relative of M05.
+"""The defects, by the numbers of the catalogue (docs/design/defects.md). One id is one defect.
 
-M33 and those above it are ours: the protocol simulation, and attacks, found them; those from M50 on are of security.
+M05b is a relative of M05. M33 and those above it are ours: the protocol simulation, and attacks, found them; those
+from M50 on are of security.
 
 `fells` says what is expected to fall: invariants by their numbers,
 "assert" a core's own check, or the directed test. What fell is printed; that it is another one is no failure.

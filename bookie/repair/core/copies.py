@@ -1,4 +1,4 @@
-"""What a worker does with one ledger: which copies are missing where, and what comes next. Pure.
+"""The next step of a worker with one ledger: which copies are missing where, and what is done about it. Pure.
 
 A fragment is *final* when the ledger is CLOSED or it is not the last one: then its entries never change, and only
 then is it repaired (M21). The copy at slot i of a final fragment consists of the entries whose write set has i. It is
@@ -69,18 +69,24 @@ class Gap(NamedTuple):
 
 
 class Unmark(NamedTuple):
+    """Removes the mark of the ledger."""
+
     why: str
 
 
 class Fill(NamedTuple):
+    """Copies the missing entries of these gaps."""
+
     gaps: tuple[Gap, ...]
 
 
 class Recover(NamedTuple):
-    pass
+    """Recovers the ledger: fences its writer and gives it its end."""
 
 
 class Wait(NamedTuple):
+    """Leaves the ledger marked, and tries again after `seconds`."""
+
     why: Stuck
     text: str
     seconds: float = 0.0  # 0: as after any failed try
@@ -103,7 +109,7 @@ def final_fragments(record: LedgerRecord) -> list[Final]:
 
 
 def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """First and last of each run of entries of `first … last` whose write set has `slot`, ascending."""
+    """Yields first and last of each run of entries of `first … last` whose write set has `slot`, ascending."""
     entry = first
     while entry <= last:
         length = striping.run_length(entry, slot)
@@ -113,7 +119,7 @@ def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple
 
 
 def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[int, int], ...]:
-    """What of the runs is not held."""
+    """Returns the runs of `wanted` that are not in `held`."""
     found: list[tuple[int, int]] = []
     for first, last in wanted:
         at = first
@@ -127,12 +133,13 @@ def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[i
 
 
 def to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[Final, str]]:
-    """Whom to ask which entries it holds: everybody who is not gone, of every final fragment."""
+    """Returns the pairs (final fragment, bookie) to ask for the entries that they hold: all but the bookies of `gone`.
+    """
     return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
 
 
 def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, ...]:
-    """Every gap of the final fragments, those of fragments with the fewest whole copies first."""
+    """Returns every gap of the final fragments, those of fragments with the fewest whole copies first."""
     striping = striping_of(record)
     found: list[tuple[int, int, Gap]] = []
     for number, final in enumerate(final_fragments(record)):
@@ -151,13 +158,15 @@ def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, 
 
 
 def gone_now(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
-    """Who is gone as far as a worker may say: whom the auditor called gone and who is not back, and who departs."""
+    """Returns the bookies that a worker may treat as gone: those that the auditor called gone and that are not back,
+    and the departing."""
     lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
     return frozenset(lost | set(departing))
 
 
 class Look(msgspec.Struct, frozen=True):
-    """One look at a ledger: what `decide` goes by. `unsettled_s`: for how long its last fragment has looked so."""
+    """The state of a ledger that `decide` goes by. `unsettled_s`: for how long its last fragment has been in this
+    state."""
 
     record: LedgerRecord | None
     marked: frozenset[str]  # whose copies are to be seen to
@@ -169,7 +178,8 @@ class Look(msgspec.Struct, frozen=True):
 
 
 def why_unreadable(look: Look, entry: int) -> Stuck:
-    """LOST: every bookie that should have the entry is gone, or answers that it lacks it. Else it may come back."""
+    """Returns why an entry cannot be read. LOST: every bookie that should have it is gone, or answers that it lacks it.
+    Else it may come back."""
     record = look.record
     assert record is not None
     final = next(each for each in final_fragments(record) if each.first <= entry <= each.last)
@@ -184,7 +194,8 @@ def why_unreadable(look: Look, entry: int) -> Stuck:
 
 
 def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
-    """The last fragment is not final, and only a recovery can make it final. A recovery may wait for the writer first.
+    """Whether the last fragment is not final, and only a recovery can make it final. A recovery may wait for the writer
+    first.
 
     `gone`: also bookies that report damage in it. While the ledger is written only its writer knows which entries are
     confirmed, so its last fragment is not filled; and an idle ledger may be open for months.
@@ -204,7 +215,7 @@ def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesR
 
 
 def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
-    """The table in the module's docstring. `tried`: each gap was tried in this turn."""
+    """Returns the next step, by the table in the module's docstring. `tried`: each gap was tried in this turn."""
     record = look.record
     if record is None:
         return Unmark("the ledger was deleted")

@@ -1,4 +1,4 @@
-"""What the auditor decides: who is lost, and which mark a ledger gets. Pure.
+"""The decisions of the auditor: which bookies are lost, and which mark a ledger gets. Pure.
 
 A ledger is marked when a bookie that one of its fragments names
 
@@ -28,7 +28,7 @@ from ....metadata.records import IN_RECOVERY, LedgerRecord, UnderReplicatedRecor
 
 
 class RepairReason(enum.Enum):
-    """Why a bookie's copies are missing."""
+    """The reason why a bookie's copies are missing."""
 
     LOST = "lost"
     DEPARTING = "departing"
@@ -41,7 +41,7 @@ GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
 
 
 class Stuck(enum.Enum):
-    """Why a worker could not make a ledger whole: it stays marked and is tried again."""
+    """The reason why a worker could not make a ledger whole: it stays marked and is tried again."""
 
     NO_TARGET = "no other bookie can take the copy"
     LOST = "no bookie has the entry any more"
@@ -52,14 +52,15 @@ class Stuck(enum.Enum):
 
 
 class Absences:
-    """Since when each bookie is not registered. Starts anew with each auditor: a bookie gets the whole grace."""
+    """The times since which bookies are not registered. Begins anew with each auditor: a bookie gets all the grace."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._since: dict[str, float] = {}
 
     def observe(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
-        """Those of `names` that are absent for longer than the grace."""
+        """Notes which of `names` are absent at `now`; returns those that are absent for longer than the grace period.
+        """
         for name in names:
             self._since.setdefault(name, now)
         for name in [name for name in self._since if name in present]:
@@ -71,7 +72,7 @@ class Absences:
 
 
 def placed(record: LedgerRecord) -> dict[str, None]:
-    """Every bookie that a fragment names, in order, once."""
+    """Returns every bookie that a fragment names, in order, once."""
     return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
 
 
@@ -113,7 +114,8 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
 def failed(
     mark: UnderReplicatedRecord, stuck: Stuck, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
-    """After a try that did not make the ledger whole: the next one waits twice as long as the one before."""
+    """Returns the mark after a try that did not make the ledger whole: the next try waits twice as long as the one
+    before."""
     wait_s = back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
     return msgspec.structs.replace(
         mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
@@ -121,14 +123,14 @@ def failed(
 
 
 def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
-    """What a ledger waits after so many tries that failed."""
+    """Returns the seconds that a ledger waits after `attempts` failed tries."""
     return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
 
 
 def waits_s(
     mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
 ) -> float:  # fmt: skip
-    """How long the ledger waits for its next try; `seen_s`: how long the reader has known this mark.
+    """Returns how long the ledger waits for its next try; `seen_s`: how long the reader has known this mark.
 
     `retry_ms` is of the clock of the worker that failed, which may be a day off. So it counts for no more than the
     back-off that the mark's attempts ask for, measured with the reader's own clock from when it saw the mark.
@@ -138,5 +140,6 @@ def waits_s(
 
 
 def hurried(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
-    """Something changed that may help: it is tried at once. Its attempts are kept, so it is not tried hot."""
+    """Returns the mark that is tried at once, as something changed that may help. Its attempts are kept, so that it is
+    not tried in a tight loop."""
     return msgspec.structs.replace(mark, retry_ms=0)

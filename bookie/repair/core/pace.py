@@ -11,8 +11,10 @@ BURST_S = 0.1
 
 
 class Pace:
+    """The rate at which a worker copies: a bucket of bytes that fills with time."""
+
     def __init__(self, bytes_per_s: int) -> None:
-        """0: no limit."""
+        """Sets the limit; 0: none."""
         self.bytes_per_s = bytes_per_s
         self._tokens = bytes_per_s * BURST_S
         self._at = 0.0

@@ -61,7 +61,7 @@ STEPS = ("list_living", "begin_cold_log", "copy", "write_index", "commit", "remo
 EXTENTS_MAX = 1 << 18
 """Living extents of the sources of one move, about 30 MB; a single log may have more."""
 SOURCES_MAX = 64
-"""Each has two files open while it is moved."""
+"""Most logs that are moved at a time: each has two files open meanwhile."""
 BYTES = tuple(float(1 << power) for power in range(12, 33, 2))
 """Bounds for sizes, from 4 KiB to 4 GiB."""
 
@@ -70,6 +70,8 @@ OnProgress = Callable[[str, int, int, int, int], None]
 
 
 class Done(NamedTuple):
+    """The result of a compaction: the logs, and bytes freed and moved."""
+
     deleted: list[int]
     compacted: list[int]
     bytes_freed: int
@@ -92,7 +94,8 @@ class Throttle:
 
 
 class Compactor:
-    """One per store. `settle` makes tombstones durable, `with_room` gives up the reserve, `forget` closes readers."""
+    """The compactor of a store. `settle` makes tombstones durable, `with_room` gives up the reserve, `forget` closes
+    readers."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
@@ -310,4 +313,4 @@ class _Move:
 
 
 _DELETE = CompactionPolicy(0.0, 0.0, 0)
-"""Compacts nothing."""
+"""A policy that compacts nothing."""

@@ -34,16 +34,18 @@ _PACKED = struct.Struct(">qqqIIQIQ")
 READ_BYTES = 256 << 10
 """Bytes read and verified at a time: about 1 ms of the interpreter for small records, for which adds wait."""
 _PAGE_BYTES = 4096
-"""What a disk reads for less."""
+"""Bytes that a smaller read counts as: a disk reads no less than a page."""
 WRITE_BYTES = 1 << 20
 EXTENT_ENTRIES_MAX = 1 << 14
-"""A table is loaded whole for one entry of its extent: 128 KiB."""
+"""Most entries of an extent: a table is loaded whole for one entry of it, 128 KiB."""
 _EXTENT_BYTES_MAX = 1 << 30
 _RECORD_BYTES_MAX = 16 << 20
-"""No entry is that large: a length above it is damage."""
+"""Length above which a record is damage: no entry is that large."""
 
 
 class Mover:
+    """Moves living entries of closed logs to the cold log, a slice at a time."""
+
     def __init__(
         self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
         cold: LogWriter,
@@ -87,7 +89,7 @@ class Mover:
 
     # ------------------------------------------------------------------------------------ moving
     def step(self) -> int:
-        """Reads, verifies and, when there is enough, writes and syncs; bytes of disk work, 0 at the end."""
+        """Reads, verifies and, when there is enough, writes and syncs; returns the bytes of disk work, 0 at the end."""
         before = self._read
         while self._read - before < READ_BYTES and next(self._moving, False):
             pass
@@ -143,7 +145,7 @@ class Mover:
         self.records += 1
 
     def _note_bad(self, ledger: int, bad: list[tuple[int, int]], seen: BitMap64 | None) -> None:
-        """Entries none of whose copies here was good. A range may say too much: it concerns misses only."""
+        """Notes entries none of whose copies here was good. A range may say too much: it concerns misses only."""
         for first, last in bad:
             if seen is None or first != last or first not in seen:
                 self.bad.append(Quarantined(ledger, first, last))
@@ -152,7 +154,7 @@ class Mover:
     def _records(
         self, extent: Extent, log: int, bad: list[tuple[int, int]]
     ) -> Iterator[tuple[int, int, bytes, int]]:
-        """(start, end, data, entry) of each good record of the extent: data[start:end]."""
+        """Yields (start, end, data, entry) of each good record of the extent: data[start:end]."""
         position, last, limit = 0, extent.first - 1, extent.length
         want = READ_BYTES
         while position < limit:
@@ -207,7 +209,7 @@ class Mover:
         return None if place is None else self._reader.read_entries(place, None, extent.first, 1, 1).table
 
     def _pread(self, log: int, offset: int, size: int) -> bytes:
-        """Fewer bytes, or none, where the disk cannot read them."""
+        """Reads; returns fewer bytes, or none, where the disk cannot read them."""
         self._read += max(size, _PAGE_BYTES)
         try:
             return self._file(log).pread(size, offset)
@@ -264,7 +266,7 @@ class _Extents:
         self._entries, self._offsets = [], [0]
 
     def end(self) -> tuple[list[Extent], list[bytes]]:
-        """In the order of a group: by ledger, then first entry."""
+        """Returns the extents and their tables in the order of a group: by ledger, then by first entry."""
         if self._entries:
             self._flush()
         ordered = sorted(zip(self._extents, self._tables, strict=True), key=lambda each: each[0][:2])

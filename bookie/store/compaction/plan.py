@@ -1,4 +1,4 @@
-"""Which entry logs are deleted, which are moved, and why: the decision of garbage collection, from facts on each log.
+"""The decision of garbage collection, from facts on each log: which entry logs are deleted, which are moved, and why.
 
 A log's *live bytes* are the records of its ledgers without a tombstone, summed over its extents; they are never stored,
 always counted again (BookKeeper #4607). `decide` gives each log one action and its reason, the first row that fits:
@@ -27,12 +27,16 @@ HOLDERS_MAX = 10
 
 
 class Action(enum.Enum):
+    """The step that compaction takes with an entry log."""
+
     KEEP = "keep"
     DELETE = "delete"
     COMPACT = "compact"
 
 
 class KeepReason(enum.Enum):
+    """The reason for an action; the module's table has the rules."""
+
     DEAD = "nothing in it lives"
     OPEN = "it still grows"
     UNREADABLE = "its index is damaged: a restart rebuilds it"
@@ -43,6 +47,8 @@ class KeepReason(enum.Enum):
 
 
 class CompactionState(enum.Enum):
+    """Whether an entry log is open for writing, and to which writer."""
+
     HOT = "hot"  # open for checkpoints
     COLD = "cold"  # open for compaction
     CLOSED = "closed"
@@ -70,17 +76,22 @@ class LogFacts(NamedTuple):
 
     @property
     def live_share(self) -> float:
-        """Of the records, not of the files: a log that was just moved together has 1.0, however small it is."""
+        """Returns the live share of the records, not of the files: a log that was just compacted has 1.0, however small
+        it is."""
         return self.live_bytes / self.data_bytes if self.data_bytes else 0.0
 
 
 class LogPlan(NamedTuple):
+    """The action that `decide` chose for a log, and its reason."""
+
     facts: LogFacts
     action: Action
     reason: KeepReason
 
 
 class CompactionPolicy(NamedTuple):
+    """The shares, sizes and rates that decide what is compacted, and how fast."""
+
     minor_share: float = 0.2
     major_share: float = 0.5
     small_bytes: int = 64 << 20
@@ -88,12 +99,12 @@ class CompactionPolicy(NamedTuple):
     full_share: float = 0.9
 
     def on_a_full_disk(self) -> CompactionPolicy:
-        """A move gives back what is dead in its sources, whenever the next major compaction is due."""
+        """Returns the policy for a full disk: a move gives back dead bytes, whenever the next major one is due."""
         return self._replace(minor_share=max(self.minor_share, self.full_share))
 
 
 def decide(logs: Sequence[LogFacts], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
-    """One plan per log, in the order given."""
+    """Returns one plan per log, in the order given."""
     closed = [log for log in logs if log.state is CompactionState.CLOSED and log.live_bytes]
     small = [log for log in closed if log.bytes < policy.small_bytes]
     return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
@@ -115,7 +126,7 @@ def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -
 
 
 def worth_rolling(log: LogFacts, share: float) -> bool:
-    """An open log that compaction would move if it were closed."""
+    """Whether the log is an open one that compaction would move if it were closed."""
     return log.state is not CompactionState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
 
 

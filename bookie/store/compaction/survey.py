@@ -38,7 +38,7 @@ class DeletedLedgers:
 
 
 class LogSurvey:
-    """Of one log. `opened`: where its committed bytes end, when it is open."""
+    """Counts the live bytes of one log. `opened`: the end of its committed bytes, if it is open."""
 
     def __init__(
         self, files: Files, directory: str, uuid: bytes, number: int, state: CompactionState, opened: OpenLog | None,
@@ -90,5 +90,5 @@ class LogSurvey:
 
 
 def file_size(files: Files, path: str) -> int:
-    """0 when there is none."""
+    """Returns the size of a file; 0 when there is none."""
     return disk.size_of(files, path) if files.exists(path) else 0

@@ -38,6 +38,8 @@ INVENTORY = 0
 
 
 class Logs:
+    """The entry logs of a start: its inventory, its repairs, and the groups of all indexes."""
+
     def __init__(
         self, files: Files, directory: str, uuid: bytes, mark: Mark, drained: frozenset[int], losses: DataLossLog
     ) -> None:
@@ -172,7 +174,7 @@ class Logs:
         self._losses.record()
 
     def _mourn(self, number: int) -> None:
-        """The log is gone and its index says what it held."""
+        """Handles a log that is gone, whose index says what it held."""
         before = len(self.facts)
         try:
             readable(self._index(number), lambda: self._quarantine(number))
@@ -186,7 +188,7 @@ class Logs:
         self.facts.append(Drained(number))
 
     def _quarantine(self, number: int, start: int = 0, end: int | None = None) -> None:
-        """The entries that the index has in that part of the log."""
+        """Quarantines the entries that the index has in that part of the log."""
         for extents in log_files.read_extents(self._files, self._directory, number, self._uuid, None):
             self.facts += [
                 Quarantined(extent.ledger, extent.first, extent.last)
@@ -222,7 +224,7 @@ class Logs:
 
 
 def complain(gone: Mapping[str, BitMap64], deleted: Intervals) -> None:
-    """After the replay: logs an error for each missing log that had a ledger without a tombstone."""
+    """Logs, after the replay, an error for each missing log that had a ledger without a tombstone."""
     for path, ledgers in gone.items():
         if any(ledger not in deleted for ledger in ledgers):
             _LOG.error("%s is missing; its index names the entries that it had", path)

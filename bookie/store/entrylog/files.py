@@ -41,7 +41,8 @@ def index_name(number: int) -> str:
 
 
 class _Heads(NamedTuple):
-    """One group of an index file: where it is, and its heads, compared with their checksum when the last was taken."""
+    """A group of an index file: its offset and its heads, which are compared with their checksum when the last was
+    taken."""
 
     offset: int
     extents: int
@@ -88,7 +89,8 @@ def _slices(file: File, group: int, header: index.GroupHeader, data: bytes) -> I
 
 
 def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> list[Group]:
-    """What the index keeps of a log, for the start. `end`: where its index ends; None: with the file. Damaged."""
+    """Returns the groups of a log's index, for the start. `end`: the end of its index; None: that of the file. Raises
+    Damaged."""
     groups: list[Group] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
         group = Group.begin(number, offset, extents)
@@ -104,7 +106,7 @@ def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int
 def read_extents(
     files: Files, directory: str, number: int, uuid: bytes, end: int | None
 ) -> Iterator[list[index.Extent]]:
-    """All extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Damaged.
+    """Yields all extents of a log in slices of at most `SLICE_HEADS`, in the order of the file. Damaged.
 
     A group's checksum is compared before its first slice is returned, so that no damaged head is used.
     """
@@ -134,7 +136,8 @@ def stored_bytes(files: Files, directory: str) -> int:
 
 
 def remove(files: Files, directory: str, number: int) -> None:
-    """Not synced: the log is drained or the mark does not know it, and the next start removes it again.
+    """Removes a log's files, not synced: the log is drained or the mark does not know it, and the next start removes it
+    again.
 
     That holds because `Drained` facts are kept for ever.
     """
@@ -143,7 +146,7 @@ def remove(files: Files, directory: str, number: int) -> None:
 
 
 def remove_data(files: Files, directory: str, number: int) -> None:
-    """The log without its index, which says what it held. Not synced."""
+    """Removes the log without its index, which says what it held. Not synced."""
     _remove(files, join(directory, log_name(number)))
 
 
@@ -153,6 +156,8 @@ def _remove(files: Files, path: str) -> None:
 
 
 class EntriesRead(NamedTuple):
+    """The result of a read from one extent."""
+
     table: index.Table | None  # None: damaged
     entries: list[bytes]  # stored entries; none: not in this extent
     damaged: bool  # the table, or the record after these entries
@@ -186,7 +191,8 @@ class EntryLogReader:
     def read_entries(
         self, place: ExtentPlace, table: index.Table | None, entry: int, count: int, bytes_max: int
     ) -> EntriesRead:
-        """`entry` and what follows it without a gap in this extent: at most `count`, about `bytes_max`, in one read.
+        """Reads `entry` and what follows it without a gap in this extent: at most `count`, about `bytes_max`, in one
+        read.
 
         Ends before the first record that is damaged or not the entry that the index says.
         """
@@ -212,12 +218,12 @@ class EntryLogReader:
         return EntriesRead(table, entries, damaged)
 
     def read_table(self, place: ExtentPlace) -> index.Table | None:
-        """None: damaged."""
+        """Reads the table of an extent; None: it is damaged."""
         data = self._file(index_name(place.log)).pread(place.extent.table_bytes, place.table_offset)
         return index.decode_table(place.extent, data)
 
     def _read(self, name: str, size: int, offset: int) -> bytes | memoryview:
-        """Up to `size` bytes; a view holds until the next read."""
+        """Reads up to `size` bytes; a view holds until the next read."""
         if size >= DIRECT_BYTES_MIN and self._direct:
             try:
                 return self._read_direct(name, size, offset)

@@ -32,24 +32,27 @@ GROUP_ENTRIES = 1 << 16
 TEMPORARY = ".tmp"
 _WINDOW_BYTES = 4 << 20
 _PLAUSIBLE = re.compile(rb"\x00(?!\x00{3})[\x00-\x7f].{6}\x00.{7}\x00", re.DOTALL)
-"""Where a record may begin: a length below 8 MiB and not 0, then a checksum, a ledger and an entry below 2^56."""
+"""Matches the bytes at which a record may begin: a length below 8 MiB and not 0, a checksum, a ledger and an entry
+below 2^56."""
 
 
 class Found(NamedTuple):
+    """A record found in a log: where it begins and ends, and its ids."""
+
     start: int
     end: int
     ids: entry_log.EntryIds
 
 
 class Lost(NamedTuple):
-    """No record can be read between these offsets."""
+    """A stretch of a log, between two offsets, in which no record can be read."""
 
     start: int
     end: int
 
 
 class Scan:
-    """`records` gives every valid record of the log, in order; then `lost` says what is missing between them."""
+    """A scan of a log. `records` gives every valid record, in order; then `lost` says what is missing between them."""
 
     def __init__(self, file: File, *, exact: bool = True) -> None:
         self._file = file

@@ -20,6 +20,8 @@ _CHECKED = ENTRY_HEADER.size - 4
 
 
 class Walk:
+    """A walk over the records of one extent, made in a worker."""
+
     def __init__(self, files: Files, path: str, extent: Extent) -> None:
         self._file = files.open(path, write=False)
         self._extent = extent
@@ -62,7 +64,7 @@ class Walk:
         return len(data) if at else 0
 
     def _take(self, data: bytes, at: int) -> int | None:
-        """Where the good record at `at` ends; None when it is not whole, or not of this extent."""
+        """Keeps the record at `at` and returns where it ends; None if it is not whole, or not of this extent."""
         found = entry_log.record_at(data, at)
         if found is None:
             return None

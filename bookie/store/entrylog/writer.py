@@ -38,11 +38,13 @@ from .files import index_name, log_name
 SLICE_BYTES = 1 << 20
 PIECE_BYTES = 256 << 10
 BATCH = 256
-"""Of a slice, and entries of it, that are encoded at once: about 0.1 ms, in which the event loop waits."""
+"""Entries of a slice that are encoded at once: about 0.1 ms, in which the event loop waits."""
 NONE = OpenLog(0, 0, 0)
 
 
 class Written(NamedTuple):
+    """The committed result of a flush or a move."""
+
     open: OpenLog  # for the mark
     group: Group  # for the index
 
@@ -69,11 +71,13 @@ class _Open:
         self.tail = self.log_tail = b""  # of a log that is written direct: what its last block holds before the end
 
     def rewind(self) -> None:
-        """The next append goes after what is committed."""
+        """Makes the next append go after what is committed."""
         self.end, self.tail = self.log_end, self.log_tail
 
 
 class LogWriter:
+    """Appends to an entry log and its index, and begins the next log when one is full."""
+
     def __init__(
         self, files: Files, directory: str, uuid: bytes, numbers: LogNumbers, *, log_bytes_max: int, allocate_bytes: int
     ) -> None:
@@ -90,13 +94,13 @@ class LogWriter:
 
     @property
     def state(self) -> OpenLog:
-        """What is committed of the open log."""
+        """Returns what is committed of the open log; NONE if no log is open."""
         current = self._open
         return NONE if current is None else OpenLog(current.number, current.log_end, current.index_end)
 
     @property
     def end(self) -> int:
-        """Where the next append goes."""
+        """Returns the offset of the next append."""
         assert self._open is not None
         return self._open.end
 
@@ -182,7 +186,8 @@ class LogWriter:
             disk.sync(self._files, current.log)
 
     def _append_direct(self, current: _Open, buffers: Sequence[Buffer]) -> None:
-        """From the block that holds the end, to the end of a block; from memory that the disk takes as it is."""
+        """Appends from the block that holds the end, to the end of a block; from memory that the disk takes as it is.
+        """
         if len(buffers) > disk.GATHER_MAX:
             buffers = [b"".join(buffers)]
         size = len(current.tail) + sum(map(len, buffers))
@@ -210,7 +215,7 @@ class LogWriter:
         return self._written
 
     def committed(self) -> None:
-        """The mark names the ends of what was written: the next goes after them."""
+        """Notes that the mark names the ends of what was written: the next append goes after them."""
         assert self._open is not None
         assert self._written is not None
         _, self._open.log_end, self._open.index_end = self._written.open
@@ -241,7 +246,8 @@ class LogWriter:
             self._open = None
 
     def _cut(self, current: _Open) -> None:
-        """For good: no mark says any more where they end, and what came back would count (entrylog/at_boot.py)."""
+        """Cuts both files at their ends, for good: no mark says any more where they end, and what came back would count
+        (entrylog/at_boot.py)."""
         for file, end in ((current.log, current.log_end), (current.index, current.index_end)):
             file.truncate(end)
             disk.sync(self._files, file)
@@ -249,7 +255,7 @@ class LogWriter:
 
 
 class TableFlush:
-    """One flush of a memtable's table through the hot writer, slice by slice: a part of store/checkpoint.py."""
+    """Writes a memtable's table through the hot writer, slice by slice: a part of store/checkpoint.py."""
 
     def __init__(self, writer: LogWriter, table: Table) -> None:
         self._writer = writer
@@ -267,7 +273,7 @@ class TableFlush:
         self._pieces = self._walk(self._writer.end)
 
     def next_slices(self, count: int) -> list[list[bytes]]:
-        """Up to `count` slices of about 1 MiB more, to be appended; none: that was all."""
+        """Returns up to `count` slices of about 1 MiB more, to be appended; none: that was all."""
         slices: list[list[bytes]] = []
         while len(slices) < count and (buffers := self._next_slice()):
             slices.append(buffers)
@@ -286,14 +292,14 @@ class TableFlush:
 
     @property
     def taken(self) -> float:
-        """Which part of the table the slices so far are."""
+        """Returns the share of the table that the slices so far have, 0.0 to 1.0."""
         return self._taken / self._bytes
 
     def write_index(self) -> Written:
         return self._writer.write_index(self._extents, self._tables)
 
     def _walk(self, position: int) -> Iterator[tuple[list[bytes], int]]:
-        """(buffers, bytes) of some records at a time: ledger by ledger, each in entry order."""
+        """Yields (buffers, bytes) of some records at a time: ledger by ledger, each in entry order."""
         batch: list[Stored] = []
         runs: list[tuple[int, list[int]]] = []
         for ledger in sorted(self._table.ledgers):
@@ -314,7 +320,8 @@ class TableFlush:
     def _encode(
         self, entries: list[Stored], runs: list[tuple[int, list[int]]], position: int
     ) -> Generator[tuple[list[bytes], int], None, int]:
-        """Of the entries of whole runs, one extent each; where they end."""
+        """Yields the encoded records of whole runs, one extent each, as (buffers, bytes); returns the position after
+        them."""
         sizes: list[int] = []
         for at in range(0, len(entries), BATCH):
             some, records = entry_log.encode_records(entries[at : at + BATCH])

@@ -11,7 +11,8 @@ V = TypeVar("V")
 
 
 class Lru(Generic[K, V]):
-    """The caller says what a value costs; the sum is never above `bytes_max`."""
+    """A cache of the values that were used last. The caller says what a value costs; the sum is never above
+    `bytes_max`."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max

@@ -1,4 +1,4 @@
-"""Where entries are: which log holds which ledgers in memory, the extents themselves loaded by need, in bounded memory.
+"""The index: which log holds which ledgers in memory, the extents themselves loaded by need, in bounded memory.
 
     in memory, per log        an exact bitmap of its ledgers; per page of 64 heads of its index file: the first ledger,
                               place and CRC32C of the page, where its tables begin. 29 bytes, half a byte an extent
@@ -41,7 +41,7 @@ from .cache import Lru
 
 _RUN = struct.Struct(">qqIIQIQ")
 _RUN_OVERHEAD_BYTES = 600
-"""What a run costs besides its extents: key, slot, objects."""
+"""Memory of a run besides its extents: key, slot, objects."""
 
 
 class ExtentPlace(NamedTuple):
@@ -53,7 +53,7 @@ class ExtentPlace(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Where heads of a log are in its index file, what they must look like, and where their tables begin."""
+    """A page of heads in the index file of a log: its offset, its checksum, and where its tables begin."""
 
     offset: int
     heads: int
@@ -66,7 +66,7 @@ class Page(NamedTuple):
 
 
 class Pages:
-    """Of one or more groups of a log."""
+    """The pages of one or more groups of a log."""
 
     __slots__ = ("crcs", "heads", "ledgers", "offsets", "tables")
 
@@ -92,7 +92,8 @@ class Pages:
 
 
 class Group:
-    """What the index keeps of a group of `log` that begins at `offset` of the index file; made in a worker.
+    """The part of a group of `log` that stays in memory; it begins at `offset` of the index file and is made in a
+    worker.
 
     Extents ascend by ledger. `Group(log, offset, extents)`, or `Group.begin` and `feed` with the heads' bytes
     in slices of whole pages.
@@ -114,13 +115,13 @@ class Group:
 
     @classmethod
     def begin(cls, log: int, offset: int, extents: int) -> Group:
-        """A group of so many extents; all its heads must be fed."""
+        """Returns a group of `extents` extents; all its heads must be fed."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
         return group
 
     def feed(self, heads: bytes) -> None:
-        """The next heads, in whole pages except the last time. ValueError: they are not sorted."""
+        """Adds the next heads, in whole pages except the last time. ValueError: they are not sorted."""
         columns = columns_of(heads)
         ledgers = columns.ledgers
         in_order = sorted(ledgers)
@@ -143,7 +144,7 @@ class Group:
 
     @property
     def end(self) -> int:
-        """Where the group's last table ends."""
+        """Returns where the group's last table ends."""
         return self._tables_offset
 
 
@@ -234,21 +235,21 @@ class _Log:
 
 
 class Index:
-    """`bytes_max`: of the LRU."""
+    """The index of a bookie's entry logs. `bytes_max`: of the LRU."""
 
     def __init__(self, bytes_max: int) -> None:
         self._logs: dict[int, _Log] = {}
         self._runs: Lru[tuple[int, int] | tuple[int, int, None], Run | Table] = Lru(bytes_max)
         self.generation = 0
         self.loading: dict[tuple[int, int], Future[None]] = {}
-        """By log and ledger: done when the run has been loaded (reads/search.py)."""
+        """(log, ledger) → a future that is done when the run has been loaded (reads/search.py)."""
 
     # ------------------------------------------------------------------------------------ changes
     def add(self, group: Group) -> None:
         self.publish(group, ())
 
     def publish(self, group: Group | None, drop: Collection[int]) -> None:
-        """A new group becomes visible and logs vanish, in one synchronous step."""
+        """Makes a new group visible and logs vanish, in one synchronous step."""
         if group is not None and group.extents:
             log = self._logs.get(group.log)
             if log is None:
@@ -268,7 +269,7 @@ class Index:
         return [number for number, log in self._logs.items() if ledger in log.ledgers]
 
     def ledgers_of(self, log: int) -> BitMap64:
-        """A copy; empty when there is no such log."""
+        """Returns a copy of the log's ledgers; empty when there is no such log."""
         found = self._logs.get(log)
         return BitMap64() if found is None else found.ledgers.copy()
 
@@ -290,7 +291,7 @@ class Index:
         return Missing(log, ledger, groups, pages, known)
 
     def keep(self, run: Run) -> None:
-        """A run that was loaded."""
+        """Keeps a run that was loaded."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 
     def is_nowhere(self, ledger: int, entry: int) -> bool:
@@ -305,7 +306,8 @@ class Index:
         return True
 
     def candidates(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
-        """All extents whose range holds the entry, those of newer logs first. None: something must be loaded first."""
+        """Returns all extents whose range holds the entry, those of newer logs first. None: something must be loaded
+        first."""
         places: list[ExtentPlace] = []
         for log in reversed(self.logs_of(ledger)):
             run = self.lookup(log, ledger)
@@ -316,7 +318,7 @@ class Index:
 
     # ------------------------------------------------------------------------------------ tables
     def table(self, place: ExtentPlace) -> Table | None:
-        """None: it must be loaded."""
+        """Returns the table of an extent; None: it must be loaded."""
         if place.extent.entries == 1:
             return single_table(place.extent)
         found = self._runs.get((place.log, place.table_offset, None))
@@ -331,7 +333,7 @@ class Index:
 
     # ------------------------------------------------------------------------------------ what it holds
     def check(self) -> None:
-        """Logs ascend; the pages of each group ascend by ledger, and their ledgers are in the log's bitmap."""
+        """Checks: logs ascend; the pages of each group ascend by ledger, and their ledgers are in the log's bitmap."""
         assert list(self._logs) == sorted(self._logs)
         for log in self._logs.values():
             assert log.starts
@@ -369,7 +371,8 @@ def find(place: ExtentPlace, table: Table, entry: int) -> int | None:
 
 
 def run_end(table: Table, first: int, count: int, bytes_max: int) -> int:
-    """One past the last record of the run of consecutive entries from record `first`: up to `count`, about `bytes_max`.
+    """Returns the record number after the last one of the run of consecutive entries from record `first`: up to
+    `count`, about `bytes_max`.
 
     By bisection: entries ascend, so that deltas[i] - i grows at each gap and never shrinks.
     """

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from ....runtime.files import Buffer, Files
 
 COPIED_APART_BYTES = 4096
-"""Buffers of more than this on average are copied into the arena one by one, smaller ones joined first."""
+"""Average size of buffers above which they are copied into the arena one by one; smaller ones are joined first."""
 
 
 class Arenas:
-    """`count` of `size` bytes. A longer block makes the one in turn as long, and it stays so: to map memory for each
-    such block costs the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets entries of 1 MiB."""
+    """The arenas of a journal, `count` of `size` bytes. A longer block makes the one in turn as long, and it stays so:
+    to map memory for each such block costs the kernel 4 MiB of zeros, a tenth of the time of a bookie that gets entries
+    of 1 MiB."""
 
     def __init__(self, files: Files, size: int, count: int) -> None:
         self._files = files
@@ -25,7 +26,7 @@ class Arenas:
         self._turn = -1
 
     def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
-        """One buffer of `size` bytes: the given ones, then zeros."""
+        """Returns one buffer of `size` bytes: the given ones, then zeros."""
         view = self._next(size)[:size]
         if len(buffers) * COPIED_APART_BYTES > size:
             buffers = [b"".join(buffers)]

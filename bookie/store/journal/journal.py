@@ -208,7 +208,7 @@ class Journal:
 
     @property
     def queued_records(self) -> int:
-        """Not yet in a block. For statistics: it walks over the groups that wait."""
+        """Returns the records that are not yet in a block. For statistics: it walks over the groups that wait."""
         return self.core.queued_records + len(self.open.headers)
 
     def enqueue(self, kind: RecordType, ledger: int, entry: int, payload: Sequence[Buffer] = ()) -> None:
@@ -221,7 +221,8 @@ class Journal:
         group.size += size
 
     def seal(self, *done: Done) -> None:
-        """Each `done` is called once, in order: everything enqueued so far is synced, or (False) there was no room."""
+        """Seals the group. Each `done` is called once, in order: everything enqueued so far is synced, or (False) there
+        was no room."""
         assert self._task is not None, "the journal was not started"
         assert not self._closing, "the journal is closing"
         group, self.open = self.open, RecordGroup()
@@ -245,7 +246,7 @@ class Journal:
             self._work.set()
 
     def synced(self) -> asyncio.Future[bool]:
-        """`seal` as a future."""
+        """Seals like `seal`; returns a future."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return future
@@ -274,7 +275,8 @@ class Journal:
                 await self._work.wait()
 
     def _written(self, written: asyncio.Future[float]) -> None:
-        """A worker has ended a block: it is answered now, if it is the oldest one. The task does the rest."""
+        """Handles a block that a worker has ended: it is answered now, if it is the oldest one. The task does the rest.
+        """
         stored = not written.cancelled() and written.exception() is None
         if stored and self._fault is None and not self._closing:
             try:
@@ -336,7 +338,8 @@ class Journal:
             self._segments.fill_soon()
 
     def _write(self, file: File, block: Sequence[Buffer], offset: int, zeros: Sequence[int]) -> float:
-        """In a worker: zeros at these offsets, then one block, each durable when this returns; the seconds it took."""
+        """Writes, in a worker, zeros at these offsets and then a block, each durable before the next; returns the
+        seconds it took."""
         began = self._clock.monotonic()
         for place in zeros:
             self._write_synced(file, [bytes(ALIGNMENT)], place)
@@ -365,7 +368,7 @@ class Journal:
     # ------------------------------------------------------------------------------------ room
     @property
     def no_space(self) -> bool:
-        """The last block, or the last spare segment, found no room; until one does, or `try_room` finds it."""
+        """Whether the last block, or the last spare segment, found no room; until one does, or `try_room` finds it."""
         return self.core.no_room or self._segments.full
 
     async def try_room(self) -> None:

@@ -47,10 +47,13 @@ from .. import disk
 from .segments import JournalPosition, journal_name, journal_numbers
 
 WINDOW_BYTES = 4 << 20
-"""Read at once: the memory that a replay needs besides the memtable, and one system call for some blocks."""
+"""Bytes that are read at once: the memory that a replay needs besides the memtable, and one system call for some
+blocks."""
 
 
 class Replayed(NamedTuple):
+    """The records of a replayed block, and the position after it."""
+
     records: Records
     end: JournalPosition  # after the block
 
@@ -120,7 +123,7 @@ class JournalReader:
         return sources
 
     def _header(self, path: str, number: int) -> FileHeader | None:
-        """Either copy of the file's header."""
+        """Returns either copy of the file's header."""
         file = self._files.open(path, write=False)
         try:
             copies = [file.pread(FILE_HEADER_BYTES, offset) for offset in (0, HEADER_COPY_OFFSET)]
@@ -139,7 +142,7 @@ class JournalReader:
 
     @property
     def _durable_end(self) -> int | None:
-        """Up to where this journal is known to be synced, from the header of the next one; None: unknown."""
+        """Returns up to where this journal is known to be synced, from the header of the next one; None: unknown."""
         if self._at + 1 == len(self._sources):
             return None
         this, following = self._sources[self._at], self._sources[self._at + 1]
@@ -148,7 +151,7 @@ class JournalReader:
         return following.header.a
 
     def _next_source(self, offset: int = ALIGNMENT) -> None:
-        """The next journal that can be read, from `offset` on; the end when there is none."""
+        """Opens the next journal that can be read, from `offset` on; notes the end when there is none."""
         self.close()
         while self._at + 1 < len(self._sources):
             self._at += 1
@@ -180,7 +183,8 @@ class JournalReader:
         return None
 
     def _judge(self, blocks: _Blocks, bad: int, header: BlockHeader | None, durable_end: int | None) -> None:
-        """The block at `bad` is not whole: damage in durable data, after which the reader goes on, or the end."""
+        """Judges a block at `bad` that is not whole: damage in durable data, after which the reader goes on, or the
+        end."""
         behind = bad + (header.padded_bytes if header is not None else ALIGNMENT)
         following = blocks.find(behind, durable_end, bad if durable_end is None else -1)
         what = "the records of a block do not decode" if header is not None else "no valid block"
@@ -233,8 +237,8 @@ class _Blocks:
         return decode_records(header, self._data, at + BLOCK_HEADER_BYTES)
 
     def find(self, offset: int, limit: int | None, bad: int) -> int | None:
-        """Where the first valid block header is, at or after `offset` and before `limit`; None also when none there
-        was made after the block at `bad` was synced."""
+        """Returns the offset of the first valid block header at or after `offset` and before `limit`; None if there is
+        none, or if none there was made after the block at `bad` was synced."""
         limit = self.size if limit is None else min(limit, self.size)
         first: int | None = None
         for place in range(offset, limit, ALIGNMENT):
@@ -247,14 +251,14 @@ class _Blocks:
         return None
 
     def torn_bytes(self, offset: int, header: BlockHeader | None) -> int:
-        """About how many bytes of a block were written at `offset`: stale bytes and zeros do not count."""
+        """Returns about how many bytes of a block were written at `offset`: stale bytes and zeros do not count."""
         if header is not None:
             return min(header.padded_bytes, self.size - offset)
         at = self._window(offset, BLOCK_HEADER_BYTES)
         return ALIGNMENT if self._data.startswith(self._prefix[4:], at + 4) else 0
 
     def _window(self, offset: int, size: int) -> int:
-        """Where `offset` is in `_data`, which has `size` bytes from there on if the file has them."""
+        """Returns the place of `offset` in `_data`, which has `size` bytes from there on if the file has them."""
         at = offset - self._start
         if at < 0 or at + size > len(self._data):
             self._start, at = offset, 0

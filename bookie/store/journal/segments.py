@@ -40,14 +40,14 @@ SPARE = "spare-"
 FILLING = "filling-"
 FILL_SLICE_BYTES = 256 << 10
 FILL_PAUSE_S = 0.002
-"""Zeros are written in slices of about 0.5 ms with pauses, so that they delay the blocks' syncs little."""
+"""Seconds between slices of zeros, each of about 0.5 ms, so that they delay the blocks' syncs little."""
 
 _REFUSALS = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
-"""What a file system answers that does not write direct."""
+"""Errors of a file system that does not write direct."""
 
 
 class JournalPosition(NamedTuple):
-    """Everything before `offset` of journal `journal`, and in journals with smaller ids."""
+    """A position in the journals: byte `offset` of journal `journal`; journals with smaller ids are before it."""
 
     journal: int
     offset: int
@@ -107,7 +107,7 @@ class Segments:
         self.counters = {"recycled": 0, "filled": 0}
 
     def tidy(self) -> None:
-        """At the start: removes or keeps what the last process left. In a worker."""
+        """Removes or keeps, at the start and in a worker, what the last process left."""
         for name in self._files.list_directory(self._directory):
             path = join(self._directory, name)
             if name.startswith(FILLING):
@@ -147,7 +147,8 @@ class Segments:
         return path
 
     def _write_header(self, path: str, block: bytes) -> int:
-        """Durable when it returns: the size of the file. Finds out whether it can be written direct."""
+        """Writes a header, durable when it returns; returns the size of the file. Finds out whether it can be written
+        direct."""
         if self.direct:
             try:
                 file = self._files.open(path, direct=True)

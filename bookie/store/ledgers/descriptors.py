@@ -1,4 +1,4 @@
-"""What the bookie knows of each ledger besides its entries: exactly one descriptor per ledger (BookKeeper #4701).
+"""The descriptors: exactly one per ledger has all that the bookie knows of it besides its entries (BookKeeper #4701).
 
     fenced        no add without RECOVERY is admitted, ever; set before the fence record is enqueued
     fence_synced  that record is durable; only then is a fence request answered
@@ -39,6 +39,8 @@ _CLEAN_MAX = 4096
 
 
 class Descriptor:
+    """The state of one ledger besides its entries: key, fence, LAC, last entry."""
+
     __slots__ = ("fence_synced", "fenced", "key", "key_synced", "lac", "last", "ledger")
 
     def __init__(self, ledger: int, key: bytes) -> None:
@@ -64,7 +66,7 @@ class Descriptor:
 
 
 class Settled(NamedTuple):
-    """Everything that the ledger index must have, and the new part of it."""
+    """The content that the ledger index must have: all of it, and the new part."""
 
     table: LedgerTable
     changes: list[bytes]  # encoded facts and ledgers
@@ -73,7 +75,7 @@ class Settled(NamedTuple):
 
 
 class Unwritten(NamedTuple):
-    """What a checkpoint takes to its worker. Descriptors may change meanwhile, and only grow."""
+    """The changes that a checkpoint takes to its worker. Descriptors may change meanwhile, and only grow."""
 
     table: LedgerTable
     settling: dict[int, Descriptor]
@@ -98,6 +100,8 @@ class Unwritten(NamedTuple):
 
 
 class Descriptors(StateLog):
+    """The descriptors and facts of a bookie; the module says where a descriptor is."""
+
     def __init__(self) -> None:
         super().__init__()
         self.dirty_ledgers: dict[int, Descriptor] = {}
@@ -146,11 +150,11 @@ class Descriptors(StateLog):
         return descriptor
 
     def touch(self, descriptor: Descriptor) -> None:
-        """The descriptor changed: the next checkpoint writes it."""
+        """Makes the next checkpoint write the descriptor, which has changed."""
         self.dirty_ledgers[descriptor.ledger] = descriptor
 
     def delete(self, first: int, last: int) -> None:
-        """The ledgers of the interval are deleted for ever."""
+        """Deletes the ledgers of the interval for ever."""
         self.state(Tombstone(first, last))
 
     def apply(self, fact: Fact) -> None:
@@ -180,7 +184,7 @@ class Descriptors(StateLog):
         return bool(self.dirty_ledgers or self._settling or self._unwritten or self.changed)
 
     def begin_write(self) -> None:
-        """The checkpoint that begins writes all changes until now, and those of a checkpoint that failed."""
+        """Takes all changes until now for the checkpoint that begins, and those of a checkpoint that failed."""
         if self._settling:
             self._settling.update(self.dirty_ledgers)
         else:
@@ -193,7 +197,7 @@ class Descriptors(StateLog):
         return Unwritten(self._table, self._settling, self._unwritten, self.copy(), alive)
 
     def written(self, settled: Settled) -> dict[int, Descriptor]:
-        """The changes are durable. Returns the values that are not needed any more, which may be large."""
+        """Notes that the changes are durable. Returns the values that are not needed any more, which may be large."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
             if descriptor.ledger in self._ids:
@@ -201,7 +205,7 @@ class Descriptors(StateLog):
         return old
 
     def check(self) -> None:
-        """Those of the facts; every ledger has a place; synced fences are fences; no deleted ledger is dirty."""
+        """Checks the facts, and: every ledger has a place; synced fences are fences; no deleted ledger is dirty."""
         self.check_facts(self._ids)
         known = {*self.dirty_ledgers, *self._settling, *self._table}
         assert all(ledger in known for ledger in self._ids)

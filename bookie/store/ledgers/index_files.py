@@ -31,9 +31,9 @@ _LOG = logging.getLogger("magnetar.bookie.store.ledgers")
 
 SUFFIX = ".lidx"
 _OUTDATED_MAX = 4
-"""A file is rewritten when it has more than this many times the records that are alive,"""
+"""Multiple of the records that are alive above which a file is rewritten, if it is larger than _REWRITE_BYTES_MIN."""
 _REWRITE_BYTES_MIN = 1 << 20
-"""and is larger than this."""
+"""Least bytes of a file that is rewritten for that."""
 _READ_BYTES = 4096 * ledger_index.RECORD_BYTES
 _WRITE_BYTES = 1 << 20
 """Bytes written and synced at once, so that a large rewrite does not delay the journal's syncs."""
@@ -46,6 +46,8 @@ def name(generation: int) -> str:
 
 
 class LedgerIndexFile:
+    """The file of the ledger index: appended per checkpoint, rewritten now and then."""
+
     def __init__(self, files: Files, directory: str, uuid: bytes, generation: int, end: int) -> None:
         self._files = files
         self._directory = directory
@@ -92,7 +94,7 @@ class LedgerIndexFile:
             file.close()
 
     def outdated(self, alive: int) -> bool:
-        """The next `write` rewrites the file."""
+        """Whether the next `write` rewrites the file."""
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
@@ -130,21 +132,21 @@ class LedgerIndexFile:
         return generation, size
 
     def committed(self, generation: int, end: int) -> None:
-        """The mark names them; other generations are removed."""
+        """Notes that the mark names them; other generations are removed."""
         old, self.generation, self.end = self.generation, generation, end
         if old != generation:
             self._faulty = False
             self.tidy()
 
     def tidy(self) -> None:
-        """Not synced: a name that comes back after a crash is removed by the next start."""
+        """Removes other generations, not synced: a name that comes back after a crash is removed by the next start."""
         for other in disk.needless_in(self._files, self._directory):
             if other != name(self.generation):
                 self._files.remove(join(self._directory, other))
 
 
 def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
-    """Joined to about `_WRITE_BYTES` each."""
+    """Yields the buffers joined to about `_WRITE_BYTES` each."""
     waiting: list[bytes] = []
     size = 0
     for buffer in buffers:
@@ -157,14 +159,14 @@ def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def create(files: Files, directory: str, uuid: bytes) -> LedgerIndexFile:
-    """Generation 1, empty."""
+    """Creates generation 1, empty."""
     new = LedgerIndexFile(files, directory, uuid, 0, FILE_HEADER_BYTES)
     generation, end = new.rewrite([])
     return LedgerIndexFile(files, directory, uuid, generation, end)
 
 
 def newest(files: Files, directory: str) -> tuple[int, int]:
-    """(generation, end) of the newest file that is here, whatever it holds; for a start without a mark."""
+    """Returns (generation, end) of the newest file that is here, whatever it holds; for a start without a mark."""
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES

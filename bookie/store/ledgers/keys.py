@@ -36,12 +36,12 @@ class LedgerKeys:
         self._keying: dict[int, Descriptor] = {}  # whose key goes out with the next seal
 
     def ask_for_newcomers(self) -> None:
-        """From now on a ledger that is not here begins only with a key that was introduced
+        """Requires from now on that a ledger which is not here begins with a key that was introduced
         (bookie/requests/newcomers.py)."""
         self._introduced = Lru(INTRODUCED_MAX)
 
     def introduce(self, ledger: int, key: bytes) -> None:
-        """The metadata has a record of the ledger with this key."""
+        """Notes that the metadata has a record of the ledger with this key."""
         if self._introduced is not None:
             self._introduced.put(ledger, key, 1)
 
@@ -53,7 +53,8 @@ class LedgerKeys:
         return known is not None and hmac.compare_digest(known, key)
 
     def verdict(self, ledger: int, key: bytes) -> Status:
-        """OK; FENCED: the ledger is deleted; NO_SUCH_LEDGER: not introduced; UNAUTHORIZED: another key."""
+        """Returns the verdict on a key. OK; FENCED: the ledger is deleted; NO_SUCH_LEDGER: not introduced;
+        UNAUTHORIZED: another key."""
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
             return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
@@ -62,8 +63,8 @@ class LedgerKeys:
         return Status.OK if self.may_begin(ledger, key) else Status.NO_SUCH_LEDGER
 
     def opens(self, ledger: int, key: bytes) -> Status:
-        """OK: the sender of this key may read what is here of the ledger. NO_SUCH_LEDGER: its key was lost, and must
-        be introduced."""
+        """Returns OK if the sender of this key may read what is here of the ledger. NO_SUCH_LEDGER: its key was lost,
+        and must be introduced."""
         descriptor = self._descriptors.get(ledger)
         if descriptor is not None:
             return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
@@ -71,7 +72,7 @@ class LedgerKeys:
         return Status.NO_SUCH_LEDGER if lost and not self.may_begin(ledger, key) else Status.OK
 
     def adopt(self, ledger: int, key: bytes) -> Status:
-        """OK: the ledger's key is known, durable when the next seal is done; it may have been lost."""
+        """Returns OK if the ledger's key is known, durable when the next seal is done; it may have been lost."""
         descriptor = self._descriptors.get(ledger)
         if ledger in self._descriptors.tombstones or (descriptor is not None and not descriptor.opens_with(key)):
             return Status.UNAUTHORIZED
@@ -87,6 +88,6 @@ class LedgerKeys:
         return descriptor
 
     def take(self) -> dict[int, Descriptor]:
-        """Ledger → descriptor, of the KEY records enqueued since the last seal."""
+        """Removes and returns ledger → descriptor, of the KEY records enqueued since the last seal."""
         keying, self._keying = self._keying, {}
         return keying

@@ -25,6 +25,8 @@ Fact = Tombstone | Quarantined | Mended | LimboRow | Drained
 
 
 class StateLog:
+    """The facts that a bookie must never forget, in memory."""
+
     def __init__(self) -> None:
         self.tombstones = Intervals()
         self.limbo_upto = -1
@@ -34,12 +36,12 @@ class StateLog:
         self._changes: list[State] = []
 
     def state(self, fact: Fact) -> None:
-        """A new fact: true from now on, durable with the next checkpoint."""
+        """States a new fact: true from now on, durable with the next checkpoint."""
         self._changes.append(fact)
         self.apply(fact)
 
     def apply(self, fact: Fact) -> None:
-        """A fact that is durable already."""
+        """Applies a fact that is durable already."""
         match fact:
             case Tombstone(first, last):
                 self.tombstones.add(first, last)
@@ -65,7 +67,8 @@ class StateLog:
         self.state(Quarantined(ledger, first, last))
 
     def mend(self, ledger: int, first: int, last: int) -> None:
-        """Good copies of these entries are in the log, or in the table that the running checkpoint flushes."""
+        """Ends the quarantine of these entries: good copies are in the log, or in the table that the running checkpoint
+        flushes."""
         self.state(Mended(ledger, first, last))
 
     def mend_stored(self, ledgers: dict[int, dict[int, Stored]]) -> None:
@@ -80,7 +83,7 @@ class StateLog:
         return known is not None and entry in known
 
     def quarantined_of(self, ledger: int) -> list[tuple[int, int]]:
-        """First and last of each run of the ledger's quarantined entries, ascending."""
+        """Returns first and last of each run of the ledger's quarantined entries, ascending."""
         return list(self._quarantined.get(ledger, ()))
 
     def quarantined_ledgers(self) -> list[int]:
@@ -116,7 +119,7 @@ class StateLog:
         return [each for each in changes if not (isinstance(each, Quarantined) and each.ledger in self.tombstones)]
 
     def statements(self) -> list[State]:
-        """All facts, in few records. They include the changes, which were applied when they were made."""
+        """Returns all facts, in few records. They include the changes, which were applied when they were made."""
         facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
         facts += self.quarantined()
         if self.fenced_upto >= 0:
@@ -126,7 +129,7 @@ class StateLog:
         return facts + [Drained(log) for log in sorted(self.drained)]
 
     def copy(self) -> StateLog:
-        """As they are now, for a worker."""
+        """Returns a copy for a worker."""
         new = StateLog()
         new.tombstones = self.tombstones.copy()
         new.limbo_upto, new.fenced_upto, new.drained = self.limbo_upto, self.fenced_upto, set(self.drained)
@@ -134,7 +137,7 @@ class StateLog:
         return new
 
     def check_facts(self, ledgers: Iterable[int]) -> None:
-        """No living ledger has a tombstone, no deleted one is quarantined; limbo fences."""
+        """Checks that no living ledger has a tombstone, no deleted one is quarantined, and limbo fences."""
         self.tombstones.check()
         assert all(ledger not in self.tombstones for ledger in ledgers)
         assert all(ledger not in self.tombstones and len(known) for ledger, known in self._quarantined.items())

@@ -34,11 +34,11 @@ _LEDGER_AT = 5
 _CHANGES_MAX = 1 << 17
 """Records out of order that wait to be merged while a file is loaded: about 30 MB."""
 _SORT_SLICE = 4096
-"""Sorting keeps the interpreter: 1 ms for so many, against 50 ms for 100,000 at once."""
+"""Values that are sorted at once, as that keeps the interpreter: 1 ms for so many, against 50 ms for 100,000."""
 
 
 def in_order(values: Collection[int]) -> Iterator[int]:
-    """Ascending, for a worker: sorted in slices, so that the event loop gets its turn."""
+    """Yields the values ascending, for a worker: sorted in slices, so that the event loop gets its turn."""
     if len(values) <= _SORT_SLICE:
         return iter(sorted(values))
     rest = iter(values)
@@ -47,6 +47,8 @@ def in_order(values: Collection[int]) -> Iterator[int]:
 
 
 class LedgerTable:
+    """The records of ledgers that did not change lately, sorted, in leaves."""
+
     __slots__ = ("_firsts", "leaves")
 
     def __init__(self, leaves: Iterable[bytes] = ()) -> None:
@@ -66,13 +68,13 @@ class LedgerTable:
         return state
 
     def __iter__(self) -> Iterator[int]:
-        """The ledgers, ascending."""
+        """Yields the ledgers, ascending."""
         for leaf in self.leaves:
             for (ledger,) in struct.iter_unpack(f">{_LEDGER_AT}xq{RECORD_BYTES - _LEDGER_AT - 8}x", leaf):
                 yield ledger
 
     def merged(self, changes: Mapping[int, bytes]) -> LedgerTable:
-        """With these records in place of the ledgers' old ones."""
+        """Returns a table with these records in place of the ledgers' old ones."""
         by_leaf: dict[int, list[int]] = {}
         for ledger in changes:
             by_leaf.setdefault(max(bisect_right(self._firsts, ledger) - 1, 0), []).append(ledger)
@@ -85,7 +87,7 @@ class LedgerTable:
         return LedgerTable(leaves + self.leaves[done:])
 
     def without(self, dead: Intervals) -> LedgerTable:
-        """Without the ledgers of these intervals."""
+        """Returns a table without the ledgers of these intervals."""
         leaves: list[bytes] = []
         for leaf in self.leaves:
             last = len(leaf) // RECORD_BYTES - 1
@@ -116,7 +118,7 @@ def _find(leaf: bytes, ledger: int, low: int) -> int:
 
 
 def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) -> Iterator[bytes]:
-    """The leaves that take the place of `leaf`."""
+    """Yields the leaves that take the place of `leaf`."""
     parts: list[bytes] = []
     size = done = 0
     for ledger in ledgers:
@@ -132,7 +134,7 @@ def _merge(leaf: bytes, ledgers: Iterable[int], changes: Mapping[int, bytes]) ->
 
 
 def _cut(parts: list[bytes]) -> list[bytes]:
-    """Leaves that are not too long."""
+    """Cuts data into leaves that are not too long."""
     data = b"".join(parts)
     if len(data) <= 2 * LEAF_BYTES:
         return [data]

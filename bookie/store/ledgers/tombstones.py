@@ -42,7 +42,8 @@ class TombstoneWriter:
         self.counters = {"ledgers_deleted": 0}
 
     async def write(self, ledgers: list[int]) -> bool:
-        """False: the journal had no room for all of them; memory has them, and `settle` makes them durable."""
+        """Writes tombstones. False: the journal had no room for all of them; memory has them, and `settle` makes them
+        durable."""
         spans = Intervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)

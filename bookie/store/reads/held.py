@@ -1,4 +1,5 @@
-"""Which entries of a ledger the store holds durably, without a read of their data: memtable, then the index.
+"""The lookup of the entries that the store holds durably of a ledger, without a read of their data: memtable, then the
+index.
 
 A repair that gets the answer "held" makes no other copy, names this bookie in the ledger's record, and lets the last
 other copy be deleted (bookie/repair). So an entry is held when it is in the index, which a mark covers, or when it is
@@ -30,7 +31,7 @@ _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class HeldEntries:
-    """`sealed`: the journal has, or refused, what was enqueued before the call."""
+    """The lookup of held entries. `sealed`: the journal has, or refused, what was enqueued before the call."""
 
     def __init__(
         self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
@@ -44,7 +45,8 @@ class HeldEntries:
         self._worker = worker
 
     async def within(self, ledger: int, first: int, last: int) -> Intervals:
-        """The held entries of `first … last`; none of a deleted ledger. Waits for the journal, if memory has some."""
+        """Returns the held entries of `first … last`; none of a deleted ledger. Waits for the journal, if memory has
+        some."""
         while True:
             if ledger in self._descriptors.tombstones:
                 return Intervals()

@@ -34,7 +34,8 @@ from ..memtable import ENTRY_OVERHEAD_BYTES
 SHRINK_MAX = 8
 LANES = 2
 CHUNKS_MAX = 3
-"""One for each lane, and one that is done, so that the lanes go on while the event loop hands out the first."""
+"""Chunks of a stream: one for each lane, and one that is done, so that the lanes go on while the event loop hands out
+the first."""
 LANE_FILES_MAX = 16
 """File descriptors of each lane; one more log costs it an `open`."""
 _ENTRIES_MAX = 1 << 20
@@ -56,7 +57,8 @@ class Chunk(NamedTuple):
 
 
 class SequentialRead:
-    """What is ready ends where the first chunk begins, and each chunk where the next begins, the last at `after`."""
+    """A sequential reader's chunks. Its ready entries end where the first chunk begins, each chunk where the next
+    begins, the last at `after`."""
 
     __slots__ = ("_at", "_ends", "_ready", "after", "chunks", "place", "ready_bytes")
 
@@ -71,16 +73,16 @@ class SequentialRead:
 
     @property
     def left(self) -> int:
-        """Entries that are ready."""
+        """Returns the number of entries that are ready."""
         return len(self._ready) - self._at
 
     @property
     def due(self) -> bool:
-        """Nothing is ready, and the first chunk is done: it may `arrive`."""
+        """Whether nothing is ready, and the first chunk is done: it may `arrive`."""
         return not self.left and bool(self.chunks) and self.chunks[0].read.done()
 
     def arrive(self) -> None:
-        """The first chunk is ready. One that is shorter than it should be is the last: what follows is unclear."""
+        """Makes the first chunk ready. One that is shorter than it should be is the last: what follows is unclear."""
         assert not self.left
         entry, expected, read = self.chunks.popleft()
         self._ready, self._at, self.ready_bytes = [], 0, 0
@@ -95,7 +97,7 @@ class SequentialRead:
             self.after = entry + len(self._ready)
 
     def take(self, count: int, bytes_max: int) -> list[Buffer]:
-        """At least one, when one is ready; at most `count`, about `bytes_max`."""
+        """Takes at least one entry, when one is ready; at most `count`, about `bytes_max`."""
         if not self.left:
             return []
         before = self._ends[self._at]
@@ -107,6 +109,8 @@ class SequentialRead:
 
 
 class ReadAhead:
+    """Read-ahead for sequential readers, in bounded memory."""
+
     def __init__(self, index: Index, lanes: Sequence[Handler], bytes_max: int, chunk_bytes: int) -> None:
         self._index = index
         self._lanes = deque(lanes)
@@ -132,7 +136,7 @@ class ReadAhead:
             self._streams.put((ledger, entry), stream, size)
 
     def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
-        """Another chunk, unless the index knows no extent for the entry without loading."""
+        """Reads another chunk, unless the index knows no extent for the entry without loading."""
         stream.after = None
         places = self._index.candidates(ledger, entry)
         if not places:

@@ -40,12 +40,16 @@ _LOG = logging.getLogger("magnetar.bookie.store.reads")
 
 
 class ReadResult(NamedTuple):
+    """The result of a read of entries, with the ledger's LAC."""
+
     status: Status
     entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
     lac: int
 
 
 class LacResult(NamedTuple):
+    """The LAC of a ledger and its last stored entry."""
+
     status: Status
     lac: int
     last: int
@@ -73,7 +77,8 @@ class Reads:
         }  # fmt: skip
 
     def read_lac(self, ledger: int) -> LacResult:
-        """UNKNOWN in limbo: a larger LAC may be lost, and recovery counts any other answer as a fenced bookie's LAC."""
+        """Reads the LAC. UNKNOWN in limbo: a larger LAC may be lost, and recovery counts any other answer as a fenced
+        bookie's LAC."""
         descriptor = self._descriptors.get(ledger)
         if self._in_limbo(ledger):
             return LacResult(Status.UNKNOWN, -1, -1)
@@ -82,7 +87,7 @@ class Reads:
         return LacResult(Status.OK, descriptor.lac, descriptor.last)
 
     def _read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """The answer, when it needs no disk; else None."""
+        """Returns the answer, if it needs no disk; else None."""
         if self._descriptors.get(ledger) is None and not self._in_limbo(ledger):
             return self._miss(ledger, entry)
         entries: list[Buffer] = []
@@ -99,7 +104,7 @@ class Reads:
         return self._miss(ledger, entry) if self._index.is_nowhere(ledger, entry) else None
 
     def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
-        """`read`, when it needs no disk; else None."""
+        """Reads like `read`, if that needs no disk; else returns None."""
         bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
         result = self._read_memory(ledger, entry, count, bytes_max)
         if result is None:
@@ -182,7 +187,7 @@ class Reads:
         return self._miss(ledger, entry, damaged or search.damaged)
 
     def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
-        """The answer when every place was searched. `damaged`: one of them could not be read."""
+        """Returns the answer when every place was searched. `damaged`: one of them could not be read."""
         descriptors = self._descriptors
         lac = self._lac(ledger)
         if ledger in descriptors.tombstones:
@@ -195,7 +200,7 @@ class Reads:
         return ReadResult(missing, [], lac)
 
     async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> EntriesRead:
-        """A run of entries with one file read; for a single entry more of the extent, which goes to the cache."""
+        """Reads a run of entries with one file read; for a single entry more of the extent, which goes to the cache."""
         ledger = place.extent.ledger
         table = self._index.table(place)
         ahead = (1 << 20, self._read_ahead_bytes) if count == 1 else (count, bytes_max)
@@ -213,8 +218,8 @@ class Reads:
 
     # ------------------------------------------------------------------------------------ for the scrubber
     async def verify(self, ledger: int, entry: int) -> Status:
-        """OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and caches are not asked.
-        OSError: no descriptor is free."""
+        """Verifies an entry. OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and
+        caches are not asked. OSError: no descriptor is free."""
         while True:
             generation = self._index.generation
             search = Search(self._index, self._reader, self._worker, ledger, entry)
@@ -237,7 +242,8 @@ class Reads:
             return EntriesRead(None, [], True)
 
     async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
-        """Where the extent of that log is, and its table as it is on the disk (None: damaged)."""
+        """Returns the place of the extent of that log, and its table as it is on the disk (None: damaged); None if the
+        index lacks it."""
         search = Search(self._index, self._reader, self._worker, extent.ledger, extent.first)
         while (place := await search.next()) is not None:
             if place.log == number and place.extent == extent:

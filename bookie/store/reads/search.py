@@ -24,7 +24,7 @@ PAGES_MAX = 64
 
 
 class Search:
-    """One search for one entry. Call `next` until it is None: then all places were searched."""
+    """A search for one entry. `next` is called until it returns None: then all places were searched."""
 
     def __init__(self, index: Index, reader: EntryLogReader, worker: Worker, ledger: int, entry: int) -> None:
         self._index = index
@@ -52,7 +52,7 @@ class Search:
         return self._found.pop(0)
 
     def _narrow(self, at: int, run: Run) -> None:
-        """`at`: the log after the one that was asked."""
+        """Narrows the search by a run that was loaded. `at`: the log after the one that was asked."""
         if run.first is None or self._entry < run.first:
             self._high = at
         elif self._entry > run.last:

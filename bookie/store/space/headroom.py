@@ -39,7 +39,8 @@ JOURNAL = "journal"
 
 
 class Headroom:
-    """`checkpoint` makes the one that waits for room. `on_no_space` ends clients' adds: a write found a full disk."""
+    """The state of a bookie's disk for its writers. `checkpoint` makes the one that waits for room. `on_no_space` ends
+    clients' adds: a write found a full disk."""
 
     def __init__(
         self, files: Files, directory: str, worker: Worker, reserve: Reserve, journal: Journal,
@@ -56,12 +57,12 @@ class Headroom:
         self.on_no_space = on_no_space
 
     async def usage(self) -> tuple[int, int]:
-        """(total, free) bytes of the disk under the data directory."""
+        """Returns (total, free) bytes of the disk under the data directory."""
         return await self._worker.run(self._files.disk_usage, self._directory)
 
     @property
     def no_space(self) -> bool:
-        """The last write to journal or log found a full disk. Stays so until one finds room."""
+        """Whether the last write to journal or log found a full disk. Stays so until one finds room."""
         return self.flush_blocked or self._journal.no_space
 
     @property
@@ -109,7 +110,7 @@ class Headroom:
             await action()
 
     async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
-        """A checkpoint; NoSpace, and then it is tried again by `keep`, or NoDescriptor."""
+        """Makes a checkpoint; NoSpace, and then it is tried again by `keep`, or NoDescriptor."""
         try:
             await self.found_for(checkpoint)
             self.flush_blocked = self.without_descriptor = False

@@ -25,7 +25,8 @@ _PAGE = 4096
 
 
 class Reserve:
-    """All calls from a worker; `held` is true while the whole file is there, or none is wanted."""
+    """The reserve of one data directory. All calls from a worker; `held` is true while the whole file is there, or none
+    is wanted."""
 
     def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
         self._files = files
@@ -37,7 +38,7 @@ class Reserve:
         self.held = False
 
     def size_bytes(self) -> int:
-        """What it should be."""
+        """Returns the size that the reserve should have."""
         if not self._bytes_min:
             return 0
         total, _ = self._files.disk_usage(self._directory)

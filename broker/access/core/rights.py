@@ -1,4 +1,4 @@
-"""What a role may do in a namespace: the decision, from the grants and the tenant's administrators.
+"""The rights of a role in a namespace: the decision, from the grants and the tenant's administrators.
 
     decide(role, Right.CONSUME, rights, topic, subscription)  →  "" (it may), or why not
 
@@ -33,13 +33,15 @@ Granted = Mapping[str, tuple[str, ...]]
 
 
 class Right(Enum):
+    """A right that the decision is asked for."""
+
     LOOKUP = "produce or consume"
     PRODUCE = "produce"
     CONSUME = "consume"
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """What decides in one namespace."""
+    """The grants and administrators that decide in one namespace."""
 
     admins: frozenset[str] = frozenset()  # of the tenant
     roles: Granted = {}  # at the namespace
@@ -51,7 +53,8 @@ class Rights(msgspec.Struct, frozen=True):
 def decide(
     role: str, right: Right, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
 ) -> str:
-    """Why the role may not; empty: it may. `topic`: the full name, without a partition; empty: the namespace."""
+    """Returns why the role may not; empty: it may. `topic`: the full name, without a partition; empty: the namespace.
+    """
     if not role:
         return "it has no role"
     if role in rights.admins:

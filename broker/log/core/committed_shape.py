@@ -25,11 +25,11 @@ from .runs import run_end, run_start
 
 
 class Decided(Protocol):
-    """What is known of the transactions of a topic."""
+    """The decided transactions of a topic."""
 
     @property
     def aborted(self) -> Mapping[int, BitMap]:
-        """Ledger → entries that are never shown."""
+        """Returns ledger → entries that are never shown."""
 
     @property
     def stable(self) -> Position:
@@ -37,14 +37,14 @@ class Decided(Protocol):
 
     @property
     def stable_index(self) -> int:
-        """One past the index of its last message."""
+        """Returns the index after the last message of the stable part."""
 
     def aborted_messages(self, first: int, end: int) -> int:
-        """How many of the messages `first` … `end - 1` are aborted."""
+        """Returns how many of the messages `first` … `end - 1` are aborted."""
 
 
 class CommittedShape(LogShape):
-    """See the module. It follows the shape of the log."""
+    """The shape for readers of committed entries; it follows the shape of the log. See the module."""
 
     __slots__ = ("_decided",)
 
@@ -63,7 +63,7 @@ class CommittedShape(LogShape):
 
     # ------------------------------------------------------------------ what is left out
     def _over(self, position: Position) -> Position:
-        """The first position at or after it that is not aborted."""
+        """The first position at or after `position` that is not aborted."""
         decided = self._decided
         while decided is not None and decided.aborted:
             aborted = decided.aborted.get(position[0])
@@ -73,7 +73,7 @@ class CommittedShape(LogShape):
         return position
 
     def _following(self, position: Position) -> Position:
-        """As `after`, of the log itself."""
+        """Returns the position after the given one, like `after`, but of the log itself."""
         ledger_id, entry_id = position
         span = self._spans.get(ledger_id)
         if span is not None and (span.open or entry_id < span.last_entry):

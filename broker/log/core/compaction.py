@@ -49,16 +49,17 @@ from ....proto.entry_pb2 import SingleMessageMetadata
 from ....proto.errors import CorruptEntry
 
 KEY_BYTES = 200
-"""What a key costs in the table: its hash (16 bytes, 49 as an object), an index, and their place in a dictionary."""
+"""Memory that a key takes in the table: its hash (16 bytes, 49 as an object), an index, and their place in a
+dictionary."""
 _SPACE = 1 << 32
-"""Hashes are shared out between rounds by their first four bytes."""
+"""Size of the space of hashes, which are shared out between rounds by their first four bytes."""
 _TAKEN_OUT = item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=0))
 
 Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
 
 def opened(entry: Buffer) -> Opened | None:
-    """Header, metadata and payloads of the messages of an entry; None: it cannot be parsed."""
+    """Returns header, metadata and payloads of the messages of an entry; None: it cannot be parsed."""
     try:
         part = split_broker_part(entry)[2]
         header = parse_header(part, verify=False)
@@ -72,7 +73,7 @@ def opened(entry: Buffer) -> Opened | None:
 
 
 class KeySurvey:
-    """Which messages survive: the first pass."""
+    """The first pass: finds which messages survive."""
 
     def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:
         assert keys_max >= 1
@@ -91,7 +92,7 @@ class KeySurvey:
         return self._low >= _SPACE
 
     def look(self, first_index: int, count: int, entry: Opened | None) -> None:
-        """The next entry, in the order of the topic."""
+        """Surveys the next entry, in the order of the topic."""
         if entry is None:
             if not self._low:
                 self.survivors.add_range(first_index, first_index + count)
@@ -140,7 +141,7 @@ class KeySurvey:
             self._latest[key] = tuple(self._chunks.pop(name)[1])
 
     def _narrow(self) -> None:
-        """Half of the keys wait for another round. Those that stay have been followed from the beginning."""
+        """Puts half of the keys off to another round. Those that stay have been followed from the beginning."""
         while len(self._latest) > self._keys_max and self._high - self._low > 1:
             self._high = (self._low + self._high) // 2
             high = self._high
@@ -148,7 +149,7 @@ class KeySurvey:
             self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
 
     def end_round(self) -> None:
-        """Everything was read: the keys of this round are decided."""
+        """Ends a round, after everything was read: its keys are decided."""
         for value in self._latest.values():
             if isinstance(value, tuple):
                 self.survivors.update(value)
@@ -162,7 +163,7 @@ class KeySurvey:
 
 
 def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
-    """What is kept of a stored entry: all of it, itself without some of its messages, or None."""
+    """Returns the part of a stored entry that is kept: all of it, the entry without some of its messages, or None."""
     kept = survivors.range_cardinality(first_index, first_index + count)
     if kept == 0:
         return None
@@ -185,7 +186,8 @@ def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> byt
 
 
 def last_shown(entry: Buffer) -> int:
-    """Batch index of the last message of an entry that is shown; -1: it is no batch, or cannot be parsed."""
+    """Returns the batch index of the last message of an entry that is shown; -1: it is no batch, or cannot be parsed.
+    """
     found = opened(entry)
     if found is None or not found[0].batched:
         return -1

@@ -62,7 +62,7 @@ class LogQueue(Generic[Q]):
         self.pending.append(queued)
 
     def sent(self) -> None:
-        """The ledger has taken the first of the pending ones."""
+        """Notes that the ledger has taken the first of the pending ones."""
         queued = self.pending.popleft()
         queued.entry = self.next_entry
         self.next_entry += 1
@@ -70,24 +70,26 @@ class LogQueue(Generic[Q]):
 
     # ------------------------------------------------------------------ facts
     def opened(self, ledger_id: int) -> None:
-        """A new ledger is in the committed list and takes entries."""
+        """Opens a new ledger, which is in the committed list and takes entries."""
         assert self.ledger_id < 0, "one ledger takes entries at a time"
         assert not self._sent, "nothing is outstanding on another ledger"
         self.ledger_id, self.next_entry = ledger_id, 0
 
     def confirmed(self, last_entry: int) -> list[Q]:
-        """Those up to `last_entry`, which are in the ledger."""
+        """Removes and returns the publishes up to `last_entry`, which are in the ledger."""
         sent, found = self._sent, list[Q]()
         while sent and sent[0].entry <= last_entry:
             found.append(sent.popleft())
         return found
 
     def stopped(self) -> None:
-        """The ledger takes no more entries: it failed, or it is full. What was sent stays until its end is known."""
+        """Notes that the ledger takes no more entries: it failed, or it is full. What was sent stays until its end is
+        known."""
         self.ledger_id = -1
 
     def ended(self, last_entry: int) -> list[Q]:
-        """The ledger ended at `last_entry`: these are in it and are confirmed; the rest goes back to the front."""
+        """Ends the ledger at `last_entry`; returns the publishes that are in it and are confirmed; the rest goes back
+        to the front."""
         assert self.ledger_id < 0, "a ledger that ended takes no entries"
         stored: list[Q] = []
         while self._sent and self._sent[0].entry <= last_entry:
@@ -99,7 +101,8 @@ class LogQueue(Generic[Q]):
         return stored
 
     def give_up(self) -> list[Q]:
-        """The topic is lost to this broker: all that is left, in order; the outcome of each is unknown."""
+        """Removes and returns all that is left, in order, as the topic is lost to this broker; the outcome of each is
+        unknown."""
         left = [*self._sent, *self.pending]
         self._sent.clear()
         self.pending.clear()
@@ -115,7 +118,7 @@ class LogQueue(Generic[Q]):
         return len(self._sent)
 
     def check(self) -> None:
-        """Sent entries follow each other; indexes never fall."""
+        """Checks that sent entries follow each other, and that indexes never fall."""
         ids = [queued.entry for queued in self._sent]
         assert ids == list(range(self.next_entry - len(ids), self.next_entry)), "sent entries do not follow each other"
         indexes = [queued.index for queued in [*self._sent, *self.pending]]

@@ -19,7 +19,7 @@ from ....proto.names import Position
 
 
 class Span(msgspec.Struct):
-    """One ledger of the list. `last_entry` is -1 while it is empty."""
+    """The part of the log that one ledger of the list has. `last_entry` is -1 while it is empty."""
 
     ledger_id: int
     first_index: int
@@ -58,7 +58,7 @@ class LogShape:
         return span
 
     def close_span(self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int) -> None:
-        """The ledger is CLOSED in its metadata and ends here, for ever."""
+        """Closes a span: the ledger is CLOSED in its metadata and ends here, for ever."""
         span = self._spans[ledger_id]
         assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
         span.last_entry, span.end_index, span.size = last_entry, end_index, size
@@ -73,13 +73,14 @@ class LogShape:
             follower.remove(ledger_id)
 
     def pass_over(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
-        """These of its entries are lost: no consumer waits for them, and no index before that is given again."""
+        """Passes over lost entries: no consumer waits for these holes, and no index before `least_index` is given
+        again."""
         self._holes, self._least_index = holes, least_index
         for follower in self._followers:
             follower.pass_over(holes, least_index)
 
     def hole(self, position: Position) -> Position | None:
-        """The last one of the lost entries that this one is among; None: it was not passed over."""
+        """Returns the last of the lost entries that this one is among; None: it was not passed over."""
         found = self.hole_of(position)
         return None if found is None else Position(position[0], found[1])
 
@@ -89,7 +90,7 @@ class LogShape:
         return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
 
     def there(self, position: Position) -> Position:
-        """As `at_or_after`, past what was lost and passed over."""
+        """Returns the position like `at_or_after`, past lost entries that are passed over."""
         position = self.at_or_after(position)
         while (last := self.hole(position)) is not None:
             position = self.after(last)
@@ -97,14 +98,14 @@ class LogShape:
 
     @property
     def last_there(self) -> Position:
-        """As `last`, before what was lost and passed over."""
+        """Returns the last position like `last`, before lost entries that are passed over."""
         position = self.last
         while (run := self.hole_of(position)) is not None:
             position = self.before(Position(position[0], run[0]))
         return position
 
     def follow(self, follower: LogShape) -> None:
-        """It has every span of this one from now on."""
+        """Gives the follower every span of this shape, now and from now on."""
         self._followers.append(follower)
         follower.pass_over(self._holes, self._least_index)
         for span in self.spans:
@@ -137,7 +138,7 @@ class LogShape:
         return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
 
     def messages_from(self, index: int) -> int:
-        """How many messages at or after it are kept."""
+        """Returns how many messages at or after `index` are kept."""
         if not self._ids or index >= self.tail.end_index:
             return 0
         count = 0
@@ -235,7 +236,7 @@ class LogShape:
         return max(0, span.last_entry - first + 1) if span is not None else 0
 
     def aborted_messages(self, first: int, end: int) -> int:
-        """How many of the messages `first` … `end - 1` are in aborted transactions."""
+        """Returns how many of the messages `first` … `end - 1` are in aborted transactions."""
         return 0
 
     def passed(self, mark: Position) -> Position:
@@ -258,7 +259,7 @@ class LogShape:
         return spans[place] if place < len(spans) else None
 
     def check(self) -> None:
-        """Ids increase; only the last ledger is open; indexes do not overlap."""
+        """Checks that ids increase, only the last ledger is open, and indexes do not overlap."""
         assert self._ids == sorted(self._spans), "ids are not the spans, in order"
         for ledger_id in self._ids[:-1]:
             assert not self._spans[ledger_id].open, "a ledger that is not the last is open"

@@ -28,6 +28,8 @@ EntryOf = Callable[[int], Awaitable[StoredEntry]]
 
 
 class Found(NamedTuple):
+    """The result of a search: the entry, and the lost run before it."""
+
     entry: StoredEntry | None
     lost: Run | None = None  # directly before it, or at the end of the ledger
 
@@ -41,7 +43,7 @@ async def first_reached(
     lost: set[int] = set()
 
     async def there(first: int, end: int) -> StoredEntry | None:
-        """The first one from `first` to `end`."""
+        """Returns the first entry that can be read from `first` to `end`; None: there is none."""
         entry_id, looked = first, 0
         while entry_id <= end:
             run = passed_over(entry_id)
@@ -71,7 +73,7 @@ async def first_reached(
 
 
 def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | None]) -> Run | None:
-    """The lost ones among those directly before the entry, where none exists. All of them were looked at."""
+    """The first and the last lost entry of the missing ones directly before the entry; None: none of them was lost."""
     found: list[int] = []
     at = entry_id - 1
     while at >= 0:
@@ -85,8 +87,7 @@ def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | No
 
 
 def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
-    """What a reader is told of entries that every replica lost. `about`: of which subscription or topic, with a colon.
-    """
+    """Returns the error for entries that every replica lost. `about`: the subscription or topic, with a colon."""
     first, last = run
     return DataLost(
         f"{about}entries {first} to {last} of ledger {ledger_id} are lost: every replica is certain to lack them. "

@@ -1,5 +1,5 @@
-"""What a choice of ensemble, write quorum and ack quorum (E, Qw, Qa) risks; reported to the operator who sets it, never
-refused.
+"""The risks of a choice of ensemble, write quorum and ack quorum (E, Qw, Qa); reported to the operator who sets it,
+never refused.
 
 E ≥ Qw ≥ Qa ≥ 1 is demanded elsewhere (broker/cluster/catalog.py). What is allowed may still be unwise:
 
@@ -18,12 +18,12 @@ from ....ledger.core.placement import Shrink
 
 
 def allowed(*, degraded_writes: bool) -> Shrink:
-    """What a new ledger may lack while bookies are missing: bookies in any case, copies where that is set."""
+    """Returns what a new ledger may lack while bookies are missing: bookies in any case, copies where that is set."""
     return Shrink.COPIES if degraded_writes else Shrink.BOOKIES
 
 
 def risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
-    """One sentence each; `bookies` are those that are writable now."""
+    """Returns the risks of the choice, one sentence each; `bookies` is the number that is writable now."""
     found = []
     if ack_quorum < 2:
         found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")

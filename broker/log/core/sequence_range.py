@@ -13,7 +13,7 @@ ID_END = 1 << 63
 
 
 class SequenceRange(NamedTuple):
-    """What an entry's header says: its first and last sequence id; of a chunk, its message and place."""
+    """The first and last sequence id of an entry, from its header; of a chunk, also its message and place."""
 
     first: int
     last: int

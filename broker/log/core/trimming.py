@@ -1,4 +1,4 @@
-"""Which ledgers of a topic may be deleted, and why each of the others stays.
+"""The rules of trimming: which ledgers of a topic may be deleted, and why each of the others stays.
 
 Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger is deleted when it is closed, is not the last of the
 list, every holder needs it no more, and retention releases it. Holders are the durable cursors, deduplication (up to
@@ -7,7 +7,7 @@ to its horizon): `Topic` collects them. A cursor needs a ledger no more when it
 has *safely* acknowledged all of it: its mark is at or after the end (not the position in memory alone: after a crash
 the cursor falls back; nor the persisted one alone: after a seek it is ahead), or each entry is acknowledged out of
 order and that is stored (`Safe.done`). The open ledger is
-never deleted. All conditions up to the bytes on the disk: docs/data-deletion.md.
+never deleted. All conditions up to the bytes on the disk: docs/design/data-deletion.md.
 
 So one message that is not acknowledged, or that is delayed for a month, keeps its own ledger and none of those after
 it: the list has gaps then (core/log_shape.py), which every reader skips. (Pulsar keeps all after the first that stays.)
@@ -34,7 +34,7 @@ from .log_shape import LogShape, Span
 
 
 class Safe(NamedTuple):
-    """What a holder of data needs no more, neither now nor after a crash."""
+    """The data that a holder does not need, neither now nor after a crash."""
 
     mark: Position
     done: frozenset[int] = frozenset()  # ledgers after the mark
@@ -45,11 +45,13 @@ class Safe(NamedTuple):
 
 
 class Retention(msgspec.Struct, frozen=True):
+    """The retention of a topic's ledgers: a time and a size."""
+
     minutes: int = 0
     mib: int = 0
 
     def told(self) -> str:
-        """In words; empty: nothing is kept."""
+        """Returns the retention in words; empty: nothing is kept."""
         if not self.minutes:
             return ""
         time = "for ever" if self.minutes < 0 else f"for {self.minutes} minutes"
@@ -62,7 +64,7 @@ NOTHING = Retention()
 def verdicts(
     shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
 ) -> list[tuple[int, LedgerStays | None]]:
-    """(ledger, why it stays; None: it is to be deleted), oldest first."""
+    """Returns (ledger, why it stays; None: it is to be deleted), oldest first."""
     result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
@@ -97,7 +99,8 @@ def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: R
 
 
 def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> LedgerStays | None:
-    """`younger`: bytes of younger ledgers that all have acknowledged."""
+    """Returns why retention keeps a ledger; None: it does not. `younger`: bytes of younger ledgers that all have
+    acknowledged."""
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
     by_size = retention.mib < 0 or younger < retention.mib << 20
     if retention.minutes == 0 and retention.mib == 0:

@@ -43,7 +43,7 @@ class DamagedCompaction(ValueError):
 
 
 class Row(msgspec.Struct):
-    """What is left of a ledger."""
+    """The survivors of a ledger."""
 
     ledger_id: int
     entries: int
@@ -99,7 +99,7 @@ def encode_table(rows: list[Row]) -> list[bytes]:
 
 
 def decode_piece(data: Buffer) -> tuple[int, int, bytes]:
-    """(which, of how many, part of the rows)"""
+    """Decodes (which piece, of how many, part of the rows)."""
     body = _body(data, TABLE)
     if len(body) < _PIECE.size:
         raise DamagedCompaction("a piece of a table ends inside its head")

@@ -55,17 +55,17 @@ _LOG = logging.getLogger("magnetar.broker")
 T = TypeVar("T")
 
 PAGE_BYTES, PAGE_S = 1 << 20, 2.0
-"""Of one answer with the statistics of a namespace: it ends after one of the two."""
+"""Bytes and seconds of one answer with the statistics of a namespace: it ends after one of the two."""
 STATS_AT_ONCE = 32
 """Topics of a namespace that are asked, and loaded perhaps, at a time."""
 FORWARD_TIMEOUT_S = 30.0
-"""Of a request that this broker passes on to the owner of a topic."""
+"""Seconds that a request may take which this broker passes on to the owner of a topic."""
 LIST_TIMEOUT_S = 5.0
-"""Of asking another broker what it has in memory: a list is not held up by one that hangs."""
+"""Seconds to wait for another broker's list of what it has in memory: one that hangs does not hold up the list."""
 
 
 class _OtherBrokers:
-    """`OtherBrokers` of the administration, over the Admin service of each."""
+    """Asks the Admin service of each other broker, for the administration."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -103,7 +103,7 @@ def answered(operation: Operation[T], reply: object) -> T:
 async def ask(
     world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
 ) -> T:
-    """The same question to another broker, with the rights of this one."""
+    """Asks the Admin service of another broker the same question, with the rights of this one."""
     channel = world.network.connect(Endpoint.parse(endpoint))
     try:
         target = rpc(operation.service, operation.name)
@@ -114,6 +114,8 @@ async def ask(
 
 
 class AdminService(ExamineService, SchemaService, TransactionAdminService):
+    """The Admin service; each method is an rpc."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._administration = Administration(broker, _OtherBrokers(broker.world))
@@ -189,14 +191,15 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         await self._administration.change_permissions(request.namespace, request.topic, change)
 
     async def _check_letters(self, topic: str, context: CallContext) -> None:
-        """Unauthorized: who names a dead letter topic has to be able to publish there, because the broker will."""
+        """Raises Unauthorized unless a caller that names a dead letter topic is able to publish there, because the
+        broker will."""
         if topic:
             name = TopicName.parse(topic)
             await self._broker.access.require(context.principal, Permission.PRODUCE, topic=name, peer=context.peer)
 
     # ------------------------------------------------------------------ topics
     async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> list[str]:
-        """What is stored, and the non-persistent topics that brokers have in memory."""
+        """Lists the stored topics, and the non-persistent ones that brokers have in memory."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.shown(context.principal, name)
         if request.in_memory_here:
@@ -204,7 +207,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
 
     async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
-        """A namespace that is missing has no topics for a caller who could not see any."""
+        """Returns a namespace's topics. A missing one has none for a caller who could not see any."""
         try:
             return await self._administration.topics(name, partitions=partitions)
         except NotFound:
@@ -232,8 +235,8 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     async def namespace_stats(
         self, request: wire.NamespaceStatsRequest, context: CallContext
     ) -> wire.NamespaceStatsReply:
-        """Of the caller's topics that are this broker's, loaded for it where they are not; a page of about a MiB. A
-        topic that cannot be served now is left out: who asks for it alone learns why."""
+        """Returns statistics of the caller's topics that are this broker's, loaded for it where they are not; a page of
+        about a MiB. A topic that cannot be served now is left out: who asks for it alone learns why."""
         name = NamespaceName.parse(request.namespace)
         shown = await self._broker.access.shown(context.principal, name)
         found = wire.NamespaceStatsReply(
@@ -342,7 +345,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
 
 def _tenant(request: wire.TenantSpec) -> TenantRecord:
-    """InvalidName: a role that no caller can have."""
+    """Returns the record of a tenant. InvalidName: a role that no caller can have."""
     roles = tuple(dict.fromkeys(check_role(role) for role in request.admin_roles))
     return TenantRecord(admin_roles=roles, allowed_clusters=tuple(dict.fromkeys(request.allowed_clusters)))
 

@@ -17,6 +17,8 @@ from . import connection, read, translate, watch
 
 
 class BrokerService:
+    """The Broker service; each method is an rpc."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._topics = Topics(broker)

@@ -24,11 +24,12 @@ from .later import attribute_of
 Handler = Callable[[Any, CallContext], Awaitable[Any]]
 
 EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
-"""Without the name of a subscription they change each one."""
+"""Rpcs that change every subscription if they do not name one."""
 LOOKS = re.compile(
     r"Broker\.|Transactions\.|Admin\.(Check|List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)"
 )
-"""Not audited: they change nothing, and show no message; or are traffic of programs, which may be endless."""
+"""Matches rpcs that are not audited: they change nothing, and show no message; or are traffic of programs, which may be
+endless."""
 
 
 class Checked:
@@ -92,13 +93,14 @@ def _needed(path: str, rule: Rule, request: Any) -> Permission:
 
 
 async def authorize(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
-    """The border's question alone ("Admin.DeleteTopic"). Unauthorized; InvalidName of what the request names."""
+    """Authorizes a request ("Admin.DeleteTopic") as the border does. Raises Unauthorized; InvalidName of what the
+    request names."""
     if not may_everything(context.principal):
         await _authorize(path, RULES[path], request, context, access)
 
 
 async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, access: Authorizer) -> None:
-    """Unauthorized; InvalidName of what the request names."""
+    """Authorizes a request. Raises Unauthorized; InvalidName of what the request names."""
     permission, principal = _needed(path, rule, request), context.principal
     subscription = getattr(request, rule.subscription) if rule.subscription else ""
     if rule.on is On.PLACE:
@@ -123,5 +125,5 @@ def _subject(request: Any) -> str:
 
 
 def _fields(request: Message) -> list[str]:
-    """Which fields the caller gave; never their values."""
+    """Returns the names of the fields that the caller gave; never their values."""
     return [field.name for field, _ in request.ListFields()]

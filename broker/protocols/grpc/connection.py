@@ -53,7 +53,7 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
-    """Until either side ends the stream. After the client's orderly end, what is under way is answered."""
+    """Serves the stream until either side ends it. After the client's orderly end, what is under way is answered."""
     connection = Connection(broker, stream, context)
     await followed_by(_serve(connection, stream, broker.world.clock), lambda: unbroken(connection.end()))
 
@@ -100,7 +100,7 @@ class Connection:
 
     # ------------------------------------------------------------------ frames in
     def take(self, frame: wire.ClientFrame) -> None:
-        """One that is for no handler."""
+        """Takes a frame that is for no handler."""
         if frame.WhichOneof("kind") in ("open_producer", "subscribe"):
             self._open(frame)
         else:
@@ -120,7 +120,7 @@ class Connection:
         handler.open(frame)
 
     def _stray(self, frame: wire.ClientFrame) -> None:
-        """It has no handler: its id was never opened, or is over."""
+        """Answers a frame that has no handler: its id was never opened, or is over."""
         number = frame.id
         if number == self._answered and frame.WhichOneof("kind") != "close":
             return
@@ -205,7 +205,8 @@ class Connection:
 
     # ------------------------------------------------------------------ the end of the stream
     async def finish(self) -> None:
-        """The client has ended its side: what is on its way is answered; what is being opened is not opened."""
+        """Finishes, after the client has ended its side: what is on its way is answered; what is being opened is not
+        opened."""
         handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
         await asyncio.gather(*[handler.settled() for handler in handlers if isinstance(handler, ProducerHandler)])
@@ -217,7 +218,7 @@ class Connection:
                 await self._paid
 
     async def end(self) -> None:
-        """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""
+        """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
         handlers = list(self.handlers.values())
         self.handlers.clear()
         for handler in handlers:

@@ -31,7 +31,7 @@ _FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
 
 
 def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
-    """ServerFrames with all of them, in order; `head` are the bytes of their id."""
+    """Returns ServerFrames with all deliveries, in order; `head` are the bytes of their id."""
     items: list[Pieces] = []
     run: list[StoredEntry] = []
     ledger_id, size = -1, 0
@@ -97,7 +97,7 @@ def _parts(
 
 
 SHORT = 4096
-"""Most entries are."""
+"""Number below which the prefixes are made ahead: most entries are shorter."""
 _VARINTS = [varint(size) for size in range(SHORT)]
 _PREFIXES = [_FIELD_3 + size for size in _VARINTS]
 """Tag and length of an entry in `deliveries`."""

@@ -13,6 +13,8 @@ from ...topic.topic import Topic
 
 
 class ExamineService:
+    """The rpcs of Admin that look into a topic and clear it."""
+
     _broker: TopicManager
     _administration: Administration
 
@@ -23,7 +25,7 @@ class ExamineService:
         return Backlogs(await self._topic(topic))
 
     async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
-        """Any broker answers."""
+        """Finds orphans; any broker answers."""
         found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
         gone = {each.ledger_id for each in deleted}
         orphans = (

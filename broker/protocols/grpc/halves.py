@@ -25,7 +25,7 @@ LIST_DEFAULT, LIST_MAX = 1_000, 5_000
 
 
 def half_of(asked: wire.TransactionId) -> TxnId:
-    """InvalidRequest."""
+    """Returns the id of a half. Raises InvalidRequest."""
     return TxnId.checked(asked.most, asked.least)
 
 

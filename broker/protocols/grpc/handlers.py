@@ -1,4 +1,4 @@
-"""One producer or consumer of a Connect stream: its frames in, its session's answers out.
+"""A producer or consumer of a Connect stream: its frames in, its session's answers out.
 
     Handler.take(frame, turns)     at once, or after earlier work of the same handler
     Handler.leave()                the stream is gone
@@ -38,16 +38,17 @@ from .delivery import delivery_items
 _LOG = logging.getLogger("magnetar.broker.connect")
 
 WAITING_FRAMES = 100
-"""Of a handler that is being opened: a client has nothing to send then but permits and a close."""
+"""Most frames that wait for a handler that is being opened: a client has nothing to send then but permits and a close.
+"""
 REQUESTS_MAX = 1000
-"""Of a handler, under way."""
+"""Most requests of a handler that are under way."""
 
 Work = Callable[[], Awaitable[wire.ServerFrame | None]]
 """A request; its answer, or None for `done`."""
 
 
 class Connection(Protocol):
-    """What a handler needs of its stream."""
+    """The stream of a handler, as the handler uses it."""
 
     broker: TopicManager
     caller: CallContext
@@ -59,26 +60,26 @@ class Connection(Protocol):
         ...
 
     def owes(self, answers: int) -> None:
-        """So many answers more (or less) are to come that no task waits for."""
+        """Counts so many answers more (or less) that are to come and that no task waits for."""
         ...
 
     def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
-        """The handler's id is over; `leaving` is run to its end in any case."""
+        """Ends a handler's id; `leaving` is run to its end in any case."""
         ...
 
     def deferred(self, size: int) -> None:
-        """So many bytes of frames more (or less) wait for work of their handler."""
+        """Counts so many bytes of frames more (or less) that wait for work of their handler."""
         ...
 
     def deliver(self, handler: ConsumerHandler, items: Iterable[Pieces]) -> bool:
-        """True: more than it should be of the handler's deliveries has not left yet."""
+        """Delivers items. True: more than it should be of the handler's deliveries has not left yet."""
         ...
 
     async def drained(self, handler: ConsumerHandler) -> None: ...
 
 
 class Handler:
-    """`number` is its id on the stream."""
+    """A handler of one producer or consumer. `number` is its id on the stream."""
 
     __slots__ = ("_connection", "_deferred", "_requests", "_work", "number", "opened", "over")
 
@@ -99,11 +100,11 @@ class Handler:
         raise NotImplementedError
 
     async def _close(self) -> None:
-        """In order."""
+        """Ends the session of the handler, in order."""
         raise NotImplementedError
 
     async def _leave(self) -> None:
-        """At once. Idempotent."""
+        """Leaves the session at once. Idempotent."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ opening
@@ -158,7 +159,7 @@ class Handler:
         self._connection.deferred(frame.ByteSize())
 
     def _go_on(self) -> None:
-        """The work is done: the frames that waited for it are next."""
+        """Goes on after the work: the frames that waited for it are next."""
         self._work, turns = None, Turns(self._connection.broker.world.clock)
         while self._deferred and self._work is None and not self.over:
             frame = self._deferred.popleft()
@@ -175,7 +176,7 @@ class Handler:
 
     # ------------------------------------------------------------------ work in steps
     def _go_through(self, steps: Iterator[None], turns: Turns, then: Callable[[MagnetarError | None], None]) -> None:
-        """At once, as far as the slice goes; the rest in a task."""
+        """Takes the steps at once, as far as the slice goes; the rest in a task."""
         try:
             for _ in steps:
                 if turns.over:
@@ -223,7 +224,7 @@ class Handler:
             self._requests -= 1
 
     def _owes(self, request_id: int) -> Callable[[MagnetarError | None], None]:
-        """A request without a task: to be called once with its outcome."""
+        """Begins a request without a task; returns the function to be called once with its outcome."""
         self._requests += 1
         self._connection.owes(1)
 
@@ -266,7 +267,7 @@ class Handler:
         self._done(request_id, None)
 
     async def leave(self) -> None:
-        """The stream is gone, or the broker gave the handler up: nothing of it stays. Idempotent."""
+        """Leaves when the stream is gone, or the broker gave the handler up: nothing of it stays. Idempotent."""
         self.over = True
         work = self._work
         if work is not None and work is not asyncio.current_task() and not work.done():
@@ -276,7 +277,7 @@ class Handler:
 
 
 class ProducerHandler(Handler):
-    """Is its session's port (broker/session/producer.py `ProducerPort`)."""
+    """The handler of a producer, and its session's port (broker/session/producer.py `ProducerPort`)."""
 
     __slots__ = ("_hears_waits", "_session")
 
@@ -350,7 +351,7 @@ class ProducerHandler(Handler):
 
 
 class ConsumerHandler(Handler):
-    """Is its session's port (broker/session/consumer.py `ConsumerPort`)."""
+    """The handler of a consumer, and its session's port (broker/session/consumer.py `ConsumerPort`)."""
 
     __slots__ = ("_head", "_session", "queued_bytes", "sent")
 
@@ -388,7 +389,7 @@ class ConsumerHandler(Handler):
             raise InvalidRequest(f"a consumer does not take {kind or 'a frame of unknown kind'}")
 
     def _ack_in(self, session: ConsumerSession, ack: wire.Ack) -> None:
-        """Nearly all wait for the disk alone, and need no task."""
+        """Acknowledges in a transaction. Nearly all wait for the disk alone, and need no task."""
         number = ack.request_id
         if self._requests < REQUESTS_MAX and translate.pend_now(session, ack):
             session.when_durable(self._owes(number))
@@ -409,7 +410,8 @@ class ConsumerHandler(Handler):
         return then
 
     def _given_back(self, request_id: int) -> Callable[[MagnetarError | None], None]:
-        """In the turn in which it was given back: nothing of it is delivered again before the answer."""
+        """Returns a callback that answers in the turn in which messages were given back: none of them is delivered
+        again before the answer."""
         def then(error: MagnetarError | None) -> None:
             if error is not None:
                 self.give_up(error)

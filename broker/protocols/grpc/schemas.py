@@ -12,6 +12,8 @@ from . import translate
 
 
 class SchemaService:
+    """The rpcs of Admin about schemas."""
+
     _schemas: Schemas
 
     async def list_schemas(self, request: wire.Name, context: CallContext) -> wire.SchemasReply:

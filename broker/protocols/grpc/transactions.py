@@ -33,6 +33,8 @@ LIST_DEFAULT = 1_000
 
 
 class TransactionService(HalfService):
+    """The Transactions service; each method is an rpc."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
 
@@ -77,7 +79,7 @@ class TransactionService(HalfService):
         return reply
 
     async def _running(self, numbers: Iterable[int]) -> dict[int, RunningCoordinator | MagnetarError]:
-        """Those of the numbers that are here; or why one is not."""
+        """Returns the coordinators of these numbers that are here; or why one is not."""
         here = self._broker.transactions.here_now
         found: dict[int, RunningCoordinator | MagnetarError] = {}
         missing = []
@@ -213,7 +215,7 @@ class TransactionAdminService(HalfAdminService):
 
 
 def txn_of(asked: wire.TransactionId) -> TxnId:
-    """InvalidRequest."""
+    """Returns the id of a transaction. Raises InvalidRequest."""
     return TxnId.checked(asked.most, asked.least)
 
 
@@ -238,7 +240,8 @@ def _reply(txn: wire.TransactionId, result: object) -> wire.TransactionReply:
 
 
 async def _answered(txn: wire.TransactionId, work: Callable[[], Awaitable[TxnState]]) -> wire.TransactionReply:
-    """Each item has its own answer. `work` makes its coroutine here: a task that is cancelled first leaves none."""
+    """Answers one item of a request: each has its own answer. `work` makes its coroutine here: a task that is cancelled
+    first leaves none."""
     try:
         return wire.TransactionReply(txn=txn, state=_state(await work()))
     except MagnetarError as error:
@@ -267,7 +270,7 @@ def _participants(item: wire.EndItem) -> list[Participant]:
 
 @lru_cache(1_000)
 def _full(topic: str) -> str:
-    """InvalidName. Most ends name the topics of those before."""
+    """Returns the full name of a topic. Raises InvalidName. Cached, as most ends name the topics of those before."""
     return TopicName.parse(topic).full
 
 

@@ -94,7 +94,7 @@ def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
 
 
 def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
-    """Of the message that the type has in a Subscribe; types without one leave it alone."""
+    """Returns the options of the message that the type has in a Subscribe; types without one leave it alone."""
     shared = asked.key_shared
     return KeySharedOptions(
         enum_of(KeySharedMode, shared.mode, "mode of Key_Shared") is KeySharedMode.STICKY,
@@ -111,7 +111,7 @@ def subscribed(id_: int, session: ConsumerSession) -> wire.ServerFrame:
 
 
 def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
-    """InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    """Acknowledges in steps. InvalidRequest, NotAllowed: as far as it was taken it counts."""
     yield from _check_ack(ack)
     if ack.kind == wire.Ack.CUMULATIVE:
         for entry in acked(ack.entries):
@@ -122,7 +122,7 @@ def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
 
 
 async def ack_in(session: ConsumerSession, ack: wire.Ack) -> None:
-    """As the session's `ack_in`."""
+    """Acknowledges in a transaction, like the session's `ack_in`."""
     txn = TxnId.checked(ack.txn.most, ack.txn.least)
     for _ in _check_ack(ack):
         await asyncio.sleep(0)
@@ -131,7 +131,7 @@ async def ack_in(session: ConsumerSession, ack: wire.Ack) -> None:
 
 
 def pend_now(session: ConsumerSession, ack: wire.Ack) -> bool:
-    """As the session's `pend_now`; False also of what is not a few entries."""
+    """Whether the session took the acknowledgement at once (its `pend_now`); False also if it is not a few entries."""
     if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
         return False
     try:
@@ -144,7 +144,7 @@ def pend_now(session: ConsumerSession, ack: wire.Ack) -> bool:
 
 
 def _check_ack(ack: wire.Ack) -> Iterator[None]:
-    """In steps, before the first entry of it is acknowledged."""
+    """Checks an acknowledgement, in steps, before the first entry of it is acknowledged."""
     if ack.kind not in (wire.Ack.INDIVIDUAL, wire.Ack.CUMULATIVE):
         raise AckRefusal.UNKNOWN_KIND.error(
             f"there is no kind of acknowledgement {ack.kind}; there are INDIVIDUAL, CUMULATIVE"
@@ -203,7 +203,8 @@ def last(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
 
 
 def permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
-    """From the record and the full name of the topic ("": the namespace). InvalidRequest."""
+    """Returns the function that changes a record of grants; it gets the record and the full name of the topic ("": the
+    namespace). Raises InvalidRequest."""
     kind, given = request.WhichOneof("change"), request
     if kind == "grant":
         return lambda record, topic: permissions.grant(record, topic, given.grant.role, given.grant.actions)

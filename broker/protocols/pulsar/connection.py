@@ -47,18 +47,18 @@ from .producer import ProducerHandler, payload_bytes_max
 
 KEEP_ALIVE_S = 30.0
 PINGS_MAX = 1_000
-"""Between two looks at the clock: a client sends one in 30 s. To take and answer one costs 10 µs."""
+"""Most pings between two looks at the clock: a client sends one in 30 s. To take and answer one costs 10 µs."""
 RENEW_S = 30.0
 LONG_FRAME_BYTES = 192 << 10
-"""Above a batch of Pulsar's clients (128 KiB)."""
+"""Size above which a frame is long: above a batch of Pulsar's clients (128 KiB)."""
 HELD_BYTES = 8 << 20
 OUT_BYTES = 64 << 20
 REQUESTS_MAX = 1000
 FIRST_FRAME_BYTES = 64 << 10
 CROWDED_BYTES = 64 << 10
-"""Of deliveries that have not left, while the memory of the process is tight."""
+"""Most bytes of deliveries that have not left, while the memory of the process is tight."""
 PATH = "/pulsar/Connect"
-"""As the audit log names it."""
+"""The name of the connection in the audit log."""
 PROTOCOL_VERSION = 21
 
 _LOG = logging.getLogger("magnetar.broker.pulsar")
@@ -67,6 +67,8 @@ T = TypeVar("T")
 
 
 class Connection:
+    """A connection of a Pulsar client."""
+
     def __init__(
         self, broker: TopicManager, stream: ByteStream, names: ProducerNames, callers: Callers, spare: Spare
     ) -> None:
@@ -143,11 +145,11 @@ class Connection:
 
     @property
     def _lacks_place(self) -> bool:
-        """A long frame begins: it is not read on before `_wait_for_place`."""
+        """Whether a long frame begins: it is not read on before `_wait_for_place`."""
         return not self._has_place and self._frames.coming > LONG_FRAME_BYTES
 
     async def _wait_for_place(self) -> None:
-        """ConnectionLost."""
+        """Waits until there is room for the long frame. Raises ConnectionLost."""
         self._has_place = True
         if not self._memory.arrivals.begin(self, self._frames.coming):
             self._place = asyncio.get_running_loop().create_future()
@@ -158,7 +160,7 @@ class Connection:
             self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def place(self) -> None:
-        """There is room for the long frame."""
+        """Lets the connection read its long frame: there is room for it."""
         if self._place is not None and not self._place.done():
             self._place.set_result(None)
 
@@ -166,7 +168,7 @@ class Connection:
         self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
 
     def _took_frames(self) -> None:
-        """What was complete is taken: also the frame that had a place, if one had."""
+        """Ends the place of the long frame, if one had a place: what was complete is taken."""
         if self._has_place:
             self._has_place = False
             self._memory.arrivals.end(self)
@@ -200,7 +202,7 @@ class Connection:
         return None
 
     async def _unless_ended(self, wait: Callable[[], Awaitable[T]]) -> T:
-        """What `wait` gives. The end of the connection ends the wait, and is raised."""
+        """Returns what `wait` returns. The end of the connection ends the wait, and is raised."""
         if self._alarm is None:
             self._look()
         if self._ended is not None:
@@ -249,7 +251,7 @@ class Connection:
         return max(0.001, min(pauses))
 
     def _check_reading(self) -> None:
-        """ConnectionLost: it took nothing of what waits for it for too long."""
+        """Raises ConnectionLost if the client took nothing of what waits for it for too long."""
         queued, now = self._stream.queued_bytes, self._clock.monotonic()
         left = self._written - queued
         if not queued or left != self._left:
@@ -259,7 +261,7 @@ class Connection:
 
     @property
     def _crowded(self) -> bool:
-        """The connection is not read on before `_has_room`."""
+        """Whether the connection is not read on before `_has_room`."""
         self._count()
         requests = self._memory.requests
         return self._held_bytes > HELD_BYTES or requests.held > requests.limit or self._counted_out > OUT_BYTES
@@ -275,14 +277,14 @@ class Connection:
         self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def _count(self) -> None:
-        """What this connection holds of the memory for all callers."""
+        """Counts the bytes that this connection holds of the memory for all callers."""
         into, out = self._held_bytes, self._stream.queued_bytes + self._out_bytes
         self._memory.requests.held += into - self._counted_in
         self._memory.answers.held += out - self._counted_out
         self._counted_in, self._counted_out = into, out
 
     def held(self, size: int) -> None:
-        """So many bytes of entries more (or less) wait for credit."""
+        """Counts so many bytes of entries more (or less) that wait for credit."""
         self._held_bytes += size
         self._count()
         if self._held_bytes <= HELD_BYTES:
@@ -312,7 +314,7 @@ class Connection:
         )))  # fmt: skip
 
     async def _authenticate(self, method: str, data: bytes) -> None:
-        """Unauthenticated. A connection keeps its role."""
+        """Authenticates the client; a connection keeps its role. Raises Unauthenticated."""
         principal = await self._callers.admitted(caller_of(self._stream.caller, method, data), PATH)
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
@@ -385,7 +387,7 @@ class Connection:
     def error(
         self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
     ) -> None:
-        """`number`: in place of the one that errors.py has."""
+        """Sends an error. `number`: in place of the one that errors.py has."""
         number = number_of(error) if number is None else number
         self.send(frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
 
@@ -395,8 +397,9 @@ class Connection:
     # ------------------------------------------------------------------ tasks
     @property
     def _busy(self) -> bool:
-        """It has as many requests under way as it may. Each producer and consumer has one of its own, its opening: one
-        that waits for exclusive access may wait until the client closes another, which then has to be read."""
+        """Whether the connection has as many requests under way as it may. Each producer and consumer has one of its
+        own, its opening: one that waits for exclusive access may wait until the client closes another, which then has
+        to be read."""
         return len(self._tasks) >= REQUESTS_MAX + len(self._producers) + len(self._consumers)
 
     async def _has_turn(self) -> None:
@@ -501,14 +504,14 @@ class Connection:
         self.send(frame(pong=pulsar.CommandPong()))
 
     def _pong(self, command: Command, rest: memoryview) -> None:
-        """InvalidRequest: it sends nothing else than pings."""
+        """Counts an answer to a ping. InvalidRequest: the client sends nothing else than pings."""
         self._pings += 1
         if self._pings > PINGS_MAX:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
     # ------------------------------------------------------------------ the end
     async def end(self) -> None:
-        """Producers leave their topics and consumers their subscriptions; nothing of the connection stays."""
+        """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
         handlers: list[ProducerHandler | ConsumerHandler] = [*self._producers.values(), *self._consumers.values()]
         self._producers.clear()
         self._consumers.clear()

@@ -39,19 +39,19 @@ END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-nod
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
 
 ACTIVE_NOTICE_S = 0.1
-"""So much later is a consumer told whether it is the active one, and the last change alone: Go's client registers a
-consumer after it took the answer to SUBSCRIBE, and drops what comes earlier."""
+"""Seconds after which a consumer is told whether it is the active one, and the last change alone: Go's client registers
+a consumer after it took the answer to SUBSCRIBE, and drops what comes earlier."""
 SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
 """Refusals of a Key_Shared consumer that are about its slots."""
 
 
 class ConsumerHandler:
-    """Is its session's port (`broker.session.consumer.ConsumerPort`)."""
+    """The handler of a consumer, and its session's port (`broker.session.consumer.ConsumerPort`)."""
 
     def __init__(
         self, connection: Connection, asked: pulsar.CommandSubscribe, before: ConsumerHandler | None = None
     ) -> None:
-        """`before`: the reader of the same id, whose seek this subscription follows."""
+        """Makes a handler. `before`: the reader of the same id, whose seek this subscription follows."""
         self.id = asked.consumer_id
         self.sought = False
         self.session: ConsumerSession | None = None
@@ -60,7 +60,7 @@ class ConsumerHandler:
         self._before = before
         self._opening: asyncio.Task[None] | None = None
         self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
-        """Java's client drops what was sent before it asked for all again: it has an earlier epoch."""
+        """Epoch of what is sent. Java's client drops what has an earlier one, of before it asked for all again."""
         self._head = b"\x08" + varint(self.id)
         self._over = False
         self._is_active = False
@@ -101,12 +101,13 @@ class ConsumerHandler:
         connection.success(asked.request_id)
 
     def renewed(self, principal: Principal) -> None:
-        """The caller has new credentials."""
+        """Takes the caller's new credentials."""
         if self.session is not None:
             self.session.renewed(principal)
 
     async def followed(self, options: SubscribeOptions) -> SubscribeOptions:
-        """Of a reader that has sought: ends its session; what follows it begins where that was."""
+        """Ends the session of a reader that has sought; returns the options of its successor, which begins where that
+        was."""
         session = self.session
         assert session is not None, "it has sought"
         mark, log = session.subscription.cursor.mark, session.subscription.log
@@ -137,7 +138,7 @@ class ConsumerHandler:
             self._connection.start(self._receipt(session, asked.request_id, error))
 
     async def _ack_in(self, session: ConsumerSession, asked: pulsar.CommandAck) -> None:
-        """Pending in a transaction; answered with the transaction's id."""
+        """Acknowledges in a transaction; answered with the transaction's id."""
         answer = pulsar.CommandAckResponse(
             consumer_id=self.id, txnid_most_bits=asked.txnid_most_bits, txnid_least_bits=asked.txnid_least_bits
         )
@@ -168,7 +169,7 @@ class ConsumerHandler:
             yield from translate.redeliver_steps(self.session, asked)
 
     async def seek(self, asked: pulsar.CommandSeek) -> None:
-        """Until the cursor is moved, durably."""
+        """Moves the cursor, durably when this returns."""
         session = self._opened()
         self.sought = True
         self._close_at_client()
@@ -213,7 +214,7 @@ class ConsumerHandler:
         return self.sought or self._connection.full
 
     def _message(self, delivery: Delivery, position: Position) -> bytes:
-        """A CommandMessage."""
+        """Encodes a CommandMessage."""
         assert self.session is not None, "a delivery comes after the opening"
         partition = self.session.topic.name.partition
         place = b"".join((b"\x08", varint(position[0]), b"\x10", varint(position[1])))
@@ -266,7 +267,7 @@ class ConsumerHandler:
 
     # ------------------------------------------------------------------ the end
     async def close(self, request_id: int) -> None:
-        """By its client: what it acknowledged is durable when this is answered."""
+        """Closes the consumer for its client: what it acknowledged is durable when this is answered."""
         await followed_by(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -280,7 +281,7 @@ class ConsumerHandler:
             self._connection.success(request_id)
 
     async def leave(self) -> None:
-        """At once. Idempotent."""
+        """Leaves the subscription at once. Idempotent."""
         self._over = True
         if self._notice is not None:
             self._notice.cancel()
@@ -296,7 +297,7 @@ class ConsumerHandler:
 
 
 def options_of(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
-    """InvalidRequest, and what a name may raise."""
+    """Returns the options of a SUBSCRIBE. Raises InvalidRequest, and what a name may raise."""
     start = None
     if not asked.durable:
         start = translate.message_id(asked.start_message_id) if asked.HasField("start_message_id") else None

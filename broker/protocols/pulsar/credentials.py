@@ -1,4 +1,4 @@
-"""What CONNECT and AUTH_RESPONSE bring, as the broker's guard takes it (security/authenticator.py).
+"""The credentials of CONNECT and AUTH_RESPONSE, as the broker's guard takes them (security/authenticator.py).
 
 | auth_method_name | auth_data | as |
 |---|---|---|

@@ -25,13 +25,15 @@ from ....proto.varint import varint
 _U32 = struct.Struct(">I")
 _CHECKSUM = b"\x0e\x01"
 COMMAND_BYTES_MAX = 1 << 20
-"""Of one BaseCommand: parsing the smallest parts of a larger one would hold the event loop (runtime/network.py)."""
+"""Most bytes of one BaseCommand: parsing the smallest parts of a larger one would hold the event loop
+(runtime/network.py)."""
 FRAME_EXTRA_BYTES = 64 << 10
-"""Of a frame beside the largest payload: clients check the payload alone, and send command and metadata with it."""
+"""Bytes of a frame besides the largest payload: clients check the payload alone, and send command and metadata with it.
+"""
 CHUNK_BYTES = 64 << 10
-"""Of one read, but for the rest of a larger frame."""
+"""Bytes of one read, except for the rest of a larger frame."""
 SMALL_BYTES = 16 << 10
-"""Of the rest of a buffer, that is not worth a read."""
+"""Rest of a buffer, in bytes, that is not worth a read."""
 SPARE_BYTES_MAX = 2 << 20
 _NOTHING = memoryview(b"")
 
@@ -46,7 +48,7 @@ _WITHOUT_TEXT = {
 """Commands of which no text is read; those that come with every message are among them."""
 
 FIELDS: dict[int, Any] = {number: name.lower() for name, number in pulsar.BaseCommand.Type.items()}
-"""Of a BaseCommand, by its type."""
+"""Name of the field of a BaseCommand, by its type."""
 
 
 class Spare:
@@ -57,12 +59,12 @@ class Spare:
         self._buffer = _NOTHING
 
     def take(self) -> memoryview:
-        """Empty: another connection has it."""
+        """Takes the spare buffer. Empty: another connection has it."""
         buffer, self._buffer = self._buffer, _NOTHING
         return buffer
 
     def give(self, buffer: memoryview) -> None:
-        """Nothing in it is read any more."""
+        """Gives the buffer back: nothing in it is read any more."""
         if len(self._buffer) < len(buffer) <= SPARE_BYTES_MAX:
             self._buffer = buffer
 
@@ -106,13 +108,13 @@ class Frames:
         return self._buffer[self._end :]
 
     def came(self, size: int) -> bool:
-        """So many bytes are in the room. Whether `whole` has a frame, or an error."""
+        """Notes that so many bytes are in the room. Returns whether `whole` has a frame, or an error."""
         self._end += size
         here = self._end - self._begin
         return here >= 4 and (here >= (wanted := self._next()) or not 8 <= wanted <= self.bytes_max + 4)
 
     def took(self, size: int) -> Iterator[memoryview]:
-        """`came`, then `whole`."""
+        """Does `came`, then `whole`."""
         self.came(size)
         return self.whole()
 
@@ -138,7 +140,7 @@ class Frames:
         return 4 + int(_U32.unpack_from(self._buffer, self._begin)[0])
 
     def _make_room(self, size: int) -> None:
-        """What is here goes to the front of a buffer of at least `size` bytes."""
+        """Moves the received bytes to the front of a buffer of at least `size` bytes."""
         here, kept = self._end - self._begin, self._buffer[self._begin : self._end]
         if size > len(self._buffer):
             self._buffer = memoryview(bytearray(size))
@@ -164,7 +166,7 @@ def parse(frame: memoryview) -> tuple[pulsar.BaseCommand, memoryview]:
 
 
 def _check_text(message: Message, name: str) -> None:
-    """InvalidRequest. Texts that are not UTF-8 come out of protobuf as bytes."""
+    """Raises InvalidRequest for texts that are not UTF-8: they come out of protobuf as bytes."""
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
         if field.message_type is not None:

@@ -1,4 +1,4 @@
-"""Where clients of Pulsar's protocol reach a broker: what its look-ups answer.
+"""The addresses at which clients of Pulsar's protocol reach a broker, for the answers of its look-ups.
 
 `pulsar_listeners` has Pulsar's form, `NAME:URL,NAME:URL`; a name may come several times, with a `pulsar://` and a
 `pulsar+ssl://` URL, and a `magnetar://` URL for Magnetar's SDK (`listener_name`). A client of Pulsar that names no
@@ -15,7 +15,7 @@ SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
 
 
 def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool) -> dict[str, tuple[str, ...]]:
-    """By the name of the listener. InvalidConfiguration."""
+    """Returns the URLs by the name of the listener. Raises InvalidConfiguration."""
     if config.pulsar_listeners:
         return parse(config.pulsar_listeners)
     host = config.advertised.host if config.advertised is not None else listening.host
@@ -23,7 +23,7 @@ def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: 
 
 
 def parse(text: str) -> dict[str, tuple[str, ...]]:
-    """InvalidConfiguration."""
+    """Parses `pulsar_listeners`. Raises InvalidConfiguration."""
     found: dict[str, tuple[str, ...]] = {}
     for part in text.split(","):
         name, _, url = part.strip().partition(":")

@@ -41,7 +41,7 @@ Command = pulsar.BaseCommand
 
 
 async def answer(connection: Connection, command: Command) -> None:
-    """InvalidRequest: no client sends that; the connection ends."""
+    """Answers a command. InvalidRequest: no client sends that; the connection ends."""
     kind = Command.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
     answers = _ANSWERS.get(kind)
@@ -112,7 +112,8 @@ def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> bytes:
-    """Of a namespace that does not exist there are none: Pulsar's clients ask again and again after an error."""
+    """Answers with the topics of a namespace, none if it does not exist: Pulsar's clients ask again and again after an
+    error."""
     try:
         found = await _topics_of(connection, asked)
     except NotFound:
@@ -125,7 +126,7 @@ async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamesp
 
 
 async def _topics_of(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> list[str]:
-    """NamespaceNotFound."""
+    """Returns the topics of a namespace. Raises NamespaceNotFound."""
     broker, namespace = connection.broker, NamespaceName.parse(asked.namespace)
     shown = await broker.access.shown(connection.caller.principal, namespace)
     names = set[str]()
@@ -139,7 +140,7 @@ async def _topics_of(connection: Connection, asked: pulsar.CommandGetTopicsOfNam
 
 
 def hash_of(names: list[str]) -> str:
-    """As Pulsar's clients compute it, of sorted names."""
+    """Returns the hash of sorted names as Pulsar's clients compute it."""
     return struct.pack("<I", crc32c(",".join(names).encode())).hex()
 
 
@@ -175,7 +176,8 @@ def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 async def _new_schema(connection: Connection, asked: pulsar.CommandGetOrCreateSchema) -> bytes:
-    """The topic exists: it is not made for its schema. Java's client asks again and again where it is refused."""
+    """Registers the schema of an existing topic: none is made for it. Java's client asks again and again where it is
+    refused."""
     topic = TopicName.parse(asked.topic)
     await connection.broker.access.require(connection.caller.principal, Permission.PRODUCE, topic=topic)
     await connection.broker.catalog.existing_partitions(topic)
@@ -207,7 +209,7 @@ _ANSWERS: dict[str, tuple[Callable[[Connection, Any], Any], Callable[[int, Magne
 
 # ------------------------------------------------------------------ of a consumer
 async def of_consumer(connection: Connection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
-    """SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
+    """Answers SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
     try:
         if handler is None or handler.session is None:
             raise Unavailable("there is no consumer of this id")

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 class Named(Protocol):
-    """An open producer."""
+    """An open producer and its name."""
 
     epoch: int
     place: str  # its host
@@ -18,11 +18,13 @@ class Named(Protocol):
 
 
 class ProducerNames:
+    """The names of producers on Pulsar's protocol."""
+
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], Named] = {}
 
     def instance(self, topic: str, name: str, place: str, epoch: int) -> str:
-        """Of the producer that was cut off, if this is it; empty: it is another one."""
+        """Returns the instance of the producer that was cut off, if this is it; empty: it is another one."""
         known = self._open.get((topic, name))
         returns = known is not None and known.place == place and known.epoch < epoch
         return known.instance if known is not None and returns else ""

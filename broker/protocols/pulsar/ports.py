@@ -1,4 +1,4 @@
-"""What a producer, a consumer and a request need of their connection."""
+"""The interface of a connection for its producers, consumers and requests."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Handler(Protocol):
 
 
 class Connection(Protocol):
+    """A connection of Pulsar's protocol, as its producers, consumers and requests use it."""
+
     broker: TopicManager
     caller: CallContext
     client: str  # its name and version, as it says
@@ -28,11 +30,11 @@ class Connection(Protocol):
     names: ProducerNames
 
     def send(self, data: bytes) -> None:
-        """One frame. The frames of one turn leave together."""
+        """Sends one frame. The frames of one turn leave together."""
         ...
 
     def send_parts(self, parts: tuple[Buffer, ...], size: int) -> None:
-        """One frame of `size` bytes, in parts."""
+        """Sends one frame of `size` bytes, in parts."""
         ...
 
     def error(
@@ -40,12 +42,12 @@ class Connection(Protocol):
     ) -> None: ...
     def success(self, request_id: int) -> None: ...
     def held(self, size: int) -> None:
-        """So many bytes of entries more (or less) wait for credit."""
+        """Counts so many bytes of entries more (or less) that wait for credit."""
         ...
 
     @property
     def full(self) -> bool:
-        """More than it should be of its deliveries has not left yet."""
+        """Whether more than it should be of its deliveries has not left yet."""
         ...
 
     async def drained(self) -> None: ...

@@ -41,23 +41,23 @@ from .transactions import has_txn
 from .translate import schema_of
 
 WAIT_NOTICE_S = 0.05
-"""A producer that waits for its turn is told so after this, which stops its client's time-out."""
+"""Seconds after which a producer that waits for its turn is told so, which stops its client's time-out."""
 UNKNOWN = (1 << 64) - 1
-"""-1 as uint64: of a duplicate, whose position is not known."""
+"""Value -1 as uint64: of a duplicate, whose position is not known."""
 TRANSACTIONAL = (TransactionAborted, TransactionEnded, TransactionFenced, TransactionForgotten)
 """Errors of a message whose transaction takes nothing any more: told as NotAllowedError, because Java's client ends its
 connection at other numbers in a SEND_ERROR."""
 FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated, *TRANSACTIONAL)
 """Errors that end a message: it would fail again."""
 ENDED_BY_CHECKSUM = ("Pulsar-CPP", "Pulsar-Python", "pulsar-client-node")
-"""What the C++ client and those on top of it call themselves. ChecksumError alone ends a message of
-theirs: at any other number of a SEND_ERROR they open the connection anew and send the message again, for ever."""
+"""Names of the C++ client and those on top of it. ChecksumError alone ends a message of theirs: at any other number of
+a SEND_ERROR they open the connection anew and send the message again, for ever."""
 NOTHING = b""
-"""In the place of an entry that is refused for its frame: no entry at all is refused in its turn."""
+"""Sent in the place of an entry that is refused for its frame: no entry at all is refused in its turn."""
 
 
 class ProducerHandler:
-    """Is its session's port (`broker.session.producer.ProducerPort`)."""
+    """The handler of a producer, and its session's port (`broker.session.producer.ProducerPort`)."""
 
     def __init__(self, connection: Connection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id
@@ -121,7 +121,7 @@ class ProducerHandler:
         self._succeeded(request_id, session.name, session.last_sequence_id)
 
     def renewed(self, principal: Principal) -> None:
-        """The caller has new credentials."""
+        """Takes the caller's new credentials."""
         if self._session is not None:
             self._session.producer.principal = principal
 
@@ -144,7 +144,7 @@ class ProducerHandler:
 
     # ------------------------------------------------------------------ publishing
     def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
-        """`rest`: what follows the command, which is copied before this returns."""
+        """Publishes an entry. `rest`: what follows the command, which is copied before this returns."""
         session = self._session
         if session is None:
             raise InvalidRequest("a producer publishes after it was opened")
@@ -186,7 +186,7 @@ class ProducerHandler:
         self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
 
     def waits(self, error: MagnetarError) -> None:
-        """Pulsar's protocol has no word for it."""
+        """Does nothing: Pulsar's protocol has no word for it."""
 
     def failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
@@ -217,13 +217,13 @@ class ProducerHandler:
             self.replaced()
 
     def replaced(self) -> None:
-        """Another one has its id, or will."""
+        """Leaves, because another producer has its id, or will."""
         self._over = True
         self._connection.forget_producer(self)
         self._connection.leave_later(self.leave())
 
     async def close(self, request_id: int) -> None:
-        """By its client: what is on its way is answered first."""
+        """Closes the producer for its client: what is on its way is answered first."""
         await followed_by(self._close(request_id), self.leave)
 
     async def _close(self, request_id: int) -> None:
@@ -237,7 +237,7 @@ class ProducerHandler:
             self._connection.success(request_id)
 
     async def leave(self) -> None:
-        """At once. Idempotent."""
+        """Leaves the topic at once. Idempotent."""
         self._over = True
         self._connection.held(-sum(map(len, self._waiting)))
         self._waiting.clear()
@@ -262,5 +262,5 @@ def _names_txn(entry: Buffer) -> bool:
 
 
 def payload_bytes_max(config: BrokerConfig) -> int:
-    """What clients are told: `max_message_bytes`, less what has no room beside it."""
+    """Returns the largest payload that clients are told: `max_message_bytes`, without what has no room beside it."""
     return max(1, config.max_message_bytes - METADATA_BYTES + room_of(config))

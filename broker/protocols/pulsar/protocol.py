@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 class PulsarProtocol:
+    """The service of a listener of Pulsar's protocol."""
+
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
         self._names = ProducerNames()
@@ -29,7 +31,8 @@ class PulsarProtocol:
         self._callers: Callers | None = None  # of the listener
 
     async def serve(self, stream: ByteStream) -> None:
-        """One connection, until either side ends it. Unauthenticated, InvalidRequest, ConnectionLost: why it ended."""
+        """Serves one connection until either side ends it. Unauthenticated, InvalidRequest, ConnectionLost say why it
+        ended."""
         if self._callers is None:
             self._callers = Callers(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")

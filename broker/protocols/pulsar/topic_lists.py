@@ -36,7 +36,7 @@ WATCHERS_MAX = 100
 PATTERN_MAX = 1_000
 RE2_BYTES = 1 << 20
 AGAIN_S = 1.0
-"""Until a watcher whose metadata did not answer begins anew."""
+"""Seconds until a watcher whose metadata did not answer begins anew."""
 
 _LOG = logging.getLogger("magnetar.broker.pulsar")
 
@@ -93,7 +93,7 @@ class TopicLists:
 
 class _Watcher:
     def __init__(self, connection: Connection, asked: pulsar.CommandWatchTopicList) -> None:
-        """InvalidName, InvalidRequest, NotAllowed."""
+        """Makes a watcher. Raises InvalidName, InvalidRequest, NotAllowed."""
         self._connection = connection
         self._asked = asked
         self._namespace = NamespaceName.parse(asked.namespace)
@@ -102,7 +102,8 @@ class _Watcher:
         self.answered = False
 
     async def run(self) -> None:
-        """Until it is cancelled. What the first list may raise: NamespaceNotFound, Unauthorized, Unavailable."""
+        """Runs until it is cancelled. Raises what the first list may raise: NamespaceNotFound, Unauthorized,
+        Unavailable."""
         while True:
             try:
                 await self._follow()
@@ -136,7 +137,7 @@ class _Watcher:
             self._answer()
 
     async def _names_of(self, topics: Iterable[str]) -> set[str]:
-        """Those that match; of a partitioned topic its partitions."""
+        """Returns the full names of the topics that match; for a partitioned topic those of its partitions."""
         found, catalog = set[str](), self._connection.broker.catalog
         turns = Turns(self._connection.broker.world.clock)
         for each in topics:

@@ -53,7 +53,7 @@ def has_txn(command: Any) -> bool:
 
 
 def txn_of(command: Any) -> TxnId:
-    """InvalidRequest: the numbers cannot be an id."""
+    """Returns the id of a transaction. InvalidRequest: the numbers cannot be an id."""
     return TxnId.checked(command.txnid_most_bits, command.txnid_least_bits)
 
 
@@ -118,7 +118,7 @@ async def _here(connection: Connection, number: int) -> RunningCoordinator:
 
 
 def _topics(names: Iterable[str]) -> list[TopicName]:
-    """InvalidName, InvalidRequest: too many."""
+    """Parses names of topics. InvalidName, InvalidRequest: too many."""
     topics = [TopicName.parse(name) for name in names]
     if len(topics) > ADDED_MAX:
         raise InvalidRequest(f"{len(topics)} are added at once; {ADDED_MAX} at most")
@@ -126,7 +126,7 @@ def _topics(names: Iterable[str]) -> list[TopicName]:
 
 
 async def _begin_time(connection: Connection, txn: TxnId) -> None:
-    """TransactionAborted: it has ended. InvalidRequest: another role began it."""
+    """Begins the transaction's time. TransactionAborted: it has ended. InvalidRequest: another role began it."""
     coordinator = await _here(connection, txn.coordinator)
     state = state_of(await coordinator.join(txn, "", connection.caller.principal.name))
     if state not in (TxnState.OPEN, TxnState.PREPARED):

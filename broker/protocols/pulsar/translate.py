@@ -24,7 +24,7 @@ WORD = (1 << 64) - 1
 
 
 def signed(number: int) -> int:
-    """Of a uint64 that is a Java long."""
+    """Returns the Java long that a uint64 holds."""
     return number - (1 << 64) if number >> 63 else number
 
 
@@ -53,7 +53,7 @@ def wire_id(position: Position, partition: int, batch_index: int = -1) -> Messag
 
 # ------------------------------------------------------------------ schemas
 def schema_of(given: pulsar.Schema) -> SchemaInfo | None:
-    """None: bytes, of which Java's client sends the number 0. InvalidRequest."""
+    """Returns the schema; None: bytes, of which Java's client sends the number 0. Raises InvalidRequest."""
     if given.type == SchemaType.NONE:
         return None
     return SchemaInfo(
@@ -69,7 +69,7 @@ def wire_schema(info: SchemaInfo) -> pulsar.Schema:
 
 # ------------------------------------------------------------------ acknowledgements
 def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
-    """InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    """Acknowledges in steps. InvalidRequest, NotAllowed: as far as it was taken it counts."""
     yield from _check_size(ack.message_id)
     if ack.ack_type == pulsar.CommandAck.Cumulative:
         if len(ack.message_id) != 1:
@@ -81,8 +81,8 @@ def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None
 
 
 async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
-    """As `ConsumerSession.ack_in`. A cumulative one that names nothing yet adds nothing; every other one counts, or is
-    refused: it would count with the commit as done."""
+    """Acknowledges in a transaction, like `ConsumerSession.ack_in`. A cumulative one that names nothing yet adds
+    nothing; every other one counts, or is refused: it would count with the commit as done."""
     for _ in _check_size(ack.message_id):
         pass
     if ack.ack_type != pulsar.CommandAck.Cumulative:
@@ -96,7 +96,7 @@ async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -
 
 
 def _each_once(entries: Iterable[AckedEntry]) -> Iterator[AckedEntry]:
-    """TransactionConflict: two deliveries of one message are acknowledged together."""
+    """Yields the entries. TransactionConflict: two deliveries of one message are acknowledged together."""
     seen: dict[Position, int] = {}
     for each in entries:
         before, bits = seen.get(each.position, 0), each.bits or -1
@@ -107,7 +107,7 @@ def _each_once(entries: Iterable[AckedEntry]) -> Iterator[AckedEntry]:
 
 
 def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
-    """In steps, before the first of them is acknowledged."""
+    """Checks the size of an acknowledgement, in steps, before the first of its ids is acknowledged."""
     each, reached = iter(ids), 0
     while some := list(islice(each, ACK_ENTRIES)):
         reached += sum(max(64 * len(id_.ack_set), id_.batch_size) for id_ in some if id_.ack_set)
@@ -121,8 +121,9 @@ def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
 def individual(
     ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
 ) -> Iterator[AckedEntry]:
-    """`exact`: each message that is named counts, also of a batch of which its consumer holds a part, because an abort
-    gave the rest back: the client says its size. InvalidRequest: the size is not known, or no message is named."""
+    """Yields the entries of an individual acknowledgement. `exact`: each message that is named counts, also of a batch
+    of which its consumer holds a part, because an abort gave the rest back: the client says its size. InvalidRequest:
+    the size is not known, or no message is named."""
     for each in ids:
         position = Position(signed(each.ledgerId), signed(each.entryId))
         if position.entry_id < 0:
@@ -144,7 +145,8 @@ def individual(
 
 
 def cumulative(of: MessageIdData) -> Iterator[AckedEntry]:
-    """One, or none: a client acknowledges (ledger, -1) when it has done nothing of that ledger yet."""
+    """Yields the acknowledged entry, or none: a client acknowledges (ledger, -1) when it has done nothing of that
+    ledger yet."""
     position = Position(signed(of.ledgerId), signed(of.entryId))
     if of.ack_set:
         left = _bits(of.ack_set)
@@ -159,7 +161,8 @@ def cumulative(of: MessageIdData) -> Iterator[AckedEntry]:
 
 
 def _acked(of: MessageIdData, messages: int) -> int:
-    """Where the size of the batch is not known, what is above the highest bit is left for later."""
+    """Returns the bits of the acknowledged messages. If the size of the batch is not known, those above the highest bit
+    are left for later."""
     left = _bits(of.ack_set)
     return ~left & ((1 << (messages or left.bit_length())) - 1)
 
@@ -169,7 +172,7 @@ def _bits(words: Sequence[int]) -> int:
 
 
 def ack_set(acked: Sequence[int], count: int) -> list[int]:
-    """Of a batch of `count` messages, of which these are acknowledged."""
+    """Returns the ack set of a batch of `count` messages, of which these are acknowledged."""
     left = (1 << count) - 1
     for index in acked:
         left &= ~(1 << index)
@@ -184,7 +187,8 @@ def ack_set(acked: Sequence[int], count: int) -> list[int]:
 def redeliver_steps(
     session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages
 ) -> Iterator[None]:
-    """All that it holds, when none is named or its type keeps the order (Pulsar's rule)."""
+    """Gives back, in steps, what is named; all that it holds, when none is named or its type keeps the order (Pulsar's
+    rule)."""
     individual = session.subscription.dispatcher.policy.individual
     ids = asked.message_ids if individual else ()
     return session.redeliver(Position(signed(each.ledgerId), signed(each.entryId)) for each in ids)

@@ -38,7 +38,7 @@ from .table import ROUTES, Row
 BODY_BYTES_MAX = 1 << 20
 QUERY_BYTES_MAX = 16 << 10
 AUTHENTICATIONS = Limits().authentications
-"""At a time."""
+"""Authentications at a time."""
 
 _ABSOLUTE = re.compile(r"https?://[^/]+", re.IGNORECASE)
 
@@ -59,6 +59,8 @@ register_url_convertor("domain", _Domain())
 
 
 class Application:
+    """The application of a broker's HTTP listener."""
+
     def __init__(
         self, broker: TopicManager, services: Mapping[str, Checked], guard: Guard | None, measure: Callable[[], Measure]
     ) -> None:
@@ -81,7 +83,8 @@ class Application:
         await self._app(scope, receive, send)
 
     def _routes(self) -> Iterable[Mount | Route]:
-        """One Route for each path, in the order of the table; those with the same first segments under one Mount."""
+        """Yields one Route for each path, in the order of the table; those with the same first segments under one
+        Mount."""
         by_path: dict[str, dict[str, Row]] = {}
         for row in ROUTES:
             by_path.setdefault(row.path, {})[row.method] = row
@@ -132,7 +135,7 @@ class Application:
         return Response(status_code=204) if found is None else Json(found)
 
     async def _who(self, request: Request, row: Row) -> CallContext:
-        """BackPressure; Unauthenticated and what else the guard raises."""
+        """Returns the caller. Raises BackPressure; Unauthenticated and what else the guard raises."""
         caller: Caller = request.state.caller
         if not self._callers.asks:
             request.state.admitted()
@@ -156,7 +159,7 @@ class Application:
         return CallContext(caller.peer, principal)
 
     async def _elsewhere(self, request: Request, error: NotOwner) -> Response:
-        """307 to the owner of the topic; 503 where that serves no HTTP."""
+        """Answers with 307 to the owner of the topic; 503 where that serves no HTTP."""
         names = {"domain": "persistent"}
         names |= {name: _decoded(value) for name, value in request.path_params.items()}
         try:
@@ -172,7 +175,7 @@ class Application:
 
 
 async def _body(request: Request) -> bytes:
-    """413: it is too long. ClientDisconnect."""
+    """Returns the body. 413: it is too long. Raises ClientDisconnect."""
     too_long = BadRequest(f"a body has at most {BODY_BYTES_MAX} bytes", 413)
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > BODY_BYTES_MAX:
@@ -186,7 +189,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _decoded(segment: str) -> str:
-    """412: it is no text. 404: it is a step of a path."""
+    """Decodes a segment. 412: it is no text. 404: it is a step of a path."""
     try:
         found = unquote(segment, errors="strict")
     except UnicodeDecodeError:
@@ -197,14 +200,14 @@ def _decoded(segment: str) -> str:
 
 
 def _check_site(request: Request) -> None:
-    """403: a page of another site had its browser send this."""
+    """Refuses a request (403) that a page of another site had its browser send."""
     origin = request.headers.get("origin")
     if origin and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != request.headers.get("host"):
         raise BadRequest("a page of another site may change nothing here", 403)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    """Of what has no route, or not with this method."""
+    """Answers a request that has no route, or not with this method."""
     assert isinstance(error, HTTPException)
     texts = {404: "there is no such resource; GET /openapi.json lists them", 405: "not with this method"}
     return reply(error.status_code, texts.get(error.status_code, error.detail), dict(error.headers or {}))

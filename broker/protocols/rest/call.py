@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 
 class Call:
+    """A request as its handler sees it."""
+
     __slots__ = (
         "body", "broker", "content_type", "context", "headers", "measure", "meters", "names", "query", "services",
     )  # fmt: skip
@@ -52,12 +54,12 @@ class Call:
     # ------------------------------------------------------------------ names
     @property
     def namespace(self) -> NamespaceName:
-        """InvalidName."""
+        """Returns the namespace of the path. Raises InvalidName."""
         return NamespaceName.parse(f"{self.names['tenant']}/{self.names['namespace']}")
 
     @property
     def topic(self) -> TopicName:
-        """InvalidName."""
+        """Returns the topic of the path. Raises InvalidName."""
         tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
         return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
 
@@ -77,14 +79,14 @@ class Call:
         return self.body.strip() in (b"", b"null")
 
     def flag(self, name: str) -> bool:
-        """BadRequest."""
+        """Returns a flag of the query. Raises BadRequest."""
         text = self.query.get(name, "").lower()
         if text not in ("", "true", "false"):
             raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
         return text == "true"
 
     def number(self, text: str, what: str, *, least: int = 0) -> int:
-        """BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
+        """Parses a number. BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
         try:
             if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
                 raise ValueError
@@ -102,12 +104,13 @@ class Call:
         return answered(operation, await handler(request_for(operation, arguments), self.context))
 
     async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
-        """Unauthorized: the caller may not call the operation with that."""
+        """Raises Unauthorized if the caller may not call the operation with that."""
         path = f"{operation.service}.{operation.name}"
         await authorize(path, request_for(operation, arguments), self.context, self.broker.access)
 
     async def partitions(self) -> list[TopicName]:
-        """Of the topic; none: it has no partitions, or is one. TopicNotFound. Ask for rights first."""
+        """Returns the partitions of the topic; none if it has none, or is one. Raises TopicNotFound. Ask for rights
+        first."""
         if self.topic.is_partition:
             return []
         count = await self.broker.catalog.existing_partitions(self.topic)
@@ -120,8 +123,8 @@ class Call:
             raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
 
     async def each_partition(self, operation: Operation[T], **arguments: object) -> list[T]:
-        """The answer of the topic, or of each of its partitions, in order. The first error ends it: what was asked
-        before is done."""
+        """Returns the answer of the topic, or of each of its partitions, in order. The first error ends it: what was
+        asked before is done."""
         field = operation.rule.field
         await self.authorize(operation, **{field: self.topic.full}, **arguments)
         partitions = await self.partitions()
@@ -130,7 +133,7 @@ class Call:
         return [await self.anywhere(operation, each, **arguments) for each in partitions]
 
     async def anywhere(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
-        """The answer of the topic's owner."""
+        """Returns the answer of the topic's owner."""
         asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
         try:
             return await self.admin(operation, **asked)
@@ -138,7 +141,7 @@ class Call:
             return await ask(self.broker.world, (await self.broker.lookup(topic)).endpoint, operation, **asked)
 
     async def at_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
-        """The answer of the broker that has the coordinator of transactions that is asked for."""
+        """Returns the answer of the broker that has the coordinator of transactions that is asked for."""
         try:
             return await self.admin(operation, **arguments)
         except NotOwner as error:

@@ -37,14 +37,14 @@ SHOWN = tuple(PULSAR.get(name, name) for name in DYNAMIC)
 
 
 def setting(name: str, act: str) -> str:
-    """Our name of it. 412: it does not change at run time, or is unknown; as Pulsar says it."""
+    """Returns our name of a setting. 412: it does not change at run time, or is unknown; as Pulsar says it."""
     if name not in _OURS:
         raise BadRequest(f"Can't {act} non-dynamic configuration", 412)
     return _OURS[name]
 
 
 def taken(name: str, text: str) -> dict[str, Any]:
-    """The field of Policies, of a value in the path. 412: it is no such value."""
+    """Returns the field of Policies that a value in the path sets. 412: it is no such value."""
     ours = setting(name, "update")
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
     try:
@@ -55,19 +55,19 @@ def taken(name: str, text: str) -> dict[str, Any]:
 
 
 def removed(name: str) -> tuple[str, ...]:
-    """The fields that are inherited again: what is set together goes together."""
+    """Returns the fields that are inherited again: what is set together goes together."""
     ours = setting(name, "delete")
     return next((pair for pair in RETENTIONS if ours in pair), (ours,))
 
 
 def shown(policies: Policies) -> dict[str, str]:
-    """What is set, by name."""
+    """Returns the settings that are set, by name."""
     values = ((name, getattr(policies, name)) for name in DYNAMIC)
     return {PULSAR.get(name, name): written(value) for name, value in values if value is not None}
 
 
 def written(value: object) -> str:
-    """As Java writes it."""
+    """Returns a value as Java writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -36,13 +36,14 @@ from ...common.turns import Turns
 
 HEAD_BYTES = 64 << 10
 HEAD_LINES_MAX = 256
-"""Of a head: h11 takes 10 µs for a header."""
+"""Most lines of a head: h11 takes 10 µs for a header."""
 LINE_COST = 8
-"""In frames that carry nothing (runtime/tcp/share.py): 10 to 20 µs."""
+"""Cost of a line, in frames that carry nothing (runtime/tcp/share.py): 10 to 20 µs."""
 LIGHT = 512
-"""A connection whose caller is not known and that was charged less goes before the others: of a request's head."""
+"""Charge below which a connection whose caller is not known goes before the others: that of a request's head."""
 LINES_AT_ONCE = 32
-"""Of what came: h11 takes 20 µs for a chunk of a byte, so 64 KiB of them would hold the loop for 200 ms."""
+"""Lines that are parsed at once: h11 takes 20 µs for a chunk of a byte, so 64 KiB of them would hold the loop for 200
+ms."""
 KEEP_ALIVE_S = 60
 UNREAD_S = 30.0
 READ_BYTES = 64 << 10
@@ -51,7 +52,7 @@ LINGER_BYTES = 64 << 20
 
 
 class Connections:
-    """Those of one listener. `application`: of ASGI."""
+    """The connections of one listener. `application`: of ASGI."""
 
     def __init__(self, application: Any, clock: Clock, request_s: float) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # strangers must not fill the log
@@ -81,10 +82,10 @@ class Connections:
 
 
 class _Transport(asyncio.Transport):
-    """What uvicorn's protocol calls of a transport."""
+    """The methods of a transport that uvicorn's protocol calls."""
 
     def __init__(self, stream: ByteStream, full: Callable[[], None]) -> None:
-        """`full`: is called while more than STREAM_QUEUE_BYTES are queued."""
+        """Makes a transport. `full`: is called while more than STREAM_QUEUE_BYTES are queued."""
         super().__init__()
         self._stream = stream
         self._full = full
@@ -120,7 +121,7 @@ class _Transport(asyncio.Transport):
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """Of LINES_AT_ONCE lines each: a chunk of a body, and a header, is a line at least."""
+    """Yields the data in pieces of LINES_AT_ONCE lines each: a chunk of a body, and a header, is a line at least."""
     begin = 0
     while begin < len(data):
         end = begin
@@ -170,7 +171,7 @@ class _Connection:
 
     @property
     def _is_answered_early(self) -> bool:
-        """It has its answer, and still sends what was not waited for."""
+        """Whether the client has its answer, and still sends a body that was not waited for."""
         connection = self._protocol.conn
         return connection.their_state in (h11.SEND_BODY, h11.ERROR) and connection.our_state in (
             h11.DONE, h11.MUST_CLOSE, h11.CLOSED
@@ -207,7 +208,8 @@ class _Connection:
             self._note()
 
     async def _feed(self, data: bytes) -> bool:
-        """In pieces of few lines, with a turn of the loop after a slice. False: a head has too many lines."""
+        """Feeds data to the protocol in pieces of few lines, with a turn of the loop after a slice. False: a head has
+        too many lines."""
         turns = Turns(self._clock)
         for piece in _pieces(data):
             if self._transport.is_closing():
@@ -231,7 +233,7 @@ class _Connection:
         self._stream.admitted()
 
     async def _some(self) -> bytes:
-        """Empty: the other end sends no more. A connection that waits holds no buffer."""
+        """Reads some bytes. Empty: the other end sends no more. A connection that waits holds no buffer."""
         rooms: list[memoryview] = []
 
         def room() -> memoryview:
@@ -254,7 +256,7 @@ class _Connection:
             self._since = self._clock.monotonic()
 
     def _left_s(self) -> float | None:
-        """None: uvicorn's timer of idle connections runs."""
+        """Returns the seconds that are left for the request; None: uvicorn's timer of idle connections runs."""
         if self._since is None:
             return None
         return max(0.0, self._since + self._request_s - self._clock.monotonic())
@@ -277,7 +279,7 @@ class _Connection:
         self._protocol.resume_writing()
 
     async def _answered(self) -> None:
-        """The other end may have closed its half alone: it gets the answer of what it sent."""
+        """Waits until the requests so far are answered: the other end may have closed its half alone."""
         if not self._transport.is_closing() and self._protocol.conn.their_state is not h11.SEND_BODY:
             await self._end_requests()
 

@@ -44,7 +44,7 @@ _REASONS: tuple[tuple[type[errors.MagnetarError], str], ...] = (
     (errors.TenantNotFound, "Tenant does not exist"),
     (errors.NamespaceNotFound, "Namespace does not exist"),
 )
-"""What programs compare with: the path says which."""
+"""Reasons that programs compare with: the path says which."""
 
 NEGOTIATE = "Bearer, Basic"
 
@@ -59,14 +59,14 @@ class Json(Response):
 
 
 class BadRequest(HTTPException):
-    """400 (unless said otherwise) with a reason."""
+    """The answer 400 (unless `status` is another), with a reason."""
 
     def __init__(self, reason: str, status: int = 400) -> None:
         super().__init__(status, reason)
 
 
 def status_of(error: errors.MagnetarError, busy: int = 409) -> int:
-    """`busy`: of what is in use."""
+    """Returns the HTTP status of an error. `busy`: of what is in use."""
     if isinstance(error, errors.Busy):
         return busy
     return next((status for kind, status in _TABLE if isinstance(error, kind)), 500)
@@ -82,7 +82,7 @@ def reply(status: int, reason: str, headers: dict[str, str] | None = None) -> Re
 
 
 def reply_to(error: Exception, busy: int = 409) -> Response:
-    """A fault of the broker is logged, and its text stays here."""
+    """Returns the response for an error. A fault of the broker is logged, and its text stays here."""
     if isinstance(error, HTTPException):
         return reply(error.status_code, error.detail, dict(error.headers or {}))
     if isinstance(error, errors.MagnetarError):

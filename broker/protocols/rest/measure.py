@@ -1,4 +1,4 @@
-"""What `GET /metrics` is made by: a function of the process that serves (cli/metrics/samples.py `Measured`)."""
+"""The maker of `GET /metrics`: a function of the process that serves (cli/metrics/samples.py `Measured`)."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ Measure = Callable[[Page], Awaitable[None]]
 
 
 async def no_metrics(page: Page) -> None:
-    """Of a broker that nothing measures."""
+    """Adds nothing: for a broker that is not measured."""

@@ -17,7 +17,7 @@ _SECRETS = {
 
 
 def plain_path(row: Row) -> str:
-    """With names in braces alone."""
+    """Returns the path with names in braces alone."""
     return _NAME.sub(r"{\1}", row.path)
 
 

@@ -24,11 +24,15 @@ _DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caug
 
 
 class Retention(msgspec.Struct):
+    """The body of Pulsar's retention policy."""
+
     retentionTimeInMinutes: int = 0
     retentionSizeInMB: int = 0
 
 
 class BacklogQuota(msgspec.Struct):
+    """The body of Pulsar's backlog quota."""
+
     limitSize: int | None = None
     limitTime: int | None = None
     policy: QuotaPolicy | None = None
@@ -36,6 +40,8 @@ class BacklogQuota(msgspec.Struct):
 
 
 class Persistence(msgspec.Struct):
+    """The body of Pulsar's persistence policy."""
+
     bookkeeperEnsemble: int
     bookkeeperWriteQuorum: int
     bookkeeperAckQuorum: int
@@ -43,6 +49,8 @@ class Persistence(msgspec.Struct):
 
 
 class DispatchRate(msgspec.Struct):
+    """The body of Pulsar's dispatch rates."""
+
     dispatchThrottlingRateInMsg: int = -1
     dispatchThrottlingRateInByte: int = -1
     ratePeriodInSecond: int = 1
@@ -50,43 +58,56 @@ class DispatchRate(msgspec.Struct):
 
 
 class PublishRate(msgspec.Struct):
+    """The body of Pulsar's publish rate."""
+
     publishThrottlingRateInMsg: int = -1
     publishThrottlingRateInByte: int = -1
 
 
 class SubscribeRate(msgspec.Struct):
+    """The body of Pulsar's subscribe rate."""
+
     subscribeThrottlingRatePerConsumer: int = -1
     ratePeriodInSecond: int = 30
 
 
 class AutoSubscription(msgspec.Struct):
+    """The body of Pulsar's automatic creation of subscriptions."""
+
     allowAutoSubscriptionCreation: bool
 
 
 class AutoTopic(msgspec.Struct):
+    """The body of Pulsar's automatic creation of topics."""
+
     allowAutoTopicCreation: bool
     topicType: Literal["partitioned", "non-partitioned", ""] | None = None
     defaultNumPartitions: int | None = None
 
 
 class DelayedDelivery(msgspec.Struct):
+    """The body of Pulsar's delayed delivery policy."""
+
     active: bool = True
     tickTime: int = 1000
     maxDeliveryDelayInMillis: int = 0
 
 
 class InactiveTopics(msgspec.Struct):
+    """The body of Pulsar's policy for inactive topics."""
+
     inactiveTopicDeleteMode: str = _DELETE_MODES[0]
     maxInactiveDurationSeconds: int = 0
     deleteWhileInactive: bool = False
 
 
 Fields = dict[str, Any]
-"""Of ours: name → value."""
+"""Fields of our policies: name → value."""
 
 
 class Row(NamedTuple):
-    """`namespace` and `topic`: the last part of the path; empty: it has none. `key`: in the JSON of a namespace."""
+    """A row of the table of policies. `namespace` and `topic`: the last part of the path; empty: it has none. `key`: in
+    the JSON of a namespace."""
 
     namespace: str
     topic: str
@@ -108,7 +129,7 @@ _REASONS = {
     "subscription_expiration_s": "Invalid value for subscription expiration time",
     "dedup_snapshot_s": "interval must be greater than or equal to 0",
 }
-"""What programs compare with; others have one text."""
+"""Reasons that programs compare with; others have one text."""
 
 
 # ------------------------------------------------------------------ numbers and booleans
@@ -161,7 +182,7 @@ def _show_unsubscribed(policies: Policies) -> object:
 
 
 def take_quota(given: BacklogQuota, kind: str) -> Fields:
-    """`kind`: destination_storage or message_age."""
+    """Returns the fields of a quota. `kind`: destination_storage or message_age."""
     size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
     if kind == "message_age":
         fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
@@ -178,7 +199,7 @@ def take_quota(given: BacklogQuota, kind: str) -> Fields:
 
 
 def _limit(value: int | None, name: str) -> int:
-    """0: none."""
+    """Returns a limit as ours; 0: none."""
     if value is None or value < 0:
         return 0
     if not 0 < value < 1 << 62:
@@ -187,7 +208,7 @@ def _limit(value: int | None, name: str) -> int:
 
 
 def show_quotas(policies: Policies) -> dict[str, object]:
-    """The map of both kinds."""
+    """Returns the map of both kinds of quota."""
     policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
     if policies.backlog_quota_bytes:
         found["destination_storage"] = _quota(policies.backlog_quota_bytes, -1, policy)
@@ -214,7 +235,7 @@ def _show_persistence(policies: Policies) -> object:
 
 
 def _a_second(rate: int, period_s: int) -> int:
-    """0: no limit."""
+    """Returns the rate a second; 0: no limit."""
     if period_s < 1:
         raise _refuse(f"ratePeriodInSecond is 1 or more, not {period_s}")
     if rate < -1 or rate >= 1 << 62:
@@ -297,7 +318,7 @@ def _show_inactive(policies: Policies) -> object:
 
 
 def _take_compatibility(given: str) -> Fields:
-    """"UNDEFINED": it is inherited."""
+    """Returns the field of a strategy. "UNDEFINED": it is inherited."""
     if given.upper() == "UNDEFINED":
         return {"schema_compatibility": None}
     try:
@@ -312,7 +333,7 @@ def _show_compatibility(policies: Policies) -> object:
 
 
 def _boolean(field: str, default: bool) -> Shape:
-    """One that is shown with its default where it is not set."""
+    """Returns the row of a policy that is shown with its default where it is not set."""
 
     def show(policies: Policies) -> object:
         value = getattr(policies, field)
@@ -322,7 +343,7 @@ def _boolean(field: str, default: bool) -> Shape:
 
 
 def _take_snapshot_interval(value: int | None) -> Fields:
-    """Pulsar has no DELETE of it at a namespace: null is posted there."""
+    """Returns the row of a policy for which Pulsar has no DELETE at a namespace: null is posted there."""
     if value is not None and not 0 <= value < 1 << 62:
         raise _refuse(_REASONS["dedup_snapshot_s"])
     return {"dedup_snapshot_s": value}
@@ -391,7 +412,8 @@ QUOTA_FIELDS = {
 
 
 def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
-    """Ours, of the JSON of a namespace (wire-protocol: partly filled, unknown keys are no error). 400, 412."""
+    """Returns our fields of the JSON of a namespace (wire-protocol: partly filled, unknown keys are no error). 400,
+    412."""
     found = Fields()
     for row in POLICIES:
         value = given.get(row.key) if row.key else None
@@ -406,7 +428,7 @@ def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
 
 
 def converted(value: object, kind: Any, name: str) -> Any:
-    """BadRequest."""
+    """Converts a value. Raises BadRequest."""
     try:
         return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar
     except msgspec.ValidationError as error:

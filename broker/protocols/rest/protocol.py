@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class RestProtocol:
-    """`services`: the checked services "Admin" and "Broker". `measure` writes the page of `GET /metrics`."""
+    """The service of an HTTP listener. `services`: the checked services "Admin" and "Broker". `measure` writes the page
+    of `GET /metrics`."""
 
     def __init__(self, broker: TopicManager, services: Mapping[str, Checked]) -> None:
         self._broker = broker
@@ -37,7 +38,7 @@ class RestProtocol:
         self.measure: Measure = no_metrics
 
     async def serve(self, stream: ByteStream) -> None:
-        """One connection, until either side ends it. ConnectionLost: why it ended."""
+        """Serves one connection until either side ends it. ConnectionLost says why it ended."""
         async with self._loading:
             if self._connections is None:
                 await self._broker.world.workers.load(f"{__package__}.application", f"{__package__}.connection")

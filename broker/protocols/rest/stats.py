@@ -52,7 +52,7 @@ class Meters:
         return self._clock.wall_ms()
 
     def rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
-        """Of each counter, a second."""
+        """Returns the rate of each counter, a second."""
         now, known = self._clock.monotonic(), self._known.get(number)
         if known is None:
             passed_s = max(RATE_S, (self._clock.wall_ms() - since_ms) / 1000)
@@ -72,7 +72,8 @@ class Meters:
 def topic_stats(
     found: TopicStats, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
 ) -> dict[str, Any]:
-    """`topic`: where it is loaded here. `publishers`, `consumers`: whether they are listed."""
+    """Returns a topic's statistics in Pulsar's form. `topic`: where it is loaded here. `publishers`, `consumers`:
+    whether they are listed."""
     subscriptions = {each.name: _subscription(each, topic, meters, consumers) for each in found.subscriptions}
     backlog_size = max((each.backlog_bytes for each in found.subscriptions), default=0)
     oldest = min((each.oldest_ms for each in found.subscriptions if each.oldest_ms), default=0)
@@ -110,8 +111,8 @@ def topic_stats(
 
 
 def _transactions(found: TopicStats) -> dict[str, Any]:
-    """`transactions` is None: the topic has seen none. `waiting`: messages that readers do not get before an open one
-    ends."""
+    """Returns the statistics of its transactions. `transactions` is None: the topic has seen none. `waiting`: messages
+    that readers do not get before an open one ends."""
     seen = found.transactions
     if seen is None:
         return {"ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0, "transactions": None}
@@ -221,7 +222,7 @@ def _consumer(found: ConsumerStats, live: Consumer | None, meters: Meters) -> di
 
 # ------------------------------------------------------------------ internals
 def internal_stats(found: TopicInternalStats, stats: TopicStats) -> dict[str, Any]:
-    """Of a topic's log (`found`) and its subscriptions (`stats`)."""
+    """Returns the internal statistics of a topic's log (`found`) and its subscriptions (`stats`)."""
     newest = found.ledgers[-1] if found.ledgers else None
     ledgers = [_ledger(each) for each in found.ledgers]
     return {
@@ -265,7 +266,8 @@ def _cursor(found: SubscriptionStats) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ of all partitions
 def merged(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Numbers are added, times are the latest, averages are averaged, lists follow each other, maps are merged."""
+    """Merges the parts: numbers are added, times are the latest, averages are averaged, lists follow each other, maps
+    are merged."""
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts for name in part):
         found[name] = _merged(name, [part[name] for part in parts if name in part])

@@ -25,6 +25,8 @@ SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
 
 
 class Row(NamedTuple):
+    """A route: its method and path, its handler, and its texts for /openapi.json."""
+
     method: str
     path: str
     summary: str

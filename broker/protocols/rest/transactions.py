@@ -36,7 +36,7 @@ def _optional(place: Position | None) -> str | None:
 def metadata(
     found: TransactionStats, at: Mapping[str, TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
-    """TransactionMetadata. `at`: what each topic has of it; None: the topic does not say."""
+    """Returns a TransactionMetadata. `at`: what each topic has of it; None: the topic does not say."""
     status = found.state.name
     is_known = bool(found.timeout_ms)  # it is open, or not settled yet
     return {
@@ -54,13 +54,13 @@ def metadata(
 
 
 def in_buffer(here: TransactionHere | None, found: TransactionStats | None) -> dict[str, Any]:
-    """TransactionInBufferStats."""
+    """Returns a TransactionInBufferStats."""
     first = _optional(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
 def in_pending_acks(pending: PendingOfTransaction | None) -> dict[str, Any]:
-    """TransactionInPendingAckStats."""
+    """Returns a TransactionInPendingAckStats."""
     return {
         "cumulativeAckPosition": _optional(pending.up_to) if pending is not None else None,
         "pendingEntries": pending.entries if pending is not None else 0,
@@ -68,7 +68,7 @@ def in_pending_acks(pending: PendingOfTransaction | None) -> dict[str, Any]:
 
 
 def row(found: TransactionStats) -> dict[str, Any]:
-    """As `magnetar transactions list` has it."""
+    """Returns the JSON of a transaction, as `magnetar transactions list` has it."""
     return {
         "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "address": found.address,
         "name": found.name, "sink": found.sink.sink_id, "ageMs": found.age_ms, "remainingMs": found.remaining_ms,
@@ -77,7 +77,7 @@ def row(found: TransactionStats) -> dict[str, Any]:
 
 
 def here_of(found: TransactionHere) -> dict[str, Any]:
-    """What a topic has of a transaction, and what waits for it."""
+    """Returns the JSON of what a topic has of a transaction, and what waits for it."""
     subscriptions = found.subscriptions
     pending = {each.name: {"entries": each.entries, "upTo": _optional(each.up_to)} for each in subscriptions}
     return {
@@ -87,7 +87,7 @@ def here_of(found: TransactionHere) -> dict[str, Any]:
 
 
 def half_row(found: HalfStats) -> dict[str, Any]:
-    """As `magnetar transactions halves show` has it."""
+    """Returns the JSON of a half, as `magnetar transactions halves show` has it."""
     return {
         "half": str(found.half), "state": found.state.name, "owner": found.owner, "group": found.group,
         "checkKey": found.check_key, "ageMs": found.age_ms, "unknown": found.unknown, "members": found.members,
@@ -97,7 +97,7 @@ def half_row(found: HalfStats) -> dict[str, Any]:
 
 # ------------------------------------------------------------------ of a coordinator
 def coordinator_stats(found: CoordinatorTransactions) -> dict[str, Any]:
-    """TransactionCoordinatorStats."""
+    """Returns a TransactionCoordinatorStats."""
     return {
         "state": "Ready" if found.epoch else "None", "leastSigBits": found.next_least - 1 if found.epoch else -1,
         "lowWaterMark": found.done_below - 1 if found.epoch else -1, "ongoingTxnSize": found.open + found.prepared,
@@ -106,7 +106,7 @@ def coordinator_stats(found: CoordinatorTransactions) -> dict[str, Any]:
 
 
 def coordinator_row(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
-    """As `magnetar transactions status` has it."""
+    """Returns the JSON of a coordinator, as `magnetar transactions status` has it."""
     return {
         "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
         "unsettled": found.unsettled, "committed": found.committed, "aborted": found.aborted,
@@ -114,7 +114,7 @@ def coordinator_row(number: int, found: CoordinatorTransactions) -> dict[str, An
 
 
 def coordinator_internals(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
-    """TransactionCoordinatorInternalStats. A coordinator has one ledger; it begins with a snapshot."""
+    """Returns a TransactionCoordinatorInternalStats. A coordinator has one ledger; it begins with a snapshot."""
     ledger: dict[str, Any] = {
         "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
         "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
@@ -135,7 +135,7 @@ def coordinator_internals(number: int, found: CoordinatorTransactions) -> dict[s
 
 # ------------------------------------------------------------------ of a topic
 def buffer_stats(stats: TopicStats, internals: TopicInternalStats) -> dict[str, Any]:
-    """TransactionBufferStats. A topic that has seen no transaction has stored nothing of them."""
+    """Returns a TransactionBufferStats. A topic that has seen no transaction has stored nothing of them."""
     seen = stats.transactions
     return {
         "state": "Ready" if seen else "NoSnapshot",
@@ -149,7 +149,7 @@ def buffer_stats(stats: TopicStats, internals: TopicInternalStats) -> dict[str, 
 
 
 def pending_ack_stats(found: SubscriptionStats) -> dict[str, Any]:
-    """TransactionPendingAckStats."""
+    """Returns a TransactionPendingAckStats."""
     return {
         "state": "Ready" if found.durable else "None", "lowWaterMarks": None,
         "ongoingTxnSize": found.pending_transactions, "recoverStartTime": 0, "recoverEndTime": 0,

@@ -57,6 +57,8 @@ class Node:
 
 
 class Field:
+    """A field of a record in a parsed schema."""
+
     __slots__ = ("aliases", "has_default", "name", "type")
 
     def __init__(self, name: str, type_: Node, has_default: bool, aliases: tuple[str, ...]) -> None:
@@ -198,7 +200,7 @@ class _Parser:
 
 
 def _logical(of: dict[str, Any], node: Node) -> Node:
-    """Only a decimal's precision and scale count for a reader."""
+    """Returns the node with its logical type, as far as it counts for a reader: a decimal's precision and scale."""
     if of.get("logicalType") != "decimal":
         return node
     if node.kind == "bytes":
@@ -222,12 +224,12 @@ def _name_in(of: dict[str, Any], where: str) -> str:
 
 # ------------------------------------------------------------------ the one form
 def canonical(loaded: Any) -> bytes:
-    """Of a definition that `parse` takes. InvalidSchema."""
+    """Returns the canonical form of a definition that `parse` takes. Raises InvalidSchema."""
     return sorted_json(_canonical(loaded, ""))
 
 
 def sorted_json(loaded: Any) -> bytes:
-    """InvalidSchema."""
+    """Returns sorted JSON. Raises InvalidSchema."""
     try:
         return msgspec.json.encode(loaded, order="deterministic")
     except RecursionError:
@@ -235,7 +237,7 @@ def sorted_json(loaded: Any) -> bytes:
 
 
 def _canonical(of: Any, namespace: str) -> Any:
-    """Of a type."""
+    """Returns the canonical form of a type."""
     if isinstance(of, str):
         return of if of in PRIMITIVES else _full(of, namespace)
     if isinstance(of, list):

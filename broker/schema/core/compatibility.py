@@ -22,11 +22,12 @@ _PROMOTED = {
     "long": {"int"}, "float": {"int", "long"}, "double": {"int", "long", "float"},
     "string": {"bytes"}, "bytes": {"string"},
 }  # fmt: skip
-"""What a reader's type takes beside itself."""
+"""Types that a reader's type takes besides itself."""
 
 
 def unreadable(reader: Node, writer: Node) -> str | None:
-    """Why `reader` cannot read what `writer` wrote; None: it can. InvalidSchema: the schemas have too many types."""
+    """Returns why `reader` cannot read what `writer` wrote; None: it can. InvalidSchema: the schemas have too many
+    types."""
     try:
         return _Comparison().of(reader, writer, "")
     except RecursionError:

@@ -1,4 +1,4 @@
-"""What a schema has to be, by its type, and whether a new one goes with those of a topic (pure).
+"""The rules for a schema, by its type, and whether a new one goes with those of a topic (pure).
 
 `Definition.of(info)` refuses what is no schema (InvalidSchema): everything that is registered went through it. Equal
 definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the parsed form counts (avro.py), of others the bytes,
@@ -41,6 +41,8 @@ class _NativeJson(msgspec.Struct):
 
 
 class Definition(NamedTuple):
+    """A schema that was checked: its parsed form, and the fingerprint that equal ones share."""
+
     info: SchemaInfo
     fingerprint: bytes  # SHA-256
     node: avro.Node | None = None  # of AVRO, JSON, PROTOBUF; None: Jackson's form of JSON
@@ -49,7 +51,7 @@ class Definition(NamedTuple):
 
     @classmethod
     def of(cls, info: SchemaInfo) -> Definition:
-        """InvalidSchema: what is wrong, and where."""
+        """Checks a schema. InvalidSchema: what is wrong, and where."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
         if (size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())) > TEXT_MAX:
@@ -103,7 +105,7 @@ def _hash(info: SchemaInfo, told: bytes) -> bytes:
 
 
 def _root_of(data: bytes) -> str:
-    """Of a set of descriptors that has it, and all that its files import."""
+    """Returns the name of the root message, checked: the set of descriptors has it, and all that its files import."""
     try:
         text = msgspec.json.decode(data, type=_NativeJson)
         files = FileDescriptorSet.FromString(base64.b64decode(text.fileDescriptorSet, validate=True)).file
@@ -136,7 +138,8 @@ def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -
 
 # ------------------------------------------------------------------ together
 def refusal(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
-    """Why `new` may not join those of a topic (version, definition; the newest last); None: it may.
+    """Returns why `new` may not join those of a topic (version, definition; the newest last); None: it may.
+    InvalidSchema: the two have too many types to compare.
 
     InvalidSchema: the two have too many types to compare.
     """
@@ -151,7 +154,7 @@ def refusal(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Defi
 
 
 def unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
-    """Why a consumer's schema cannot read what a topic has; None: it can. It need not be one of the topic's."""
+    """Returns why a consumer's schema cannot read what a topic has; None: it can. It need not be one of the topic's."""
     if mode is Compatibility.ALWAYS_COMPATIBLE:
         return None
     for version, old in live if mode.transitive else live[-1:]:

@@ -49,7 +49,7 @@ FEW = 64
 
 
 def at_most(holes: BitMap) -> int:
-    """As `bytes_of`, or up to 16 bytes a value more."""
+    """Returns an upper bound of `bytes_of`: at most 16 bytes a value more."""
     count = len(holes)
     return bytes_of(holes) if count > FEW else 200 + 18 * count
 

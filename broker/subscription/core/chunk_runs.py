@@ -1,4 +1,4 @@
-"""Which of a message's chunks make it whole: the runs of them in the log.
+"""The runs of a message's chunks in the log: which of them make it whole.
 
 All chunks of a message have its uuid. A producer publishes them in order, and without a receipt again, from any chunk
 on: 0 1 0 1 2. It may publish the whole message twice: 0 1 2 0 1 2. A *run* is what a consumer puts together: it begins
@@ -16,13 +16,15 @@ from ....proto.names import Position
 
 
 class Chunk(NamedTuple):
+    """A chunk in the log: its number, and of how many."""
+
     position: Position
     number: int
     of: int
 
 
 class Run(NamedTuple):
-    """`chunks`: where each chunk is, in order; `places`: those and the entries that repeat one."""
+    """A run of chunks. `chunks`: where each chunk is, in order; `places`: those and the entries that repeat one."""
 
     chunks: Sequence[Position]
     places: Sequence[Position]

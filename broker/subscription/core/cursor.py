@@ -55,7 +55,7 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 
 
 class Measures:
-    """What is known of a cursor's bitmaps beside them. Most cursors have none, so it is made with the first."""
+    """The known sizes of a cursor's bitmaps. Most cursors have none, so it is made with the first."""
 
     __slots__ = ("full", "sizes", "unsized")
 
@@ -192,7 +192,8 @@ class Cursor:
         return self.settle(position, partial.size)
 
     def settle(self, position: Position, size: int) -> bool:
-        """The size of a batch is known now: if all of it is acknowledged, the entry is."""
+        """Notes the size of a batch, which is known now. Returns whether the entry is acknowledged by that: all of it
+        was."""
         if self.pending is not None and position in self.pending.parts:
             self.pending.parts[position].size = size
         partial = self.partial.get(position)
@@ -213,7 +214,8 @@ class Cursor:
         return True
 
     def _ack_around(self, position: Position) -> bool:
-        """What is pending, and a batch of unknown size of which some is, stays as it is."""
+        """Acknowledges up to `position` around pending entries: those, and a pending batch of unknown size, stay as
+        they are. Returns whether anything changed."""
         version = self.version
         for span in self._shape.spans:
             last = min(span.last_entry, position[1]) if span.ledger_id == position[0] else span.last_entry
@@ -249,7 +251,8 @@ class Cursor:
         self._partial_bytes = self.partial_messages = 0
 
     def given_back(self, position: Position, until_ms: int = 0) -> int:
-        """The entry was given back once more, and is held back until `until_ms`; returns how often by now."""
+        """Notes that the entry was given back once more, and is held back until `until_ms`; returns how often by now.
+        """
         times = self.redeliveries(position) + 1
         if self.counts is _NONE:
             self.counts = SortedDict()
@@ -259,7 +262,7 @@ class Cursor:
         return times
 
     def _count_anew(self, position: Position) -> None:
-        """Another message of the entry is the first that is left: it was not given back yet."""
+        """Counts anew for an entry: another message of it is the first that is left, and was not given back yet."""
         if self.counts and self.counts.pop(position, None) is not None:
             self.version += 1
             self.changed.add(key_of(ChunkKind.COUNTS, position))
@@ -270,7 +273,8 @@ class Cursor:
 
     # ------------------------------------------------------------------ facts
     def fit(self) -> None:
-        """After a restart: moves the mark into the log, drops holes without an entry, and advances the mark."""
+        """Fits the cursor after a restart: moves the mark into the log, drops holes without an entry, and advances the
+        mark."""
         shape = self._shape
         self.mark = shape.clamp(self.mark)
         for ledger_id, holes in list(self.acked.items()):
@@ -306,7 +310,7 @@ class Cursor:
         self.pending = PendingAcks(kept) if kept else None
 
     def trimmed(self, ledger_id: int) -> None:
-        """The ledger was deleted: all of it was acknowledged. (`fit` does the same after a restart.)"""
+        """Drops a ledger that was deleted: all of it was acknowledged. (`fit` does the same after a restart.)"""
         if ledger_id in self.acked:
             self._drop_ledger(ledger_id)
 
@@ -315,7 +319,7 @@ class Cursor:
         self._shape = shape
 
     def advance(self) -> bool:
-        """What follows the mark may never be shown now: the mark moves over holes after it. Whether it did."""
+        """Moves the mark over holes after it, when what follows it may never be shown now; returns whether it moved."""
         before = self.mark
         if self.acked:
             self._advance()
@@ -323,7 +327,7 @@ class Cursor:
         return self.mark != before
 
     def stored(self, version: int, mark: Position) -> None:
-        """The fact: the state of that version (with that mark) is durable."""
+        """Notes that the state of that version (with that mark) is durable."""
         assert version <= self.version, "a version was stored that never was"
         if version >= self.persisted:
             self.persisted, self.persisted_mark = version, mark
@@ -339,7 +343,7 @@ class Cursor:
 
     @property
     def safe(self) -> Safe:
-        """`safe_mark`, and the ledgers after the mark that are all holes in a stored state.
+        """Returns `safe_mark`, and the ledgers after the mark that are all holes in a stored state.
 
         Holes only grow (a seek begins anew), so what was full at a version is in every stored state since.
         """
@@ -401,7 +405,7 @@ class Cursor:
         return bool(self.partial or (self.pending is not None and self.pending.parts))
 
     def touched_in(self, entries: dict[int, BitMap]) -> list[Position]:
-        """The batches among them of which some messages are acknowledged or pending."""
+        """The batches among the entries of which some messages are acknowledged or pending."""
         found: list[Position] = []
         for ledger_id, each in entries.items():
             if not each:
@@ -415,17 +419,17 @@ class Cursor:
         return found
 
     def acked_indexes(self, position: Position) -> list[int]:
-        """Batch indexes of the entry that are done and are not to be shown again."""
+        """Returns the batch indexes of the entry that are done and are not to be shown again."""
         partial = self.partial.get(position)
         return list(ones(partial.bits)) if partial is not None else []
 
     def acked_count(self, position: Position) -> int:
-        """How many messages of an entry that is not done as a whole are done."""
+        """Returns how many messages of an entry that is not done as a whole are done."""
         partial: Partial | None = self.partial.get(position)
         return partial.bits.bit_count() if partial is not None else 0
 
     def next_unacked(self, position: Position) -> Position:
-        """The first position at or after it that is not acknowledged as a whole: a million holes are one step."""
+        """The first position at or after `position` that is not acknowledged as a whole; a million holes: one step."""
         shape = self._shape
         if position <= self.mark:
             position = shape.after(self.mark)
@@ -438,7 +442,7 @@ class Cursor:
         return position
 
     def next_free(self, position: Position) -> Position:
-        """The first position at or after it that is neither acknowledged nor pending as a whole."""
+        """The first position at or after `position` that is neither acknowledged nor pending as a whole."""
         position = self.next_unacked(position)
         if self.pending is None:
             return position
@@ -455,7 +459,7 @@ class Cursor:
         return position
 
     def free_up_to(self, position: Position) -> Iterator[Position]:
-        """The entries up to and with it that are neither acknowledged nor pending, in log order."""
+        """Yields the entries up to `position`, included, that are neither acknowledged nor pending, in log order."""
         at = self.next_free(self.mark)
         while at <= position and self._shape.readable(at):
             if not self.is_done(at):
@@ -463,7 +467,7 @@ class Cursor:
             at = self.next_free(self._shape.after(at))
 
     def free_before(self, position: Position) -> Iterator[Position]:
-        """The same, beginning with the last one."""
+        """Yields the readable positions that are not done, from `position` back to the mark."""
         end = max(self.mark, self._shape.start)  # a mark may be before the log: of an empty topic, or a trimmed one
         while position > end:
             if self._shape.readable(position) and not self.is_done(position):
@@ -497,11 +501,11 @@ class Cursor:
 
     @property
     def hole_ranges(self) -> int:
-        """Contiguous ranges of them."""
+        """Returns the number of contiguous ranges of holes."""
         return sum(ranges(holes) for holes in self.acked.values())
 
     def chunks(self) -> Iterator[ChunkKey]:
-        """Of what the state consists, without the mark."""
+        """Yields the keys of the chunks of the state, without the mark."""
         for ledger_id, holes in sorted(self.acked.items()):
             yield from keys_of_holes(ledger_id, holes)
         for kind, positions in ((ChunkKind.PARTIALS, self.partial), (ChunkKind.COUNTS, self.counts)):
@@ -515,7 +519,7 @@ class Cursor:
             yield from self.pending.keys()
 
     def state(self) -> CursorState:
-        """A copy to be stored."""
+        """Returns a copy of the state, to be stored."""
         return CursorState(
             self.mark,
             {ledger_id: holes.copy() for ledger_id, holes in self.acked.items()},
@@ -525,7 +529,8 @@ class Cursor:
         )
 
     def check(self) -> None:
-        """No hole at or before the mark; none touches it; no empty bitmap; partial entries are not done."""
+        """Checks that no hole is at or before the mark, none touches it, no empty bitmap is kept, and partial entries
+        are not done."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
         assert not self.is_hole(self._shape.after(self.mark)), "the mark could advance and did not"
         for ledger_id, holes in self.acked.items():

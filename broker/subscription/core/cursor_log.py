@@ -1,4 +1,4 @@
-"""What of a cursor is written next, and where in its cursor ledger each valid chunk of it is.
+"""The log of a cursor: what is written next, and where in its cursor ledger each valid chunk is.
 
 A write is the chunks that have changed, then a *marker*: the mark and a row for every valid chunk, those of earlier
 writes too. A write counts when its marker is confirmed, and only then (`confirmed`); a crash in the middle leaves
@@ -29,7 +29,7 @@ LIVE_BYTES_MIN = 4 << 20
 
 
 class Ends(enum.Enum):
-    """Why a cursor ledger ends."""
+    """The reason why a cursor ledger ends."""
 
     ENTRIES = "it holds as many entries as it may"
     BYTES = "it holds as many bytes as it may"
@@ -37,7 +37,7 @@ class Ends(enum.Enum):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """When a cursor ledger ends: entries, bytes, and the share that has to be valid."""
+    """The bounds at which a cursor ledger ends: entries, bytes, and the least share that has to be valid."""
 
     entries: int
     size_bytes: int
@@ -45,6 +45,8 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class CursorWrite(NamedTuple):
+    """A write of a cursor: its entries, and which chunks they hold."""
+
     entries: list[bytes]
     rows: dict[ChunkKey, Row]  # of all valid chunks, when it is confirmed
     chunks: frozenset[ChunkKey]  # that it writes
@@ -53,7 +55,7 @@ class CursorWrite(NamedTuple):
 
 
 class CursorLog:
-    """One cursor ledger, from its first entry on."""
+    """The log in one cursor ledger, from its first entry on."""
 
     __slots__ = ("_bytes", "_entries", "_live_bytes", "_rows")
 
@@ -86,7 +88,7 @@ class CursorLog:
 
     @staticmethod
     def failed(write: CursorWrite, cursor: Cursor) -> None:
-        """It never counts: what it held has to be written again."""
+        """Notes that the write never counts: what it held has to be written again."""
         cursor.changed.update(write.chunks)
 
     def ends(self, bounds: Bounds) -> Ends | None:

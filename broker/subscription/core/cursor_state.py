@@ -47,7 +47,7 @@ class ChunkKey(NamedTuple):
 
 
 def keys_of_holes(ledger_id: int, holes: BitMap) -> Iterator[ChunkKey]:
-    """All from the first of the holes to the last one."""
+    """Yields all keys from the first of the holes to the last one."""
     bits = ChunkKind.HOLES.block_bits
     for block in range(holes.min() >> bits, (holes.max() >> bits) + 1):
         yield ChunkKey(ChunkKind.HOLES, ledger_id, block)
@@ -69,7 +69,8 @@ class Partial(msgspec.Struct):
 
 
 class Count(NamedTuple):
-    """How often an entry was given back; `until_ms`: it is not delivered before this time of day (0: at once)."""
+    """The number of times that an entry was given back; `until_ms`: it is not delivered before this time of day (0: at
+    once)."""
 
     redeliveries: int
     until_ms: int = 0
@@ -79,11 +80,11 @@ NO_COUNT = Count(0)
 
 
 NOWHERE = Position(-1, -1)
-"""Before every position."""
+"""Position before every other."""
 
 
 class TxnAcks(msgspec.Struct):
-    """What one transaction acknowledges (core/pending_acks.py)."""
+    """The acknowledgements of one transaction (core/pending_acks.py)."""
 
     entries: dict[int, BitMap] = {}  # ledger → whole entries
     parts: dict[Position, Partial] = {}  # some messages of batches
@@ -102,7 +103,7 @@ class TxnAcks(msgspec.Struct):
         return part.bits if part is not None else 0
 
     def add(self, position: Position, bits: int = 0, size: int = 0) -> None:
-        """The entry, or some messages of it."""
+        """Adds the entry, or some messages of it."""
         if not bits:
             self.entries.setdefault(position[0], BitMap()).add(position[1])
         else:

@@ -38,7 +38,7 @@ _OF_ITS_TOPIC = ("deliver_at_time", "highest_sequence_id", "txnid_most_bits", "t
 
 
 class Source(NamedTuple):
-    """Where a dead letter comes from: topic, subscription, entry, and its redeliveries."""
+    """The origin of a dead letter: topic, subscription, entry, and its redeliveries."""
 
     topic: TopicName
     subscription: str
@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 
 def letters_of(source: Source, entry: Buffer, done: frozenset[int], now_ms: int) -> list[bytes]:
-    """Client-parts, in order; `done`: batch indexes that are acknowledged."""
+    """Returns the client-parts, in order; `done`: batch indexes that are acknowledged."""
     reason = source.reason
     try:
         body = split_broker_part(entry)[2]

@@ -28,7 +28,7 @@ from ....proto.names import Position
 from .delay_keys import NEVER, TIME, DelaySegment, Draft, Keys
 
 LOOKAHEAD_MS = 3_000
-"""Segments are in memory this long before their first entry is due: a read may fail a few times."""
+"""Milliseconds before its first entry is due that a segment is in memory: a read may fail a few times."""
 LOAD_SEGMENTS_MAX = 32
 """Segments of one bucket that are read at once."""
 MERGE_MIN, MERGE_MAX = 16, 64
@@ -57,7 +57,7 @@ class Bucket(msgspec.Struct, eq=False):
     @classmethod
     def of(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
         next_: int) -> Bucket:
-        """`places` are those of the segments."""
+        """Makes a bucket. `places` are those of the segments."""
         every = [place for of_segment in places for place in of_segment]
         return cls(
             ledger_id, [segment._replace(places=b"") for segment in segments],
@@ -76,7 +76,7 @@ class Bucket(msgspec.Struct, eq=False):
 
 
 class Buckets(msgspec.Struct):
-    """All buckets of a subscription, and the keys that are loaded."""
+    """The buckets of a subscription, and the keys that are loaded."""
 
     _all: dict[int, Bucket] = msgspec.field(default_factory=dict)
     _heads: list[tuple[int, int, Keys, Bucket | None]] = msgspec.field(default_factory=list)  # a heap by key and order
@@ -99,7 +99,7 @@ class Buckets(msgspec.Struct):
             self.end(bucket)
 
     def end(self, bucket: Bucket) -> None:
-        """The bucket has nothing more to give up."""
+        """Ends the bucket: it has nothing more to give up."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
         if self._all.pop(bucket.ledger_id, None) is not None:
@@ -168,7 +168,7 @@ class Buckets(msgspec.Struct):
         return min(looks, default=None)
 
     def wanted(self, now_ms: int) -> list[Load]:
-        """Segments to be read now; each is asked for once."""
+        """Returns segments to be read now; each is asked for once."""
         loads, self._merges = self._merges, []
         while self._waiting and self._waiting[0][0] - LOOKAHEAD_MS <= now_ms:
             _, ledger_id = heappop(self._waiting)
@@ -199,7 +199,7 @@ class Buckets(msgspec.Struct):
         return self._taken(bucket) + keys.rest()
 
     def lost(self, ledger_id: int) -> Bucket | None:
-        """The bucket cannot be read: its keys that are not in memory will never be loaded."""
+        """Marks a bucket as lost, which cannot be read: its keys that are not in memory will never be loaded."""
         bucket = self._all.get(ledger_id)
         if bucket is None:
             return None
@@ -251,7 +251,7 @@ class Buckets(msgspec.Struct):
         return frozenset(self._merging)
 
     def ended(self, ledgers: frozenset[int]) -> None:
-        """Their keys are sealed in another bucket."""
+        """Ends the buckets of these ledgers: their keys are sealed in another bucket."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
             self.end(bucket)
 
@@ -265,7 +265,7 @@ class Buckets(msgspec.Struct):
         return self.loaded_bytes + ROW_BYTES * sum(len(bucket.segments) for bucket in self._all.values())
 
     def keys(self) -> set[int]:
-        """All keys in memory."""
+        """Returns all keys in memory."""
         return {key for head in self._heads for key in head[2].rest()}
 
     def may_hold(self, position: Position) -> bool:

@@ -65,11 +65,11 @@ class Keys(msgspec.Struct, eq=False):
 
     @property
     def left(self) -> int:
-        """How many keys are left."""
+        """Returns how many keys are left."""
         return (len(self.body) - self.offset) // KEY_BYTES
 
     def rest(self) -> list[int]:
-        """All keys that are left."""
+        """Returns all keys that are left."""
         body = self.body
         return [int.from_bytes(body[at : at + KEY_BYTES]) for at in range(self.offset, len(body), KEY_BYTES)]
 
@@ -83,7 +83,7 @@ def position_of(key: int) -> Position:
 
 
 def drafted(keys: Sequence[int], held: Mapping[int, BitMap]) -> Draft:
-    """Ascending keys as a bucket, each once, those alone whose entries are held."""
+    """Makes a draft of ascending keys, each once, those alone whose entries are held."""
     bodies, segments, last = [], [], NEVER
     for start in range(0, len(keys), SEGMENT_ENTRIES):
         part = keys[start : start + SEGMENT_ENTRIES]
@@ -109,7 +109,7 @@ def _entries_of(keys: Sequence[int]) -> dict[int, BitMap]:
 
 
 def pack_places(entries: Mapping[int, BitMap]) -> bytes:
-    """( ledger i64 | size u32 | the entries as a portable roaring bitmap )*"""
+    """Encodes ( ledger i64 | size u32 | the entries as a portable roaring bitmap )*."""
     parts: list[bytes] = []
     for ledger_id in sorted(entries):
         bitmap = entries[ledger_id]

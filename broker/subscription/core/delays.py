@@ -1,4 +1,4 @@
-"""Which entries of a subscription wait for their time, and which are due: decisions, without a clock or storage.
+"""The entries of a subscription that wait for their time, and which are due: decisions, without a clock or storage.
 
 An entry whose delivery time is in the future is *held*: neither outstanding nor acknowledged, and the dispatcher skips
 it without reading it. When its time has come `due` returns it, once, and it passes through the dispatcher's replay
@@ -53,11 +53,12 @@ FRESH_BYTES = 56
 """Bytes of a key as a number in a heap."""
 NEAR_MS = 10_000
 GROWTH = 128
-"""To sort and pack one of 80,000 entries takes 50 ms, in which nothing else is done."""
+"""Share of the held entries, as a divisor, at which sealing begins. To sort and pack a bucket of 80,000 entries takes
+50 ms, in which nothing else is done."""
 
 
 class _Memory:
-    """What is held of entries, and of buckets."""
+    """The memory of held entries, and of buckets."""
 
     __slots__ = ("buckets", "fresh", "held", "lost")
 
@@ -69,6 +70,8 @@ class _Memory:
 
 
 class DelayIndex:
+    """The delayed entries of one subscription."""
+
     __slots__ = (
         "_draft", "_seal_at", "_used", "count", "cursor", "memory_bytes_max", "seal_entries", "shape",
     )  # fmt: skip
@@ -85,7 +88,7 @@ class DelayIndex:
 
     @property
     def _memory(self) -> _Memory:
-        """Made with its first use: most subscriptions delay nothing."""
+        """Returns the memory, made with its first use: most subscriptions delay nothing."""
         if self._used is None:
             self._used = _Memory()
         return self._used
@@ -103,12 +106,12 @@ class DelayIndex:
             heappush(memory.fresh, key_of(position, at_ms))
 
     def forget(self, position: Position) -> None:
-        """The entry is acknowledged."""
+        """Forgets an entry that is acknowledged."""
         if self.count and self._take(position) and not self.count:
             self.clear()
 
     def forget_set(self, ledger_id: int, entries: BitMap) -> None:
-        """The entries are acknowledged."""
+        """Forgets entries that are acknowledged."""
         held = self._memory.held.get(ledger_id)
         if held is None:
             return
@@ -121,7 +124,7 @@ class DelayIndex:
             self.clear()
 
     def forget_up_to(self, mark: Position) -> None:
-        """Everything up to the mark is acknowledged, or no longer in the log."""
+        """Forgets everything up to the mark: it is acknowledged, or no longer in the log."""
         if not self.count:
             return
         for held in (self._memory.held, self._memory.lost):
@@ -140,7 +143,7 @@ class DelayIndex:
         self._memory.buckets.end_up_to(mark)
 
     def release(self) -> None:
-        """All that is held is due now (the policy delays nothing any more)."""
+        """Makes all that is held due now (the policy delays nothing any more)."""
         lost = {ledger_id: held.copy() for ledger_id, held in self._memory.held.items()}
         count, held = self.count, self._memory.held
         self.clear()
@@ -179,7 +182,7 @@ class DelayIndex:
         return found
 
     def _take(self, position: Position) -> bool:
-        """Holds it no more. False: it was not held."""
+        """Holds the entry no more. False: it was not held."""
         ledger_id, entry_id = position
         every = self._memory.held
         held = every.get(ledger_id)
@@ -208,7 +211,7 @@ class DelayIndex:
 
     @property
     def next_look_ms(self) -> int | None:
-        """When the next work is due: an entry's time, or a segment to load. None: nothing."""
+        """Returns when the next work is due: an entry's time, or a segment to load. None: nothing."""
         if self._memory.lost:
             return 0
         looks = [self._memory.fresh[0] >> TIME if self._memory.fresh else None, self._memory.buckets.next_look_ms]
@@ -233,7 +236,8 @@ class DelayIndex:
         return max(self.seal_entries, self.count // GROWTH)
 
     def seal(self, now_ms: int, *, least: int | None = None) -> Draft | None:
-        """What is far in the future, as a bucket; None: too little of it. One at a time; then `sealed`, or `kept`."""
+        """Returns what is far in the future, as a bucket to be stored; None: too little of it. One at a time; then
+        `sealed`, or `kept`."""
         assert self._draft is None, "one bucket is sealed at a time"
         fresh, merged = self._memory.fresh, self._memory.buckets.merged
         fresh.sort()
@@ -256,7 +260,7 @@ class DelayIndex:
         return draft
 
     def sealed(self, ledger_id: int) -> None:
-        """The draft is durable in that ledger, and the record names the ledger."""
+        """Makes the draft a bucket: it is durable in that ledger, and the record names the ledger."""
         assert self._draft is not None, "a draft was sealed"
         (draft, keys, merged), self._draft, buckets = self._draft, None, self._memory.buckets
         buckets.pull(keys)
@@ -267,7 +271,7 @@ class DelayIndex:
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def kept(self) -> None:
-        """The draft is not sealed: its entries are fresh again."""
+        """Takes the draft back, which is not sealed: its entries are fresh again."""
         assert self._draft is not None, "a draft was not sealed"
         (_, keys, _), self._draft = self._draft, None
         self._memory.buckets.pull(keys)
@@ -280,7 +284,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ buckets
     def found(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
-        """A bucket of an earlier time (of another broker): what of it is still early is held."""
+        """Takes a bucket of an earlier time (of another broker): what of it is still early is held."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [unpack_places(segment.places) for segment in segments]
         bucket = Bucket.of(ledger_id, segments, places, first)
@@ -310,15 +314,15 @@ class DelayIndex:
         return True
 
     def wanted(self, now_ms: int) -> list[Load]:
-        """Segments to be read now; each is asked for once."""
+        """Returns segments to be read now; each is asked for once."""
         return self._memory.buckets.wanted(now_ms)
 
     def loaded(self, load: Load, body: bytes) -> None:
-        """The keys of those segments."""
+        """Takes the keys of segments that were loaded."""
         self._be_fresh(self._memory.buckets.loaded(load, body))
 
     def lost(self, ledger_id: int) -> None:
-        """The bucket cannot be read."""
+        """Marks a bucket as lost: it cannot be read."""
         bucket = self._memory.buckets.lost(ledger_id)
         if bucket is not None:
             for place in [each for each in self._memory.held if bucket.first_ledger <= each <= bucket.last[0]]:
@@ -338,7 +342,7 @@ class DelayIndex:
         return held is not None and position[1] in held
 
     def next_after(self, position: Position) -> Position:
-        """The first position at or after it that is neither held nor done: one step per ledger of the topic."""
+        """The first position at or after `position` that is neither held nor done: one step per ledger of the topic."""
         while self.is_delayed(position):
             ledger_id, entry_id = position
             over = self._memory.held[ledger_id]
@@ -359,12 +363,12 @@ class DelayIndex:
         return len(self._memory.fresh) * FRESH_BYTES + self._memory.buckets.memory_bytes
 
     def held_in(self, ledger_id: int) -> int:
-        """How many entries of that ledger of the topic are held."""
+        """Returns how many entries of that ledger of the topic are held."""
         held = self._memory.held.get(ledger_id)
         return len(held) if held is not None else 0
 
     def check(self) -> None:
-        """Each held position has a source; the count is right; nothing that is acknowledged is held."""
+        """Checks that each held position has a source, the count is right, and nothing that is acknowledged is held."""
         held = {Position(ledger_id, each) for ledger_id, entries in self._memory.held.items() for each in entries}
         assert self.count == len(held), "the count of held entries is wrong"
         assert all(self._memory.held.values()), "an empty bitmap is kept"

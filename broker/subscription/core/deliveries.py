@@ -1,4 +1,4 @@
-"""What a dispatcher wants to read, and what it hands out."""
+"""The values that a dispatcher returns: what it wants to read, and what it hands out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .policies.policy import Entry, Member
 
 
 class DispatchLimits(NamedTuple):
-    """Of unacknowledged messages; 0: none."""
+    """The limits of unacknowledged messages; 0: none."""
 
     unacked_consumer: int
     unacked_subscription: int
@@ -21,13 +21,13 @@ ALL_TIME = 1 << 63
 
 
 class Read(NamedTuple):
-    """Read from this position on."""
+    """Reads from this position on."""
 
     position: Position
 
 
 class ReplayRange(NamedTuple):
-    """Read these again, in this order."""
+    """Reads these entries again, in this order."""
 
     positions: tuple[Position, ...]
 

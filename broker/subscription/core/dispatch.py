@@ -149,7 +149,7 @@ class Dispatcher:
         member.granted += permits
 
     def limit(self, limits: DispatchLimits) -> None:
-        """They hold from now on."""
+        """Sets the limits that hold from now on."""
         self.limits = limits
         for member in self.members.values():
             member.blocked = self._over(member.unacked, limits.unacked_consumer)
@@ -206,7 +206,7 @@ class Dispatcher:
         self.read_position = position
 
     def blocked(self) -> Blocked | None:
-        """Why no entry at all could go out now."""
+        """Returns why no entry at all could go out now; None: one could."""
         why = why_none(self.policy.takers)
         return Blocked.TOO_MANY_UNACKED if why is None and self.full else why
 
@@ -253,7 +253,7 @@ class Dispatcher:
         return deliveries
 
     def _out_of_turn(self, position: Position) -> Fate | None:
-        """For an entry that does not wait and is not at the read position; None: it is its turn after all."""
+        """Returns why an entry that does not wait is not at the read position; None: it is its turn after all."""
         if position > self.read_position:
             self._leap()
         if position < self.read_position:
@@ -292,7 +292,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ acknowledgements, after the cursor's
     def acked(self, member: Member | None, position: Position) -> None:
-        """The entry is done: its holder holds it no longer, and it is not replayed."""
+        """Notes that the entry is done: its holder holds it no longer, and it is not replayed."""
         if self.failed or self.chunks:
             self._recovered((position,))
         if not (member is not None and self._drop(member, position)) and not any(
@@ -306,7 +306,8 @@ class Dispatcher:
             self.delays.forget(position)
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
-        """Many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding entries."""
+        """Notes that many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding
+        entries."""
         if self.failed or self.chunks:
             self._recovered(inside(self.failed.keys() | self.chunks.keys(), ledger_id, entries))
         if self.delays is not None:
@@ -328,7 +329,7 @@ class Dispatcher:
             self.held.drop(position)
 
     def acked_messages(self, member: Member, position: Position, messages: int) -> None:
-        """Part of an outstanding batch is done."""
+        """Notes that part of an outstanding batch is done."""
         held = member.outstanding.get(position)
         if held is not None:
             messages = min(messages, held)
@@ -338,7 +339,7 @@ class Dispatcher:
                 self._give_back(member, (position,))  # what it was shown is done; of the rest others decide
 
     def acked_up_to(self, mark: Position) -> None:
-        """Everything up to the mark is done."""
+        """Notes that everything up to the mark is done."""
         if self.failed or self.chunks:
             self._recovered([each for each in self.failed.keys() | self.chunks.keys() if each <= mark])
         for member in self.members.values():
@@ -374,7 +375,7 @@ class Dispatcher:
     def redeliver(
         self, member: Member, positions: Iterable[Position] | None, *, counted: bool = True
     ) -> None:
-        """The consumer gives entries back (None: all it holds); entries that it does not hold are ignored."""
+        """Takes back entries of a consumer (None: all it holds); entries that it does not hold are ignored."""
         wanted = list(member.outstanding) if positions is None else dict.fromkeys(positions)
         given = [position for position in wanted if position in member.outstanding]
         for position in given:
@@ -383,11 +384,10 @@ class Dispatcher:
         self._give_back(member, given)
 
     def fail(self, member: Member, positions: Iterable[Position]) -> list[Position]:
-        """Before they are given back, where the subscription is `ordered`: each that the member holds holds back what
-        follows it, which is taken back at once. Returns those that failed: they follow none of the others. Of a message
-        in chunks the last one holds back for all of them. One of which a part is taken back is taken back whole: its
-        consumer would take the rest for a message without a beginning, and drop it.
-        """
+        """Fails entries before they are given back, where the subscription is `ordered`: each that the member holds
+        holds back what follows it, which is taken back at once. Returns those that failed: they follow none of the
+        others. Of a message in chunks the last one holds back for all of them. One of which a part is taken back is
+        taken back whole: its consumer would take the rest for a message without a beginning, and drop it."""
         failed: list[Position] = []
         for position in sorted(positions):
             if position not in member.outstanding or self.cursor.is_done(position):
@@ -425,13 +425,13 @@ class Dispatcher:
                 self.policy.returned(position)
 
     def due(self, positions: Iterable[Position]) -> None:
-        """Their delivery time has come: those before the read position wait now, the others are read."""
+        """Takes entries whose delivery time has come: those before the read position wait now, the others are read."""
         for position in positions:
             if position not in self.held:
                 self._comes_again(position)
 
     def release(self, positions: Iterable[Position]) -> None:
-        """They are held back no longer: those before the read position wait now, the others are read."""
+        """Takes entries that are held back no longer: those before the read position wait now, the others are read."""
         for position in positions:
             if self.delays is None or not self.delays.is_delayed(position):
                 self._comes_again(position)
@@ -441,7 +441,7 @@ class Dispatcher:
             self.policy.returned(position)
 
     def freed(self, positions: Iterable[Position]) -> None:
-        """Their transaction was aborted: those before the read position wait now, the others are read."""
+        """Takes entries whose transaction was aborted: those before the read position wait now, the others are read."""
         for position in positions:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
                 self.release((position,))
@@ -451,7 +451,7 @@ class Dispatcher:
         return next((each for each in self.members.values() if position in each.outstanding), None)
 
     def step_back(self, first: Position) -> None:
-        """On types that deliver in log order: what is not acknowledged from `first` on is read (again)."""
+        """Reads again, on types that deliver in log order, what is not acknowledged from `first` on."""
         for member in self.members.values():
             for position in [each for each in member.outstanding if each >= first]:
                 self._drop(member, position)
@@ -461,7 +461,7 @@ class Dispatcher:
         self.read_position = min(self.read_position, first)
 
     def lost(self, positions: Iterable[Position]) -> None:
-        """They are no longer in the log (trimmed): nothing to replay."""
+        """Drops entries that are no longer in the log (trimmed): nothing to replay."""
         if self.failed or self.chunks:
             self._recovered(positions := list(positions))
         for position in positions:
@@ -470,7 +470,8 @@ class Dispatcher:
                 self.delays.forget(position)
 
     def seek(self) -> None:
-        """The cursor was moved: nothing is outstanding any more, and reading starts over after its mark."""
+        """Starts over after the cursor was moved: nothing is outstanding any more, and reading begins after its mark.
+        """
         self.held.clear()
         self._start_over()
         if self.delays is not None:
@@ -494,11 +495,11 @@ class Dispatcher:
 
     @property
     def progress(self) -> tuple[Position, int, int]:
-        """Changes with each `assign` that delivered anything."""
+        """Returns a tuple that changes with each `assign` that delivered anything."""
         return self.read_position, self.policy.waiting.entries, self.policy.unread_entries
 
     def check(self) -> None:
-        """One holder per entry; no entry is both held and waiting; all of them are before the read position."""
+        """Checks: one holder per entry; no entry is both held and waiting; all of them are before the read position."""
         seen: set[Position] = set()
         for member in self.members.values():
             held = set(member.outstanding)

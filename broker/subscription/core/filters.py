@@ -1,4 +1,4 @@
-"""What keeps an entry that was read from the policy, in this order. A new reason is a new filter.
+"""The filters that keep an entry that was read from the policy, in this order. A new reason is a new filter.
 
 | filter | catches |
 |---|---|
@@ -26,7 +26,7 @@ from .redelivery_backoff import BackoffQueue
 
 
 class Fate(enum.Enum):
-    """Why an entry that was read is not passed to the policy."""
+    """The reason why an entry that was read is not passed to the policy."""
 
     PASSED = "it is outstanding, or done"
     NOT_ITS_TURN = "another entry comes first: it is read again"
@@ -43,7 +43,8 @@ Filter = Callable[[Entry, bool], Fate | None]
 def filters_of(
     cursor: Cursor, policy: Policy, held: BackoffQueue, delays: DelayIndex | None, first: Position, new: Position
 ) -> list[Filter]:
-    """For entries from `first` on; those from `new` on never waited. `delays`: where the type delays."""
+    """Returns the filters for entries from `first` on; those from `new` on never waited. `delays`: where the type
+    delays."""
     filters: list[Filter] = []
     if cursor.partial or first < new or first <= cursor.last_hole:
         filters.append(partial(_acknowledged, cursor, policy))

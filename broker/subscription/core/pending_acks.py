@@ -12,11 +12,12 @@ backlog, and delivered to no consumer, whatever its consumer does meanwhile.
 | another message of such a batch | that message counts | likewise | the messages that are not pending |
 
 Rules
-- `judge` comes before anything is changed: a refused request leaves no trace (TX-21). `pend` takes what it returned.
-- A message is pending in one transaction (TX-17). A client that never repeats a request is told when it is there
+- `judge` comes before anything is changed: a refused request leaves no trace (invariant 81). `pend` takes its result.
+- A message is pending in one transaction (invariant 77). A client that never repeats a request is told when it is there
   already (`twice`): it was delivered twice, and processed twice. A cumulative acknowledgement is refused if it covers
   anything that is pending in another one; what is acknowledged already in what it covers stays so.
-- `settle` is one change of the cursor (TX-19): a commit acknowledges exactly what is pending in it, an abort frees it.
+- `settle` is one change of the cursor (invariant 79): a commit acknowledges exactly what is pending in it, an
+  abort frees it.
 - Every way to acknowledge (`Cursor.ack`, `ack_set`, `ack_bits`, `ack_cumulative`) leaves out what is pending, so that
   expiry, quotas, skipping, compaction and dead letters pass over it. `Cursor.seek` forgets all of it, and a commit that
   comes later has nothing to acknowledge.
@@ -47,7 +48,7 @@ COUNTED_MAX = 1000
 
 
 class Conflict(enum.Enum):
-    """Why a transaction may not acknowledge that."""
+    """The reason why a transaction may not acknowledge that."""
 
     ACKNOWLEDGED = "is acknowledged already"
     PENDING = "is acknowledged in another transaction that is open"
@@ -56,14 +57,15 @@ class Conflict(enum.Enum):
 
 
 class Clash(NamedTuple):
+    """The reason why acknowledgements are refused, and the entry that clashes."""
+
     why: Conflict
     position: Position
 
 
 class Settled(NamedTuple):
-    """What a transaction had pending. `shown`: those of its batches that were not done before it ended: they are
-    outstanding, wait, or will be read, with whatever of them is free by then.
-    """
+    """The acknowledgements that a transaction had pending. `shown`: those of its batches that were not done before it
+    ended: they are outstanding, wait, or will be read, with whatever of them is free by then."""
 
     acks: TxnAcks
     shown: frozenset[Position]
@@ -71,7 +73,7 @@ class Settled(NamedTuple):
 
 # ------------------------------------------------------------------------------------------ intents
 def judge(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> TxnAcks | Clash:
-    """What of it is new to the transaction, or why all of it is refused. Changes nothing.
+    """Returns what of `wanted` is new to the transaction, or why all of it is refused. Changes nothing.
 
     `named`: of a cumulative acknowledgement, the entry that it names; `wanted.up_to` is this one, or the one before
     it and the first messages of it are in `wanted.parts`.
@@ -183,7 +185,7 @@ def twice(cursor: Cursor, txn: TxnId, wanted: TxnAcks) -> Clash | None:
 
 
 def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
-    """What `judge` returned becomes pending."""
+    """Makes pending what `judge` returned."""
     if not new:
         return
     if cursor.pending is None:
@@ -203,7 +205,7 @@ def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
 
 
 def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
-    """The transaction ended: what was pending in it is acknowledged, or free. None: nothing was."""
+    """Settles a transaction that ended: what was pending in it is acknowledged, or free. None: nothing was."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
@@ -254,4 +256,4 @@ def freed(cursor: Cursor, settled: Settled, *, tail: bool) -> Iterator[Position]
 
 
 _NOTHING = TxnAcks()
-"""Of a transaction that has nothing pending: never add to it."""
+"""The acknowledgements of a transaction that has nothing pending: never add to it."""

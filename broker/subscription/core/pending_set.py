@@ -1,4 +1,4 @@
-"""What is pending in a cursor, by transaction and of all of them together. The rules: pending_acks.py.
+"""The pending acknowledgements of a cursor, by transaction and of all of them together. The rules: pending_acks.py.
 
 A position is one test away: a bitmap per ledger and a dictionary of batches hold the union. `memory_bytes` is kept with
 each change, and so are the chunks that have something of a transaction (`keys_of`): every write of the cursor has all
@@ -21,7 +21,7 @@ TXN_BYTES = 700
 
 
 class PendingAcks:
-    """What is pending in a cursor: by transaction, and of all of them together."""
+    """The pending acknowledgements of a cursor, by transaction and of all of them together."""
 
     __slots__ = ("_bytes", "_measured", "_part_bytes", "keys_of", "of", "parts", "rows", "up_to", "whole")
 
@@ -40,7 +40,7 @@ class PendingAcks:
 
     # ------------------------------------------------------------------ changes
     def add(self, txn: TxnId, acks: TxnAcks) -> None:
-        """They become pending in it, beside what is. Nothing of it is pending in another one."""
+        """Adds pending acknowledgements of a transaction. None of them is pending in another one."""
         own = self.of.get(txn)
         if own is None:
             own = self.of[txn] = TxnAcks()
@@ -69,7 +69,7 @@ class PendingAcks:
         self._measured[txn] = measured
 
     def take(self, txn: TxnId) -> TxnAcks | None:
-        """What is pending in it, which is pending no more."""
+        """Removes and returns what is pending in the transaction; None: nothing is."""
         own = self.of.pop(txn, None)
         if own is None:
             return None
@@ -112,7 +112,7 @@ class PendingAcks:
         return any(Position(ledger_id, entries.min()) <= mark for ledger_id, entries in self.whole.items())
 
     def without(self, ledger_id: int, entries: BitMap) -> BitMap:
-        """Those of the entries of a ledger of which nothing is pending."""
+        """Returns those of the entries of a ledger of which nothing is pending."""
         free = entries.copy()
         if ledger_id <= self.up_to[0]:
             end = self.up_to[1] + 1 if ledger_id == self.up_to[0] else 1 << 32
@@ -154,7 +154,7 @@ class PendingAcks:
         return sorted(set().union(*self.keys_of.values()))
 
     def check(self) -> None:
-        """One holder for each message; the union is the sum of its parts."""
+        """Checks: one holder for each message; the union is the sum of its parts."""
         whole, parts = dict[int, BitMap](), dict[Position, int]()
         for acks in self.of.values():
             assert acks, "a transaction without a pending acknowledgement is kept"

@@ -54,7 +54,7 @@ class PositionSet:
                 yield Position(ledger_id, entry_id)
 
     def add(self, position: Position) -> bool:
-        """False: it was in the set already."""
+        """Adds a position. False: it was in the set already."""
         if self._maps:
             return self._add_to_map(position)
         few = self._few
@@ -91,7 +91,7 @@ class PositionSet:
         self.size_bytes = SET_BYTES + len(self._maps) * MAP_BYTES + self.entries * each
 
     def discard(self, position: Position) -> bool:
-        """False: it was not in the set."""
+        """Removes a position. False: it was not in the set."""
         if not self._maps:
             few = self._few
             if few and few[0] == position:
@@ -123,7 +123,7 @@ class PositionSet:
         return Position(ledger_id, maps[ledger_id].min())
 
     def take(self, count: int) -> list[Position]:
-        """The earliest `count` positions, which stay in the set."""
+        """Returns the earliest `count` positions, which stay in the set."""
         found = self._few[:count]
         for ledger_id in sorted(self._maps):
             found += [Position(ledger_id, entry_id) for entry_id in self._maps[ledger_id][: count - len(found)]]
@@ -180,7 +180,7 @@ class PositionSet:
 
 
 def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> list[Position]:
-    """Those of the positions that are in the set."""
+    """Returns those of the positions that are in the set."""
     if len(positions) <= len(entries):
         return [each for each in positions if each[0] == ledger_id and each[1] in entries]
     return [each for each in (Position(ledger_id, entry_id) for entry_id in entries) if each in positions]

@@ -34,7 +34,7 @@ SUFFIX = "-DLQ"
 
 
 class DeadLetterPolicy(msgspec.Struct, frozen=True):
-    """When an entry that was given back is delivered again, and when it becomes a dead letter."""
+    """The rules for an entry that was given back: when it is delivered again, and when it becomes a dead letter."""
 
     max_redeliver_count: int  # 0: none
     topic: str
@@ -48,7 +48,8 @@ class DeadLetterPolicy(msgspec.Struct, frozen=True):
         return times > self.max_redeliver_count
 
     def wait_ms(self, times: int) -> int:
-        """The wait (ms) before the redelivery after it was given back so often; the last step of the ladder repeats."""
+        """Returns the wait (ms) before the redelivery of an entry that was given back so often; the last step of the
+        ladder repeats."""
         if not self.backoff_s:
             return 0
         return int(1000 * self.backoff_s[min(times, len(self.backoff_s)) - 1])
@@ -69,7 +70,7 @@ NO_LETTERS = DeadLetterPolicy(0, "", ())
 
 
 def policy_of(applied: Applied, properties: Mapping[str, str]) -> DeadLetterPolicy:
-    """Subscription > topic > namespace > broker. A property that does not parse counts as unset."""
+    """Returns the policy: subscription > topic > namespace > broker. A property that does not parse counts as unset."""
     count, ladder = applied.dead_letter_max_redeliver_count, applied.dead_letter_backoff_s
     own_count, own_ladder = properties.get(MAX_COUNT, ""), properties.get(LADDER, "")
     if (own := whole(own_count)) is not None:
@@ -85,6 +86,8 @@ _NONE: SortedSet[tuple[int, Position]] = SortedSet()
 
 
 class BackoffQueue:
+    """The entries of a subscription that wait for a time, or for the dead letters."""
+
     __slots__ = ("_due", "until")
 
     def __init__(self) -> None:
@@ -143,7 +146,7 @@ class BackoffQueue:
         return found
 
     def drop_timed(self) -> None:
-        """What waits for a time is held no longer."""
+        """Drops the entries that wait for a time: they are held no longer."""
         for _, position in self._due:
             del self.until[position]
         self._due.clear()
@@ -162,7 +165,7 @@ class BackoffQueue:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """InvalidRequest: more than PROPERTIES_BYTES_MAX, or a policy of its own that does not parse."""
+    """Raises InvalidRequest for more than PROPERTIES_BYTES_MAX, or a policy of its own that does not parse."""
     size = sum(len(key) + len(value) for key, value in properties.items())
     if size > PROPERTIES_BYTES_MAX:
         raise SubscribeRefusal.PROPERTIES.error(f"properties of {size} characters are more than {PROPERTIES_BYTES_MAX}")

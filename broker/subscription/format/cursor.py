@@ -73,7 +73,7 @@ class DamagedState(ValueError):
 
 
 class Row(NamedTuple):
-    """Where a chunk is in the cursor ledger: first entry, pieces, and bytes of all pieces."""
+    """The place of a chunk in the cursor ledger: first entry, pieces, and bytes of all pieces."""
 
     sequence: int
     first_entry: int
@@ -82,7 +82,7 @@ class Row(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One decoded entry of a cursor ledger."""
+    """A decoded entry of a cursor ledger."""
 
     kind: int
     sequence: int
@@ -147,7 +147,7 @@ def _partial_row(position: Position, partial: Partial) -> tuple[bytes, bytes]:
 
 
 def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
-    """Most transactions are in one chunk, and their bytes stay the same until they end."""
+    """Encodes what is pending. Most transactions are in one chunk, and their bytes stay the same until they end."""
     parts, kept = list[bytes](), pending.rows
     for txn, keys in pending.keys_of.items():
         if (row := kept.get(txn)) is not None:
@@ -161,7 +161,7 @@ def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
 
 
 def _txn_row(txn: TxnId, acks: TxnAcks, key: ChunkKey) -> bytes:
-    """What the chunk has of the transaction."""
+    """Encodes the part of the transaction's acknowledgements that falls into this chunk."""
     covered = key.covers()
     here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
     some = acks.entries.get(key.ledger_id)

@@ -64,7 +64,7 @@ def decode_segment(entry: bytes, number: int) -> bytes:
 
 
 def decode_directory(entry: bytes, number: int) -> list[DelaySegment]:
-    """What the segments in front of the ledger's last entry `number` hold. DamagedBucket."""
+    """Decodes the directory: the segments in front of the ledger's last entry `number`. Raises DamagedBucket."""
     count, body = _decode(entry, DIRECTORY, number)
     segments: list[DelaySegment] = []
     offset = 0

@@ -51,6 +51,8 @@ def _returns(who: Present, there: Collection[Present]) -> bool:
 
 
 class Admission:
+    """The admission to one topic."""
+
     __slots__ = ("_buckets", "_same_address_consumers", "_same_address_producers", "_topic")
 
     def __init__(self, topic: TopicName, same_address_producers: int, same_address_consumers: int) -> None:
@@ -136,7 +138,7 @@ class Admission:
             )
 
     def _forget(self, rate: int, period_s: int, now: float) -> None:
-        """Those that are full; while there are too many, those that were used least lately."""
+        """Forgets buckets that are full; while there are too many, those that were used least lately."""
         self._buckets = {
             key: (tokens, at)
             for key, (tokens, at) in self._buckets.items()

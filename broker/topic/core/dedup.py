@@ -46,11 +46,12 @@ from ....proto.names import Position
 from ...log.core.sequence_range import ID_END, SequenceRange
 
 GAP_BYTES_MAX = 4096
-"""Of the gaps of one producer, as a bitmap: about a thousand aborted stretches between others, or one of any length."""
+"""Most bytes of the gaps of one producer, as a bitmap: about a thousand aborted stretches between others, or one of any
+length."""
 
 
 class DedupVerdict(enum.Enum):
-    """What is known of an entry."""
+    """Whether an entry is in the log."""
 
     NEW = "it is not in the log and not on its way"
     DUPLICATE = "it is in the log"
@@ -59,7 +60,7 @@ class DedupVerdict(enum.Enum):
 
 
 class SequenceProgress(NamedTuple):
-    """How far a producer has come: all ids up to `number`; of a message begun after it the chunks up to `chunk`."""
+    """The progress of a producer: all ids up to `number`; of a message begun after it the chunks up to `chunk`."""
 
     number: int = -1
     uuid: str = ""
@@ -77,7 +78,8 @@ class SequenceProgress(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """`persisted` is the effect of the entries up to `position`, and of none after it."""
+    """The stored state of deduplication. `persisted` is the effect of the entries up to `position`, and of none after
+    it."""
 
     position: Position
     persisted: dict[str, SequenceProgress]
@@ -88,7 +90,7 @@ NOTHING = SequenceProgress()
 
 
 class _Pushed:
-    """Of a producer that is connected, or has entries on their way."""
+    """The state of a producer that is connected, or has entries on their way."""
 
     __slots__ = ("again", "entries", "progress")
 
@@ -102,7 +104,7 @@ _NONE_SENT: Mapping[str, BitMap64] = {}
 
 
 def verdict(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
-    """What those two numbers of a producer say of an entry; `pushed` None: nothing is on its way."""
+    """Returns the verdict on an entry from those two numbers of its producer; `pushed` None: nothing is on its way."""
     if persisted.covers(numbers):
         return DedupVerdict.DUPLICATE
     if numbers.first <= persisted.number:
@@ -132,7 +134,7 @@ class Dedup:
 
     # ------------------------------------------------------------------ entries
     def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """NEW counts as pushed from here on: give it to the log, or call `failed`."""
+        """Judges an entry. NEW counts as pushed from here on: give it to the log, or call `failed`."""
         pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
@@ -176,7 +178,8 @@ class Dedup:
         return verdict(persisted._replace(number=numbers.first - 1), beside, numbers)
 
     def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
-        """The log has an entry after all that are known: one that was NEW, or one of before that is replayed."""
+        """Notes that the log has an entry after all that are known: one that was NEW, or one of before that is
+        replayed."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         before, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -204,12 +207,12 @@ class Dedup:
             del self._pushed[name]
 
     def failed(self, name: str) -> None:
-        """An entry that was NEW has no known position in the log. No later entry may pass it: disconnect the producer.
-        """
+        """Notes that an entry that was NEW has no known position in the log. No later entry may pass it: disconnect the
+        producer."""
         self._settle(name, self._pushed[name])
 
     def _filled(self, name: str, numbers: SequenceRange) -> None:
-        """The range is what a header declares: no bitmap is made of it."""
+        """Fills a gap with a range of ids as a header declares it: no bitmap is made of it."""
         gaps = self._gaps[name]
         gaps.remove_range(numbers.first, min(numbers.last + 1, ID_END))
         if not gaps:
@@ -223,7 +226,7 @@ class Dedup:
 
     # ------------------------------------------------------------------ entries of transactions
     def stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """NEW, or what is known of the entry by what is persisted. It does not count as pushed."""
+        """Judges an entry as NEW, or by what is persisted. It does not count as pushed."""
         if not self.enabled:
             return DedupVerdict.NEW
         persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
@@ -233,12 +236,12 @@ class Dedup:
         return self._judge_gap(persisted, pushed, numbers)
 
     def passed(self, position: Position) -> None:
-        """The log has an entry there whose numbers do not count, or not yet (core/transactions.py)."""
+        """Notes that the log has an entry there whose numbers do not count, or not yet (core/transactions.py)."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
 
     def taken_back(self, numbers: Mapping[str, BitMap64]) -> None:
-        """A transaction is aborted: what it sent of each producer is not in the log."""
+        """Takes back what an aborted transaction sent of each producer: it is not in the log."""
         for name, sent in numbers.items() if self.enabled else ():
             if not sent:
                 continue
@@ -250,7 +253,7 @@ class Dedup:
                 self._away.setdefault(name, self._opened)
 
     def merged(self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT) -> None:
-        """A transaction is committed: its numbers count from now on."""
+        """Counts, from now on, the numbers of a transaction that is committed."""
         for name in self._gaps.keys() & sent.keys():
             self._fill(name, sent[name])
         for name, progress in numbers.items():
@@ -300,10 +303,8 @@ class Dedup:
 
     # ------------------------------------------------------------------ on, off, snapshots
     def enable(self) -> None:
-        """From the next entry on. What is known of producers that are not connected is dropped: their ids may have gone
-        back
-        while it was off.
-        """
+        """Begins with the next entry. What is known of producers that are not connected is dropped: their ids may have
+        gone back while it was off."""
         if not self.enabled:
             self.enabled = True
             self._gaps.clear()
@@ -323,7 +324,7 @@ class Dedup:
         return self._persisted
 
     def check(self) -> None:
-        """What is pushed is at or above what is persisted; connected producers are not away; all others are."""
+        """Checks: what is pushed is at or above what is persisted; connected producers are not away; all others are."""
         for name, pushed in self._pushed.items():
             assert pushed.entries > 0 or name in self._connected, "what is pushed has entries on their way"
             if self.enabled and pushed.entries:

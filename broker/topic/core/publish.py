@@ -1,4 +1,4 @@
-"""Which entries and which producers may publish: decisions, with their reasons.
+"""The decisions on publishing: which entries and which producers may publish, with their reasons.
 
 `refusal` decides for one entry, in the order of `PublishRefusal`; `ProducerTable` for the producers (Pulsar PR1):
 
@@ -36,7 +36,7 @@ WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, Acce
 
 
 def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
-    """Why an entry of `size` bytes is refused before its bytes are parsed; None: it is not."""
+    """Returns why an entry of `size` bytes is refused before its bytes are parsed; None: it is not."""
     if fenced:
         return PublishRefusal.PRODUCER_FENCED
     if not owned:
@@ -55,7 +55,7 @@ class ProducerRegistration(NamedTuple):
     instance: str
     connection: int = 0
     owner: str | None = None
-    """Its role; None: one that may write for each (broker/common/transactions.py `writer_of`)."""
+    """The role of the producer; None: one that may write for each (broker/common/transactions.py `writer_of`)."""
 
     def may_replace(self, other: ProducerRegistration) -> bool:
         """Whether it may be another connection of that producer. A caller that names no instance is told by its role
@@ -66,7 +66,7 @@ class ProducerRegistration(NamedTuple):
 
 
 class Epoch(enum.Enum):
-    """What becomes of the topic's epoch when a producer comes."""
+    """The change of the topic's epoch when a producer comes."""
 
     STAYS = "the producer shares the topic, or is the one that had it"
     GROWS = "the producer takes the topic for itself"
@@ -74,7 +74,8 @@ class Epoch(enum.Enum):
 
 
 def epoch(mode: AccessMode, had: int, topic: int) -> Epoch:
-    """`had`: the epoch of a producer that returns; 0: it never had the topic for itself."""
+    """Returns what becomes of the epoch. `had`: the epoch of a producer that returns; 0: it never had the topic for
+    itself."""
     if mode == SHARED:
         return Epoch.STAYS
     if had == 0:
@@ -88,7 +89,7 @@ def next_epoch(topic: int, created_ms: int) -> int:
 
 
 class Denied(enum.Enum):
-    """Why a producer may not join."""
+    """The reason why a producer may not join."""
 
     NAME_TAKEN = "a producer of that name is connected"
     STALE = "a later connection of that producer exists"
@@ -143,7 +144,7 @@ class ProducerTable:
         return answer
 
     def leave(self, producer_id: int) -> list[ProducerRegistration]:
-        """The producer is gone; the waiting one that is registered now, if any."""
+        """Removes a producer that is gone; returns the waiting one that is registered now, if any."""
         self.registered.pop(producer_id, None)
         self.waiting.pop(producer_id, None)
         if self.registered or not self.waiting:
@@ -168,7 +169,7 @@ class ProducerTable:
         return registration.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.registered
 
     def check(self) -> None:
-        """An exclusive producer is alone; a producer waits only while another is registered."""
+        """Checks that an exclusive producer is alone, and that a producer waits only while another is registered."""
         if any(registration.mode != SHARED for registration in self.registered.values()):
             assert len(self.registered) == 1, "an exclusive producer shares the topic"
         assert self.registered or not self.waiting, "a producer waits and none is registered"

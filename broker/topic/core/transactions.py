@@ -46,11 +46,11 @@ from .dedup import NOTHING, DedupVerdict, SequenceProgress, verdict
 
 NOWHERE = Position(-1, -1)
 OPEN_MAX = 100_000
-"""Each takes about 2 KB."""
+"""Most open transactions of a topic: each takes about 2 KB."""
 
 
 class TxnPhase(enum.Enum):
-    """What the topic knows of a transaction."""
+    """The state of a transaction as the topic knows it."""
 
     ASKED = "its coordinator is asked"
     OPEN = "the topic is a participant, and it has not ended"
@@ -58,11 +58,12 @@ class TxnPhase(enum.Enum):
 
 
 _NONE = BitMap64()
-"""Never changed."""
+"""An empty bitmap; never changed."""
 
 
 class TxnNumbers:
-    """What one producer sent in a transaction. `flying`: entries on their way. `sent`: the ids of all of them."""
+    """The entries that one producer sent in a transaction. `flying`: entries on their way. `sent`: the ids of all of
+    them."""
 
     __slots__ = ("flying", "last", "progress", "pushed", "sent")
 
@@ -84,7 +85,8 @@ class _Sender:
 
 
 class TopicTxn:
-    """One transaction. `entries` are those in the log; bit k of `starts` is the index of an entry's first message."""
+    """A transaction of the topic. `entries` are those in the log; bit k of `starts` is the index of an entry's first
+    message."""
 
     __slots__ = ("entries", "first", "flying", "indexes", "numbers", "phase", "size", "starts")
 
@@ -110,13 +112,13 @@ class TopicTxn:
 
     @property
     def count(self) -> int:
-        """Entries."""
+        """Returns the number of entries."""
         return len(self.starts)
 
     def after(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
-        """What is after that position, and not among the first `entries`: entries, the indexes of their messages, and
-        the last entry that is not one of them. (A receipt that calls an entry a duplicate has no position.)
-        """
+        """Returns what is after that position, and not among the first `entries`: entries, the indexes of their
+        messages, and the last entry that is not one of them. (A receipt that calls an entry a duplicate has no
+        position.)"""
         kept = min(entries, self.count)
         kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
                              if id_ < last[0] or (id_ == last[0] and last[1] >= 0)))  # fmt: skip
@@ -147,7 +149,7 @@ class OpenTxn(NamedTuple):
 
 
 class AbortedPart(NamedTuple):
-    """What is aborted in one ledger of the log."""
+    """The aborted entries in one ledger of the log."""
 
     entries: BitMap
     indexes: BitMap64
@@ -155,24 +157,24 @@ class AbortedPart(NamedTuple):
 
 
 class TxnSnapshot(NamedTuple):
-    """What is known of the entries up to `position`, and nothing of those after it."""
+    """The transactions of the entries up to `position`; nothing is known of those after it."""
 
     position: Position
     open: tuple[OpenTxn, ...] = ()
     aborted: Mapping[int, AbortedPart] = {}
     ended: tuple[TxnId, ...] = ()
-    """Those that had ended, and had entries on their way: what of them is after `position` is aborted."""
+    """Transactions that had ended, and had entries on their way: what of them is after `position` is aborted."""
 
 
 class TxnEnd(NamedTuple):
-    """What follows from an end: numbers that count from now on, and whether what is shown has changed."""
+    """The effect of an end: numbers that count from now on, and whether what is shown has changed."""
 
     numbers: dict[str, SequenceProgress]
     shown: bool
     sent: Mapping[str, BitMap64] = {}
-    """Of each producer, what is in the log for good."""
+    """Sequence ids of each producer that are in the log for good."""
     back: Mapping[str, BitMap64] = {}
-    """Of each producer, what is not."""
+    """Sequence ids of each producer that are not in the log."""
     missing: int = 0
     """Entries that had a receipt, as the coordinator says, and are not in the log: acknowledged data is lost."""
 
@@ -181,7 +183,7 @@ NOT_KNOWN = TxnEnd({}, shown=False)
 
 
 def _above(own: TxnNumbers) -> BitMap64:
-    """What it sent and the log has not confirmed."""
+    """Returns the ids that the producer sent and that the log has not confirmed."""
     above = own.sent.copy()
     above.remove_range(0, own.progress.number + 1)
     return above
@@ -235,7 +237,8 @@ class Transactions:
 
     # ------------------------------------------------------------------ joining
     def ask(self, txn: TxnId) -> TxnPhase:
-        """Its coordinator is about to be asked, if nothing is known of it."""
+        """Notes that the coordinator is about to be asked, if nothing is known of the transaction; returns its phase.
+        """
         found = self.known.get(txn)
         if found is None:
             found = self.known[txn] = TopicTxn()
@@ -251,7 +254,7 @@ class Transactions:
         return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
 
     def joined(self, txn: TxnId) -> bool:
-        """The coordinator has the topic as a participant. False: it has ended meanwhile."""
+        """Notes that the coordinator has the topic as a participant. False: the transaction has ended meanwhile."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return False
@@ -259,7 +262,8 @@ class Transactions:
         return True
 
     def refused(self, txn: TxnId) -> None:
-        """There was no answer, or another one. What has entries stays: it is asked for again."""
+        """Notes that there was no answer, or another one. A transaction with entries stays: its coordinator is asked
+        again."""
         found = self.known.get(txn)
         if found is not None and found.phase is TxnPhase.ASKED and not found.count:
             del self.known[txn]
@@ -270,7 +274,8 @@ class Transactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """NEW counts as on its way from here on: give it to the log, or call `failed`. The transaction is open."""
+        """Judges an entry. NEW counts as on its way from here on: give it to the log, or call `failed`. The transaction
+        is open."""
         found = self.known[txn]
         assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
         own = found.numbers.get(name)
@@ -294,7 +299,7 @@ class Transactions:
         sender.highest = max(sender.highest, number)
 
     def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
-        """Another transaction, not ended, in which the producer sent one of these ids; None: there is none."""
+        """Returns another transaction, not ended, in which the producer sent one of these ids; None: there is none."""
         sender = self._senders.get(name)
         if sender is None or numbers.first > sender.highest:
             return None
@@ -306,7 +311,8 @@ class Transactions:
         return None
 
     def failed(self, txn: TxnId, name: str) -> None:
-        """An entry that was NEW is not in the log, or nothing is known of it. No later one of its producer may pass."""
+        """Notes that an entry that was NEW is not in the log, or nothing is known of it. No later one of its producer
+        may pass."""
         own = self._landed(txn, name).numbers[name]
         if not own.flying:
             own.sent -= _above(own)
@@ -331,7 +337,7 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """An entry that was NEW is in the log, there."""
+        """Notes that an entry that was NEW is in the log, there."""
         found = self.known[txn]
         if found.phase is TxnPhase.ENDED:
             self._abort_one(position, first_index, count, size)
@@ -343,7 +349,8 @@ class Transactions:
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
-        """The log has an entry after all that are known; it is hidden until the transaction has an outcome."""
+        """Notes, in a replay, an entry of the log after all that are known; it is hidden until the transaction has an
+        outcome."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
         if txn in self._ended:
@@ -353,7 +360,8 @@ class Transactions:
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
     def noted(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
-        """An entry of the log that is known: its ids are, from now on, where it is open. Whether it is aborted."""
+        """Notes an entry of the log that is known: its ids are, from now on, where it is open. Returns whether it is
+        aborted."""
         if position[1] in self.aborted.get(position[0], ()):
             return True
         found = self.known.get(txn)
@@ -362,7 +370,7 @@ class Transactions:
         return False
 
     def replay_done(self) -> None:
-        """Every entry of the log was given to `replayed`, or is in no transaction."""
+        """Ends the replay: every entry of the log was given to `replayed`, or is in no transaction."""
         self.position, self._ended = self._shape.confirmed, frozenset()
 
     def _add(
@@ -384,7 +392,7 @@ class Transactions:
 
     # ------------------------------------------------------------------ the end
     def settle(self, settlement: Settlement) -> TxnEnd:
-        """It ended so. Idempotent."""
+        """Settles the transaction as its coordinator ended it. Idempotent."""
         found = self.known.get(settlement.txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return NOT_KNOWN
@@ -440,7 +448,7 @@ class Transactions:
             self.changed.add(ledger_id)
 
     def trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
-        """The ledger was deleted."""
+        """Drops a ledger that was deleted."""
         self._stable = None
         if self.aborted.pop(ledger_id, None) is not None:
             del self.sizes[ledger_id]
@@ -460,7 +468,7 @@ class Transactions:
 
     @property
     def stable_index(self) -> int:
-        """One past the index of its last message."""
+        """Returns the index after the last message of the stable part."""
         for found in self._hidden.values():
             return int(found.starts[0])
         return self._shape.end_index
@@ -490,7 +498,7 @@ class Transactions:
 
     @property
     def open(self) -> list[TxnId]:
-        """Those that have not ended, the one with the earliest entry first."""
+        """Returns the transactions that have not ended, the one with the earliest entry first."""
         rest = [txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and txn not in self._hidden]
         return [*self._hidden, *rest]
 
@@ -510,7 +518,7 @@ class Transactions:
         return found.flying if found is not None else 0
 
     def open_here(self, txn: TxnId) -> OpenHere | None:
-        """None: it has ended, or is not known."""
+        """Returns an open transaction; None: it has ended, or is not known."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
             return None
@@ -528,7 +536,7 @@ class Transactions:
 
     # ------------------------------------------------------------------ snapshots
     def part(self, ledger_id: int) -> AbortedPart:
-        """What is aborted in the ledger."""
+        """Returns the aborted entries in the ledger."""
         span = self._shape.span(ledger_id)
         indexes = BitMap64()
         if span is not None:
@@ -550,16 +558,16 @@ class Transactions:
         )  # fmt: skip
 
     def ending(self) -> tuple[TxnId, ...]:
-        """Those that have ended, with entries on their way."""
+        """Returns the transactions that have ended, with entries on their way."""
         return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
 
     def snapshot(self) -> TxnSnapshot:
-        """All of it, as of the last confirmed entry."""
+        """Returns all of it, as of the last confirmed entry."""
         parts = {each: self.part(each) for each in self.aborted}
         return TxnSnapshot(self._shape.confirmed, self.opened(), parts, self.ending())
 
     def check(self) -> None:
-        """What is hidden is in order and not aborted; what is stable is confirmed; counts agree."""
+        """Checks: what is hidden is in order and not aborted; what is stable is confirmed; counts agree."""
         firsts = [each.first for each in self._hidden.values()]
         assert all(first is not None for first in firsts), "a transaction without entries hides something"
         assert firsts == sorted(each for each in firsts if each is not None), "first entries are not in order"

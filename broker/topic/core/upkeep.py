@@ -1,4 +1,4 @@
-"""What is due in a topic: decisions from facts, without a clock of their own.
+"""The upkeep of a topic: which work is due, decided from facts, without a clock of its own.
 
 - **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the last one of the
   list is never freed. So the one that is written ends, although it is not full, when nothing was published for
@@ -58,7 +58,7 @@ def rolls(
 
 
 def backlog_bytes(shape: LogShape, mark: Position) -> int:
-    """About how many bytes are after the mark."""
+    """Returns about how many bytes are after the mark."""
     total = 0
     for span in shape.spans:
         if span.ledger_id > mark[0]:
@@ -69,12 +69,13 @@ def backlog_bytes(shape: LogShape, mark: Position) -> int:
 
 
 def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
-    """About how many bytes are not due yet; `delayed_in`: how many entries of a ledger are not."""
+    """Returns about how many bytes are not due yet; `delayed_in`: how many entries of a ledger are not."""
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
 def over_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
-    """None: the quota is met. `oldest_s`: age of the oldest message that is not acknowledged; 0: there is none."""
+    """Returns the reaction; None: the quota is met. `oldest_s`: age of the oldest message that is not acknowledged; 0:
+    there is none."""
     limit = applied.backlog_quota_bytes
     if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
         return _POLICIES[applied.backlog_quota_policy]
@@ -94,7 +95,8 @@ def mark_within(shape: LogShape, limit: int) -> Position:
 
 
 def inactive(applied: Applied, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
-    """`users` are producers and consumers; `backlog`: whether any durable subscription has something left to read."""
+    """Whether the topic is inactive. `users` are producers and consumers; `backlog`: whether any durable subscription
+    has something left to read."""
     if not applied.inactive_s or users or unused_s < applied.inactive_s:
         return False
     if applied.inactive_mode == "delete_when_no_subscriptions":

@@ -42,7 +42,7 @@ class DamagedSnapshot(ValueError):
 
 
 class Piece(NamedTuple):
-    """One entry of a snapshot ledger."""
+    """An entry of a snapshot ledger."""
 
     sequence: int
     piece: int

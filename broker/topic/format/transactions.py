@@ -52,7 +52,7 @@ class DamagedOutcomes(ValueError):
 
 
 class PartRow(NamedTuple):
-    """Where a part is in the outcomes ledger."""
+    """The place of a part in the outcomes ledger."""
 
     sequence: int
     first_entry: int
@@ -60,7 +60,7 @@ class PartRow(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One entry of an outcomes ledger."""
+    """An entry of an outcomes ledger."""
 
     kind: int
     sequence: int
@@ -75,6 +75,8 @@ class Piece(NamedTuple):
 
 
 class Marker(NamedTuple):
+    """The last entry of a snapshot: it names the parts that are valid."""
+
     position: Position
     open: tuple[OpenTxn, ...]
     parts: Mapping[int, PartRow]
@@ -141,7 +143,7 @@ def _pieces(kind: int, sequence: int, body: bytes) -> list[bytes]:
 
 # ------------------------------------------------------------------------------------------ decoding
 def decode_piece(entry: bytes) -> Piece:
-    """DamagedOutcomes, NewerFormat."""
+    """Decodes a piece. Raises DamagedOutcomes, NewerFormat."""
     if len(entry) < HEAD_BYTES:
         raise DamagedOutcomes(f"{len(entry)} bytes are no piece of outcomes")
     magic, version, kind, sequence, piece, pieces = _HEAD.unpack_from(entry)

@@ -22,6 +22,8 @@ from .state import State
 
 
 class Batches(Ends):
+    """The part of a coordinator that decides batches of sinks."""
+
     def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
         super().__init__(number, epoch, state, limits)
         self._sinks_in_doubt: dict[Key, list[Intent]] = {}
@@ -94,7 +96,7 @@ class Batches(Ends):
             self._check_holder(each.owned.owner, each.owned.name, each.owned.holder)
 
     def _batch_ended(self, sink: SinkBatch, now: float) -> None:
-        """What else was begun for it, or for a query that the sink was taken from, is aborted."""
+        """Aborts what else was begun for the batch, or for a query that the sink was taken from."""
         key = sink.owner, sink.sink_id
         self._used_sinks[key] = now
         for txn in list(self._of_sink.get(key, ())):

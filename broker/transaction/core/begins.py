@@ -23,14 +23,17 @@ from .records import FORGOTTEN, AnyRecord, Named, Owned, SinkBatch, SinkKept, Un
 from .state import State
 
 BLOCK_MAX = 1_000
-"""Ids of one Begin, …"""
+"""Most ids of one Begin."""
 BLOCKS = 64
-"""… or this part of what there is room for: those who take ids and do not use them leave some for the others."""
+"""Divisor of the room that is left, which one Begin takes at most: those who take ids and do not use them leave some
+for the others."""
 NOTES = 24
 """Notes of how long a name or a sink was idle, in the time after which it is forgotten."""
 
 
 class Begins(Batches):
+    """The part of a coordinator that decides begins."""
+
     def __init__(
         self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
@@ -143,7 +146,8 @@ class Begins(Batches):
                 self._decide(note, None)
 
     def _idle_notes(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
-        """Of those whose record is wrong by a NOTES-th of the time or more."""
+        """Yields new records of the names and sinks whose idle time in the record is wrong by a NOTES-th of the limit
+        or more."""
         limits = self.limits
         for (owner, name), each in self.state.names.items():
             idle_s = now - self._used_names.get((owner, name), now)

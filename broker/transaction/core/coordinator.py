@@ -1,4 +1,4 @@
-"""Which transactions are committed: the machine of one coordinator in one epoch. It decides, and waits for nothing.
+"""The core of a coordinator in one epoch: which transactions are committed. It decides, and waits for nothing.
 
     effects = coordinator.receive(End(request, txn, Verb.COMMIT, …), now)     an intent
     append = coordinator.take()                                               all that was decided: one append
@@ -21,8 +21,8 @@ Rules (docs/transactions.md)
   all happens in one event loop: two commits make one record.
 - **Settling.** An outcome that is durable is kept until each participant has stored it (`Done`). Results stay for
   `retention_s` after that: `tick` notes the lowest id that is not done, and forgets what is below it when that time has
-  passed. A participant is never told "forgotten": what it does not know the outcome of was not committed, for a commit
-  is done only after it stored it.
+  passed. A participant is never told "forgotten", but ABORTED: what it does not know the outcome of was not committed,
+  for a commit is done only after each participant has stored it (invariant 87).
 - **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
 
 `Coordinator` is built up from what each module decides: ids (core/table.py), one append with all that was decided
@@ -94,12 +94,13 @@ HANDED_MAX = 500
 
 
 class Coordinator(Begins):
-    """One epoch. `state` is what its ledger says, and from here on this object alone applies records to it."""
+    """A coordinator's epoch. `state` is what its ledger says, and from here on this object alone applies records to it.
+    """
 
     def __init__(
         self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
     ) -> None:
-        """`gap`: how many ids are left out before those that are given next, by chance."""
+        """Begins an epoch. `gap`: how many ids are left out before those that are given next, by chance."""
         super().__init__(number, epoch, state, limits, now, gap)
         self._marks: deque[tuple[float, int]] = deque()
         self.halves = Halves(state.halves, limits.halves, self, epoch, now)
@@ -281,7 +282,7 @@ class Coordinator(Begins):
 
     # ------------------------------------------------------------------ time
     def tick(self, now: float) -> list[Effect]:
-        """To be called about once a second."""
+        """Passes deadlines and forgets old outcomes; returns the effects. To be called about once a second."""
         if self.is_over:
             return []
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -336,7 +337,8 @@ class Coordinator(Begins):
         return self.take_effects()
 
     def hand_over(self, now: float) -> list[AnyRecord]:
-        """What the next epoch goes on with. `is_over` holds and nothing is on its way: nothing is decided after it."""
+        """Returns the records with which the next epoch goes on. `is_over` holds and nothing is on its way: nothing is
+        decided after it."""
         assert self.is_over, "nothing is decided after a hand-over"
         assert not [*self._writing, *self._gathered], "nothing is in doubt at a hand-over"
         opened = [
@@ -358,8 +360,8 @@ class Coordinator(Begins):
     # ------------------------------------------------------------------ views
     @property
     def is_idle(self) -> bool:
-        """Nothing is open, prepared or unsettled, nor a half to be asked about: it may be left alone until a client
-        asks."""
+        """Whether nothing is open, prepared or unsettled, nor a half to be asked about: it may be left alone until a
+        client asks."""
         open_ = self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared
         return not open_ and self.state.halves.is_idle
 
@@ -376,7 +378,7 @@ class Coordinator(Begins):
         }
 
     def check(self) -> None:
-        """Raises AssertionError."""
+        """Raises AssertionError if an invariant is broken."""
         self.state.check()
         self.halves.check()
         own = {txn for txn in (*self._live, *self._unused) if txn >> COUNTER_BITS == self.epoch}

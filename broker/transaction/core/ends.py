@@ -1,4 +1,4 @@
-"""Who takes part in a transaction, and who may end it: by its client, an administrator, or a topic that is deleted.
+"""The participants of a transaction, and who may end it: its client, an administrator, or a topic that is deleted.
 
 A topic joins before it stores an operation of the transaction. The end names what each participant stored, and a
 participant that never joined means that something is lost: the transaction is aborted. A repeated end gets the answer
@@ -26,10 +26,12 @@ from .outcomes import Outcomes
 from .records import Detached, Participant, Prepared, committed
 
 RECORD_BYTES_MAX = 4 << 20
-"""Of a commit, estimated: a record is one entry of the ledger."""
+"""Most bytes of a commit, estimated: a record is one entry of the ledger."""
 
 
 class Ends(Outcomes):
+    """The part of a coordinator that decides joins and ends."""
+
     # ------------------------------------------------------------------ join
     def _join(self, intent: Join, now: float) -> TxnState:
         found = self._certain(intent.txn, intent, now, intent.owner)
@@ -71,7 +73,7 @@ class Ends(Outcomes):
             self._answer(intent, self._ended(intent, state_of(found)))
 
     def _ended(self, intent: End, state: TxnState) -> TxnState:
-        """What an end of a transaction that has ended is answered."""
+        """Returns the answer to an end of a transaction that has ended, or raises why it was aborted."""
         if state is TxnState.COMMITTED or (intent.verb is Verb.ABORT and intent.txn >= self.state.forgotten):
             return state
         raise self._why_aborted(intent.txn)
@@ -103,9 +105,8 @@ class Ends(Outcomes):
         live.later.append(intent)
 
     def _participants(self, live: Live, listed: Sequence[Participant], now: float) -> list[Participant]:
-        """Those that joined, with what the client says of them. A receipt of a topic that never joined cannot be:
-        something of the transaction is lost, and it is aborted.
-        """
+        """Returns the topics that joined, with what the client says of them. A receipt of a topic that never joined
+        cannot be: something of the transaction is lost, and it is aborted."""
         if not listed:
             return list(live.participants.values())
         said = {each.topic: each for each in listed}

@@ -83,11 +83,11 @@ ASKED_MAX = 16
 """Questions to one member at a time."""
 MEMBERS_MAX = 10_000
 ROLE_SHARE = 4
-"""A role has at most this part of the bytes, and of the members."""
+"""Divisor of the bytes, and of the members, that one role may have."""
 PUBLISH_S = 30.0
-"""Of a transaction that publishes a half: readers of its topics wait for no longer."""
+"""Seconds that a transaction which publishes a half may take: readers of its topics wait for no longer."""
 TRIES_S = 60.0
-"""A commit whose messages cannot be published is tried again for so long, and then answered."""
+"""Seconds for which a commit whose messages cannot be published is tried again, and then answered."""
 TRY_PAUSE_S_MAX = 5.0
 MARKS = 8
 """Groups of outcomes that are forgotten together, per retention."""
@@ -96,6 +96,8 @@ NOTES = 24
 
 
 class Phase(enum.Enum):
+    """The phase of a half without an outcome."""
+
     STORING = "storing"
     WAITING = "waiting"
     ASKED = "asked"
@@ -116,28 +118,30 @@ _SHOWN = {
 
 
 class Waits(Exception):
-    """The intent waits for what is on its way."""
+    """Raised when the intent waits for what is on its way."""
 
 
 class Desk(Protocol):
-    """What halves ask of their coordinator (core/coordinator.py)."""
+    """The coordinator of halves, as they use it (core/coordinator.py)."""
 
     def decide(self, record: HalfRecord, *, lazily: bool = False) -> None:
-        """`lazily`: with the next append, in any order."""
+        """Decides a record. `lazily`: with the next append, in any order."""
         ...
 
     def do(self, effect: Effect) -> None: ...
     def again(self, intents: Iterable[Intent], now: float) -> None: ...
     def take_half_id(self, half: int, now: float) -> bool:
-        """It is used up. False: it was, or is void. NotOwner, InvalidRequest. `check_owner` came before."""
+        """Uses up the id of a half. False: it was used, or is void. NotOwner, InvalidRequest. `check_owner` came
+        before."""
         ...
 
     def check_owner(self, half: int, owner: str | None) -> None:
-        """InvalidRequest, as of an id that was never given: another role has it. None: an operator asks."""
+        """Raises InvalidRequest, as of an id that was never given, if another role has it. `owner` None: an operator
+        asks."""
         ...
 
     def check_id(self, half: int) -> None:
-        """NotOwner: a later epoch gave it. InvalidRequest: it was never given."""
+        """Raises NotOwner if a later epoch gave it, InvalidRequest if it was never given."""
         ...
 
     def begin_own(self, owner: str, timeout_s: float, now: float) -> int:
@@ -145,7 +149,7 @@ class Desk(Protocol):
         ...
 
     def commit_own(self, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
-        """Decides it, in one record with the half. TransactionAborted."""
+        """Decides the commit, in one record with the half. TransactionAborted."""
         ...
 
     def abort_own(self, txn: int, now: float) -> None: ...
@@ -153,7 +157,7 @@ class Desk(Protocol):
 
 
 class Half(msgspec.Struct):
-    """One that has no outcome."""
+    """A half that has no outcome."""
 
     record: HalfStored
     born: float  # its age is counted from here
@@ -175,11 +179,13 @@ class Half(msgspec.Struct):
 
 
 class Member(msgspec.Struct):
+    """A member of a group, and the halves that it is asked about."""
+
     asked: set[int] = msgspec.field(default_factory=set)
 
 
 class Group(msgspec.Struct):
-    """Of a role and a name; there while it has halves or members."""
+    """The group of a role and a name; kept while it has halves or members."""
 
     halves: int = 0
     members: OrderedDict[object, Member] = msgspec.field(default_factory=OrderedDict)  # the next one to ask comes first
@@ -187,6 +193,8 @@ class Group(msgspec.Struct):
 
 
 class Halves:
+    """The half messages of one coordinator."""
+
     def __init__(self, state: StoredHalves, limits: HalfLimits, desk: Desk, epoch: int, now: float) -> None:
         self.counters = dict.fromkeys(("prepared", "committed", "rolled_back", "parked", "asked"), 0)
         self._state = state
@@ -204,7 +212,7 @@ class Halves:
         self._noted = now
 
     def start(self, now: float) -> None:
-        """Halves of earlier epochs are asked about anew."""
+        """Starts with the halves of earlier epochs, which are asked about anew."""
         for record in self._state.open.values():
             half = Half(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
             self._add(half)
@@ -231,12 +239,13 @@ class Halves:
         self._desk.do(Answer(intent.request, result))
 
     def is_of_another(self, half: int, owner: str) -> bool:
-        """It is a half, and another role prepared it."""
+        """Whether it is a half that another role prepared."""
         found = self._halves.get(half)
         return found.record.owner != owner if found is not None else self._state.is_of_another(half, owner)
 
     def state_of(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
-        """Of a half; None: it is none. InvalidRequest: another role has it. Waits."""
+        """Returns the state of a half; None: it is none. InvalidRequest: another role has it. Raises Waits while that
+        is being decided."""
         self._desk.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
@@ -312,7 +321,7 @@ class Halves:
         self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
 
     def _ended_as(self, intent: EndHalf, now: float) -> TxnState:
-        """Of one that is not open."""
+        """Returns the answer to an end of a half that is not open."""
         self._desk.check_id(intent.half)
         outcome = self._state.outcome(intent.half)
         if outcome is None:
@@ -378,7 +387,7 @@ class Halves:
 
     # ------------------------------------------------------------------ publishing
     def _publish(self, half: Half, now: float) -> None:
-        """NotOwner: this epoch has no ids any more, and ends."""
+        """Publishes a half in a transaction. NotOwner: this epoch has no ids any more, and ends."""
         half.txn = self._desk.begin_own(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
         self._desk.do(PublishHalf(half.record.half, half.txn, half.record.messages))
@@ -445,7 +454,7 @@ class Halves:
         self._ask(key, now)
 
     def left(self, member: object, now: float) -> None:
-        """It is not connected any more."""
+        """Removes a member that is not connected any more; halves it was asked about wait again."""
         key = self._group_of.pop(member, None)
         if key is None:
             return
@@ -466,7 +475,7 @@ class Halves:
         self._forget_group(key)
 
     def _ask(self, key: tuple[str, str], now: float) -> None:
-        """One member for each half that is ready, as far as there is room."""
+        """Asks one member about each half that is ready, as far as there is room."""
         group = self._groups.get(key)
         while group is not None and group.ready:
             half = self._halves[next(iter(group.ready))]
@@ -489,7 +498,7 @@ class Halves:
             ))  # fmt: skip
 
     def _undecided(self, half: Half, intent: EndHalf, now: float) -> None:
-        """The member that was asked cannot say."""
+        """Handles an answer of the member that was asked: it cannot say."""
         self._leave(half)
         if intent.verb is HalfVerb.FAILED:
             half.why = f"a check failed: {intent.why}"[:WHY_MAX]
@@ -505,7 +514,7 @@ class Halves:
         self._ask(half.key, now)
 
     def _leave(self, half: Half) -> None:
-        """It is not asked about any more, nor about to be."""
+        """Takes a half out of the questions: it is not asked about any more, nor about to be."""
         group = self._groups[half.key]
         group.ready.pop(half.record.half, None)
         if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
@@ -520,7 +529,7 @@ class Halves:
         return min(self._limits.pause_s_max, doubled)
 
     def _make_ready(self, half: Half, now: float, *, ask: bool = True) -> None:
-        """The next member with room is asked. While there is none, its deadline alone matters."""
+        """Makes a half ready: the next member with room is asked. While there is none, its deadline alone matters."""
         self._groups[half.key].ready[half.record.half] = None
         self._arm(half, half.born + self._limits.open_s)
         if ask:
@@ -633,7 +642,7 @@ class Halves:
                     self._publish(half, now)
 
     def _forget(self, now: float) -> None:
-        """Outcomes are kept for `retention_s`, and up to an eighth longer."""
+        """Forgets outcomes that were kept for `retention_s`, up to an eighth longer."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
             self._desk.decide(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
@@ -646,14 +655,14 @@ class Halves:
 
     # ------------------------------------------------------------------ the end of the epoch
     def give_up(self) -> list[Intent]:
-        """All that wait."""
+        """Removes and returns all intents that wait."""
         waiting = [intent for half in self._halves.values() for intent in half.later]
         for half in self._halves.values():
             half.later = []
         return waiting
 
     def hand_over(self, now: float) -> list[HalfNoted]:
-        """Their ages."""
+        """Returns notes with the ages of the halves."""
         return self._notes(now)
 
     @property
@@ -667,7 +676,7 @@ class Halves:
         return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
 
     def rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
-        """The oldest first; `half`: this one alone; `group`: this one's; empty: of each."""
+        """Returns the half messages, the oldest first; `half`: this one alone; `group`: those of one; empty: of all."""
         if half is not None:
             chosen = [each for each in (self._halves.get(half),) if each is not None]
         else:
@@ -683,7 +692,7 @@ class Halves:
         )  # fmt: skip
 
     def check(self) -> None:
-        """Raises AssertionError."""
+        """Raises AssertionError if an invariant is broken."""
         storing = {number for number, half in self._halves.items() if half.phase is Phase.STORING}
         assert self._halves.keys() - storing == self._state.open.keys(), "what is open is durable, or on its way"
         asked = {

@@ -1,4 +1,4 @@
-"""What a coordinator is asked, what it learns, and what it answers and orders (broker/transaction/core/coordinator.py).
+"""The intents, answers and effects of a coordinator (broker/transaction/core/coordinator.py).
 
 `request` is any value of the caller; the answer names it again.
 """
@@ -21,7 +21,7 @@ NAME_MAX = 512
 
 
 class Verb(enum.IntEnum):
-    """As EndItem.Verb of proto/wire.proto."""
+    """The verb of an end, as EndItem.Verb of proto/wire.proto."""
 
     COMMIT = 0
     ABORT = 1
@@ -29,7 +29,8 @@ class Verb(enum.IntEnum):
 
 
 class Reason(enum.Enum):
-    """Why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the metric."""
+    """The reason why a transaction is aborted: the field `reason` of TransactionAborted, and the label of the metric.
+    """
 
     CLIENT = "client"
     TIMEOUT = "timeout"
@@ -44,6 +45,8 @@ class Reason(enum.Enum):
 
 # ---------------------------------------------------------------------------------- intents
 class Begin(msgspec.Struct, frozen=True):
+    """Begins transactions."""
+
     request: object
     owner: str
     count: int = 1
@@ -56,7 +59,8 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class Join(msgspec.Struct, frozen=True):
-    """`topic` empty: none joins, and its time begins. `owner`: who writes there; None: the topic itself asks."""
+    """Joins a topic. `topic` empty: none joins, and its time begins. `owner`: who writes there; None: the topic itself
+    asks."""
 
     request: object
     txn: int
@@ -65,6 +69,8 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
+    """Ends a transaction: commit, abort or prepare."""
+
     request: object
     txn: int
     verb: Verb
@@ -75,7 +81,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class CommitBatch(msgspec.Struct, frozen=True):
-    """`sink_id` empty: of no sink."""
+    """Commits the transactions of a batch. `sink_id` empty: of no sink."""
 
     request: object
     owner: str
@@ -87,7 +93,7 @@ class CommitBatch(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """`owner`: who asks; None: an operator."""
+    """Asks for the state of a transaction. `owner`: who asks; None: an operator."""
 
     request: object
     txn: int
@@ -95,26 +101,30 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class AbortByAdmin(msgspec.Struct, frozen=True):
+    """Aborts a transaction for an administrator."""
+
     request: object
     txn: int
 
 
 class AbortOpen(msgspec.Struct, frozen=True):
-    """A topic of it is deleted by force. Answered by its Row; only one that is open is aborted: who prepared a
-    transaction was told that it can commit."""
+    """Aborts a transaction for a topic of it that is deleted by force. Answered by its Row; only one that is open is
+    aborted: who prepared a transaction was told that it can commit."""
 
     request: object
     txn: int
 
 
 class Detach(msgspec.Struct, frozen=True):
+    """Gives up a participant that cannot settle a transaction."""
+
     request: object
     txn: int
     topic: str
 
 
 class HalfVerb(enum.IntEnum):
-    """As EndHalfRequest.Verb of proto/wire.proto."""
+    """The verb of a half's end, as EndHalfRequest.Verb of proto/wire.proto."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -123,7 +133,7 @@ class HalfVerb(enum.IntEnum):
 
 
 class HalfChange(enum.IntEnum):
-    """As ChangeHalfRequest.Verb of proto/wire.proto."""
+    """The verb of an operator's change of a half, as ChangeHalfRequest.Verb of proto/wire.proto."""
 
     COMMIT = 0
     ROLLBACK = 1
@@ -132,6 +142,8 @@ class HalfChange(enum.IntEnum):
 
 
 class PrepareHalf(msgspec.Struct, frozen=True):
+    """Stores a half message."""
+
     request: object
     half: int
     owner: str
@@ -142,6 +154,8 @@ class PrepareHalf(msgspec.Struct, frozen=True):
 
 
 class EndHalf(msgspec.Struct, frozen=True):
+    """Ends a half message, or answers a question about it."""
+
     request: object
     half: int
     verb: HalfVerb
@@ -151,7 +165,7 @@ class EndHalf(msgspec.Struct, frozen=True):
 
 
 class ChangeHalf(msgspec.Struct, frozen=True):
-    """By an operator."""
+    """Changes a half for an operator."""
 
     request: object
     half: int
@@ -159,7 +173,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
-    """A process of the group can be asked from now on, until `Halves.left`."""
+    """Lets a process of the group be asked from now on, until `Halves.left`."""
 
     request: object
     member: object
@@ -203,12 +217,14 @@ Result = Begun | TxnState | Row | bool | MagnetarError | None
 
 
 class Answer(NamedTuple):
+    """The answer to a request."""
+
     request: object
     result: Result
 
 
 class Settle(NamedTuple):
-    """Tell the topic how the transaction ended, until it answers; then `settled`."""
+    """Tells the topic how the transaction ended, until it answers; then `settled`."""
 
     txn: int
     committed: bool
@@ -216,13 +232,13 @@ class Settle(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """The coordinator ends here; the next epoch goes on."""
+    """Ends the coordinator here; the next epoch goes on."""
 
     why: str
 
 
 class AskHalf(NamedTuple):
-    """Ask the member about a half, for `answer_s`: an EndHalf with the number `check`."""
+    """Asks the member about a half, for `answer_s`: an EndHalf with the number `check`."""
 
     member: object
     half: int
@@ -235,7 +251,7 @@ class AskHalf(NamedTuple):
 
 
 class PublishHalf(NamedTuple):
-    """Publish the messages in the transaction; then `published` or `not_published` of Halves."""
+    """Publishes the messages in the transaction; then `published` or `not_published` of Halves."""
 
     half: int
     txn: int
@@ -243,7 +259,7 @@ class PublishHalf(NamedTuple):
 
 
 class HalfIsParked(NamedTuple):
-    """It waits for an operator now: an alarm."""
+    """The half waits for an operator now: an alarm."""
 
     half: int
     group: str
@@ -254,14 +270,14 @@ Effect = Answer | Settle | GiveUp | AskHalf | PublishHalf | HalfIsParked
 
 
 class Append(NamedTuple):
-    """Write the records, in this order; then `appended(number)`, or `given_up` when that is not certain."""
+    """Writes the records, in this order; then `appended(number)`, or `given_up` when that is not certain."""
 
     number: int
     records: list[AnyRecord]
 
 
 class HalfLimits(msgspec.Struct, frozen=True):
-    """Of half messages (docs/transactions.md)."""
+    """The limits of half messages (docs/transactions.md)."""
 
     group_max: int = 10_000  # open ones of a group
     bytes_max: int = 64 << 20  # of the messages of all that are open; a role has ROLE_SHARE of it
@@ -275,6 +291,8 @@ class HalfLimits(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
+    """The limits of a coordinator."""
+
     open_max: int = 100_000
     open_per_role_max: int = 50_000  # 0: any number; only of callers that have a role
     participants_max: int = 10_000
@@ -297,7 +315,7 @@ LASTED_S = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 30.0, 60.0, 300.0, 1500.
 
 
 class Counters(msgspec.Struct):
-    """Since the owner's take-over. `lasted`: from the first use of an id to its outcome, by LASTED_S, and above."""
+    """Counts since the owner's take-over. `lasted`: from an id's first use to its outcome, by LASTED_S, and above."""
 
     begun: int = 0
     committed: int = 0
@@ -308,13 +326,13 @@ class Counters(msgspec.Struct):
     lasted_s: float = 0.0  # of all together
 
     def ended(self, lasted_s: float) -> None:
-        """A transaction has its outcome."""
+        """Counts a transaction that has its outcome."""
         self.lasted[bisect_left(LASTED_S, lasted_s)] += 1
         self.lasted_s += lasted_s
 
 
 class HalfPhase(enum.IntEnum):
-    """Of a half, as an administrator sees it: HalfInfo.State of proto/wire.proto."""
+    """The phase of a half, as an administrator sees it: HalfInfo.State of proto/wire.proto."""
 
     WAITING = 0
     ASKED = 1
@@ -324,6 +342,8 @@ class HalfPhase(enum.IntEnum):
 
 
 class HalfRow(NamedTuple):
+    """The state of a half message, for administrators."""
+
     half: int
     phase: HalfPhase
     owner: str

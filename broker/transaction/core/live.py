@@ -19,6 +19,8 @@ COUNTER_MAX, EPOCH_MAX = (1 << COUNTER_BITS) - 1, (1 << EPOCH_BITS) - 1
 
 
 class Phase(enum.Enum):
+    """The phase of a transaction that has no outcome, or whose outcome is being told."""
+
     OPEN = "open"
     PREPARING = "preparing"
     PREPARED = "prepared"
@@ -27,7 +29,7 @@ class Phase(enum.Enum):
 
 
 IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
-"""A record of it is on its way."""
+"""Phases of a transaction of which a record is on its way."""
 
 
 class Lease(msgspec.Struct):

@@ -46,23 +46,23 @@ class Outcomes(Table, abc.ABC):
 
     @abc.abstractmethod
     def _receive(self, intent: Intent, now: float) -> None:
-        """Its answer is among the effects, or it waits."""
+        """Handles an intent: its answer is among the effects, or it waits."""
 
     @abc.abstractmethod
     def _durable(self, decision: Decision, now: float) -> None:
-        """Its record is; the state has it."""
+        """Applies a decision whose record is durable; the state has it already."""
 
     # ------------------------------------------------------------------ records
     def _decide(self, record: AnyRecord, intent: Intent | None) -> None:
         self._gathered.append(Decision(record, intent))
 
     def hurry(self) -> None:
-        """What may wait for another append has waited long enough."""
+        """Moves what may wait for another append into the next one: it has waited long enough."""
         self._gathered += self._lazy
         self._lazy = []
 
     def take(self) -> Append | None:
-        """What is to be appended now; None: nothing, or an append is on its way."""
+        """Returns what is to be appended now; None: nothing, or an append is on its way."""
         if self._writing or not self._gathered:
             return None
         self._writing = [*self._gathered, *self._lazy]
@@ -71,7 +71,7 @@ class Outcomes(Table, abc.ABC):
         return Append(self._number, [each.record for each in self._writing])
 
     def appended(self, number: int, now: float) -> list[Effect]:
-        """The records of that append are durable."""
+        """Notes that the records of an append are durable; returns the effects."""
         assert number == self._number, "one append at a time"
         assert self._writing, "an append has records"
         decisions, self._writing = self._writing, []
@@ -93,7 +93,7 @@ class Outcomes(Table, abc.ABC):
         self._effects.append(Answer(intent.request, result))
 
     def take_effects(self) -> list[Effect]:
-        """Of a fact about a half (`halves.left`, `published`, `not_published`)."""
+        """Returns the effects of a fact about a half (`halves.left`, `published`, `not_published`)."""
         effects, self._effects = self._effects, []
         return effects
 
@@ -140,7 +140,7 @@ class Outcomes(Table, abc.ABC):
             self.counters.begun += 1
 
     def _certain(self, txn: int, intent: Intent, now: float, owner: str | None = None) -> Live | Ending | TxnState:
-        """As `_find`; Waits while it is in doubt, and the intent is received again later."""
+        """Returns what `_find` finds. Raises Waits while it is in doubt; the intent is received again later."""
         found = self._find(txn, now, owner)
         if isinstance(found, Live) and found.phase in IN_DOUBT:
             found.later.append(intent)
@@ -149,7 +149,8 @@ class Outcomes(Table, abc.ABC):
 
     # ------------------------------------------------------------------ outcomes
     def _commit_nothing(self, live: Live, now: float) -> None:
-        """It has no effect, so its record may be lost with the coordinator: it goes with the next append."""
+        """Commits a transaction without effect: its record may be lost with the coordinator, and goes with the next
+        append."""
         self._remove(live)
         record = committed({live.txn: []}, owner=live.owned.owner)
         self.state.apply(record)
@@ -158,7 +159,7 @@ class Outcomes(Table, abc.ABC):
         self.counters.ended(now - live.began)
 
     def _abort(self, live: Live, reason: Reason, now: float) -> None:
-        """`live` is OPEN or PREPARED."""
+        """Aborts `live`, which is OPEN or PREPARED."""
         live.reason = reason
         if live.phase is Phase.PREPARED:
             live.phase = Phase.ABORTING
@@ -209,7 +210,7 @@ class Outcomes(Table, abc.ABC):
         self._effects += [Settle(txn, is_committed, each) for each in each_waiting.values()]
 
     def settled(self, txn: int, topic: str) -> list[Effect]:
-        """The topic has stored the outcome; repeated, or late: nothing."""
+        """Notes that the topic has stored the outcome; repeated, or late: nothing."""
         self._settled(txn, topic)
         return self.take_effects()
 
@@ -227,6 +228,6 @@ class Outcomes(Table, abc.ABC):
             del self._ending[txn]
 
     def owed(self, txn: int, topic: str) -> Participant | None:
-        """What a commit that is durable says of the topic, which has not stored it. None: there is no such thing."""
+        """Returns what a durable commit says of a topic that has not stored it. None: there is no such thing."""
         ending = self._ending.get(txn)
         return ending.waiting.get(topic) if ending is not None and ending.committed and ending.is_durable else None

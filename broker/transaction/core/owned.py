@@ -1,4 +1,4 @@
-"""What belongs to a role: names and sinks by their owner, and whose the ids that were committed are.
+"""The values that belong to a role: names and sinks by their owner, and whose the ids that were committed are.
 
     table.find(owner, name)      what the role has under the name; else what no role has
     kept.add(txn, owner)         it is committed
@@ -42,7 +42,7 @@ class OwnedTable(Generic[Value]):
         return found if found is not None or not owner else self._values.get(("", name))
 
     def key(self, owner: str, name: str) -> Key:
-        """Of what `find` finds."""
+        """Returns the key of what `find` finds."""
         return (owner, name) if (owner, name) in self._values else ("", name)
 
     def put(self, owner: str, name: str, value: Value) -> None:
@@ -112,14 +112,14 @@ class KeptCommits:
             self._owned[record.high] = owned
 
     def snapshot(self) -> Iterator[Kept]:
-        """`committed` has those of all: it is what an earlier version reads."""
+        """Yields the records. `committed` has those of all: it is what an earlier version reads."""
         for high in dict.fromkeys((*self._free, *self._owned)):
             everything = self._free.get(high, BitMap()) | self._owned.get(high, BitMap())
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
             yield Kept(high, everything.serialize(), owners)
 
     def listed(self) -> dict[str, set[int]]:
-        """The ids by owner."""
+        """Returns the ids by owner."""
         found = {"": self._free, **self._of}
         listed = {
             owner: {high << LOW_BITS | low for high, lows in ids.items() for low in lows}

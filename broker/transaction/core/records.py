@@ -1,4 +1,4 @@
-"""What a coordinator writes into its ledger. A record is atomic: all of it counts, or nothing.
+"""The records that a coordinator writes into its ledger. A record is atomic: all of it counts, or nothing.
 
     Committed   the transactions in it are committed, together; and the sink has that batch
     Prepared    the transaction survives its coordinator, until its deadline
@@ -45,7 +45,7 @@ class Share(NamedTuple):
 
 
 class Tag(msgspec.Struct, frozen=True, array_like=True):
-    """What a transaction of a sink writes: an attempt at one batch of one query."""
+    """The tag of a transaction of a sink: an attempt at one batch of one query."""
 
     sink_id: str
     query_id: str
@@ -54,7 +54,7 @@ class Tag(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Owned(msgspec.Struct, frozen=True, array_like=True):
-    """Whose a transaction is."""
+    """The owner of a transaction, and its name."""
 
     owner: str  # role that began it
     timeout_s: float
@@ -79,10 +79,12 @@ class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """One of those above."""
+    """A record of the coordinator's ledger."""
 
 
 class Committed(Record, frozen=True, array_like=True, tag=1):
+    """Commits transactions, together."""
+
     txns: list[tuple[int, list[Share]]]
     topics: list[str]
     sink: SinkBatch | None = None
@@ -91,6 +93,8 @@ class Committed(Record, frozen=True, array_like=True, tag=1):
 
 
 class Prepared(Record, frozen=True, array_like=True, tag=2):
+    """Prepares a transaction: it survives its coordinator, until its deadline."""
+
     txn: int
     owned: Owned
     participants: list[Participant]
@@ -98,21 +102,29 @@ class Prepared(Record, frozen=True, array_like=True, tag=2):
 
 
 class Aborted(Record, frozen=True, array_like=True, tag=3):
+    """Aborts a prepared transaction."""
+
     txn: int
     topics: list[str]
     owner: str = ""
 
 
 class Done(Record, frozen=True, array_like=True, tag=4):
+    """Notes that every participant has stored the outcomes."""
+
     txns: list[int]
 
 
 class Detached(Record, frozen=True, array_like=True, tag=5):
+    """Notes that an administrator gave a participant up."""
+
     txn: int
     topic: str
 
 
 class Named(Record, frozen=True, array_like=True, tag=6):
+    """Gives a name to a holder, and to no earlier one."""
+
     name: str
     holder: int
     idle_s: float = 0.0
@@ -120,11 +132,15 @@ class Named(Record, frozen=True, array_like=True, tag=6):
 
 
 class Unnamed(Record, frozen=True, array_like=True, tag=7):
+    """Forgets names."""
+
     names: list[str]
     owners: list[str] = []  # of each of them; fewer: of no role
 
 
 class Forgotten(Record, frozen=True, array_like=True, tag=8):
+    """Forgets the outcomes of ids below."""
+
     below: int
 
 
@@ -144,33 +160,43 @@ class HandedLease(NamedTuple):
 
 
 class HandedOver(Record, frozen=True, array_like=True, tag=9):
+    """Hands over the open transactions to the next epoch."""
+
     epoch: int
     opened: list[HandedOpen]
     leases: list[HandedLease]
 
 
 class Kept(Record, frozen=True, array_like=True, tag=10):
+    """The outcomes of transactions that are done, in a snapshot."""
+
     high: int  # the ids' upper 31 bits
     committed: bytes  # their lower 32 bits: a portable roaring bitmap
     owners: dict[str, bytes] = {}  # those of them that a role began
 
 
 class Counted(Record, frozen=True, array_like=True, tag=11):
+    """The largest number of a holder, in a snapshot."""
+
     holders: int
 
 
 class SinkKept(Record, frozen=True, array_like=True, tag=12):
+    """The last batch of a sink, and how long it was idle."""
+
     sink: SinkBatch
 
 
 class HalfMessage(NamedTuple):
-    """One message of a half: the client-part of an entry that is not published."""
+    """A message of a half: the client-part of an entry that is not published."""
 
     topic: str
     entry: bytes
 
 
 class HalfStored(Record, frozen=True, array_like=True, tag=13):
+    """Stores a half message."""
+
     half: int
     owner: str  # role that prepared it
     group: str
@@ -183,6 +209,8 @@ class HalfStored(Record, frozen=True, array_like=True, tag=13):
 
 
 class HalfNoted(Record, frozen=True, array_like=True, tag=14):
+    """Notes the age of a half message, and whether it is parked."""
+
     half: int
     unknown: int  # answers of that kind
     age_s: float  # when this was written
@@ -190,16 +218,22 @@ class HalfNoted(Record, frozen=True, array_like=True, tag=14):
 
 
 class HalfRolledBack(Record, frozen=True, array_like=True, tag=15):
+    """Rolls a half message back."""
+
     half: int
 
 
 class HalvesKept(Record, frozen=True, array_like=True, tag=16):
+    """The outcomes of half messages, in a snapshot."""
+
     committed: bytes  # portable roaring bitmaps of 64 bits
     rolled_back: bytes
     owners: dict[str, bytes] = {}  # those of both that a role prepared
 
 
 class HalvesForgotten(Record, frozen=True, array_like=True, tag=17):
+    """Forgets outcomes of half messages."""
+
     halves: bytes
 
 

@@ -1,4 +1,4 @@
-"""What a coordinator's ledger says: the state that its records make, one after the other, and nothing else.
+"""The state of a coordinator's ledger: what its records make, one after the other, and nothing else.
 
     state.apply(record)      when the record is durable, and in the same order when the ledger is read
     state.snapshot()         the records that make the same state anew: a ledger begins with them
@@ -48,7 +48,7 @@ _NOBODY = Owned("", 0.0)
 
 
 class Outcome(msgspec.Struct):
-    """Of a transaction that is not done; `waiting`: participants that are not known to have stored it."""
+    """The outcome of a transaction that is not done; `waiting`: participants that are not known to have stored it."""
 
     committed: bool
     waiting: dict[str, Participant]
@@ -56,6 +56,8 @@ class Outcome(msgspec.Struct):
 
 
 class NameHolder(msgspec.Struct):
+    """The holder of a name."""
+
     holder: int
     idle_s: float  # when the record was written
 
@@ -137,7 +139,7 @@ class State:
             self.sinks.put(sink.owner, sink.sink_id, sink)
 
     def snapshot(self) -> Iterator[AnyRecord]:
-        """In small records, so that they can be divided among entries."""
+        """Yields the records of the state, small ones, so that they can be divided among entries."""
         yield Counted(self.holders)
         yield Forgotten(self.forgotten)
         for txn, outcome in self.unsettled.items():
@@ -154,7 +156,7 @@ class State:
         yield from self.halves.snapshot()
 
     def check(self) -> None:
-        """Raises AssertionError."""
+        """Raises AssertionError if an invariant is broken."""
         for txn, outcome in self.unsettled.items():
             assert not outcome.committed or self.is_committed(txn), "an outcome that is not settled is kept"
             assert txn >= self.forgotten, "nothing is forgotten that is not done"

@@ -22,6 +22,8 @@ from .records import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesFo
 
 
 class StoredHalves:
+    """The half messages of a coordinator's ledger."""
+
     __slots__ = ("_committed", "_of", "_rolled_back", "open", "size_bytes")
 
     def __init__(self) -> None:
@@ -74,18 +76,18 @@ class StoredHalves:
         return TxnState.ABORTED if half in self._rolled_back else None
 
     def is_of_another(self, half: int, owner: str) -> bool:
-        """It has ended, and another role prepared it. (An earlier version did not write who did.)"""
+        """Whether it has ended, and another role prepared it. (An earlier version did not write who did.)"""
         if self.outcome(half) is None or half in self._of.get(owner, ()):
             return False
         return any(half in ids for ids in self._of.values())
 
     def ended(self) -> BitMap64:
-        """All that ended and are not forgotten."""
+        """Returns all that ended and are not forgotten."""
         return self._committed | self._rolled_back
 
     @property
     def is_idle(self) -> bool:
-        """None of them is to be asked about."""
+        """Whether none of them is to be asked about."""
         return all(each.parked for each in self.open.values())
 
     def snapshot(self) -> Iterator[HalfRecord]:
@@ -95,7 +97,7 @@ class StoredHalves:
             yield HalvesKept(self._committed.serialize(), self._rolled_back.serialize(), owners)
 
     def check(self) -> None:
-        """Raises AssertionError."""
+        """Raises AssertionError if an invariant is broken."""
         assert not self._committed & self._rolled_back, "a half has at most one outcome"
         assert not any(self.outcome(half) for half in self.open), "an open half has no outcome"
         assert self.size_bytes == sum(map(size_of, self.open.values())), "the bytes of all open halves are counted"

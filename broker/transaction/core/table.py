@@ -24,18 +24,19 @@ from .records import Owned, SinkBatch
 from .state import State
 
 GONE_MAX = 100_000
-"""Why the last ones were aborted, and whose they were."""
+"""Most ids whose abort is remembered: why it was, and whose they were."""
 
 
 class Gone(NamedTuple):
-    """Of one that was aborted in this epoch."""
+    """A transaction that was aborted in this epoch."""
 
     reason: Reason
     owner: str
 
 
 class Table:
-    """`state` is what the ledger says, and from here on the coordinator alone applies records to it."""
+    """The table of ids. `state` is what the ledger says, and from here on the coordinator alone applies records to it.
+    """
 
     def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
         assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
@@ -91,7 +92,8 @@ class Table:
         return TxnId(self.number, txn)
 
     def _check_owner(self, txn: int, owner: str | None) -> None:
-        """InvalidRequest, as of an id that was never given: another role began it. None: who may know of each."""
+        """Raises InvalidRequest, as of an id that was never given, if another role began it. `owner` None: a caller
+        that may know of each."""
         if owner is None:
             return
         began = self._owner_of(txn)
@@ -103,7 +105,7 @@ class Table:
         return self.state.kept.is_of_another(txn, owner)
 
     def _owner_of(self, txn: int) -> str | None:
-        """Of an id that is in a table; None: it is in none, or was begun by no role and has ended."""
+        """Returns the owner of an id that is in a table; None: it is in none, or was begun by no role and has ended."""
         found = self._unused.get(txn) or self._live.get(txn) or self._ending.get(txn)
         if found is not None and found.owned is not None:
             return found.owned.owner
@@ -151,7 +153,7 @@ class Table:
 
     @property
     def done_below(self) -> int:
-        """Ids below it have ended, and every participant has stored how."""
+        """Returns the id below which all have ended, and every participant has stored how."""
         return self._lowest()
 
     def _lowest(self) -> int:
@@ -159,16 +161,16 @@ class Table:
         return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
 
     def oldest_s(self, now: float) -> float:
-        """How long the oldest transaction without an outcome is open; 0: there is none."""
+        """Returns how long the oldest transaction without an outcome is open; 0: there is none."""
         began = (live.began for live in self._live.values())
         return now - min(began, default=now)
 
     def sink(self, sink_id: str, owner: str = "") -> SinkBatch | None:
-        """Of that role."""
+        """Returns the last batch of a sink of that role."""
         return self.state.sinks.find(owner, sink_id)
 
     def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:
-        """The oldest first; `txn`: this one alone."""
+        """Returns up to `limit` transactions, the oldest first; `txn`: this one alone."""
         found = sorted({*self._live, *self._ending}) if txn is None else [txn]
         return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
 

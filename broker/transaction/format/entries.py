@@ -34,7 +34,8 @@ from ..core.records import AnyRecord
 MAGIC = b"MX"
 SNAPSHOT, SNAPSHOT_END, RECORDS = 1, 2, 3
 ENTRY_BYTES = 1 << 20
-"""An entry ends after the record that reaches it; a record is at most RECORD_BYTES_MAX of the core."""
+"""Bytes of an entry, which ends after the record that reaches them; a record is at most RECORD_BYTES_MAX of the core.
+"""
 
 _HEAD = struct.Struct(">2sBBI")
 _CRC = struct.Struct(">I")
@@ -48,6 +49,8 @@ class DamagedCoordinator(ValueError):
 
 
 class Entry(NamedTuple):
+    """A decoded entry of a coordinator's ledger."""
+
     kind: int
     records: list[AnyRecord]
 
@@ -84,7 +87,7 @@ def _entry(kind: int, number: int, body: bytes) -> bytes:
 
 
 def decode(entry: bytes, number: int, where: str) -> Entry:
-    """DamagedCoordinator; NewerFormat."""
+    """Decodes an entry. Raises DamagedCoordinator; NewerFormat."""
     if len(entry) < HEAD_BYTES:
         raise DamagedCoordinator(f"{where}: entry {number} of {len(entry)} bytes is too short")
     magic, version, kind, found = _HEAD.unpack_from(entry)

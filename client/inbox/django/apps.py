@@ -6,6 +6,8 @@ from django.apps import AppConfig
 
 
 class InboxConfig(AppConfig):  # type: ignore[misc]  # Django has no types
+    """The Django app of the inbox."""
+
     name = __package__
     label = "magnetar_inbox"
     verbose_name = "Magnetar inbox"

@@ -18,7 +18,8 @@ _clock = SystemClock()
 
 
 class DjangoInbox:
-    """`using`: the alias of the database; by default the one that Django's routers say."""
+    """The inbox of an application that uses Django. `using`: the alias of the database; by default the one that
+    Django's routers say."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
@@ -38,7 +39,7 @@ class DjangoInbox:
         return bool(created)
 
     def purge(self, older_than_s: float = KEPT_S, limit: int = 10_000) -> int:
-        """Deletes up to `limit` rows that are older than any message may be delivered again; how many there were."""
+        """Deletes up to `limit` rows that are older than any message may be delivered again; returns their number."""
         from .models import InboxRow
 
         using = self._using or router.db_for_write(InboxRow)

@@ -13,6 +13,8 @@ class InboxRow(models.Model):  # type: ignore[misc]  # Django has no types
     done = models.BigIntegerField()
 
     class Meta:
+        """The table's name, constraint and index."""
+
         db_table = "magnetar_inbox"
         constraints = [  # noqa: RUF012 - Django's form
             models.UniqueConstraint(fields=["subscription", "key"], name="magnetar_inbox_key"),

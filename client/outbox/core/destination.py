@@ -1,4 +1,4 @@
-"""One destination of a relay: its claimed rows in the order of their sequence ids, and the one group in flight.
+"""A destination of a relay: its claimed rows in the order of their sequence ids, and the one group in flight.
 
 **One group at a time.** Rows leave in groups that are one entry each, and the next group leaves when the outcome of the
 one before is known; when it was refused, only after that is recorded in the database. So the highest sequence id that
@@ -27,10 +27,12 @@ from enum import Enum
 from .values import NONE, ClaimedRow, RelaySettings
 
 ANY = sys.maxsize
-"""Of `last_open`: what the topic has is not known."""
+"""Value of `last_open` when it is not known what the topic has."""
 
 
 class State(Enum):
+    """The state of a destination."""
+
     CLOSED = "no producer"
     OPENING = "a producer is being opened"
     READY = "nothing is in flight"
@@ -40,6 +42,8 @@ class State(Enum):
 
 
 class Destination:
+    """A destination of a relay: one topic without partitions, or one partition."""
+
     def __init__(self, name: str, settings: RelaySettings, stored: int = NONE) -> None:
         self.name = name
         self.state = State.CLOSED
@@ -74,7 +78,7 @@ class Destination:
         self.queue.append(row)
 
     def next_group(self) -> tuple[ClaimedRow, ...]:
-        """What is to be sent now; empty: nothing."""
+        """Returns the rows to send now; empty: nothing."""
         if self.state is not State.READY or not self.queue:
             return ()
         group = [self.queue.popleft()]
@@ -88,18 +92,19 @@ class Destination:
         return self.flight
 
     def takes_off(self, rows: tuple[ClaimedRow, ...]) -> None:
-        """Its part of a flight (together.py)."""
+        """Takes its part of a flight (together.py)."""
         assert self.state is State.READY, "a flight waits until its destinations are ready"
         self.flight, self.state = rows, State.SENDING
 
     def lands(self, state: State = State.READY) -> None:
-        """The flight is over and not stored; its rows are its units'."""
+        """Ends its part of a flight that is over and not stored; its rows are its units'."""
         self.flight, self.state = (), state
 
     # ------------------------------------------------------------------------------ outcomes
     def opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
-        """`last`: the highest id that the topic has. Returns the rows that it has stored; not `sure`: an open
-        transaction may have them, so they are sent again, one by one, and the topic drops what it has."""
+        """Notes that its producer is open. `last`: the highest id that the topic has. Returns the rows that it has
+        stored; not `sure`: an open transaction may have them, so they are sent again, one by one, and the topic drops
+        what it has."""
         assert self.state is State.OPENING, "it was being opened"
         assert not self.flight, "nothing is in flight without a producer"
         self.last_open = last
@@ -139,12 +144,13 @@ class Destination:
         return row, followers
 
     def recorded(self) -> None:
-        """What was refused is in the database."""
+        """Notes that what was refused is in the database."""
         if self.state is State.RECORDS:
             self.state = State.READY
 
     def put_off(self, error: str, now: float) -> None:
-        """Its producer is over, or was never opened. What was in flight waits in its place."""
+        """Puts the destination off: its producer is over, or was never opened. What was in flight waits in its place.
+        """
         assert self.state in (State.OPENING, State.SENDING), "it was being opened, or a group was in flight"
         self.queue.extendleft(reversed(self.flight))
         self.flight = ()
@@ -153,13 +159,13 @@ class Destination:
         self._failed += 1
 
     def lost(self, error: str, now: float, *, sure: bool) -> None:
-        """The flight is over, and it is opened anew. Not `sure`: it may be stored."""
+        """Ends a flight and opens the destination anew. Not `sure`: the flight may be stored."""
         self.flight = ()
         self.last_open = self.last_open if sure else ANY
         self.put_off(error, now)
 
     def open_wanted(self, now: float) -> bool:
-        """It is to be opened now."""
+        """Whether it is to be opened now; it then counts as being opened."""
         if self.state is State.WAITS and now >= self.due:
             self.state = State.CLOSED
         if self.state is State.CLOSED:

@@ -1,5 +1,5 @@
-"""What a relay decides for its shard: what it claims, sends, records, and when it must stop. Pure; times are seconds of
-one clock that does not go back.
+"""The decisions of a relay for its shard: what it claims, sends, records, and when it must stop. Pure; times are
+seconds of one clock that does not go back.
 
 Facts in (`taken`, `found`, `resolved`, `opened`, `settled`, `turned`, …), effects out (core/values.py).
 
@@ -68,7 +68,7 @@ def shard_of(destination: str, shards: int) -> int:
 
 
 def partition_name(topic: str, partition: int, partitions: int) -> str:
-    """The destination; `partitions` 0: the topic has none."""
+    """Returns the name of a destination; `partitions` 0: the topic itself, which has none."""
     return f"{topic}-partition-{partition}" if partitions else topic
 
 
@@ -83,10 +83,12 @@ class _Topic:
 
 
 class RelayCore:
+    """The core of the relay of one shard."""
+
     def __init__(
         self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox", atomic: bool = False
     ) -> None:
-        """`name`: of the producers, for texts."""
+        """Makes the core. `name`: of the producers, for texts."""
         assert 0 <= shard < shards, "a shard has a number below that of the shards"
         assert not atomic or shards == 1, "a unit may be for any destinations"
         self.shard, self.shards = shard, shards
@@ -119,7 +121,7 @@ class RelayCore:
 
     # ------------------------------------------------------------------------------ facts
     def taken(self, found: Taken, now: float) -> list[Effect]:
-        """The shard is ours. Its destinations are opened: each says what it has."""
+        """Takes the shard, which is ours. Its destinations are opened: each says what it has."""
         self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
         self._known = dict(found.stored)
         for name in found.stored:
@@ -138,7 +140,7 @@ class RelayCore:
             self.together.add(rows)
 
     def found(self, topics: Sequence[str], now: float) -> list[Effect]:
-        """Rows wait for these topics."""
+        """Notes the topics for which rows wait."""
         self._finding = False
         self._find_due = now + self._settings.find_s
         for topic in topics:
@@ -153,7 +155,7 @@ class RelayCore:
         return []
 
     def resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
-        """0: it has no partitions."""
+        """Notes the partitions of a topic; 0: it has none."""
         known = self.topics[topic]
         known.asked, known.failed, known.error, known.deduplicates = False, 0, "", True
         known.partitions = max(known.partitions, partitions)
@@ -164,8 +166,9 @@ class RelayCore:
         return self.time_passed(now)
 
     def resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
-        """It is asked again later; with what is known of it the relay continues. DeduplicationOff ends it at the start,
-        and later no row of that topic is claimed until the policy is on again."""
+        """Notes that a topic could not be resolved: it is asked again later; with what is known of it the relay
+        continues. DeduplicationOff ends it at the start, and later no row of that topic is claimed until the policy is
+        on again."""
         known = self.topics[topic]
         known.asked, known.error = False, error.message
         if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
@@ -176,7 +179,7 @@ class RelayCore:
         return []
 
     def opened(self, destination: str, last: int, now: float) -> list[Effect]:
-        """A producer is open; `last`: the highest sequence id that the topic has of its name."""
+        """Handles a producer that is open; `last`: the highest sequence id that the topic has of its name."""
         at = self.destinations[destination]
         given = at.last_claimed if self._sure else self._next_seq - 1  # ids of what was aborted were given back
         if last > given:
@@ -209,7 +212,7 @@ class RelayCore:
         return []
 
     def settled(self, destination: str, outcome: Outcome, error: str, now: float) -> list[Effect]:
-        """The group in flight has its outcome."""
+        """Handles the outcome of the group in flight."""
         at = self.destinations[destination]
         match outcome:
             case Outcome.STORED:
@@ -222,8 +225,8 @@ class RelayCore:
         return self.time_passed(now)
 
     def flown(self, outcome: Outcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
-        """The flight has its outcome. `failed`: the destinations whose producers are over; empty: it is not one of
-        them that failed, and all are opened anew, after a pause."""
+        """Ends the flight, which has its outcome. `failed`: the destinations whose producers are over; empty: it is not
+        one of them that failed, and all are opened anew, after a pause."""
         together = self.together
         assert together is not None, "an atomic relay has flights"
         flying = {row.destination: self.destinations[row.destination] for unit in together.flight for row in unit}
@@ -249,7 +252,8 @@ class RelayCore:
         return self.time_passed(now)
 
     def _unit_refused(self, unit: Sequence[ClaimedRow], error: str) -> None:
-        """It waits or is parked as a whole. What was to follow gives its ids back: some of it may have its keys."""
+        """Notes that a unit was refused: it waits or is parked as a whole. What was to follow gives its ids back: some
+        of it may have its keys."""
         for row in unit:
             self.destinations[row.destination].lands(State.RECORDS)
         attempts = max(row.attempts for row in unit)
@@ -259,8 +263,8 @@ class RelayCore:
         self._release += self.together.release()
 
     def _put_off(self, at: Destination, error: str, now: float) -> None:
-        """It is opened again when the database has said, after this moment, that the shard is still ours: an older
-        relay that opened it would fence the newer one."""
+        """Puts a destination off. It is opened again when the database has said, after this moment, that the shard is
+        still ours: an older relay that opened it would fence the newer one."""
         at.put_off(error, now)
         self._ours_wanted[at.name] = self._begun
 
@@ -289,7 +293,7 @@ class RelayCore:
         self._failures.append(Failure(row, error, parked, wait))
 
     def turned(self, turn: Turn, rows: Sequence[ClaimedRow], next_seq: int, now: float) -> list[Effect]:
-        """The transaction took place. `rows` were claimed, in the order of their ids."""
+        """Notes that the turn's transaction took place. `rows` were claimed, in the order of their ids."""
         assert turn is self._turning, "one turn at a time"
         self._turning = None
         self._turn_failed = 0
@@ -317,7 +321,7 @@ class RelayCore:
         return []
 
     def fenced(self) -> list[Effect]:
-        """The database says that another relay has the shard."""
+        """Stops: the database says that another relay has the shard."""
         return self._stop(self._fenced())
 
     def _fenced(self) -> RelayFenced:
@@ -327,30 +331,30 @@ class RelayCore:
         )
 
     def woken(self, now: float) -> list[Effect]:
-        """A row was committed."""
+        """Looks for rows at once: one was committed."""
         self._claim_due = min(self._claim_due, now)
         self._find_due = min(self._find_due, now)
         return self.time_passed(now)
 
     def stop_soon(self, now: float) -> list[Effect]:
-        """Nothing more is claimed or sent; outcomes are recorded still."""
+        """Stops soon: nothing more is claimed or sent; outcomes are recorded still."""
         self.stopping = True
         return self.time_passed(now)
 
     @property
     def epoch(self) -> int:
-        """Of the shard, as this relay took it."""
+        """Returns the epoch of the shard, as this relay took it."""
         return self._epoch
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is in flight and everything is recorded."""
+        """Whether nothing is in flight and everything is recorded."""
         flying = any(each.flight for each in self.destinations.values())
         return not (flying or self._turning or self._delete or self._failures or self._release)
 
     # ------------------------------------------------------------------------------ effects
     def time_passed(self, now: float) -> list[Effect]:
-        """What is to be done now; call it again at `due`."""
+        """Returns what is to be done now; to be called again at `due`."""
         if self.stopped is not None:
             return []
         effects: list[Effect] = []
@@ -405,7 +409,7 @@ class RelayCore:
         return turn
 
     def _ours_due(self) -> float:
-        """When a destination is to be opened that waits for the database's word."""
+        """Returns when a destination is to be opened that waits for the database's word."""
         waiting = (each for each in self.destinations.values() if each.state is State.WAITS)
         return inf if self.stopping else min((each.due for each in waiting if not self._may_open(each)), default=inf)
 
@@ -446,7 +450,7 @@ class RelayCore:
 
     @property
     def due(self) -> float:
-        """When `time_passed` is to be called, if no fact comes before."""
+        """Returns when `time_passed` is to be called, if no fact comes before."""
         times = [self._turn_due] if self._turning is not None else [self._seen_due, self._ours_due()]
         if self._turning is None and not self.stopping and self._claim() is not None:
             times.append(self._claim_due)
@@ -458,7 +462,7 @@ class RelayCore:
         return min(times)
 
     def check(self) -> None:
-        """AssertionError: an invariant is broken."""
+        """Raises AssertionError if an invariant is broken."""
         for each in self.destinations.values():
             each.check()
             assert self.together is None or not each.queue, "rows of an atomic relay are in units"

@@ -28,10 +28,12 @@ from .values import NONE, ClaimedRow, RelaySettings
 
 Unit = tuple[ClaimedRow, ...]
 Parts = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
-"""Of each destination its entries."""
+"""Destination → its entries of a flight, each a group of rows."""
 
 
 class Together:
+    """The units of an atomic relay, and their one transaction."""
+
     def __init__(self, settings: RelaySettings, destinations: Mapping[str, Destination]) -> None:
         self.queue: deque[Unit] = deque()
         self.flight: tuple[Unit, ...] = ()
@@ -41,15 +43,15 @@ class Together:
 
     @property
     def rows(self) -> int:
-        """That wait; those of the flight are counted by their destinations."""
+        """Returns the number of rows that wait; those of the flight are counted by their destinations."""
         return sum(map(len, self.queue))
 
     def rows_of(self, destination: str) -> int:
-        """That wait for it."""
+        """Returns the number of rows that wait for a destination."""
         return sum(row.destination == destination for unit in self.queue for row in unit)
 
     def add(self, rows: Sequence[ClaimedRow]) -> None:
-        """In the order of their ids; a unit's rows follow each other."""
+        """Adds rows in the order of their ids; a unit's rows follow each other."""
         last: list[ClaimedRow] = []
         for row in rows:
             if last and (row.unit is None or row.unit != last[-1].unit):
@@ -69,7 +71,7 @@ class Together:
 
     # ------------------------------------------------------------------------------ a flight
     def take_off(self) -> Parts:
-        """The next one; empty: there is none, or a destination of the first unit is not ready."""
+        """Begins the next flight; empty: there is none, or a destination of the first unit is not ready."""
         if self.flight:
             return {}
         chosen: list[Unit] = []
@@ -114,13 +116,13 @@ class Together:
         return [row for unit in flight for row in unit]
 
     def back(self) -> None:
-        """It is done again, under the same ids."""
+        """Puts the flight back: it is done again, under the same ids."""
         self.queue.extendleft(reversed(self.flight))
         self.flight = ()
 
     @property
     def is_unclear(self) -> bool:
-        """The flight is one unit, which may be stored: when it is refused nothing is known."""
+        """Whether the flight is one unit, which may be stored: when it is refused nothing is known."""
         return len(self.flight) == 1 and self.may_be_stored(self.flight[0])
 
     def refused(self) -> Unit:
@@ -134,7 +136,8 @@ class Together:
         return self.queue.popleft()
 
     def release(self) -> list[ClaimedRow]:
-        """All that is certainly not stored, and nothing that follows what may be: ids of a destination rise."""
+        """Removes and returns all that is certainly not stored, and nothing that follows what may be: ids of a
+        destination rise."""
         if any(map(self.may_be_stored, self.queue)):
             return []
         found = [row for unit in self.queue for row in unit]
@@ -142,7 +145,7 @@ class Together:
         return found
 
     def waits_in_vain(self) -> bool:
-        """The first unit needs a destination that takes nothing now."""
+        """Whether the first unit needs a destination that takes nothing now."""
         needed = (self._at[row.destination].state for row in self.queue[0]) if self.queue else ()
         return not self.flight and any(each is State.WAITS for each in needed)
 

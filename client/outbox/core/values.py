@@ -1,4 +1,4 @@
-"""What the relay's core is told and what it wants done: plain values.
+"""The facts and effects of the relay's core: plain values.
 
 A *destination* is what one broker producer publishes to: a topic without partitions, or one partition, by its full
 name. Positions are sequence ids; -1: none.
@@ -48,7 +48,7 @@ class Taken:
 
 
 class Outcome(Enum):
-    """What became of a group of rows, or of a flight of units, that was sent."""
+    """The outcome of a group of rows, or of a flight of units, that was sent."""
 
     STORED = "all of it is in the topic"
     ROW_REFUSED = "nothing of it is stored, because of what a row holds"
@@ -67,7 +67,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Which rows may be claimed: of each topic its number of partitions (0: it has none) and those that have room.
+    """The rows that may be claimed: of each topic its number of partitions (0: it has none) and those that have room.
     `units`: whole units alone; a first one may be larger than the bounds."""
 
     rows_max: int
@@ -78,8 +78,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One transaction in the database, in this order: the shard is still ours; outcomes; a claim. It can be repeated
-    when nothing is known of it: `next_seq` tells whether its claim took place."""
+    """A transaction in the database, in this order: the shard is still ours; outcomes; a claim. It can be repeated when
+    nothing is known of it: `next_seq` tells whether its claim took place."""
 
     epoch: int
     next_seq: int
@@ -92,21 +92,21 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Ask how many partitions the topic has, and whether it deduplicates."""
+    """Asks how many partitions the topic has, and whether it deduplicates."""
 
     topic: str
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Open a producer, after closing the one before."""
+    """Opens a producer, after closing the one before."""
 
     destination: str
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Publish these rows as one entry, under their sequence ids."""
+    """Publishes these rows as one entry, under their sequence ids."""
 
     destination: str
     rows: tuple[ClaimedRow, ...]
@@ -114,24 +114,26 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Fly:
-    """Publish these entries of each destination, in their order, and commit them, in one transaction of the cluster."""
+    """Publishes these entries of each destination, in their order, in one transaction of the cluster; commits it."""
 
     parts: dict[str, tuple[tuple[ClaimedRow, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Transact:
+    """Runs a turn in the database."""
+
     turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """Look for topics of waiting rows."""
+    """Looks for topics of waiting rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The relay ends with this error; what is in flight is not waited for."""
+    """Ends the relay with this error; what is in flight is not waited for."""
 
     error: MagnetarError
 
@@ -141,6 +143,8 @@ Effect = Resolve | Open | Send | Fly | Transact | Find | Stop
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
+    """Settings of a relay."""
+
     rows_per_claim: int = 1000  # of one transaction; more: fewer transactions, more memory and a longer one
     bytes_per_claim: int = 8 << 20  # of one transaction; one row may be larger
     rows_per_entry: int = 1000  # of one entry in a topic, which is stored or refused as a whole

@@ -32,6 +32,8 @@ class OutboxRow(models.Model):  # type: ignore[misc]  # Django has no types
     key_form = models.SmallIntegerField(null=True)
 
     class Meta:
+        """The table's name and indexes."""
+
         db_table = "magnetar_outbox"
         indexes = [  # noqa: RUF012 - Django's form
             models.Index(fields=["state", "id"], name="magnetar_outbox_state_id"),
@@ -41,7 +43,7 @@ class OutboxRow(models.Model):  # type: ignore[misc]  # Django has no types
 
 
 class OutboxShard(models.Model):  # type: ignore[misc]
-    """Who relays a shard."""
+    """The relay of a shard."""
 
     shard = models.SmallIntegerField(primary_key=True)
     shards = models.SmallIntegerField()
@@ -52,17 +54,21 @@ class OutboxShard(models.Model):  # type: ignore[misc]
     atomic = models.SmallIntegerField(null=True)
 
     class Meta:
+        """The table's name."""
+
         db_table = "magnetar_outbox_shards"
 
 
 class OutboxPosition(models.Model):  # type: ignore[misc]
-    """What a destination has stored."""
+    """The highest sequence id that a destination has stored."""
 
     shard = models.SmallIntegerField()
     destination = models.CharField(max_length=640)
     seq = models.BigIntegerField()
 
     class Meta:
+        """The table's name and constraint."""
+
         db_table = "magnetar_outbox_positions"
         constraints = [  # noqa: RUF012 - Django's form
             models.UniqueConstraint(fields=["shard", "destination"], name="magnetar_outbox_position"),

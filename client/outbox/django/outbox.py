@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Written:
-    """Rows were written in a transaction: called when it commits."""
+    """The rows that were written in a transaction: called when it commits."""
 
     def __init__(self, outbox: DjangoOutbox) -> None:
         self.outbox = outbox
@@ -36,7 +36,8 @@ class _Written:
 
 
 class DjangoOutbox:
-    """`using`: the alias of the database; by default the one that Django's routers say."""
+    """The outbox of an application that uses Django. `using`: the alias of the database; by default the one that
+    Django's routers say."""
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
@@ -44,7 +45,7 @@ class DjangoOutbox:
         self._tables: SQLAlchemyOutbox | None = None
 
     def tables(self) -> SQLAlchemyOutbox:
-        """The same tables, for the relay."""
+        """Returns the tables as SQLAlchemy's, for the relay."""
         from sqlalchemy import MetaData
 
         from ..tables import SQLAlchemyOutbox
@@ -57,8 +58,8 @@ class DjangoOutbox:
         self, topic: str, value: object, *, key: str | None = None, properties: Mapping[str, str] | None = None,
         event_time: int | None = None, deliver_at: int | None = None, schema: Schema | None = None,
     ) -> None:  # fmt: skip
-        """As SQLAlchemyOutbox.send, in the transaction of this thread. TransactionManagementError outside of
-        `atomic()`: the row would commit alone, without what it tells of."""
+        """Writes a message, like SQLAlchemyOutbox.send, in the transaction of this thread. TransactionManagementError
+        outside of `atomic()`: the row would commit alone, without what it tells of."""
         from .models import OutboxRow
 
         using = self._using or router.db_for_write(OutboxRow)
@@ -72,8 +73,8 @@ class DjangoOutbox:
         OutboxRow.objects.using(using).create(**row)
 
     def _written(self, connection: Any) -> _Written:
-        """Of the transaction that this thread is in. Django forgets it with the transaction, or with the savepoint
-        in which it was made: then the rows of it are gone too."""
+        """Returns what the transaction of this thread has written. Django forgets it with the transaction, or with the
+        savepoint in which it was made: then the rows of it are gone too."""
         for each in connection.run_on_commit:
             if isinstance(each[1], _Written) and each[1].outbox is self:
                 return each[1]
@@ -82,6 +83,6 @@ class DjangoOutbox:
         return written
 
     def wake(self) -> None:
-        """Relays of this process look at once."""
+        """Makes the relays of this process look for rows at once."""
         for relay in list(self.relays):
             relay.wake()

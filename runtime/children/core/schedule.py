@@ -1,4 +1,4 @@
-"""What the parent of a server's processes does next: which one it starts, ends, and starts again, and when.
+"""The decisions of the parent of a server's processes: which one it starts, ends, and starts again, and when.
 
     schedule = Schedule([["storage"], ["broker-1", "broker-2"]])     tiers: each needs those before it
     effects = schedule.start(now)                                    Fork …
@@ -27,29 +27,35 @@ from typing import NamedTuple
 RETRY_MIN_S = 0.5
 RETRY_MAX_S = 30.0
 SOUND_S = 10.0
-"""A process that ran for so long was sound: its end is a new misfortune, and not the last one again."""
+"""Seconds after which a process that runs is sound: its end is a new misfortune, and not the last one again."""
 STOP_S = 15.0
-"""For an end in order: half as long again as a part of a process has (runtime/lifecycle.py)."""
+"""Seconds for an end in order: half as long again as a part of a process has (runtime/lifecycle.py)."""
 
 
 class Fork(NamedTuple):
+    """Starts a process."""
+
     name: str
 
 
 class Terminate(NamedTuple):
+    """Tells a process to end."""
+
     name: str
 
 
 class Kill(NamedTuple):
+    """Kills a process."""
+
     name: str
 
 
 class Serve(NamedTuple):
-    """All have served for the first time."""
+    """Reports that all have served for the first time."""
 
 
 class Exit(NamedTuple):
-    """All have ended."""
+    """Ends the parent: all have ended."""
 
     code: int
 
@@ -58,6 +64,8 @@ Effect = Fork | Terminate | Kill | Serve | Exit
 
 
 class State(enum.Enum):
+    """The state of a process."""
+
     DOWN = "not started yet, or it waits for its next start"
     STARTING = "it runs and does not serve yet"
     SERVING = "it serves"
@@ -66,7 +74,7 @@ class State(enum.Enum):
 
 
 class Member:
-    """One of the processes, over all its starts."""
+    """A process of the server, over all its starts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -82,6 +90,8 @@ class Member:
 
 
 class Schedule:
+    """The schedule of a server's processes."""
+
     def __init__(self, tiers: Sequence[Sequence[str]]) -> None:
         self._tiers = [[Member(name) for name in tier] for tier in tiers]
         self._by_name = {each.name: each for tier in self._tiers for each in tier}
@@ -109,7 +119,7 @@ class Schedule:
         return [Serve()]
 
     def ended(self, name: str, code: int, now: float) -> list[Effect]:
-        """`code`: of the process."""
+        """Handles the end of a process with its exit code."""
         member = self._by_name[name]
         assert member.runs, f"{name} ends, and did not run"
         if self._code is not None:
@@ -127,7 +137,7 @@ class Schedule:
         return self.tick(now)
 
     def stop(self, code: int, now: float) -> list[Effect]:
-        """`code`: of the whole server."""
+        """Stops the server. `code`: of the whole server."""
         if self._code is not None:
             return []
         self._code = code
@@ -151,7 +161,7 @@ class Schedule:
     # ------------------------------------------------------------------ what is known
     @property
     def next_at(self) -> float | None:
-        """When `tick` has something to do; None: not before the next fact."""
+        """Returns when `tick` has something to do; None: not before the next fact."""
         return min((each.due for each in self._by_name.values() if each.due is not None), default=None)
 
     @property

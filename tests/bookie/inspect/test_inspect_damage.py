@@ -195,7 +195,7 @@ def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
 
 
 def test_a_log_in_which_nothing_lived_is_gone_before_it_is_drained() -> None:
-    """A full disk takes the log of a dead index to make room (store/compaction/compaction.py)."""
+    """A full disk takes the log of a dead index to make room (bookie/store/compaction/compaction.py)."""
 
     async def main(simulation: Simulation) -> None:
         store, _ = await filled(simulation, closed=False)

@@ -120,7 +120,7 @@ def test_after_a_fence_only_recovery_adds_are_taken_also_after_restarts() -> Non
 
 @pytest.mark.parametrize("op", [Op.READ, Op.READ_LAC])
 def test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one(op: Op) -> None:
-    """Mutant neg-fence-no-wait (ledger protocol §1.9)."""
+    """M08 (ledger protocol §1.9)."""
 
     async def main(cluster: Cluster) -> None:
         bookie = await cluster.start()

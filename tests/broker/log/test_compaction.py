@@ -78,7 +78,7 @@ class Bench:
             self.latest[key] = (index, value)
 
     async def owner(self) -> tuple[Session, Compaction]:
-        """Takes the topic over, as LedgerChain does: pending_deletion ledgers go after the record was written."""
+        """Takes the topic over, as ManagedLedger does: pending_deletion ledgers go after the record was written."""
         session = self.storage.session()
         log = FakeLog(session, self.entries)
         await log.list.read()

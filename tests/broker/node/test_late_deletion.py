@@ -246,7 +246,7 @@ async def test_a_deletion_that_comes_to_nothing_leaves_each_message_its_schema(
     """The metadata fails at its last step: the topic is there, and a number means what it meant."""
     async with cluster(tmp_path, brokers=1) as running:
         url, store = f"magnetar://{running.brokers[0].endpoint}", running.store.session()
-        async with AdminClient(url) as admin, Client(url) as client:
+        async with AdminClient(url, timeout_s=5) as admin, Client(url) as client:
             await admin.create_topic(TOPIC, partitions=partitions)
             await admin.put_schema(TOPIC, magnetar.schema.AvroSchema(FLIGHT).info())
 

@@ -22,6 +22,7 @@ from magnetar.proto.errors import (
     NotOwner,
     TransactionAborted,
     TransactionEnded,
+    TransactionForgotten,
     Unavailable,
     from_wire,
 )
@@ -543,6 +544,30 @@ async def test_what_its_coordinator_lost_is_aborted_when_it_is_asked_for(
         txn = coordinator.begin()
         await producer.send_in(txn, b"0")
         await producer.send(b"1")
+        coordinator.states[txn] = TxnState.ABORTED
+        assert await consumer.receive_payloads(1) == [b"1"]
+
+
+async def test_an_answer_that_tells_no_outcome_shows_nothing_and_the_topic_asks_again(
+    tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No coordinator tells a topic "forgotten" (invariant 87). One that did would not make entries count."""
+    monkeypatch.setattr("magnetar.broker.topic.transactions.OPEN_ASK_S", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.transactions.ASK_S_MAX", 0.1)
+    async with cluster(tmp_path) as running:
+        broker = running.brokers[0]
+        consumer = await TestConsumer(running.world, broker, TOPIC).ready()
+        producer = await TxnProducer(running.world, broker, TOPIC).opened()
+        txn = coordinator.begin()
+        await producer.send_in(txn, b"0")
+        await producer.send(b"1")
+        topic = await loaded(broker)
+        coordinator.down = TransactionForgotten("it ended long ago")
+        asked = len(coordinator.joins)
+        await until(lambda: len(coordinator.joins) > asked + 2)
+        assert topic.transactions.still_open == [txn]
+        assert await shown(broker) == []
+        coordinator.down = None
         coordinator.states[txn] = TxnState.ABORTED
         assert await consumer.receive_payloads(1) == [b"1"]
 

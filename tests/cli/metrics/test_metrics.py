@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import magnetar
 from magnetar.cli.common.processes import Process, Processes
 from magnetar.cli.metrics import samples as metrics
 from tests.docs.documents import ROOT
+from tests.docs.metrics import stale
 from tests.support.processes import run_cli
 
 pytestmark = pytest.mark.processes
@@ -111,9 +113,26 @@ def test_each_gauge_is_a_number_that_its_part_has(server: Process) -> None:
 def test_the_metrics_that_the_storage_document_names_are_there(server: Process) -> None:
     shown = {name for name, _ in Scrape(facts(server)["metrics"]).values}
     shown |= {name.removesuffix("_count") for name in shown}
-    told = re.findall(r"`(magnetar_bookie_\w+)`", (ROOT / "docs/storage.md").read_text(encoding="utf-8"))
+    told = re.findall(r"`(magnetar_bookie_\w+)`", (ROOT / "docs/design/storage.md").read_text(encoding="utf-8"))
     assert len(told) > 10
     assert not set(told) - shown
+
+
+def test_the_list_of_all_metrics_is_that_of_a_page(server: Process) -> None:
+    where, url = facts(server)["metrics"], server.wait_ready()
+    with magnetar.Client(url) as client:
+        consumer = client.subscribe("orders", "billing", magnetar.ConsumerType.Shared)
+        producer = client.create_producer("orders")
+        producer.send(b"a")
+        with client.transaction() as txn:
+            producer.send(b"b", txn=txn)
+            consumer.acknowledge(consumer.receive(10000), txn=txn)
+        open_one = client.transaction()
+        producer.send(b"c", txn=open_one)
+        with urllib.request.urlopen(f"http://{where}/metrics", timeout=30) as reply:
+            page = reply.read().decode()
+        open_one.abort()
+    assert not stale(page, write=False), "such a server, and `python -m tests.docs.metrics http://HOST:PORT/metrics`"
 
 
 def test_each_process_of_a_cluster_shows_its_own_part(started: Processes, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@
     register   the ledgers' records: compare-and-set, unknown outcomes, stale reads
     writing, recovering, reading   the drivers; short, because the cores decide
     nemesis    kills, wipes, partitions, pauses, deletions: what happens at a time
-    judge      the invariants (docs/invariants.md), checked when they could be broken, and at rest
+    judge      the invariants (docs/design/invariants.md), checked when they could be broken, and at rest
     run        one seed from its number to its verdict
     shrink     the smallest part of a failing schedule that still fails
 

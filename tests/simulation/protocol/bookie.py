@@ -11,7 +11,7 @@
 - A tombstone is durable before anything of the ledger goes; afterwards adds are FENCED, also those of a recovery.
 
 `Rules` are what of this may be broken on purpose: each must cost something, or the rule were not needed
-(tests/simulation/protocol/test_service_rules.py).
+(tests/simulation/protocol/test_protocol.py).
 """
 
 from __future__ import annotations

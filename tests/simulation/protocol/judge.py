@@ -1,4 +1,4 @@
-"""The invariants of the protocol (docs/invariants.md), each checked in the moment in which it could be broken.
+"""The invariants of the protocol (docs/design/invariants.md), each checked in the moment in which it could be broken.
 
 | nr | checked | where |
 |---|---|---|

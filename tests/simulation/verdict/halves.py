@@ -1,7 +1,7 @@
 """The judge of half messages: what programs and operators said of each, what they were told, and what topics show.
 
 A half has a row, as in the database of its program: what is decided of it, or nothing so far. Judged when all has ended
-(docs/invariants.md; the topics are read by load/transactions.py):
+(docs/design/invariants.md; the topics are read by load/transactions.py):
 
 | 95 | a half has one outcome, and it is the one that was told |
 | 96 | each message of a half that is committed is shown once, in its topic; of any other half nothing is |

@@ -6,7 +6,7 @@ other error: it may be), `deliver`, `acknowledge`. `Sub` names a durable subscri
 
 `check(history)` gives every violation as a sentence that begins with its class:
 
-| class | rule (docs/invariants.md) |
+| class | rule (docs/design/invariants.md) |
 |---|---|
 | lost | a stored value is delivered on every subscription in the end (38) |
 | phantom | nothing is delivered that was never sent |

@@ -1,6 +1,6 @@
 """The omniscient eye: sees every disk, every message between brokers and bookies, and the metadata tree, at once.
 
-It checks the numbered invariants (docs/invariants.md) that nobody inside the system could. In the moment of each event:
+It checks the numbered invariants (docs/design/invariants.md) that nobody inside the system could. At each event:
 
 |  1 | a ledger moves OPEN → IN_RECOVERY → CLOSED only; versions rise by one; the end of a CLOSED one stays |
 |  2 | fragments: first 0, strictly rising, E different bookies each, last one ≤ last_entry + 1 when CLOSED |

@@ -1,4 +1,4 @@
-"""Whose act it was: the judge of owners, in a cluster that is secured (docs/invariants.md, 60).
+"""Whose act it was: the judge of owners, in a cluster that is secured (docs/design/invariants.md, 60).
 
 It is told of each begin, end, batch and half that coordinators are asked for, with the role that asks, and of each
 abort with its reason, in the moment in which it is decided. What a role began ends

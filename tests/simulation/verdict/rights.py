@@ -1,4 +1,4 @@
-"""Who used a right when: the judge of grants (docs/invariants.md, 46 and 47), in a cluster that is secured.
+"""Who used a right when: the judge of grants (docs/design/invariants.md, 46 and 47), in a cluster that is secured.
 
 It hears of each change of the grants in the moment in which it is durable, and of each entry that a broker passes to a
 topic's log, and each delivery, with the role that is connected. A use without the right is a violation

@@ -1,6 +1,6 @@
 """The judge of transactions: what coordinators made durable and answered, and what topics hold in the end.
 
-Two halves. `Coordination` watches every coordinator in the moment of each event (docs/invariants.md, 60 + n for TX-n).
+Two halves. `Coordination` watches every coordinator at each event (docs/design/invariants.md).
 Ids of half messages are among those of transactions; verdict/halves.py judges the rest of them.
 
 | 61 | no id is given twice |

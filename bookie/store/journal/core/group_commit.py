@@ -59,7 +59,7 @@ DEPTH = 3
 
 # ---------------------------------------------------------------------------------------- facts
 class SegmentBegun(NamedTuple):
-    """A new file is durable: its header, its name."""
+    """Fact: a new file is durable: its header, its name."""
 
     number: int
     size: int  # bytes that are filled ahead
@@ -67,15 +67,17 @@ class SegmentBegun(NamedTuple):
 
 
 class SegmentRefused(NamedTuple):
-    """There was no room for the header of the next file."""
+    """Fact: there was no room for the header of the next file."""
 
 
 class BlockSynced(NamedTuple):
+    """Fact: the block is durable."""
+
     sequence: int
 
 
 class BlockRefused(NamedTuple):
-    """There was no room for the block. Any part of it may be on the disk."""
+    """Fact: there was no room for the block. Any part of it may be on the disk."""
 
     sequence: int
 
@@ -111,22 +113,28 @@ class WriteBlock(NamedTuple, Generic[G]):
 
 
 class BeginSegment(NamedTuple):
-    """Begin the file after `journal`, whose last block ends at `end`."""
+    """Begins the file after `journal`, whose last block ends at `end`."""
 
     journal: int
     end: int
 
 
 class ConfirmBlock(NamedTuple, Generic[G]):
+    """Effect: the waiters of the block are told that it is durable."""
+
     block: WriteBlock[G]
 
 
 class RefuseBlock(NamedTuple, Generic[G]):
+    """Effect: the waiters of the block are told that there was no room."""
+
     block: WriteBlock[G]
 
 
 # ---------------------------------------------------------------------------------------- state
 class Stage(enum.Enum):
+    """The state of group commit."""
+
     NEW = "no segment yet"
     WRITING = "blocks are written"
     STAYING = "no room for a new segment: the next block goes into this one"
@@ -136,7 +144,7 @@ class Stage(enum.Enum):
 
 
 _WRITING, _STAYING, _REFUSING, _FAILED = Stage.WRITING, Stage.STAYING, Stage.REFUSING, Stage.FAILED
-"""Of each block: a look at a member of an enum costs as much as a call."""
+"""The stages under names of the module: a look at a member of an enum costs as much as a call, for each block."""
 
 
 class _Flight(msgspec.Struct, Generic[G]):
@@ -153,6 +161,8 @@ class _Waiting(NamedTuple, Generic[G]):
 
 
 class GroupCommit(Generic[G]):
+    """The core of group commit; the module states its rules."""
+
     def __init__(self, *, block_bytes_max: int) -> None:
         self._block_bytes_max = block_bytes_max
         self._stage = Stage.NEW
@@ -169,7 +179,8 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ intents
     def append(self, group: G, size: int, records: int) -> None:
-        """`size`: bytes of its records, 0 without any; such a group is answered after all that came before it."""
+        """Appends a group. `size`: bytes of its records, 0 without any; such a group is answered after all that came
+        before it."""
         self._waiting.append(_Waiting(group, size, records))
         self.queued_bytes += size
 
@@ -179,32 +190,32 @@ class GroupCommit(Generic[G]):
     # ------------------------------------------------------------------------------------ state
     @property
     def number(self) -> int:
-        """Of the segment."""
+        """Returns the number of the segment."""
         return self._segment.number
 
     @property
     def ended(self) -> bool:
-        """Everything that was appended before `close` is answered."""
+        """Whether everything that was appended before `close` is answered."""
         return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
 
     @property
     def waits(self) -> bool:
-        """Groups are in no block yet."""
+        """Whether groups are in no block yet."""
         return bool(self._waiting)
 
     @property
     def wants_spare(self) -> bool:
-        """The segment is half full: the next one should be filled ahead."""
+        """Whether the segment is half full: the next one should be filled ahead."""
         return self._offset > self._segment.size // 2
 
     @property
     def queued_records(self) -> int:
-        """Of groups that wait. For statistics: it walks over them."""
+        """Returns the records of groups that wait. It walks over them: for statistics."""
         return sum(each.records for each in self._waiting)
 
     # ------------------------------------------------------------------------------------ facts
     def receive(self, fact: Fact) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
-        """The answers that the fact allows, in order."""
+        """Returns the answers that the fact allows, in order."""
         match fact:
             case BlockSynced():
                 return self._back(fact.sequence, True)
@@ -233,7 +244,7 @@ class GroupCommit(Generic[G]):
         return self._answers()
 
     def _answers(self) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
-        """For the blocks that are back, up to the first that is on its way."""
+        """Returns the answers for the blocks that are back, up to the first that is on its way."""
         found: list[ConfirmBlock[G] | RefuseBlock[G]] = []
         flights = self._flights
         while flights and flights[0].synced is not None:
@@ -263,7 +274,7 @@ class GroupCommit(Generic[G]):
 
     # ------------------------------------------------------------------------------------ what comes next
     def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
-        """`spare`: another file is ready to become the next segment."""
+        """Returns what to write next. `spare`: another file is ready to become the next segment."""
         if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
             return []
         if len(self._flights) >= (1 if self._refused else DEPTH):
@@ -292,7 +303,7 @@ class GroupCommit(Generic[G]):
         return [block]
 
     def _next(self) -> tuple[int, int, int]:
-        """(groups, bytes, records) of the next block: the first group, and those after it that fit."""
+        """Returns (groups, bytes, records) of the next block: the first group, and those after it that fit."""
         count = length = records = 0
         for _, size, number in self._waiting:
             if count and length + size > self._block_bytes_max:
@@ -303,11 +314,11 @@ class GroupCommit(Generic[G]):
         return count, length, records
 
     def _may_roll(self, size: int) -> bool:
-        """The segment has a block, and was not left with one more because the next found no room."""
+        """Whether the segment has a block, and was not left with one more because the next found no room."""
         return size > 0 and self._offset > ALIGNMENT and self._stage is Stage.WRITING
 
     def _zeros(self) -> tuple[int, ...]:
-        """Where refused blocks begin, after the one whose place the next block takes."""
+        """Returns where refused blocks begin, after the one whose place the next block takes."""
         return tuple(sorted(offset for offset in self._refused if offset > self._offset))
 
     # ------------------------------------------------------------------------------------ invariants

@@ -59,7 +59,7 @@ async def metrics(call: Call) -> Response:
 
 
 async def _pieces(page: Page) -> AsyncIterator[bytes]:
-    """Others have their turn between two of them."""
+    """Yields the page in pieces; others have their turn between two of them."""
     for each in as_text(page):
         yield each
         await asyncio.sleep(0)
@@ -72,7 +72,7 @@ async def openapi(call: Call) -> object:
 
 # ------------------------------------------------------------------ brokers
 async def _http(call: Call) -> list[str]:
-    """HOST:PORT of each broker; of one that serves no HTTP that of gRPC."""
+    """Returns HOST:PORT of each broker; of one that serves no HTTP that of gRPC."""
     await call.authorize(op.LIST_BROKERS)
     return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.brokers())
 

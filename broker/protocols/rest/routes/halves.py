@@ -1,6 +1,6 @@
 """Half messages: what `magnetar transactions halves` does. Pulsar has none; the paths are in the way of its v3.
 
-Any broker answers: it asks the one that has the coordinator. The forms: ../transactions.py.
+Any broker answers: it asks the one that has the coordinator. The forms: broker/protocols/rest/transactions.py.
 """
 
 from __future__ import annotations

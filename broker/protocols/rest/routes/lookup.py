@@ -1,4 +1,4 @@
-"""Who serves a topic, as clients with an `http://` service URL ask (wire protocol: HTTP look-up)."""
+"""The owner of a topic, for clients that ask with an `http://` service URL (wire protocol: HTTP look-up)."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ from ..errors import BadRequest
 from ..table import SUBSCRIPTION, TOPIC, route
 
 PIECE_BYTES = 64 << 10
-"""Of an answer that leaves in pieces."""
+"""Bytes of a piece of an answer."""
 ONE = "name one of them"
 HEADERS_BYTES_MAX = 16 << 10
-"""What the key, the properties and the rest of a message may have in headers: Java's clients take 64 KiB of a head."""
+"""Most bytes of the key, the properties and the rest of a message in headers: Java's clients take 64 KiB of a head."""
 
 
 def message_id(found: MessageId) -> dict[str, int]:
@@ -110,7 +110,8 @@ async def examine_message(call: Call) -> Response:
 
 
 async def _entry(call: Call, found: Any) -> Response:
-    """CorruptEntry: the payload does not decompress. BackPressure: there is no room for it unfolded."""
+    """Answers with an entry. CorruptEntry: the payload does not decompress. BackPressure: there is no room for it
+    unfolded."""
     index, header = open_entry(found.entry)
     metadata = header.metadata
     headers: dict[str, str | None] = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}"}
@@ -135,8 +136,8 @@ async def _entry(call: Call, found: Any) -> Response:
 
 
 def _encoded(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
-    """Those that have a value, and HEADERS_BYTES_MAX at most; the names of others, and of those that are None, are in
-    X-Magnetar-Left-Out."""
+    """Encodes the headers that have a value, HEADERS_BYTES_MAX at most; X-Magnetar-Left-Out has the names of the
+    others, and of those that are None."""
     found, left_out, room = [], [], HEADERS_BYTES_MAX
     for name, value in headers.items():
         encoded = quote(value, safe=_SAFE).encode() if value and len(value) <= room else b""
@@ -158,7 +159,7 @@ class _Payload(Response):
     """Leaves in pieces, and the next piece waits until the ones before it have left the queue of the connection."""
 
     def __init__(self, memory: MemoryBudget, size: int) -> None:
-        """BackPressure: it has no room."""
+        """Takes room for a payload. BackPressure: there is none."""
         self._memory, self._size = memory, 0
         if memory.held + size > memory.limit:
             raise BackPressure(f"memory is short: a payload of {size} bytes has no room now, ask again")
@@ -179,17 +180,17 @@ class _Payload(Response):
             self.leave()
 
     def leave(self) -> None:
-        """Idempotent."""
+        """Gives the room back. Idempotent."""
         self._memory.held -= self._size
         self._size = 0
 
 
 _SAFE = " !\"#$%&'()*+,/:;<=>?@[]^`{|}~\\"
-"""What a header may have as it is."""
+"""Characters that a header may have unquoted."""
 
 
 def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
-    """None: it is too much to be read."""
+    """Returns the headers of a message; a value of None: it is too much to be read."""
     headers: dict[str, str | None] = {
         "X-Pulsar-publish-time": _time(metadata.publish_time),
         "X-Pulsar-producer-name": metadata.producer_name,
@@ -225,7 +226,7 @@ def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
 
 
 def _time(milliseconds: int) -> str:
-    """ISO 8601, UTC, as Java's DateFormatter writes it."""
+    """Returns a time as ISO 8601, UTC, as Java's DateFormatter writes it."""
     try:
         found = datetime.fromtimestamp(milliseconds / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -100,7 +100,7 @@ async def create_namespace(call: Call) -> None:
 
 
 def _count(given: Mapping[str, Any]) -> int:
-    """Of bundles. 0: the default."""
+    """Returns the number of bundles that is asked for; 0: the default."""
     bundles = given.get("bundles") or given
     count = converted(bundles, dict[str, object], "bundles").get("numBundles") or 0
     count = int(converted(count, int, "numBundles"))
@@ -110,7 +110,7 @@ def _count(given: Mapping[str, Any]) -> int:
 
 
 def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Role → actions; checked."""
+    """Returns role → actions; checked."""
     auth = converted(given.get("auth_policies") or {}, dict[str, object], "auth_policies")
     kind = dict[str, list[str]]
     found: dict[str, list[str]] = converted(auth.get("namespace_auth") or {}, kind, "auth_policies.namespace_auth")
@@ -139,7 +139,8 @@ async def remove_auto_topics(call: Call) -> None:
 
 
 def _auto(given: AutoTopic) -> dict[str, object]:
-    """412: partitions of a type that has none, or fewer than one of the other; in Pulsar's words."""
+    """Takes the policy of automatic topics. 412: partitions of a type that has none, or fewer than one of the other; in
+    Pulsar's words."""
     partitions = given.defaultNumPartitions or 0
     if given.allowAutoTopicCreation and (wrong := _wrong_partitions(given)):
         text = "Invalid configuration for autoTopicCreationOverride. the detail is [defaultNumPartitions]"
@@ -151,7 +152,7 @@ def _auto(given: AutoTopic) -> dict[str, object]:
 
 
 def _wrong_partitions(given: AutoTopic) -> str:
-    """Empty: they are right."""
+    """Returns the error text, or "" if the number of partitions is right."""
     partitions = given.defaultNumPartitions
     if given.topicType != "partitioned":
         return "is not allowed to be set when the type is non-partition." if partitions else ""
@@ -258,7 +259,7 @@ async def unsubscribe(call: Call) -> None:
 
 
 async def _each_topic(call: Call, operation: Operation[None], **arguments: object) -> None:
-    """Of persistent topics, each by its owner; one without the subscription is passed over."""
+    """Asks the owner of each persistent topic of a namespace; a topic without the subscription is passed over."""
     name = str(call.namespace)
     await call.authorize(op.GET_NAMESPACE, name=name)
     for topic in await call.admin(op.LIST_TOPICS, namespace=name, partitions=True):

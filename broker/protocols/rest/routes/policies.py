@@ -34,7 +34,7 @@ async def read(call: Call, place: dict[str, str], *, applied: bool = False) -> P
 
 
 async def change(call: Call, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()) -> None:
-    """A field that is None is inherited again."""
+    """Changes policies; a field that is None is inherited again."""
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()
@@ -139,7 +139,7 @@ async def remove_replication(call: Call) -> None:
 
 
 def check_clusters(call: Call, clusters: list[str]) -> None:
-    """412: another one than this."""
+    """Raises 412 if another cluster than this is named."""
     own = call.broker.config.cluster
     for each in clusters:
         if each != own:
@@ -155,7 +155,7 @@ UNLIMITED = DispatchRate(0, 0)
 
 
 class Fixed(NamedTuple):
-    """What Pulsar has and Magnetar has not: it shows its one value, takes no other, and removes nothing."""
+    """A policy that Pulsar has and Magnetar has not: it shows its one value, takes no other, and removes nothing."""
 
     name: str  # last part of the path
     verb: str  # that sets it

@@ -24,7 +24,7 @@ SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 
 class Payload(msgspec.Struct):
-    """What a tool sends; `properties` may be null."""
+    """A schema as a tool sends it; `properties` may be null."""
 
     type: str
     schema: str | None = ""
@@ -36,7 +36,7 @@ def _topic(call: Call) -> str:
 
 
 def _given(call: Call) -> dict[str, object]:
-    """422: a definition that is none."""
+    """Returns the schema that is given. 422: its definition is none."""
     given = call.json(Payload)
     try:
         info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)

@@ -18,11 +18,11 @@ from ..stats import internal_stats, merged, topic_stats
 from ..table import TOPIC, route
 
 Found = tuple[TopicStats, Topic | None]
-"""Of a topic, and itself where it is here."""
+"""The statistics of a topic, as statistics.of_topic returns them, and the topic where it is here."""
 
 
 async def _loaded(call: Call, name: TopicName) -> Topic:
-    """TopicNotFound; NotFound: it has partitions. NotOwner."""
+    """Returns a topic loaded here. TopicNotFound; NotFound: it has partitions. NotOwner."""
     if await call.broker.catalog.existing_partitions(name) and not name.is_partition:
         raise NotFound(f"topic {name} has partitions: GET …/partitioned-stats, or name one of them")
     return await call.broker.topic(name)

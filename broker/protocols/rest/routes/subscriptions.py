@@ -27,7 +27,7 @@ class ResetTo(msgspec.Struct):
 
 
 def _position(call: Call, given: ResetTo) -> MessageId:
-    """412: no place in a topic."""
+    """Returns the position that is given. 412: it is no message id."""
     numbers = (given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
     if any(not -1 <= each < 1 << 63 for each in numbers) or max(numbers[2:]) >= 1 << 31:
         raise BadRequest(f"{numbers[0]}:{numbers[1]} is no message id", 412)

@@ -14,6 +14,8 @@ TENANT = "/admin/v2/tenants/{tenant}"
 
 
 class TenantInfo(msgspec.Struct):
+    """The body of a tenant."""
+
     adminRoles: tuple[str, ...] | None = None
     allowedClusters: tuple[str, ...] | None = None
 
@@ -35,7 +37,7 @@ async def update_tenant(call: Call) -> None:
 
 
 def _spec(call: Call) -> dict[str, object]:
-    """412: a cluster that is not this one."""
+    """Returns the tenant that is given. 412: a cluster that is not this one."""
     given = TenantInfo() if call.is_empty else call.json(TenantInfo)
     clusters, own = tuple(given.allowedClusters or ()), call.broker.config.cluster
     unknown = [each for each in clusters if each != own]
@@ -80,7 +82,8 @@ async def get_cluster(call: Call) -> object:
 
 @route("PUT", CLUSTER, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData")
 async def create_cluster(call: Call) -> None:
-    """Set-up scripts of client suites make the cluster first."""
+    """Accepts the creation of this broker's own cluster, which set-up scripts of client suites make first; refuses any
+    other."""
     await call.authorize(op.LIST_BROKERS)
     if call.names["cluster"] != call.broker.config.cluster:
         raise BadRequest(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)

@@ -17,6 +17,8 @@ LIST = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
 
 
 class Partitioned(msgspec.Struct):
+    """The body of a partitioned topic."""
+
     partitions: int
     properties: dict[str, str] | None = None
 

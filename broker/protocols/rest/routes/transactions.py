@@ -1,4 +1,6 @@
-"""Transactions: Pulsar's admin REST v3, and what `magnetar transactions` does. The forms: ../transactions.py.
+"""Transactions: Pulsar's admin REST v3, and what `magnetar transactions` does.
+
+The forms: broker/protocols/rest/transactions.py.
 
 A coordinator of another broker is asked there, as is a topic that a transaction has something in. What is asked of one
 topic goes to its owner, by 307.
@@ -32,7 +34,7 @@ LIST_DEFAULT = 1_000
 
 # ------------------------------------------------------------------ what a request names
 def txn_of(call: Call) -> TxnId:
-    """InvalidRequest."""
+    """Returns the id in the path. Raises InvalidRequest."""
     return TxnId.checked(*(call.number(call.names[each], f"the half {each} of an id") for each in ("most", "least")))
 
 
@@ -60,7 +62,7 @@ async def _listed(call: Call, number: int, limit: int = 1) -> CoordinatorTransac
 
 
 async def _found(call: Call, txn: TxnId) -> TransactionStats:
-    """NotFound: it has not begun."""
+    """Returns a transaction. NotFound: it has not begun."""
     found = await call.at_coordinator(op.LIST_TRANSACTIONS, txn=txn, limit=1)
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
@@ -68,7 +70,7 @@ async def _found(call: Call, txn: TxnId) -> TransactionStats:
 
 
 async def _at(call: Call, found: TransactionStats) -> dict[str, TransactionHere | MagnetarError]:
-    """What each of its topics has of it, or why it does not say."""
+    """Returns what each of the transaction's topics has of it, or the error with which it does not say."""
 
     async def ask(topic: str) -> TransactionHere | MagnetarError:
         try:
@@ -157,7 +159,7 @@ async def _here(call: Call) -> TransactionHere:
 
 
 async def _outcome(call: Call) -> TransactionStats | None:
-    """None: its coordinator does not say, or not to this caller."""
+    """Returns how a transaction ended; None: its coordinator does not say, or not to this caller."""
     try:
         return await _found(call, txn_of(call))
     except MagnetarError:
@@ -188,7 +190,7 @@ async def buffer_stats(call: Call) -> object:
 
 
 async def _subscription(call: Call) -> SubscriptionStats:
-    """NotFound."""
+    """Returns the statistics of a subscription. Raises NotFound."""
     stats = await call.admin(op.TOPIC_STATS, name=_topic(call).full)
     wanted = call.names["subscription"]
     found = next((each for each in stats.subscriptions if each.name == wanted), None)

@@ -19,7 +19,7 @@ from .shared import Shared
 
 
 class SubscriptionType(msgspec.Struct, frozen=True):
-    """A registered type."""
+    """A registered subscription type."""
 
     number: int
     name: str
@@ -27,7 +27,7 @@ class SubscriptionType(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """As users write it: "Key_Shared"."""
+        """Returns the type as users write it: "Key_Shared"."""
         return subscription_types.title(self.name)
 
 
@@ -41,11 +41,11 @@ TYPES: dict[int, SubscriptionType] = {
         SubscriptionType(3, "KEY_SHARED", KeyShared),
     )
 }
-"""By number."""
+"""Number → type."""
 
 
 def type_of(number: int) -> SubscriptionType:
-    """InvalidRequest: no type has the number."""
+    """Returns the type with that number. InvalidRequest: there is none."""
     try:
         return TYPES[number]
     except KeyError:

@@ -14,6 +14,8 @@ from .policy import Entry, Member, SubscriptionOptions
 
 
 class Exclusive(InLogOrder):
+    """The policy of Exclusive subscriptions: one consumer."""
+
     individual: ClassVar = False
 
     def __init__(self, options: SubscriptionOptions) -> None:

@@ -23,6 +23,8 @@ from .slot_owners import Ring
 
 
 class Failover(InLogOrder):
+    """The policy of Failover subscriptions: one active consumer."""
+
     individual: ClassVar = False
 
     def __init__(self, options: SubscriptionOptions) -> None:

@@ -15,7 +15,7 @@ from ..positions import PositionSet
 from .policy import ActiveChanged, Entry, Member, Statistics, SubscriptionOptions
 
 NOTHING = PositionSet()
-"""Of a subscription in which nothing has failed; never add to it."""
+"""The waiting entries of a subscription in which nothing has failed; never add to it."""
 
 
 class InLogOrder:
@@ -86,7 +86,7 @@ class InLogOrder:
         return self.waiting.entries
 
     def _comes_later(self, position: Position) -> bool:
-        """Whether a waiting entry is before it; any waiting entry precedes a new one."""
+        """Whether a waiting entry goes before this one; any waiting entry precedes a new one."""
         return (self.waiting.entries > 0 and self.waiting.first() != position) or (
             self._failed is not NOTHING and self.holds_back(position)
         )
@@ -101,7 +101,7 @@ class InLogOrder:
 
 
 def why_none(members: Iterable[Member]) -> Blocked | None:
-    """Why none of them can take anything; None: one can."""
+    """Returns why none of them can take anything; None: one can."""
     why = Blocked.NO_CONSUMER
     for member in members:
         if member.permits > 0:

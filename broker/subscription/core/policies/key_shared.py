@@ -138,7 +138,8 @@ class KeyShared:
         return member
 
     def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, unread: bool) -> Blocked | None:
-        """The entry waits, if there is room; nothing new does when no consumer could get anything after it either."""
+        """Lets the entry wait, if there is room; nothing new waits when no consumer could get anything after it either.
+        Returns why it does not wait."""
         if waited:
             return None
         if not unread:
@@ -198,7 +199,7 @@ class KeyShared:
         return holder if holder is not None else self._owner(slots[0])
 
     def _next_able(self) -> Member | None:
-        """Any consumer that can take an entry, each in its turn."""
+        """Returns any consumer that can take an entry, each in its turn."""
         able = [member for member in self._members.values() if member.able]
         if not able:
             return None
@@ -211,7 +212,7 @@ class KeyShared:
         return self.slots.waits(entry.position, entry.slots)
 
     def ready(self, count: int) -> Sequence[Position]:
-        """A share for each slot, so that none with many entries keeps the others waiting."""
+        """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
         if self._stale and self.slots.entries:
             self.look_again(len(self._stale))
         return self.slots.ready(count, self._members)

@@ -60,9 +60,8 @@ class Slot:
 
 
 class Slots:
-    """All slots in use. `target` (number, slot): the consumer that may get the slot's first waiting entry; None: none
-    yet.
-    """
+    """The slots that are in use. `target` (number, slot): the consumer that may get the slot's first waiting entry;
+    None: none yet."""
 
     def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
         self.of: dict[int, Slot] = {}
@@ -87,7 +86,7 @@ class Slots:
 
     # ------------------------------------------------------------------ outstanding entries
     def occupy(self, position: Position, numbers: tuple[int, ...], member: Member) -> None:
-        """The entry goes out to the consumer, which holds its slots from now on."""
+        """Gives the entry to the consumer, which holds its slots from now on."""
         self._held[position] = numbers
         for number in numbers:
             slot = self.of.get(number)
@@ -100,7 +99,7 @@ class Slots:
                     self.changed[number] = None
 
     def vacate(self, positions: Sequence[Position]) -> None:
-        """They are outstanding no more."""
+        """Takes entries out of their slots: they are outstanding no more."""
         held, slots = self._held, self.of
         for position in positions:
             for number in held.pop(position, ()):
@@ -116,14 +115,15 @@ class Slots:
                         self._forget_slot(number, slot)
 
     def returned(self, position: Position) -> None:
-        """It is outstanding no more, and waits in the same slots."""
+        """Lets an entry wait in its slots: it is outstanding no more."""
         numbers = self._held.get(position, ())
         self.vacate((position,))
         self.wait(position, numbers)
 
     # ------------------------------------------------------------------ entries that failed
     def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """An outstanding entry is about to be given back; those outstanding after it, in one of its slots."""
+        """Notes that an outstanding entry is about to be given back; returns those outstanding after it, in one of its
+        slots."""
         numbers = self._held.get(position, ())
         self._failed[position] = numbers
         for number in numbers:
@@ -134,7 +134,7 @@ class Slots:
         return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
 
     def recovered(self, position: Position) -> None:
-        """It is done."""
+        """Ends a failure: the entry is done."""
         for number in self._failed.pop(position, ()):
             slot = self.of[number]
             del slot.failures[position]  # type: ignore[union-attr]
@@ -252,7 +252,7 @@ class Slots:
 
     # ------------------------------------------------------------------ which of them could go out
     def ready(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
-        """A share for each slot, so that none with many entries keeps the others waiting."""
+        """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
         if not self.entries:
             return ()
         while True:
@@ -262,7 +262,7 @@ class Slots:
                 return found
 
     def _found(self, count: int, members: Mapping[int, Member]) -> list[Position]:
-        """Ready entries among the slots that are settled."""
+        """Returns ready entries among the slots that are settled."""
         found: list[Position] = []
         if self.loose and why_none(members.values()) is None:
             found += self.loose.take(count)
@@ -286,7 +286,8 @@ class Slots:
             numbers[number] = None
 
     def _add_share(self, positions: list[Position], found: list[Position]) -> None:
-        """Those that go out one after the other: an entry of several slots is checked when it is the first."""
+        """Adds to `found` the positions that go out one after the other: an entry of several slots is checked when it
+        is the first."""
         if not self.mixed:
             found += positions
             return
@@ -324,7 +325,7 @@ class Slots:
             slot.ready_for = target
 
     def forget(self) -> None:
-        """Nothing waits and nothing is outstanding any more."""
+        """Forgets everything: nothing waits and nothing is outstanding any more."""
         self.of.clear()
         self._held.clear()
         self._failed.clear()
@@ -347,7 +348,7 @@ class Slots:
         ]  # fmt: skip
 
     def check(self, outstanding: set[Position]) -> None:
-        """Slots and entries agree; each slot is in use; nothing ready is missing."""
+        """Checks that slots and entries agree, each slot is in use, and nothing ready is missing."""
         assert not NOTHING, "nothing is something"
         assert set(self._held) <= outstanding, "an entry is held without a consumer"
         counts: dict[int, int] = {}

@@ -1,7 +1,7 @@
 """The interface of the dispatcher and its policies: entries, consumers, and the reasons why no consumer gets anything.
 
 A policy is made of `SubscriptionOptions`. It decides which consumer may join and which may get an entry, and keeps what
-waits. The dispatcher (core/dispatch.py) notifies it of each entry's fate, in the order in which it happens:
+waits. The dispatcher (broker/subscription/core/dispatch.py) notifies it of each entry's fate, as it happens:
     pick → outstanding, or it waits        released: done, or held back        returned: it waits (again)
     done, done_set, done_up_to, forget: it waits no more
 `Blocked` is the list of reasons why no consumer gets the next message: what `topics stats` shows.
@@ -20,24 +20,25 @@ from .....proto.states import Blocked
 from ....common.config import BrokerConfig
 
 AT_THE_END = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
-"""Nothing can be read now. An acknowledgement frees nothing: what comes next wakes the subscription by itself."""
+"""Reasons that nothing can be read now. An acknowledgement frees nothing: what comes next wakes the subscription by
+itself."""
 
 
 class Entry(Protocol):
-    """What the dispatcher has to know of an entry."""
+    """An entry, as the dispatcher sees it."""
 
     @property
     def position(self) -> Position: ...
     @property
     def count(self) -> int:
-        """Messages in it."""
+        """Returns the number of messages in it."""
         ...
 
     @property
     def size(self) -> int: ...
     @property
     def deliver_at_ms(self) -> int:
-        """No consumer gets it before this time of day (ms since the epoch); 0: at once."""
+        """Returns the time of day (ms since the epoch) before which no consumer gets it; 0: at once."""
         ...
 
     @property
@@ -57,14 +58,16 @@ class Entry(Protocol):
 
 
 class Waiting(Protocol):
-    """What was returned and is to be handed out again. `entries`: how many; asked for each entry that is handed out."""
+    """The entries that were returned and are to be handed out again. `entries`: how many; asked for each entry that is
+    handed out."""
 
     @property
     def entries(self) -> int: ...
 
 
 class PolicyOptions:
-    """What a consumer asks of the policy, beside the type. A policy that has options reads a class of its own."""
+    """The options of a consumer for the policy, besides the type. A policy that has options reads a class of its own.
+    """
 
     __slots__ = ()
 
@@ -74,7 +77,7 @@ class PolicyOptions:
         return True
 
     def check(self) -> None:
-        """InvalidRequest: no policy could grant it."""
+        """Raises InvalidRequest if no policy could grant it."""
 
 
 NO_OPTIONS = PolicyOptions()
@@ -84,7 +87,7 @@ DEFAULT_CONFIG = BrokerConfig()
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True):
-    """What a policy is made of: the topic, what the first consumer asks for, and the broker's settings."""
+    """The values that a policy is made of: the topic, what the first consumer asks for, and the broker's settings."""
 
     topic: str = ""
     partition: int = -1  # -1: the topic has none
@@ -129,7 +132,8 @@ class Member(msgspec.Struct, eq=False):
         return self.permits > 0 and not self.paused and not self.blocked
 
     def note_unshown(self, position: Position, bits: int, size: int, mark: Position) -> None:
-        """It is shown the batch without those messages: its acknowledgement of the whole entry does not mean them."""
+        """Notes messages of a batch that the consumer is not shown: its acknowledgement of the whole entry does not
+        mean them."""
         if len(self.unshown) >= UNSHOWN_MAX:
             self.unshown = {each: kept for each, kept in self.unshown.items() if each > mark}
         self.unshown[position] = Unshown(bits, size)
@@ -153,7 +157,7 @@ class Draining(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """How the slots of the keys are spread over the consumers."""
+    """The spread of the slots of the keys over the consumers."""
 
     mode: str
     out_of_order: bool
@@ -163,7 +167,7 @@ class Keys(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """What a policy adds to the statistics of its subscription."""
+    """The part of a subscription's statistics that its policy adds."""
 
     active: Member | None = None
     keys: Keys | None = None
@@ -177,8 +181,8 @@ class ActiveChanged(NamedTuple):
 
 
 class Policy(Protocol):
-    """Which consumer may join and which may get an entry. One per subscription; registered by type
-    (policies/__init__.py).
+    """The policy of a subscription type: which consumer may join and which may get an entry. One per subscription;
+    registered by type (policies/__init__.py).
 
     It keeps what waits: entries that were given back, and those that it let wait itself.
     """
@@ -194,11 +198,11 @@ class Policy(Protocol):
 
     def __init__(self, options: SubscriptionOptions) -> None: ...
     def differs(self, newcomer: Member) -> str | None:
-        """How the options of the consumer contradict those of the others; None: they agree."""
+        """Returns how the options of the consumer contradict those of the others; None: they agree."""
         ...
 
     def refuses(self, newcomer: Member) -> str | None:
-        """Why the consumer may not join; None: it may."""
+        """Returns why the consumer may not join; None: it may."""
         ...
 
     def joined(self, member: Member) -> Member | None:
@@ -206,30 +210,29 @@ class Policy(Protocol):
         ...
 
     def left(self, member: Member) -> None:
-        """The consumer left. What it held went back before."""
+        """Removes a consumer that left. What it held went back before."""
         ...
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
-        """The consumer that gets it; it is outstanding there. None: it waits with the policy; the next one may go out.
-        """
+        """Returns the consumer that gets the entry; it is outstanding there. None: it waits with the policy; the next
+        one may go out."""
         ...
 
     def released(self, positions: Sequence[Position]) -> None:
-        """They are outstanding no more, and do not wait: they are done, or held back."""
+        """Takes entries that are outstanding no more, and do not wait: they are done, or held back."""
         ...
 
     def returned(self, position: Position) -> None:
-        """It is outstanding no more (or never was), and waits."""
+        """Takes an entry that is outstanding no more (or never was), and waits."""
         ...
 
     def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """It is outstanding, and is about to be given back: until `recovered`, nothing that follows it, in the order
-        that the policy keeps, goes out. Returns those outstanding that follow it.
-        """
+        """Notes that an outstanding entry failed, and is about to be given back: until `recovered`, nothing that
+        follows it, in the order that the policy keeps, goes out. Returns those outstanding that follow it."""
         ...
 
     def recovered(self, position: Position) -> None:
-        """It is done."""
+        """Notes that a failed entry is done."""
         ...
 
     def holds_back(self, position: Position) -> bool:
@@ -238,43 +241,43 @@ class Policy(Protocol):
 
     def waits(self, entry: Entry) -> bool: ...
     def ready(self, count: int) -> Sequence[Position]:
-        """Waiting entries that could go out now, in log order, so many at most."""
+        """Returns waiting entries that could go out now, in log order, so many at most."""
         ...
 
     def done(self, position: Position) -> None:
-        """It waits no more, if it did: it is acknowledged, or no longer in the log."""
+        """Notes that an entry waits no more, if it did: it is acknowledged, or no longer in the log."""
         ...
 
     def done_set(self, ledger_id: int, entries: BitMap) -> None: ...
     def done_up_to(self, mark: Position) -> None: ...
     def look_again(self, count: int) -> bool:
-        """After a join or a leave: some of the work that it causes. False: there is more, and it is done before the
-        next entry goes out, all at once if need be."""
+        """Does, after a join or a leave, some of the work that it causes. False: there is more, and it is done before
+        the next entry goes out, all at once if need be."""
         ...
 
     def forget(self) -> None:
-        """Nothing waits and nothing is outstanding any more."""
+        """Forgets everything: nothing waits and nothing is outstanding any more."""
         ...
 
     @property
     def takers(self) -> Collection[Member]:
-        """Those of whom one may get the next entry."""
+        """Returns the members of whom one may get the next entry."""
         ...
 
     @property
     def full(self) -> bool:
-        """No more may wait: nothing new is read."""
+        """Whether no more may wait: nothing new is read."""
         ...
 
     @property
     def waiting(self) -> Waiting: ...
     @property
     def unread_entries(self) -> int:
-        """How many of those that wait are to be read before it is known what they wait for."""
+        """Returns how many of those that wait are to be read before it is known what they wait for."""
         ...
 
     def events(self) -> Sequence[ActiveChanged]:
-        """What consumers are to be notified of, since the last call."""
+        """Returns the events that consumers are to be notified of, since the last call."""
         ...
 
     def statistics(self) -> Statistics: ...

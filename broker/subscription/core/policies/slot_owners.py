@@ -28,7 +28,7 @@ RANGES_MAX = 1000
 
 
 class KeySharedOptions(PolicyOptions, msgspec.Struct, frozen=True):
-    """What a consumer of a Key_Shared subscription asks for. All of them ask for the same, but for the ranges."""
+    """The options of a consumer of a Key_Shared subscription. All consumers ask for the same, except for the ranges."""
 
     sticky: bool = False  # the consumers request their ranges
     out_of_order: bool = False  # allow_out_of_order_delivery
@@ -58,12 +58,12 @@ class SlotOwners(Protocol):
     def leave(self, member: Member) -> None: ...
     def owner(self, slot: int) -> Member | None: ...
     def ranges(self) -> list[tuple[int, int, Member]]:
-        """(first slot, last slot, owner), in order."""
+        """Returns (first slot, last slot, owner), in order."""
         ...
 
 
 class Ring:
-    """AUTO_SPLIT by consistent hashing."""
+    """Owners of slots, AUTO_SPLIT by consistent hashing."""
 
     def __init__(self) -> None:
         self._points: list[int] = []
@@ -124,7 +124,7 @@ def _points(name: str, number: int) -> list[int]:
 
 
 class Halves:
-    """AUTO_SPLIT by halving ranges."""
+    """Owners of slots, AUTO_SPLIT by halving ranges."""
 
     def __init__(self) -> None:
         self._ends: list[int] = []  # the last slot of each range, rising; the last one is STICKY_SLOTS

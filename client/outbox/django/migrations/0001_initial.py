@@ -12,6 +12,8 @@ def _id() -> tuple[str, Any]:
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
+    """Creates the outbox's tables."""
+
     initial = True
     dependencies: list[Any] = []  # noqa: RUF012 - Django's form
     operations = [  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""Which rows were written by one transaction, for relays that send them in one."""
+"""Adds the unit to each row: rows that one transaction wrote, for relays that send them in one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
+    """Adds the column of units."""
+
     dependencies = [("magnetar_outbox", "0001_initial")]  # noqa: RUF012 - Django's form
     operations = [  # noqa: RUF012
         migrations.AddField("OutboxRow", "unit", models.BigIntegerField(null=True)),

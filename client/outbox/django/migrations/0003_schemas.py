@@ -1,4 +1,4 @@
-"""With which schema a value was encoded, and whether its key is text."""
+"""Adds the schema with which a value was encoded, and whether its key is text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]  # Django has no types
+    """Adds the columns of schemas and of the form of keys."""
+
     dependencies = [("magnetar_outbox", "0002_units")]  # noqa: RUF012 - Django's form
     operations = [  # noqa: RUF012
         migrations.AddField("OutboxRow", "value_schema", models.TextField(null=True)),

@@ -1,6 +1,7 @@
 """The journal's core, walked at random over a model disk: short writes, a full disk, a failed sync, crashes anywhere.
 
-After each crash the real reader (store/journal/replay.py) says what counts. A failure names its seed: `walk(seed)`.
+After each crash the real reader (bookie/store/journal/replay.py) says what counts. A failure names its
+seed: `walk(seed)`.
 """
 
 from __future__ import annotations

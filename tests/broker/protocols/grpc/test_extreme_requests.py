@@ -252,6 +252,8 @@ def typed(error: Any, *known: Any) -> Exception:
 
 @pytest.fixture
 async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    gc.collect()
+    gc.freeze()  # else each collection looks through what other tests left
     async with cluster(tmp_path) as running:
         bench = await Bench(running, running.brokers[0].endpoint, monkeypatch).beside()
         yield bench

@@ -23,7 +23,7 @@ from magnetar.broker.transaction.core.intents import (
     Verb,
 )
 from magnetar.broker.transaction.core.records import Participant, Tag
-from magnetar.proto.errors import NotOwner, OutcomeUnknown, TransactionAborted
+from magnetar.proto.errors import NotOwner, OutcomeUnknown, TransactionAborted, TransactionForgotten
 from magnetar.proto.transactions import TxnState
 from tests.broker.transaction.core.judge import World
 
@@ -360,6 +360,23 @@ def test_a_participant_that_is_given_up_no_longer_holds_the_transaction() -> Non
     assert world.answers[3] is TxnState.COMMITTED
     world.crash()
     assert [each.participant.topic for each in world.settling] in ([], ["a"]), "the detachment survives a crash"
+
+
+def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that_it_is_forgotten() -> None:
+    world = World(Limits(retention_s=900.0))
+    txn = world.begin(0)
+    world.ask(Join(1, txn, "a"))
+    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.flush()
+    world.settle()
+    for _ in range(3):
+        world.tick(901.0)
+        world.core.hurry()
+        world.flush()
+    world.ask(Status(3, txn))
+    assert isinstance(world.answers[3], TransactionForgotten)
+    world.ask(Join(4, txn, "a"))
+    assert world.answers[4] is TxnState.ABORTED, "a topic that does not know the commit took no part in it"
 
 
 def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() -> None:
