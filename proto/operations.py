@@ -52,13 +52,14 @@ def _topic(name: str, rule: Rule, **faces: Any) -> Operation[Any]:
 
 # ------------------------------------------------------------------------------------ tenants
 LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
-    "ListTenants", Rule(Permission.SHOWN), method="tenants", help="Names, sorted.",
+    "ListTenants", Rule(Permission.SHOWN), method="tenants", help="Returns the names of the tenants, sorted.",
     http=Http("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]"),
     cli=Cli("tenants list", "Names of all tenants.", "Names of all tenants.", "-o json", empty="no tenants"),
 )  # fmt: skip
 CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
 GET_TENANT: Operation[values.TenantInfo] = Operation(
-    "GetTenant", Rule(Permission.MANAGE, On.TENANT, "name"), method="tenant", help="Its settings. TenantNotFound.",
+    "GetTenant", Rule(Permission.MANAGE, On.TENANT, "name"), method="tenant",
+    help="Returns the settings of a tenant. Raises TenantNotFound.",
 )  # fmt: skip
 UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE)
 DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
@@ -72,12 +73,12 @@ LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
 )  # fmt: skip
 CREATE_NAMESPACE: Operation[None] = Operation("CreateNamespace", NAMESPACE)
 GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation(
-    "GetNamespace", NAMESPACE, method="namespace", help="Its settings. NamespaceNotFound."
+    "GetNamespace", NAMESPACE, method="namespace", help="Returns the settings of a namespace. Raises NamespaceNotFound."
 )
 UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
 DELETE_NAMESPACE: Operation[None] = Operation(
     "DeleteNamespace", NAMESPACE, takes=(Take("force", bool, "Delete its topics too."),),
-    method="delete_namespace", help="Busy: it has topics, which `force` deletes too.",
+    method="delete_namespace", help="Deletes a namespace. Busy: it has topics, which `force` deletes too.",
     http=Http("DELETE", "", "Deletes a namespace; with `force` its topics first."),
 )  # fmt: skip
 UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE)
@@ -92,7 +93,7 @@ CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE)
 LIST_TOPICS: Operation[tuple[str, ...]] = Operation("ListTopics", SHOWN)
 CREATE_TOPIC: Operation[None] = Operation(
     "CreateTopic", MANAGE, takes=(Take("partitions", int, "0: not partitioned (default)."),), method="create_topic",
-    help="0: not partitioned. AlreadyExists.",
+    help="Creates a topic. `partitions` 0: not partitioned. AlreadyExists.",
 )  # fmt: skip
 UPDATE_TOPIC: Operation[None] = Operation("UpdateTopic", MANAGE)
 DELETE_TOPIC: Operation[None] = Operation("DeleteTopic", MANAGE)
@@ -109,7 +110,8 @@ TOPIC_INTERNAL_STATS: Operation[values.TopicInternalStats] = _topic(
     help="The log of one partition: its ledgers, positions and replication.",
 )  # fmt: skip
 UNLOAD_TOPIC: Operation[None] = _topic(
-    "UnloadTopic", MANAGE, method="unload_topic", help="Its owner closes it; the next use opens it again.",
+    "UnloadTopic", MANAGE, method="unload_topic",
+    help="Unloads a topic: its owner closes it, and the next use opens it again.",
     http=Http("PUT", "/unload", "Its broker gives it back; the next look-up loads it."),
     cli=Cli(
         "topics unload", "Let its broker give it up; the next user makes it load again.",
@@ -149,7 +151,7 @@ COMPACT: Operation[None] = _topic(
 )  # fmt: skip
 COMPACTION_STATUS: Operation[values.CompactionStatus] = _topic(
     "CompactionStatus", MANAGE, method="compaction_status",
-    help="The last compaction of one partition, and the compacted ledger that is read now.",
+    help="Returns the last compaction of one partition, and the compacted ledger that is read now.",
 )  # fmt: skip
 LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", of_topic(Permission.CONSUME))
 MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME)
@@ -160,7 +162,7 @@ EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
 # ------------------------------------------------------------------------------------ subscriptions
 LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
     "ListSubscriptions", of_topic(Permission.CONSUME), method="subscriptions",
-    help="Names of the durable ones, sorted.",
+    help="Returns the names of the durable subscriptions, sorted.",
     http=Http("GET", "/subscriptions", "The durable subscriptions.", answer="[name]"),
     cli=Cli(
         "subscriptions list", "Subscriptions of a topic.", "Subscriptions of a topic.", "orders",
@@ -170,7 +172,7 @@ LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
 CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION)
 DELETE_SUBSCRIPTION: Operation[None] = _topic(
     "DeleteSubscription", SUBSCRIPTION, takes=(Take("force", bool, "Although consumers are connected."),),
-    method="delete_subscription", help="Busy: it has consumers, which `force` overrides.",
+    method="delete_subscription", help="Deletes a subscription. Busy: it has consumers, which `force` overrides.",
     http=Http(
         "DELETE", "/subscription/{subscription}",
         "Deletes the subscription; with `force` its consumers are disconnected.", busy=412,
@@ -229,7 +231,7 @@ TOPIC_TRANSACTION: Operation[values.TransactionHere] = _topic("TopicTransaction"
 # ------------------------------------------------------------------------------------ the cluster
 LIST_BROKERS: Operation[tuple[values.BrokerInfo, ...]] = Operation("ListBrokers", OPERATE)
 LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
-    "ListBookies", OPERATE, method="bookies", help="The registered bookies."
+    "ListBookies", OPERATE, method="bookies", help="Returns the registered bookies."
 )
 FIND_ORPHANS: Operation[values.Orphans] = Operation("FindOrphans", OPERATE)
 

@@ -11,25 +11,25 @@ class RowMethods:
     async def _call(self, operation: Operation[Any], **arguments: object) -> Any: ...
 
     async def tenants(self) -> list[str]:
-        """Names, sorted."""
+        """Returns the names of the tenants, sorted."""
 
     async def tenant(self, name: str) -> values.TenantInfo:
-        """Its settings. TenantNotFound."""
+        """Returns the settings of a tenant. Raises TenantNotFound."""
 
     async def namespace(self, name: str) -> values.NamespaceInfo:
-        """Its settings. NamespaceNotFound."""
+        """Returns the settings of a namespace. Raises NamespaceNotFound."""
 
     async def delete_namespace(self, name: str, *, force: bool = False) -> None:
-        """Busy: it has topics, which `force` deletes too."""
+        """Deletes a namespace. Busy: it has topics, which `force` deletes too."""
 
     async def create_topic(self, topic: str, *, partitions: int = 0) -> None:
-        """0: not partitioned. AlreadyExists."""
+        """Creates a topic. `partitions` 0: not partitioned. AlreadyExists."""
 
     async def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
         """The log of one partition: its ledgers, positions and replication."""
 
     async def unload_topic(self, topic: str) -> None:
-        """Its owner closes it; the next use opens it again."""
+        """Unloads a topic: its owner closes it, and the next use opens it again."""
 
     async def trim_topic(self, topic: str) -> None:
         """Deletes the ledgers that no subscription and no retention needs, now."""
@@ -41,13 +41,13 @@ class RowMethods:
         """Starts a compaction. Busy: one is running."""
 
     async def compaction_status(self, topic: str) -> values.CompactionStatus:
-        """The last compaction of one partition, and the compacted ledger that is read now."""
+        """Returns the last compaction of one partition, and the compacted ledger that is read now."""
 
     async def subscriptions(self, topic: str) -> list[str]:
-        """Names of the durable ones, sorted."""
+        """Returns the names of the durable subscriptions, sorted."""
 
     async def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
-        """Busy: it has consumers, which `force` overrides."""
+        """Deletes a subscription. Busy: it has consumers, which `force` overrides."""
 
     async def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
         """The properties, name to value."""
@@ -59,4 +59,4 @@ class RowMethods:
         """The versions that are not deleted, in their order. SchemaNotFound: there is none."""
 
     async def bookies(self) -> list[values.BookieInfo]:
-        """The registered bookies."""
+        """Returns the registered bookies."""
