@@ -11,7 +11,7 @@ needs. What follows from it:
 | permission | broker/access/core/table.py `RULES`, asked at the border (broker/protocols/grpc/checked.py) |
 | REST | the route of `http` (broker/protocols/rest/routes/rows.py), or a function in broker/protocols/rest/routes/ |
 | the command line | the verb of `cli` (cli/admin/rows.py), or a function in cli/admin/ |
-| AdminClient, Admin | the method of `method` (client/admin/rows.py), or one in client/admin/client.py |
+| AdminClient, Admin | the method of `method` (client/admin/rows.py), or a function in client/admin/ |
 | docs/administration.md | a line of its table (tests/docs/tables.py) |
 
 A new operation is a row, and the function that does it: the method of `AdminService` (broker/protocols/grpc/admin.py)

@@ -1,7 +1,7 @@
 """`python -m tests.stubs [--check]`: writes the stubs of classes whose methods are made when they are imported.
 
-Type checkers and editors read client/admin/blocking.pyi and rows.pyi in the place of the modules: each method with its
-parameters and its docstring, as the class has them.
+Type checkers and editors read client/admin/client.pyi and blocking.pyi in the place of the modules: each method with
+its parameters and its docstring, as the class has them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from magnetar.client.admin import Admin
-from magnetar.client.admin.rows import RowMethods
+from magnetar.client.admin import Admin, AdminClient
 from magnetar.proto.applied import InactiveMode, QuotaPolicy, TypeTitle
 from magnetar.proto.policy_levels import Policies
 from tests.docs.documents import ROOT
@@ -22,13 +21,15 @@ from tests.docs.documents import ROOT
 WIDTH = 120
 IMPORTS = (
     ("values.", "from ...proto import statistics as values"),
-    ("Operation", "from ...proto.operation import Operation"),
     ("Policies", "from ...proto.policies import Policies"),
     ("SchemaInfo", "from ...proto.schema import SchemaInfo"),
     ("TxnId", "from ...proto.transactions import TxnId, TxnState"),
+    ("World", "from ...runtime.world import World"),
+    ("ClosedAfterAsyncWith", "from ..common.closing import ClosedAfterAsyncWith"),
     ("ClosedAfterWith", "from ..common.closing import ClosedAfterWith"),
     ("MessageId", "from ..model.message_id import MessageId"),
     ("StoredMessage", "from .stored_messages import StoredMessage"),
+    ("Transport", "from .transport import Transport"),
 )
 """What a stub imports where it names it, in the order of ruff."""
 
@@ -37,7 +38,9 @@ def stubs() -> dict[Path, str]:
     folder = ROOT / "client" / "admin"
     return {
         folder / "blocking.pyi": _stub("blocking.py", "Admin(ClosedAfterWith)", Admin, ("__init__",), "def"),
-        folder / "rows.pyi": _stub("rows.py", "RowMethods", RowMethods, ("_call",), "async def"),
+        folder / "client.pyi": _stub(
+            "client.py", "AdminClient(ClosedAfterAsyncWith)", AdminClient, ("__init__",), "async def"
+        ),
         ROOT / "proto" / "policy_levels.pyi": _levels(),
     }
 
@@ -93,7 +96,7 @@ def _method(name: str, method: Callable[..., Any], verb: str) -> str:
                 parameters.append("*")
             keyword = True
         star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(each.kind, "")
-        kind = "" if each.annotation is inspect.Parameter.empty else f": {each.annotation}"
+        kind = "" if each.name == "self" or each.annotation is inspect.Parameter.empty else f": {each.annotation}"
         default = "" if each.default is inspect.Parameter.empty else f" = {each.default!r}" if kind else ""
         parameters.append(f"{star}{each.name}{kind}{default}")
     returned = signature.return_annotation

@@ -4,7 +4,6 @@
 
 The first parameters are the place and the subscription, as the row's rule has them; what the row `takes` comes by
 keyword, with the default of its type. An answer of several is a list.
-Type checkers and editors see rows.pyi, which `python -m tests.stubs` writes; guard: tests/client/admin/test_stubs.py.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 from ...proto import statistics as values
 from ...proto.names import check_subscription_name, check_tenant_name
 from ...proto.operation import On, Operation
-from ...proto.operations import ANSWERS, OPERATIONS
+from ...proto.operations import ANSWERS
 from ..model.message_id import MessageId
-from .permissions import full_namespace, full_topic
+from .caller import Caller, full_namespace, full_topic
 from .stored_messages import StoredMessage
 
 NAMED = values, MessageId, StoredMessage
@@ -30,19 +29,12 @@ PLACES: dict[On, tuple[str, Callable[[str], str]]] = {
 Checks = Mapping[str, tuple[str, Callable[[str], str]]]
 
 
-class RowMethods:
-    """AdminClient derives from it."""
-
-    async def _call(self, operation: Operation[Any], **arguments: object) -> Any:
-        raise NotImplementedError
-
-
 def made(row: Operation[Any]) -> Callable[..., Awaitable[Any]]:
     """The method of a row."""
     signature, checks = signature_of(row)
     is_list = ANSWERS[row.name].startswith("tuple[")
 
-    async def call(self: RowMethods, /, *given: Any, **options: Any) -> Any:
+    async def call(self: Caller, /, *given: Any, **options: Any) -> Any:
         try:
             bound = signature.bind(self, *given, **options)
         except TypeError as error:
@@ -79,7 +71,3 @@ def signature_of(row: Operation[Any]) -> tuple[inspect.Signature, Checks]:
         answer = f"list[{answer[6:-6]}]"
     return inspect.Signature(parameters, return_annotation=answer), checks
 
-
-for _row in OPERATIONS.values():
-    if _row.method:
-        setattr(RowMethods, _row.method, made(_row))

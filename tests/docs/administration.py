@@ -58,7 +58,7 @@ def _shown(names: list[str]) -> str:
 def _methods() -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for name, method in inspect.getmembers(AdminClient, inspect.iscoroutinefunction):
-        names = _named(inspect.unwrap(method), AdminClient)
+        names = _named(inspect.unwrap(method))
         for row in OPERATIONS.values():
             if not name.startswith("_") and (row.method == name or VARIABLES.get(row.name, "") in names):
                 found[row.name].append(name)
@@ -100,26 +100,24 @@ def _verbs_of(words: str, group: LazyGroup) -> Iterator[tuple[str, set[str]]]:
             yield f"{words} {name}", _named(inspect.unwrap(verb.callback))
 
 
-def _named(function: Callable[..., Any], kind: type | None = None, seen: frozenset[str] = frozenset()) -> set[str]:
-    """What a function uses of `op` and of `admin`, itself and by functions of its module or class that it calls; of a
-    class, where that is nothing, by its public methods."""
+def _named(function: Callable[..., Any], seen: frozenset[str] = frozenset()) -> set[str]:
+    """Returns what a function uses of `op` and of `admin`, itself and by the functions that it calls."""
     if not isinstance(function, types.FunctionType) or function.__qualname__ in seen:
         return set()
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     attributes = [(_last(each.value), each.attr) for each in ast.walk(tree) if isinstance(each, ast.Attribute)]
     found = {name for of, name in attributes if of in ("op", "admin")}
     seen |= {function.__qualname__}
+    called = {ast.unparse(each.func) for each in ast.walk(tree) if isinstance(each, ast.Call)}
     for name in {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}:
-        if name.startswith("_") or function.__module__.endswith(".stats"):
-            found |= _named(function.__globals__.get(name), kind, seen)  # type: ignore[arg-type]
+        is_method = name in called and ".client.admin." in function.__module__
+        if name.startswith("_") or function.__module__.endswith(".stats") or is_method:
+            found |= _named(function.__globals__.get(name), seen)  # type: ignore[arg-type]
     for each in ast.walk(tree):
         if isinstance(each, ast.ImportFrom) and each.level == 1 and each.module:  # what a verb imports when it runs
             module = importlib.import_module(f".{each.module}", function.__globals__["__package__"])
             for name in each.names:
-                found |= _named(getattr(module, name.name, None), kind, seen)  # type: ignore[arg-type]
-    own = {name for of, name in attributes if of == "self"}
-    for name in (own if not found else {each for each in own if each.startswith("_")}) if kind is not None else ():
-        found |= _named(inspect.unwrap(getattr(kind, name, None)), kind, seen)  # type: ignore[arg-type]
+                found |= _named(getattr(module, name.name, None), seen)  # type: ignore[arg-type]
     return found
 
 
