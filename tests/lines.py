@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ADMINISTRATION = (
     "proto/operation.py", "proto/operations.py", "proto/states.py", "proto/statistics.py", "proto/translation.py",
-    "proto/policy_table.py", "client/admin",
+    "proto/policy_table.py", "proto/pulsar_json.py", "client/admin",
     "broker/access/core/table.py",
     "broker/protocols/rest", "broker/protocols/grpc/admin.py", "broker/session/administration.py",
     "broker/session/statistics.py", "cli/admin", "cli/metrics/samples.py",

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 from click import option
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, verb
-
-if TYPE_CHECKING:
-    from ...proto.statistics import HalfStats
 
 COLUMNS = ("half", "state", "group", "check_key", "age_s", "unknown", "members", "bytes", "topics", "reason")
 
@@ -40,9 +35,11 @@ def list_(session: Session, group: str, parked: bool, limit: int) -> None:
 
     Example: magnetar transactions halves list --group orders
     """
+    from ...proto.pulsar_json import half_form, in_seconds
+
     rows = [each for found in session.admin.all_halves(group=group, limit=limit) for each in found.items]
     wanted = [each for each in rows if each.state.name == "PARKED" or not parked]
-    session.out.rows([_row(each) for each in sorted(wanted, key=lambda each: -each.age_ms)], COLUMNS)
+    session.out.rows([in_seconds(half_form(each)) for each in sorted(wanted, key=lambda each: -each.age_ms)], COLUMNS)
 
 
 @verb()
@@ -51,7 +48,9 @@ def show(session: Session, half: str) -> None:
 
     Example: magnetar transactions halves show "(3,1099511627781)"
     """
-    session.out.record(_row(session.admin.half(half)))
+    from ...proto.pulsar_json import half_form, in_seconds
+
+    session.out.record(in_seconds(half_form(session.admin.half(half))))
 
 
 @verb()
@@ -89,11 +88,3 @@ def rollback(session: Session, half: str) -> None:
     Example: magnetar transactions halves rollback "(3,1099511627781)"
     """
     session.admin.rollback_half(half)
-
-
-def _row(found: HalfStats) -> dict[str, Any]:
-    return {
-        "half": str(found.half), "state": found.state.name, "owner": found.owner, "group": found.group,
-        "check_key": found.check_key, "age_s": round(found.age_ms / 1000, 1), "unknown": found.unknown,
-        "members": found.members, "bytes": found.bytes, "topics": ", ".join(found.topics), "reason": found.reason,
-    }  # fmt: skip

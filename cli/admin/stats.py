@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import reduce
-from operator import add, attrgetter
+from operator import add
 from typing import TYPE_CHECKING, Any
+
+from ...proto.pulsar_json import OF_PRODUCER, PRODUCER, SUBSCRIPTION, TOPIC, pick
 
 if TYPE_CHECKING:
     from ...client import admin as values
@@ -23,24 +25,18 @@ TRANSACTION_COLUMNS = (
 )  # fmt: skip
 LEDGER_COLUMNS = ("ledgerId", "state", "entries", "size", "firstIndex", "bookies", "stays")
 
-_SUMMED = {
-    "msgRateIn": "rate_in",
-    "msgRateOut": "rate_out",
-    "msgThroughputIn": "throughput_in",
-    "msgThroughputOut": "throughput_out",
-    "msgInCounter": "messages_in",
-    "bytesInCounter": "bytes_in",
-    "msgOutCounter": "messages_out",
-    "bytesOutCounter": "bytes_out",
-    "storageSize": "storage_bytes",
-    "msgDropCounter": "dropped",
-    "publishRateLimitedTimes": "publish_throttled",
-    "expiredEntries": "expired_entries",
-    "evictedEntries": "evicted_entries",
-}
-"""Pulsar's name → field of TopicStats (proto/statistics.py)."""
-
-
+_SUMMED = (
+    "msgRateIn msgRateOut msgThroughputIn msgThroughputOut msgInCounter bytesInCounter msgOutCounter bytesOutCounter "
+    "storageSize msgDropCounter publishRateLimitedTimes expiredEntries evictedEntries"
+)
+_OF_SUBSCRIPTION = (
+    "backlogSize earliestMsgPublishTimeInBacklog dispatchRateLimitedTimes type durable msgBacklog msgBacklogNoDelayed "
+    "msgDelayed delayedMessageIndexBuckets delayedMessageIndexSizeInBytes pendingTransactions pendingEntries "
+    "unackedMessages nonContiguousDeletedMessagesRanges consumers markDeletePositions blocked activeConsumerName "
+    "blockedSubscriptionOnUnackedMsgs msgInReplay keySharedMode allowOutOfOrderDelivery drainingHashesCount "
+    "drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes"
+)
+"""Names of proto/pulsar_json.py, in the order of the JSON."""
 _CAUGHT_UP = "everything was delivered"
 
 
@@ -56,9 +52,9 @@ def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[
 
 def record_of(session: Session, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
     record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
-    for name, field in _SUMMED.items():
-        record[name] = sum(getattr(reply, field) for reply in found)
-    record["publishers"] = [_publisher(producer) for reply in found for producer in reply.producers]
+    for name in _SUMMED.split():
+        record[name] = sum(map(TOPIC[name], found))
+    record["publishers"] = [pick(PRODUCER, each, OF_PRODUCER) for reply in found for each in reply.producers]
     record["subscriptions"] = subscriptions(found)
     record["msgBacklog"] = max((s["msgBacklog"] for s in record["subscriptions"].values()), default=0)
     record["backlogSize"] = max((s["backlogSize"] for s in record["subscriptions"].values()), default=0)
@@ -114,16 +110,6 @@ def transaction_row(record: dict[str, Any]) -> dict[str, Any]:
     return {**found, "topic": record["topic"], "lastStable": found["lastStablePositions"]}
 
 
-def _publisher(producer: values.ProducerStats) -> dict[str, Any]:
-    return {
-        "producerName": producer.name,
-        "address": producer.address,
-        "msgInCounter": producer.messages,
-        "bytesInCounter": producer.bytes,
-        "lastSequenceId": producer.last_sequence_id,
-    }
-
-
 def _first(known: Any, _: Any) -> Any:
     return known
 
@@ -142,30 +128,12 @@ def _telling(known: str, other: str) -> str:
     return known if known not in ("", _CAUGHT_UP) else other or known
 
 
-Part = Callable[[Any], Any]
-_OF_SUBSCRIPTION: tuple[tuple[str, Part, Callable[[Any, Any], Any]], ...] = (
-    ("backlogSize", attrgetter("backlog_bytes"), add),
-    ("earliestMsgPublishTimeInBacklog", attrgetter("oldest_ms"), _earlier),
-    ("dispatchRateLimitedTimes", attrgetter("dispatch_throttled"), add), ("type", attrgetter("type"), _first),
-    ("durable", attrgetter("durable"), _first), ("msgBacklog", attrgetter("backlog"), add),
-    ("msgBacklogNoDelayed", lambda each: max(0, each.backlog - each.delayed), add),
-    ("msgDelayed", attrgetter("delayed"), add), ("delayedMessageIndexBuckets", attrgetter("delayed_buckets"), add),
-    ("delayedMessageIndexSizeInBytes", attrgetter("delayed_memory_bytes"), add),
-    ("pendingTransactions", attrgetter("pending_transactions"), add),
-    ("pendingEntries", attrgetter("pending_entries"), add), ("unackedMessages", attrgetter("unacked"), add),
-    ("nonContiguousDeletedMessagesRanges", attrgetter("acked_ranges"), add),
-    ("consumers", lambda each: [_consumer(consumer) for consumer in each.consumers], add),
-    ("markDeletePositions", lambda each: [str(each.mark_delete)], add), ("blocked", attrgetter("blocked"), _telling),
-    ("activeConsumerName", attrgetter("active_consumer"), _either),
-    ("blockedSubscriptionOnUnackedMsgs", attrgetter("blocked_on_unacked"), _either),
-    ("msgInReplay", attrgetter("replay_entries"), add), ("keySharedMode", attrgetter("key_shared_mode"), _first),
-    ("allowOutOfOrderDelivery", attrgetter("allow_out_of_order_delivery"), _first),
-    ("drainingHashesCount", lambda each: len(each.draining), add),
-    ("drainingHashesClearedTotal", attrgetter("drained_total"), add),
-    ("drainingHashesUnackedMessages", lambda each: sum(slot.unacked_entries for slot in each.draining), add),
-    ("drainingHashes", lambda each: [_draining(slot) for slot in each.draining], add),
-)  # fmt: skip
-"""Pulsar's name, what it is of a partition's subscription, how partitions come together; in the order of the JSON."""
+_JOINED: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("type", "durable", "keySharedMode", "allowOutOfOrderDelivery"), _first), "blocked": _telling,
+    **dict.fromkeys(("activeConsumerName", "blockedSubscriptionOnUnackedMsgs"), _either),
+    "earliestMsgPublishTimeInBacklog": _earlier,
+}  # fmt: skip
+"""How the partitions of a subscription come together; others are added."""
 
 
 def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
@@ -175,27 +143,8 @@ def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any
         for each in reply.subscriptions:
             parts.setdefault(each.name, []).append(each)
     return {
-        name: {key: reduce(join, map(part, of)) for key, part, join in _OF_SUBSCRIPTION} for name, of in parts.items()
-    }
-
-
-def _draining(slot: values.DrainingSlot) -> dict[str, int]:
-    """A subscription's record; its messages are counted by entries."""
-    return {"hash": slot.slot, "unackMsgs": slot.unacked_entries, "blockedAttempts": slot.blocked_attempts}
-
-
-def _consumer(consumer: values.ConsumerStats) -> dict[str, Any]:
-    return {
-        "consumerName": consumer.name,
-        "address": consumer.address,
-        "availablePermits": consumer.permits,
-        "unackedMessages": consumer.unacked,
-        "msgOutCounter": consumer.delivered_messages,
-        "bytesOutCounter": consumer.delivered_bytes,
-        "messagesRedelivered": consumer.redelivered_messages,
-        "blockedConsumerOnUnackedMsgs": consumer.blocked,
-        "priorityLevel": consumer.priority_level,
-        "keyHashRangeArrays": [[slots.first, slots.last] for slots in consumer.slots],
+        name: {key: reduce(_JOINED.get(key, add), map(SUBSCRIPTION[key], of)) for key in _OF_SUBSCRIPTION.split()}
+        for name, of in parts.items()
     }
 
 
@@ -211,27 +160,3 @@ def subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for name, record in found.items()
     ]
-
-
-def internal_stats(reply: values.TopicInternalStats) -> dict[str, Any]:
-    return {
-        "state": reply.state,
-        "lastConfirmedEntry": str(reply.last_confirmed),
-        "pendingAddEntriesCount": reply.pending_adds,
-        "cacheBytes": reply.cache_bytes,
-        "replication": reply.replication,
-        "wantedReplication": reply.wanted_replication,
-        "degraded": reply.degraded,
-        "ledgers": [
-            {
-                "ledgerId": ledger.ledger_id,
-                "state": ledger.state,
-                "entries": ledger.entries,
-                "size": ledger.bytes,
-                "firstIndex": ledger.first_index,
-                "bookies": list(ledger.bookies),
-                "stays": ledger.stays,
-            }
-            for ledger in reply.ledgers
-        ],
-    }

@@ -156,10 +156,11 @@ def stats_internal(session: Session, topic: str) -> None:
 
     Example: magnetar topics stats-internal orders
     """
-    from .stats import LEDGER_COLUMNS, internal_stats
+    from ...proto.pulsar_json import LOG, pick
+    from .stats import LEDGER_COLUMNS
 
     admin = session.admin
-    found = {part: internal_stats(admin.topic_internal_stats(part)) for part in admin.parts(topic)}
+    found = {part: pick(LOG, admin.topic_internal_stats(part), " ".join(LOG)) for part in admin.parts(topic)}
     if session.out.json:
         session.out.document(found if len(found) > 1 else next(iter(found.values())))
         return

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ....proto.model import AccessMode
+from ....proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, pick
 from ....proto.statistics import (
     ConsumerStats,
     LedgerStats,
@@ -81,22 +82,19 @@ def topic_stats(
     age_s = max(0, round((meters.now_ms() - oldest) / 1000)) if oldest else -1
     applied = topic.applied if topic is not None else None
     return {
-        "msgRateIn": found.rate_in, "msgThroughputIn": found.throughput_in,
-        "msgRateOut": found.rate_out, "msgThroughputOut": found.throughput_out,
-        "bytesInCounter": found.bytes_in, "msgInCounter": found.messages_in,
+        **pick(TOPIC, found, "msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter"),
         "systemTopicBytesInCounter": 0, "bytesOutInternalCounter": 0,
-        "bytesOutCounter": found.bytes_out, "msgOutCounter": found.messages_out,
-        "averageMsgSize": found.bytes_in / found.messages_in if found.messages_in else 0.0,
-        "msgChunkPublished": False, "storageSize": found.storage_bytes, "backlogSize": backlog_size,
+        **pick(TOPIC, found, "bytesOutCounter msgOutCounter averageMsgSize"),
+        "msgChunkPublished": False, **pick(TOPIC, found, "storageSize"), "backlogSize": backlog_size,
         "backlogQuotaLimitSize": (applied.backlog_quota_bytes if applied is not None else 0) or -1,
         "backlogQuotaLimitTime": (applied.backlog_quota_s if applied is not None else 0) or -1,
         "oldestBacklogMessageAgeSeconds": age_s, "oldestBacklogMessageSubscriptionName": slowest,
-        "publishRateLimitedTimes": found.publish_throttled, "earliestMsgPublishTimeInBacklogs": oldest,
+        **pick(TOPIC, found, "publishRateLimitedTimes"), "earliestMsgPublishTimeInBacklogs": oldest,
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
         "lastOffloadFailureTimeStamp": 0,
         **_transactions(found),
-        "waitingPublishers": 0, "topicCreationTimeStamp": found.created_ms,
-        "lastPublishTimeStamp": found.published_ms, "lastPublishTimestamp": found.published_ms,
+        "waitingPublishers": 0,
+        **pick(TOPIC, found, "topicCreationTimeStamp lastPublishTimeStamp lastPublishTimestamp"),
         "publishers": [_publisher(each, topic, meters) for each in found.producers] if publishers else [],
         "subscriptions": subscriptions, "replication": {},
         "deduplicationStatus": "Enabled" if applied is not None and applied.deduplication else "Disabled",
@@ -104,7 +102,7 @@ def topic_stats(
         "nonContiguousDeletedMessagesRanges": sum(each.acked_ranges for each in found.subscriptions),
         "nonContiguousDeletedMessagesRangesSerializedSize": 0,
         "delayedMessageIndexSizeInBytes": sum(each.delayed_memory_bytes for each in found.subscriptions),
-        "compaction": _compaction(topic), "ownerBroker": found.owner,
+        "compaction": _compaction(topic), **pick(TOPIC, found, "ownerBroker"),
         "replicatedSubscriptionsTrackedMessagesCount": 0,
         **({} if found.name.startswith("persistent:") else {"msgDropRate": 0.0, "msgDropCount": found.dropped}),
     }  # fmt: skip
@@ -140,9 +138,9 @@ def _publisher(found: ProducerStats, topic: Topic | None, meters: Meters) -> dic
     rates = meters.rates(live.id, live.since_ms, (found.messages, found.bytes)) if live is not None else (0.0, 0.0)
     return {
         "accessMode": _MODES[live.mode] if live is not None else "Shared", "msgRateIn": rates[0],
-        "msgThroughputIn": rates[1], "averageMsgSize": found.bytes / found.messages if found.messages else 0.0,
+        "msgThroughputIn": rates[1], **pick(PRODUCER, found, "averageMsgSize"),
         "chunkedMessageRate": 0.0, "producerId": live.id if live is not None else 0, "supportsPartialProducer": False,
-        "producerName": found.name, "metadata": live.properties if live is not None else {},
+        **pick(PRODUCER, found, "producerName"), "metadata": live.properties if live is not None else {},
         **_connected(found, live),
     }  # fmt: skip
 
@@ -173,49 +171,41 @@ def _subscription(found: SubscriptionStats, topic: Topic | None, meters: Meters,
     activity = loaded.activity if loaded is not None else Activity()
     return {
         **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0, "totalMsgExpired": 0,
-        "msgBacklog": found.backlog, "backlogSize": found.backlog_bytes,
-        "msgBacklogNoDelayed": max(0, found.backlog - found.delayed), "msgDelayed": found.delayed,
-        "msgInReplay": found.replay_entries, "unackedMessages": found.unacked,
-        "earliestMsgPublishTimeInBacklog": found.oldest_ms,
-        "blockedSubscriptionOnUnackedMsgs": found.blocked_on_unacked, "type": title(found.type) or "None",
+        **pick(SUBSCRIPTION, found, "msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay unackedMessages "
+               "earliestMsgPublishTimeInBacklog blockedSubscriptionOnUnackedMsgs"), "type": title(found.type) or "None",
         "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": activity.expired_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastAckedTimestamp": activity.acked_ms, "lastMarkDeleteAdvancedTimestamp": activity.marked_ms,
-        "consumers": consumers if listed else [], "isDurable": found.durable, "durable": found.durable,
-        "isReplicated": False, "replicated": False, "allowOutOfOrderDelivery": found.allow_out_of_order_delivery,
+        "consumers": consumers if listed else [], **pick(SUBSCRIPTION, found, "isDurable durable"),
+        "isReplicated": False, "replicated": False, **pick(SUBSCRIPTION, found, "allowOutOfOrderDelivery"),
         "keySharedMode": found.key_shared_mode or None, "consumersAfterMarkDeletePosition": {},
-        "drainingHashesCount": len(found.draining), "drainingHashesClearedTotal": found.drained_total,
-        "drainingHashesUnackedMessages": sum(each.unacked_entries for each in found.draining),
-        "nonContiguousDeletedMessagesRanges": found.acked_ranges,
-        "nonContiguousDeletedMessagesRangesSerializedSize": 0,
-        "delayedMessageIndexSizeInBytes": found.delayed_memory_bytes,
+        **pick(SUBSCRIPTION, found, "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages "
+               "nonContiguousDeletedMessagesRanges"), "nonContiguousDeletedMessagesRangesSerializedSize": 0,
+        **pick(SUBSCRIPTION, found, "delayedMessageIndexSizeInBytes"),
         "subscriptionProperties": store.properties if store is not None else {},
         "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0,
         "filterRescheduledMsgCount": 0, "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
         "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
-        "whyBlocked": found.blocked, "pendingTransactions": found.pending_transactions,
-        "pendingEntries": found.pending_entries,
+        "whyBlocked": found.blocked, **pick(SUBSCRIPTION, found, "pendingTransactions pendingEntries"),
     }  # fmt: skip
 
 
 def _consumer(found: ConsumerStats, live: Consumer | None, meters: Meters) -> dict[str, Any]:
-    delivered, size, again = found.delivered_messages, found.delivered_bytes, found.redelivered_messages
     activity = live.activity if live is not None else Activity()
     rates: Numbers = (0.0, 0.0, 0.0, 0.0)
     if live is not None:
+        delivered, again = found.delivered_messages, found.redelivered_messages
         acked = max(0, delivered - again - found.unacked)
-        rates = meters.rates(live.member.id, live.since_ms, (delivered, size, again, acked))
+        rates = meters.rates(live.member.id, live.since_ms, (delivered, found.delivered_bytes, again, acked))
     return {
         "msgRateOut": rates[0], "msgThroughputOut": rates[1], "msgRateRedeliver": rates[2], "messageAckRate": rates[3],
-        "chunkedMessageRate": 0.0, "bytesOutCounter": size, "msgOutCounter": delivered,
+        "chunkedMessageRate": 0.0, **pick(CONSUMER, found, "bytesOutCounter msgOutCounter"),
         "lastAckedTimestamp": activity.acked_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastAckedTime": None, "lastConsumedTime": None,
-        "consumerName": found.name, "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
+        **pick(CONSUMER, found, "consumerName"), "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
         "drainingHashesCount": 0, "drainingHashesClearedTotal": 0, "drainingHashesUnackedMessages": 0,
-        "availablePermits": found.permits, "unackedMessages": found.unacked, "avgMessagesPerEntry": 0,
-        "blockedConsumerOnUnackedMsgs": found.blocked,
-        "keyHashRanges": [f"[{each.first}, {each.last}]" for each in found.slots],
-        "keyHashRangeArrays": [[each.first, each.last] for each in found.slots],
+        **pick(CONSUMER, found, "availablePermits unackedMessages"), "avgMessagesPerEntry": 0,
+        **pick(CONSUMER, found, "blockedConsumerOnUnackedMsgs keyHashRanges keyHashRangeArrays"),
         "metadata": live.properties if live is not None else {}, **_connected(found, live),
     }  # fmt: skip
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....proto.names import Position
+from ....proto.pulsar_json import optional
 from ....proto.statistics import (
     CoordinatorTransactions,
-    HalfStats,
     PendingOfTransaction,
     SubscriptionStats,
     TopicInternalStats,
@@ -26,10 +25,6 @@ from ....proto.transactions import TxnState
 
 ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 """While some topic has not stored the outcome, as Pulsar's TxnStatus names it."""
-
-
-def _optional(place: Position | None) -> str | None:
-    return str(place) if place is not None else None
 
 
 # ------------------------------------------------------------------ of a transaction
@@ -55,44 +50,16 @@ def metadata(
 
 def in_buffer(here: TransactionHere | None, found: TransactionStats | None) -> dict[str, Any]:
     """Returns a TransactionInBufferStats."""
-    first = _optional(here.first) if here is not None else None
+    first = optional(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
 def in_pending_acks(pending: PendingOfTransaction | None) -> dict[str, Any]:
     """Returns a TransactionInPendingAckStats."""
     return {
-        "cumulativeAckPosition": _optional(pending.up_to) if pending is not None else None,
+        "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
         "pendingEntries": pending.entries if pending is not None else 0,
     }
-
-
-def row(found: TransactionStats) -> dict[str, Any]:
-    """Returns the JSON of a transaction, as `magnetar transactions list` has it."""
-    return {
-        "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "address": found.address,
-        "name": found.name, "sink": found.sink.sink_id, "ageMs": found.age_ms, "remainingMs": found.remaining_ms,
-        "topics": list(found.topics), "reason": found.reason,
-    }  # fmt: skip
-
-
-def here_of(found: TransactionHere) -> dict[str, Any]:
-    """Returns the JSON of what a topic has of a transaction, and what waits for it."""
-    subscriptions = found.subscriptions
-    pending = {each.name: {"entries": each.entries, "upTo": _optional(each.up_to)} for each in subscriptions}
-    return {
-        "entries": found.entries, "bytes": found.bytes, "first": _optional(found.first),
-        "holds": found.holds, "waiting": found.waiting, "pending": pending,
-    }
-
-
-def half_row(found: HalfStats) -> dict[str, Any]:
-    """Returns the JSON of a half, as `magnetar transactions halves show` has it."""
-    return {
-        "half": str(found.half), "state": found.state.name, "owner": found.owner, "group": found.group,
-        "checkKey": found.check_key, "ageMs": found.age_ms, "unknown": found.unknown, "members": found.members,
-        "bytes": found.bytes, "topics": list(found.topics), "reason": found.reason,
-    }  # fmt: skip
 
 
 # ------------------------------------------------------------------ of a coordinator
@@ -102,14 +69,6 @@ def coordinator_stats(found: CoordinatorTransactions) -> dict[str, Any]:
         "state": "Ready" if found.epoch else "None", "leastSigBits": found.next_least - 1 if found.epoch else -1,
         "lowWaterMark": found.done_below - 1 if found.epoch else -1, "ongoingTxnSize": found.open + found.prepared,
         "recoverStartTime": found.loading_ms, "recoverEndTime": found.loaded_ms,
-    }
-
-
-def coordinator_row(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
-    """Returns the JSON of a coordinator, as `magnetar transactions status` has it."""
-    return {
-        "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
-        "unsettled": found.unsettled, "committed": found.committed, "aborted": found.aborted,
     }
 
 

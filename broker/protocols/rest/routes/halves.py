@@ -1,6 +1,6 @@
 """Half messages: what `magnetar transactions halves` does. Pulsar has none; the paths are in the way of its v3.
 
-Any broker answers: it asks the one that has the coordinator. The forms: broker/protocols/rest/transactions.py.
+Any broker answers: it asks the one that has the coordinator. The forms: proto/pulsar_json.py.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any
 
 from .....proto import operations as op
 from .....proto.errors import NotFound
+from .....proto.pulsar_json import half_form
 from .....proto.statistics import HalfDecision
-from .. import transactions as forms
 from ..call import Call
 from ..table import route
 from .transactions import BASE, ID, LIST_DEFAULT, numbers, txn_of
@@ -25,7 +25,7 @@ async def list_halves(call: Call) -> object:
     group, parked, rows = call.query.get("group", ""), call.flag("parked"), list[dict[str, Any]]()
     for number in await numbers(call):
         found = await call.at_coordinator(op.LIST_HALVES, coordinator=number, group=group, limit=limit)
-        rows += map(forms.half_row, found.items)
+        rows += map(half_form, found.items)
     return sorted((each for each in rows if each["state"] == "PARKED" or not parked), key=lambda each: -each["ageMs"])
 
 
@@ -36,7 +36,7 @@ async def show(call: Call) -> object:
     found = await call.at_coordinator(op.LIST_HALVES, half=half, limit=1)
     if not found.items:
         raise NotFound(f"no half {half} is open")
-    return forms.half_row(found.items[0])
+    return half_form(found.items[0])
 
 
 async def _change(call: Call, verb: HalfDecision) -> None:

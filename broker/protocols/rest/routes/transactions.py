@@ -14,6 +14,7 @@ from typing import Any
 from .....proto import operations as op
 from .....proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, TransactionEnded
 from .....proto.names import Position, TopicName
+from .....proto.pulsar_json import coordinator_form, here_form, transaction_form
 from .....proto.statistics import CoordinatorTransactions, SubscriptionStats, TransactionHere, TransactionStats
 from .....proto.transactions import COORDINATORS_MAX, TxnId, TxnState
 from ....subscription.core.cursor import Cursor
@@ -253,12 +254,12 @@ async def list_transactions(call: Call) -> object:
     limit = call.number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1)
     asked = await numbers(call)
     found = [each for number in asked for each in (await _listed(call, number, min(limit, LIST_DEFAULT))).items]
-    return [forms.row(each) for each in sorted(found, key=lambda each: -each.age_ms)]
+    return [transaction_form(each) for each in sorted(found, key=lambda each: -each.age_ms)]
 
 
 @route("GET", BASE + "/status", "The coordinators: epochs and counts.", answer="[{coordinator, epoch, open, …}]")
 async def status(call: Call) -> object:
-    return [forms.coordinator_row(number, await _listed(call, number)) for number in await numbers(call)]
+    return [coordinator_form(number, await _listed(call, number)) for number in await numbers(call)]
 
 
 @route("GET", BASE + "/id" + ID, "Who began it, and for each topic what it has there and what waits for its end.",
@@ -267,10 +268,10 @@ async def show(call: Call) -> object:
     found = await _found(call, txn_of(call))
     at = [
         {"topic": topic, "error": str(here)} if isinstance(here, MagnetarError)
-        else {"topic": topic, **forms.here_of(here)}
+        else {"topic": topic, **here_form(here)}
         for topic, here in (await _at(call, found)).items()
     ]  # fmt: skip
-    return {**forms.row(found), "at": at}
+    return {**transaction_form(found), "at": at}
 
 
 @route("POST", BASE + "/id" + ID + "/abort", "As abortTransaction, with the state.", answer="{txn, state}")
