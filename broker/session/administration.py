@@ -2,7 +2,7 @@
 
 Tenants, namespaces and lists of topics come from the metadata, and any broker answers. What concerns a loaded topic is
 its owner's (NotOwner elsewhere, with the owner's address in the field `owner`). Deleting a partitioned topic, or a
-namespace by force, and unloading a namespace ask the other brokers, through `OtherBrokers`, in a protocol's way.
+namespace by force, and unloading a namespace ask the other brokers (other_brokers.py).
 Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/protocols/grpc/test_namespace_verbs.py.
 """
 
@@ -13,12 +13,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, TypeVar
 
 from ...metadata.records import BrokerRecord, GrantsRecord, PartitionedRecord
 from ...metadata.records import LostRange as LostRecord
+from ...proto import operations as op
 from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
 from ...proto.names import NamespaceName, Position, TopicName
+from ...proto.operation import Operation
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ..cluster.core.bundles import bundle_of
@@ -28,8 +30,12 @@ from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
+from .other_brokers import ask
 
 _LOG = logging.getLogger("magnetar.broker")
+T = TypeVar("T")
+LIST_TIMEOUT_S = 5.0
+"""Seconds to wait for another broker's list of what it has in memory: one that hangs does not hold up the list."""
 
 
 def lost_of(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
@@ -47,26 +53,19 @@ def lost_of(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
     return total
 
 
-class OtherBrokers(Protocol):
-    """Asks another broker the same questions. Raises what it answers; TimedOut."""
-
-    async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool, incarnation: int) -> None: ...
-    async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> int: ...
-    async def unload_namespace(self, broker: BrokerRecord, name: NamespaceName, bundle: str) -> Unloaded: ...
-    async def topics_in_memory(self, broker: BrokerRecord, name: NamespaceName) -> Sequence[str]: ...
-
-
 class Administration:
     """The operations of administration on namespaces, policies and topics."""
 
-    def __init__(self, broker: TopicManager, others: OtherBrokers) -> None:
+    def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
-        self._others = others
 
     async def topic(self, name: TopicName) -> Topic:
         """A topic that exists, loaded here."""
         await self._broker.catalog.existing_partitions(name)
         return await self._broker.topic(name)
+
+    async def _ask(self, broker: BrokerRecord, operation: Operation[T], **arguments: Any) -> T:
+        return await ask(self._broker.world, broker.endpoint, operation, **arguments)
 
     async def _other_brokers(self) -> list[BrokerRecord]:
         return [each for each in await self._broker.brokers() if each.name != self._broker.name]
@@ -87,7 +86,8 @@ class Administration:
         """Unloads all bundles of a namespace, or that one. `here`: what this broker owns; else every broker's."""
         topics, bundles = await self._broker.unload_namespace(name, bundle)
         others = [] if here else await self._other_brokers()
-        for found in await asyncio.gather(*(self._others.unload_namespace(each, name, bundle) for each in others)):
+        asked = {"namespace": str(name), "bundle": bundle, "here": True}
+        for found in await asyncio.gather(*(self._ask(each, op.UNLOAD_NAMESPACE, **asked) for each in others)):
             topics, bundles = topics + found.topics, bundles + found.bundles
         return Unloaded(topics, bundles)
 
@@ -212,8 +212,10 @@ class Administration:
         """Returns the non-persistent topics, without those of a broker that does not answer in time."""
         stored = set(await self._broker.catalog.volatile_topics(name, partitions=partitions))
         found, others = await self.topics_in_memory(name), await self._other_brokers()
+        asked = {"namespace": str(name), "in_memory_here": True}
         answers = await asyncio.gather(
-            *(self._others.topics_in_memory(other, name) for other in others), return_exceptions=True
+            *(self._ask(other, op.LIST_TOPICS, timeout_s=LIST_TIMEOUT_S, **asked) for other in others),
+            return_exceptions=True,
         )
         for other, answer in zip(others, answers, strict=True):
             if isinstance(answer, MagnetarError):
@@ -259,7 +261,7 @@ class Administration:
         if owner.name == self._broker.name:
             await self._broker.delete(topic, force=force, incarnation=incarnation)
         else:
-            await self._others.delete_topic(owner, topic, force=force, incarnation=incarnation)
+            await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
     async def check_delete(self, topic: TopicName, *, force: bool) -> int:
         """The incarnation that would be deleted now; 0: not known. Of a partition, or a topic without, its owner says
@@ -269,7 +271,7 @@ class Administration:
         owner = await self._broker.lookup(topic)
         if owner.name == self._broker.name:
             return await self._broker.check_delete(topic, force=force)
-        return await self._others.check_delete(owner, topic, force=force)
+        return await self._ask(owner, op.CHECK_DELETE, name=topic.full, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
         """Unloads the topic; it need not be loaded."""

@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import cast
 
-from google.protobuf.message import Message
-
-from ....metadata.records import BrokerRecord, NamespaceRecord, TenantRecord
-from ....proto import operations as op
+from ....metadata.records import NamespaceRecord, TenantRecord
 from ....proto import wire_pb2 as wire
 from ....proto.errors import MagnetarError, NotFound
 from ....proto.names import MessageId, NamespaceName, TopicName, check_role
-from ....proto.operation import Operation, Permission
-from ....proto.operations import answer_of
+from ....proto.operation import Permission
 from ....proto.policies import decode, encode
 from ....proto.statistics import (
     BookieInfo,
@@ -37,10 +33,9 @@ from ....proto.statistics import (
     TopicStats,
     Unloaded,
 )
-from ....proto.translation import reply_of, request_of, value_of
+from ....proto.translation import reply_of
 from ....runtime.access import Principal
-from ....runtime.network import CallContext, Endpoint, rpc
-from ....runtime.world import World
+from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
 from ...session import statistics
 from ...session.administration import Administration
@@ -52,65 +47,11 @@ from .schemas import SchemaService
 from .transactions import TransactionAdminService
 
 _LOG = logging.getLogger("magnetar.broker")
-T = TypeVar("T")
 
 PAGE_BYTES, PAGE_S = 1 << 20, 2.0
 """Bytes and seconds of one answer with the statistics of a namespace: it ends after one of the two."""
 STATS_AT_ONCE = 32
 """Topics of a namespace that are asked, and loaded perhaps, at a time."""
-FORWARD_TIMEOUT_S = 30.0
-"""Seconds that a request may take which this broker passes on to the owner of a topic."""
-LIST_TIMEOUT_S = 5.0
-"""Seconds to wait for another broker's list of what it has in memory: one that hangs does not hold up the list."""
-
-
-class _OtherBrokers:
-    """Asks the Admin service of each other broker, for the administration."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool, incarnation: int) -> None:
-        asked: dict[str, Any] = {"name": topic.full, "force": force, "incarnation": incarnation}
-        await ask(self._world, broker.endpoint, op.DELETE_TOPIC, **asked)
-
-    async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> int:
-        return await ask(self._world, broker.endpoint, op.CHECK_DELETE, name=topic.full, force=force)
-
-    async def unload_namespace(self, broker: BrokerRecord, name: NamespaceName, bundle: str) -> Unloaded:
-        asked: dict[str, Any] = {"namespace": str(name), "bundle": bundle, "here": True}
-        return await ask(self._world, broker.endpoint, op.UNLOAD_NAMESPACE, **asked)
-
-    async def topics_in_memory(self, broker: BrokerRecord, name: NamespaceName) -> Sequence[str]:
-        asked: dict[str, Any] = {"namespace": str(name), "in_memory_here": True}
-        return await ask(self._world, broker.endpoint, op.LIST_TOPICS, timeout_s=LIST_TIMEOUT_S, **asked)
-
-
-def request_for(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
-    """InvalidRequest: a value does not fit its field."""
-    kind: type[Message] = rpc(operation.service, operation.name).request
-    return request_of(kind, arguments, operation.name)
-
-
-def answered(operation: Operation[T], reply: object) -> T:
-    """The answer, of what a handler or another broker answers. Of messages that are shown: the entries."""
-    if isinstance(reply, Message):
-        kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
-        reply = value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
-    return cast(T, reply)
-
-
-async def ask(
-    world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
-) -> T:
-    """Asks the Admin service of another broker the same question, with the rights of this one."""
-    channel = world.network.connect(Endpoint.parse(endpoint))
-    try:
-        target = rpc(operation.service, operation.name)
-        reply = await channel.call(target, request_for(operation, arguments), timeout_s=timeout_s)
-        return answered(operation, reply)
-    finally:
-        await channel.close()
 
 
 class AdminService(ExamineService, SchemaService, TransactionAdminService):
@@ -118,7 +59,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
 
     def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
-        self._administration = Administration(broker, _OtherBrokers(broker.world))
+        self._administration = Administration(broker)
         self._schemas = Schemas(broker)
 
     # ------------------------------------------------------------------ tenants

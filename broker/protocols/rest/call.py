@@ -20,7 +20,7 @@ from ....proto.names import NamespaceName, TopicName
 from ....proto.operation import Operation
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
-from ..grpc.admin import answered, ask, request_for
+from ...session.other_brokers import answered, ask, request_for
 from ..grpc.checked import Checked, authorize
 from .errors import BadRequest
 from .measure import Measure

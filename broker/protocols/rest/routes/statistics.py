@@ -11,8 +11,8 @@ from .....proto.statistics import TopicStats
 from ....cluster.core.bundles import bundle_of
 from ....common.turns import Turns
 from ....session import statistics
+from ....session.other_brokers import ask
 from ....topic.topic import Topic
-from ...grpc.admin import ask
 from ..call import Call
 from ..stats import internal_stats, merged, topic_stats
 from ..table import TOPIC, route
