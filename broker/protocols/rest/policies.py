@@ -157,28 +157,34 @@ def _plain(policy: Policy, rest: Rest) -> Shape:
 
 
 # ------------------------------------------------------------------ objects
-def _take_retention(given: Retention) -> Fields:
+def _object(
+    kind: Any, names: Mapping[str, str], check: Callable[[Any], None] = lambda given: None, *, whole: bool = False
+) -> Shape:
+    """Returns the shape of an object with a field of ours for each of its `names`. It is not set while the first of
+    them, or with `whole` any of them, is not."""
+
+    def take(given: Any) -> Fields:
+        check(given)
+        return {ours: getattr(given, name) for name, ours in names.items()}
+
+    def show(policies: Policies) -> object:
+        found = {name: getattr(policies, ours) for name, ours in names.items()}
+        if None in [*found.values()][: None if whole else 1]:
+            return None
+        return kind(**{name: 0 if value is None else value for name, value in found.items()})
+
+    return Shape(kind, take, show)
+
+
+def _check_retention(given: Retention) -> None:
     minutes, mib = given.retentionTimeInMinutes, given.retentionSizeInMB
     if min(minutes, mib) < -1 or (minutes == 0) != (mib == 0):
         raise _refuse("retention is -1 (endless), 0 (none), or more; both are 0, or neither is")
-    return {"retention_minutes": minutes, "retention_mib": mib}
 
 
-def _show_retention(policies: Policies) -> object:
-    if policies.retention_minutes is None:
-        return None
-    return Retention(policies.retention_minutes, policies.retention_mib or 0)
-
-
-def _take_unsubscribed(given: Retention) -> Fields:
-    minutes, mib = _take_retention(given).values()
-    return {"unsubscribed_minutes": minutes, "unsubscribed_mib": mib}
-
-
-def _show_unsubscribed(policies: Policies) -> object:
-    if policies.unsubscribed_minutes is None:
-        return None
-    return Retention(policies.unsubscribed_minutes, policies.unsubscribed_mib or 0)
+def _retention(minutes: str, mib: str) -> Shape:
+    names = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": mib}
+    return _object(Retention, names, _check_retention)
 
 
 def take_quota(given: BacklogQuota, kind: str) -> Fields:
@@ -221,17 +227,9 @@ def _quota(size: int, seconds: int, policy: str) -> dict[str, object]:
     return {"limit": size, "limitSize": size, "limitTime": seconds, "policy": policy}
 
 
-def _take_persistence(given: Persistence) -> Fields:
-    ensemble, write, ack = given.bookkeeperEnsemble, given.bookkeeperWriteQuorum, given.bookkeeperAckQuorum
-    if not ensemble >= write >= ack >= 1:
+def _check_persistence(given: Persistence) -> None:
+    if not given.bookkeeperEnsemble >= given.bookkeeperWriteQuorum >= given.bookkeeperAckQuorum >= 1:
         raise _refuse("bookkeeperEnsemble >= bookkeeperWriteQuorum >= bookkeeperAckQuorum >= 1 must hold")
-    return {"ensemble_size": ensemble, "write_quorum": write, "ack_quorum": ack}
-
-
-def _show_persistence(policies: Policies) -> object:
-    if policies.ensemble_size is None or policies.write_quorum is None or policies.ack_quorum is None:
-        return None
-    return Persistence(policies.ensemble_size, policies.write_quorum, policies.ack_quorum)
 
 
 def _a_second(rate: int, period_s: int) -> int:
@@ -243,35 +241,23 @@ def _a_second(rate: int, period_s: int) -> int:
     return -(-max(0, rate) // period_s)
 
 
-def _dispatch(ours: str) -> Shape:
-    messages, size = f"{ours}_messages", f"{ours}_bytes"
+def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> Shape:
+    names = {by_messages: f"{ours}_messages", by_bytes: f"{ours}_bytes"}
 
-    def take(given: DispatchRate) -> Fields:
-        if given.relativeToPublishRate:
+    def take(given: Any) -> Fields:
+        if getattr(given, "relativeToPublishRate", False):
             raise _refuse("relativeToPublishRate is not offered: name the rates")
-        period_s = given.ratePeriodInSecond
-        return {
-            messages: _a_second(given.dispatchThrottlingRateInMsg, period_s),
-            size: _a_second(given.dispatchThrottlingRateInByte, period_s),
-        }
+        period_s = getattr(given, "ratePeriodInSecond", 1)
+        return {field: _a_second(getattr(given, name), period_s) for name, field in names.items()}
 
     def show(policies: Policies) -> object:
-        found = getattr(policies, messages), getattr(policies, size)
-        return None if found == (None, None) else DispatchRate(found[0] or -1, found[1] or -1)
+        found = {name: getattr(policies, field) for name, field in names.items()}
+        return None if {*found.values()} == {None} else kind(**{name: value or -1 for name, value in found.items()})
 
-    return Shape(DispatchRate, take, show)
-
-
-def _take_publish_rate(given: PublishRate) -> Fields:
-    return {
-        "publish_rate_messages": _a_second(given.publishThrottlingRateInMsg, 1),
-        "publish_rate_bytes": _a_second(given.publishThrottlingRateInByte, 1),
-    }
+    return Shape(kind, take, show)
 
 
-def _show_publish_rate(policies: Policies) -> object:
-    found = policies.publish_rate_messages, policies.publish_rate_bytes
-    return None if found == (None, None) else PublishRate(found[0] or -1, found[1] or -1)
+_DISPATCH = DispatchRate, "dispatchThrottlingRateInMsg", "dispatchThrottlingRateInByte"
 
 
 def _take_subscribe_rate(given: SubscribeRate) -> Fields:
@@ -288,19 +274,9 @@ def _show_subscribe_rate(policies: Policies) -> object:
     return SubscribeRate(policies.subscribe_rate or -1, policies.subscribe_rate_period_s or 30)
 
 
-def _take_delayed(given: DelayedDelivery) -> Fields:
+def _check_delayed(given: DelayedDelivery) -> None:
     if not (0 <= given.tickTime < 1 << 62 and 0 <= given.maxDeliveryDelayInMillis < 1 << 62):
         raise _refuse("tickTime and maxDeliveryDelayInMillis are 0 or more")
-    return {
-        "delayed_delivery": given.active, "delayed_tick_ms": given.tickTime,
-        "max_delay_ms": given.maxDeliveryDelayInMillis,
-    }  # fmt: skip
-
-
-def _show_delayed(policies: Policies) -> object:
-    if policies.delayed_delivery is None:
-        return None
-    return DelayedDelivery(policies.delayed_delivery, policies.delayed_tick_ms or 0, policies.max_delay_ms or 0)
 
 
 def _take_inactive(given: InactiveTopics) -> Fields:
@@ -353,27 +329,28 @@ def _take_types(given: list[str]) -> Fields:
     return {"subscription_types": tuple(dict.fromkeys(given)) or None}
 
 
-def _show_auto_subscription(policies: Policies) -> object:
-    is_on = policies.auto_subscription_creation
-    return None if is_on is None else AutoSubscription(is_on)
-
-
 SHAPES: dict[str, Shape] = {
-    "retention": Shape(Retention, _take_retention, _show_retention),
-    "unsubscribed-retention": Shape(Retention, _take_unsubscribed, _show_unsubscribed),
-    "persistence": Shape(Persistence, _take_persistence, _show_persistence),
+    "retention": _retention("retention_minutes", "retention_mib"),
+    "unsubscribed-retention": _retention("unsubscribed_minutes", "unsubscribed_mib"),
+    "persistence": _object(Persistence, {
+        "bookkeeperEnsemble": "ensemble_size", "bookkeeperWriteQuorum": "write_quorum",
+        "bookkeeperAckQuorum": "ack_quorum",
+    }, _check_persistence, whole=True),
     "deduplication-snapshot-interval": Shape(
         int | None, _take_snapshot_interval, lambda policies: policies.dedup_snapshot_s
     ),
-    "publish-rate": Shape(PublishRate, _take_publish_rate, _show_publish_rate),
-    "dispatch-rate": _dispatch("dispatch_rate"),
-    "subscription-dispatch-rate": _dispatch("subscription_dispatch_rate"),
-    "subscribe-rate": Shape(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
-    "auto-subscription-creation": Shape(
-        AutoSubscription, lambda given: {"auto_subscription_creation": given.allowAutoSubscriptionCreation},
-        _show_auto_subscription,
+    "publish-rate": _rate(
+        PublishRate, "publishThrottlingRateInMsg", "publishThrottlingRateInByte", "publish_rate"
     ),
-    "delayed-delivery": Shape(DelayedDelivery, _take_delayed, _show_delayed),
+    "dispatch-rate": _rate(*_DISPATCH, "dispatch_rate"),
+    "subscription-dispatch-rate": _rate(*_DISPATCH, "subscription_dispatch_rate"),
+    "subscribe-rate": Shape(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
+    "auto-subscription-creation": _object(
+        AutoSubscription, {"allowAutoSubscriptionCreation": "auto_subscription_creation"}
+    ),
+    "delayed-delivery": _object(DelayedDelivery, {
+        "active": "delayed_delivery", "tickTime": "delayed_tick_ms", "maxDeliveryDelayInMillis": "max_delay_ms",
+    }, _check_delayed),
     "inactive-topic-policies": Shape(InactiveTopics, _take_inactive, _show_inactive),
     "subscription-types-enabled": Shape(list[str], _take_types, lambda policies: policies.subscription_types),
     "schema-compatibility-strategy": Shape(str, _take_compatibility, _show_compatibility),
