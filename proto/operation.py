@@ -56,14 +56,28 @@ class Take(NamedTuple):
     help: str = ""  # of the option
 
 
+class Part(NamedTuple):
+    """A name in the path of a route that is a field of the request."""
+
+    name: str
+    field: str
+    number: str = ""  # what an error calls the number that it is; empty: it is text
+    least: int = 0
+
+
 class Http(NamedTuple):
-    """A route, below the path of the topic, namespace or tenant that the operation is about, or of itself."""
+    """A route, below the path of the topic, namespace or tenant that the operation is about, or of itself. {N} and {T}
+    are the paths of a namespace and a topic, {S} that of a subscription."""
 
     method: str
     path: str
     summary: str
     busy: int = 409  # the status of what is in use
     answer: str = ""  # how the document calls what is answered; empty: 204
+    name: str = ""  # of its handler, in the document; empty: that of the operation
+    parts: tuple[Part, ...] = ()
+    fixed: tuple[tuple[str, object], ...] = ()  # fields of the request that the route says
+    body: tuple[str, str] = ("", "")  # the field that the body's object of texts is, and how the document calls it
 
 
 class Cli(NamedTuple):
@@ -90,7 +104,7 @@ class Operation(NamedTuple, Generic[T]):
     takes: tuple[Take, ...] = ()  # fields of the request besides the place
     method: str = ""  # of AdminClient, where that follows from the row
     help: str = ""  # its docstring
-    http: Http | None = None
+    routes: tuple[Http, ...] = ()
     cli: Cli | None = None
     request: str = ""  # messages of wire.proto, of a row whose rpc wire.proto does not list
     reply: str = ""

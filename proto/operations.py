@@ -1,6 +1,6 @@
 """The operations of administration: one table, from which each of their faces follows.
 
-    TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE, http=Http("POST", "/trim", "Deletes what …"))
+    TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE, routes=(Http("POST", "/trim", "Deletes what …"),))
 
 A row says what an operation is: its name, the type of its answer (the annotation), who answers it, and what a caller
 needs. What follows from it:
@@ -9,7 +9,7 @@ needs. What follows from it:
 |---|---|
 | gRPC | the rpc of that name (runtime/network.py `rpcs_of`), translated by proto/translation.py |
 | permission | broker/access/core/table.py `RULES`, asked at the border (broker/protocols/grpc/checked.py) |
-| REST | the route of `http` (broker/protocols/rest/routes/rows.py), or a function in broker/protocols/rest/routes/ |
+| REST | each of `routes` (broker/protocols/rest/routes/rows.py), or a function in broker/protocols/rest/routes/ |
 | the command line | the verb of `cli` (cli/admin/rows.py), or a function in cli/admin/ |
 | AdminClient, Admin | the method of `method` (client/admin/rows.py), or a function in client/admin/ |
 | docs/administration.md | a line of its table (tests/docs/tables.py) |
@@ -25,7 +25,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from .operation import AskedOf, Cli, Http, On, Operation, Permission, Rule, Take, of_topic
+from .operation import AskedOf, Cli, Http, On, Operation, Part, Permission, Rule, Take, of_topic
 
 if TYPE_CHECKING:
     from . import statistics as values
@@ -53,7 +53,7 @@ def _topic(name: str, rule: Rule, **faces: Any) -> Operation[Any]:
 # ------------------------------------------------------------------------------------ tenants
 LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
     "ListTenants", Rule(Permission.SHOWN), method="tenants", help="Returns the names of the tenants, sorted.",
-    http=Http("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]"),
+    routes=(Http("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]"),),
     cli=Cli("tenants list", "Names of all tenants.", "Names of all tenants.", "-o json", empty="no tenants"),
 )  # fmt: skip
 CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
@@ -67,9 +67,9 @@ DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
 # ------------------------------------------------------------------------------------ namespaces
 LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
     "ListNamespaces", Rule(Permission.MANAGE, On.TENANT, "name"),
-    http=Http(
+    routes=(Http(
         "GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]"
-    ),
+    ),),
 )  # fmt: skip
 CREATE_NAMESPACE: Operation[None] = Operation("CreateNamespace", NAMESPACE)
 GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation(
@@ -79,15 +79,32 @@ UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
 DELETE_NAMESPACE: Operation[None] = Operation(
     "DeleteNamespace", NAMESPACE, takes=(Take("force", bool, "Delete its topics too."),),
     method="delete_namespace", help="Deletes a namespace. Busy: it has topics, which `force` deletes too.",
-    http=Http("DELETE", "", "Deletes a namespace; with `force` its topics first."),
+    routes=(Http("DELETE", "", "Deletes a namespace; with `force` its topics first."),),
 )  # fmt: skip
-UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE)
+UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE, routes=(
+    Http("PUT", "{N}/unload", "Brokers give its topics back; the next look-up loads them."),
+    Http("PUT", "{N}/{bundle}/unload", "One bundle is given back; `destinationBroker` is not looked at.",
+         name="unload_bundle", parts=(Part("bundle", "bundle"),)),
+))  # fmt: skip
 GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE)
-CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE)
+CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE, routes=(
+    Http("DELETE", "{N}/permissions/{role}", "Revokes what a role was granted.", name="revoke_on_namespace",
+         parts=(Part("role", "revoke"),)),
+    Http("DELETE", "{T}/permissions/{role}", "Revokes what a role was granted on the topic.", name="revoke_on_topic",
+         parts=(Part("role", "revoke"),)),
+))  # fmt: skip
 GET_POLICIES: Operation[str] = Operation("GetPolicies", PLACE)
 CHANGE_POLICIES: Operation[None] = Operation("ChangePolicies", PLACE)
-GET_PROPERTIES: Operation[dict[str, str]] = Operation("GetProperties", PLACE)
-CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE)
+GET_PROPERTIES: Operation[dict[str, str]] = Operation("GetProperties", PLACE, routes=(
+    Http("GET", "{N}/properties", "What users noted of the namespace.", answer="{key: value}", name="properties"),
+    Http("GET", "{T}/properties", "What users noted of the topic.", answer="{key: value}", name="properties"),
+))  # fmt: skip
+CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE, routes=(
+    Http("PUT", "{N}/properties", "These are noted; others stay.", name="set_properties", body=("set", "{key: value}")),
+    Http("DELETE", "{N}/properties", "None is left.", name="clear_properties", fixed=(("clear", True),)),
+    Http("PUT", "{T}/properties", "These are noted; others stay.", name="update_properties",
+         body=("set", "{key: value}")),
+))  # fmt: skip
 
 # ------------------------------------------------------------------------------------ topics
 LIST_TOPICS: Operation[tuple[str, ...]] = Operation("ListTopics", SHOWN)
@@ -112,7 +129,7 @@ TOPIC_INTERNAL_STATS: Operation[values.TopicInternalStats] = _topic(
 UNLOAD_TOPIC: Operation[None] = _topic(
     "UnloadTopic", MANAGE, method="unload_topic",
     help="Unloads a topic: its owner closes it, and the next use opens it again.",
-    http=Http("PUT", "/unload", "Its broker gives it back; the next look-up loads it."),
+    routes=(Http("PUT", "/unload", "Its broker gives it back; the next look-up loads it."),),
     cli=Cli(
         "topics unload", "Let its broker give it up; the next user makes it load again.",
         "Let the owner close a topic; its next user makes a broker open it.", "orders", "topic {place} unloaded",
@@ -121,7 +138,7 @@ UNLOAD_TOPIC: Operation[None] = _topic(
 TRIM_TOPIC: Operation[None] = _topic(
     "TrimTopic", MANAGE, method="trim_topic",
     help="Deletes the ledgers that no subscription and no retention needs, now.",
-    http=Http("POST", "/trim", "Deletes what every subscription has acknowledged and retention does not keep."),
+    routes=(Http("POST", "/trim", "Deletes what every subscription has acknowledged and retention does not keep."),),
     cli=Cli(
         "topics trim", "Delete ledgers that everybody has acknowledged, now.",
         "Delete the ledgers that no subscription and no retention needs, now rather than at the next round.", "orders",
@@ -131,7 +148,7 @@ TRIM_TOPIC: Operation[None] = _topic(
 TRUNCATE_TOPIC: Operation[None] = _topic(
     "TruncateTopic", MANAGE, method="truncate_topic",
     help="Acknowledges everything for every subscription, and deletes all ledgers but the one that is written.",
-    http=Http("DELETE", "/truncate", "Deletes its messages."),
+    routes=(Http("DELETE", "/truncate", "Deletes its messages."),),
     cli=Cli(
         "topics truncate", "Acknowledge everything and delete all that is not written to.",
         "Acknowledge everything for every subscription, and delete all ledgers but the one that is written.", "orders",
@@ -142,7 +159,7 @@ SKIP_LOST: Operation[values.SkippedLost] = _topic("SkipLost", OF_TOPIC_FIELD)
 TERMINATE_TOPIC: Operation[Any] = _topic("TerminateTopic", MANAGE)
 COMPACT: Operation[None] = _topic(
     "Compact", MANAGE, method="compact", help="Starts a compaction. Busy: one is running.",
-    http=Http("PUT", "/compaction", "Starts a compaction."),
+    routes=(Http("PUT", "/compaction", "Starts a compaction."),),
     cli=Cli(
         "topics compact", "Keep the latest message of each key, for who reads compacted.",
         "Start to compact a topic: of each key its latest message is kept for consumers that read compacted.", "prices",
@@ -163,7 +180,7 @@ EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
 LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
     "ListSubscriptions", of_topic(Permission.CONSUME), method="subscriptions",
     help="Returns the names of the durable subscriptions, sorted.",
-    http=Http("GET", "/subscriptions", "The durable subscriptions.", answer="[name]"),
+    routes=(Http("GET", "/subscriptions", "The durable subscriptions.", answer="[name]"),),
     cli=Cli(
         "subscriptions list", "Subscriptions of a topic.", "Subscriptions of a topic.", "orders",
         empty="no subscriptions of {place}",
@@ -173,10 +190,10 @@ CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION
 DELETE_SUBSCRIPTION: Operation[None] = _topic(
     "DeleteSubscription", SUBSCRIPTION, takes=(Take("force", bool, "Although consumers are connected."),),
     method="delete_subscription", help="Deletes a subscription. Busy: it has consumers, which `force` overrides.",
-    http=Http(
+    routes=(Http(
         "DELETE", "/subscription/{subscription}",
         "Deletes the subscription; with `force` its consumers are disconnected.", busy=412,
-    ),
+    ),),
     cli=Cli(
         "subscriptions delete", "Delete a subscription.", "Delete a subscription: nothing is kept for it any more.",
         "orders -s billing", "subscription {subscription} of {place} deleted",
@@ -187,13 +204,28 @@ GET_SUBSCRIPTION_PROPERTIES: Operation[dict[str, str]] = _topic(
     "GetSubscriptionProperties", SUBSCRIPTION, of_reply="properties", method="subscription_properties",
     help="The properties, name to value.",
 )  # fmt: skip
-SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties", SUBSCRIPTION)
-RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION)
+SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties", SUBSCRIPTION, routes=(
+    Http("PUT", "{S}/properties", "These properties and no others.", name="set_properties",
+         body=("properties", "{name: value}")),
+    Http("DELETE", "{S}/properties", "No properties.", name="clear_properties", fixed=(("properties", {}),)),
+))  # fmt: skip
+RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION, routes=(
+    Http("POST", "{S}/resetcursor/{milliseconds}", "To the first message published then or later.", busy=412,
+         name="reset_to_time", parts=(Part("milliseconds", "publish_time_ms", "the time in milliseconds"),)),
+))  # fmt: skip
 ADVANCE_SUBSCRIPTION: Operation[None] = _topic(
     "AdvanceSubscription", of_topic(Permission.CONSUME, "topic", "subscription"), service="Broker"
 )
-SKIP_MESSAGES: Operation[None] = _topic("SkipMessages", SUBSCRIPTION)
-EXPIRE_MESSAGES: Operation[int] = _topic("ExpireMessages", SUBSCRIPTION)
+SKIP_MESSAGES: Operation[None] = _topic("SkipMessages", SUBSCRIPTION, routes=(
+    Http("POST", "{S}/skip_all", "The whole backlog counts as acknowledged.", name="skip_all",
+         fixed=(("messages", -1),)),
+))  # fmt: skip
+_AGE = (Part("seconds", "older_than_s", "the age in seconds", 1),)
+EXPIRE_MESSAGES: Operation[int] = _topic("ExpireMessages", SUBSCRIPTION, routes=(
+    Http("POST", "{S}/expireMessages/{seconds}", "What is older counts as acknowledged.", name="expire", parts=_AGE),
+    Http("POST", "{T}/all_subscription/expireMessages/{seconds}", "The same of every subscription.",
+         name="expire_all", parts=_AGE),
+))  # fmt: skip
 PEEK_MESSAGES: Operation[Any] = _topic("PeekMessages", SUBSCRIPTION)
 ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic(
     "AnalyzeBacklog", SUBSCRIPTION, method="analyze_backlog",
@@ -225,7 +257,17 @@ ABORT_TRANSACTION: Operation[TxnState] = Operation(
 )
 DETACH_TRANSACTION: Operation[None] = Operation("DetachTransaction", OPERATE, AskedOf.COORDINATOR)
 LIST_HALVES: Operation[values.CoordinatorHalves] = Operation("ListHalves", OPERATE, AskedOf.COORDINATOR)
-CHANGE_HALF: Operation[None] = Operation("ChangeHalf", OPERATE, AskedOf.COORDINATOR)
+_HALF = "/admin/v3/transactions/halves/{most}/{least}"
+CHANGE_HALF: Operation[None] = Operation("ChangeHalf", OPERATE, AskedOf.COORDINATOR, routes=(
+    Http("POST", _HALF + "/park", "Its group is not asked any more: an operator decides. 409: it is decided.",
+         name="park", fixed=(("verb", "PARK"),)),
+    Http("POST", _HALF + "/revive", "Its group is asked again, at once, as of a new one. 409: it is decided.",
+         name="revive", fixed=(("verb", "REVIVE"),)),
+    Http("POST", _HALF + "/commit", "Publishes it, parked or not. Once more is no harm. 409: it is rolled back.",
+         name="commit", fixed=(("verb", "COMMIT"),)),
+    Http("POST", _HALF + "/rollback", "Drops it, parked or not. Once more is no harm. 409: it is committed.",
+         name="rollback", fixed=(("verb", "ROLLBACK"),)),
+))  # fmt: skip
 TOPIC_TRANSACTION: Operation[values.TransactionHere] = _topic("TopicTransaction", OF_TOPIC_FIELD)
 
 # ------------------------------------------------------------------------------------ the cluster

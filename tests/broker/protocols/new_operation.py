@@ -14,7 +14,7 @@ ROW: Operation[tuple[str, ...]] = Operation(
     "DescribeTopic", MANAGE, AskedOf.OWNER, request="DeleteRequest", reply="Names",
     takes=(Take("force", bool, "Although nothing asks for it."),),
     method="describe_topic", help="What a topic is called.",
-    http=Http("GET", "/description", "What the topic is called.", answer="[text]"),
+    routes=(Http("GET", "/description", "What the topic is called.", answer="[text]"),),
     cli=Cli("topics describe", "What it is called.", "What a topic is called.", "orders"),
 )  # fmt: skip
 add(ROW, "tuple[str, ...]")  # before anything else is imported, as if it were in the file

@@ -10,7 +10,6 @@ from typing import Any
 from .....proto import operations as op
 from .....proto.errors import NotFound
 from .....proto.pulsar_json import half_form
-from .....proto.statistics import HalfDecision
 from ..call import Call
 from ..table import route
 from .transactions import BASE, ID, LIST_DEFAULT, numbers, txn_of
@@ -37,27 +36,3 @@ async def show(call: Call) -> object:
     if not found.items:
         raise NotFound(f"no half {half} is open")
     return half_form(found.items[0])
-
-
-async def _change(call: Call, verb: HalfDecision) -> None:
-    await call.at_coordinator(op.CHANGE_HALF, half=txn_of(call), verb=verb)
-
-
-@route("POST", HALVES + ID + "/park", "Its group is not asked any more: an operator decides. 409: it is decided.")
-async def park(call: Call) -> None:
-    await _change(call, HalfDecision.PARK)
-
-
-@route("POST", HALVES + ID + "/revive", "Its group is asked again, at once, as of a new one. 409: it is decided.")
-async def revive(call: Call) -> None:
-    await _change(call, HalfDecision.REVIVE)
-
-
-@route("POST", HALVES + ID + "/commit", "Publishes it, parked or not. Once more is no harm. 409: it is rolled back.")
-async def commit(call: Call) -> None:
-    await _change(call, HalfDecision.COMMIT)
-
-
-@route("POST", HALVES + ID + "/rollback", "Drops it, parked or not. Once more is no harm. 409: it is committed.")
-async def rollback(call: Call) -> None:
-    await _change(call, HalfDecision.ROLLBACK)

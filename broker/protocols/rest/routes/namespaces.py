@@ -182,27 +182,12 @@ async def bundles(call: Call) -> object:
 
 
 # ------------------------------------------------------------------ properties
-@route("GET", NAMESPACE + "/properties", "What users noted of the namespace.", answer="{key: value}")
-async def properties(call: Call) -> object:
-    return await _properties(call)
-
-
 async def _properties(call: Call) -> dict[str, str]:
     return await call.admin(op.GET_PROPERTIES, namespace=str(call.namespace))
 
 
 async def _note(call: Call, properties: dict[str, str]) -> None:
     await call.admin(op.CHANGE_PROPERTIES, namespace=str(call.namespace), set=properties)
-
-
-@route("PUT", NAMESPACE + "/properties", "These are noted; others stay.", body="{key: value}")
-async def set_properties(call: Call) -> None:
-    await _note(call, call.json(dict[str, str]))
-
-
-@route("DELETE", NAMESPACE + "/properties", "None is left.")
-async def clear_properties(call: Call) -> None:
-    await call.admin(op.CHANGE_PROPERTIES, namespace=str(call.namespace), clear=True)
 
 
 @route("GET", NAMESPACE + "/property/{key}", "One of them; 404: it is missing.", answer="text")
@@ -229,16 +214,6 @@ def _one(call: Call, properties: dict[str, str]) -> str:
 
 
 # ------------------------------------------------------------------ unloading
-@route("PUT", NAMESPACE + "/unload", "Brokers give its topics back; the next look-up loads them.")
-async def unload_namespace(call: Call) -> None:
-    await call.admin(op.UNLOAD_NAMESPACE, namespace=str(call.namespace))
-
-
-@route("PUT", NAMESPACE + "/{bundle}/unload", "One bundle is given back; `destinationBroker` is not looked at.")
-async def unload_bundle(call: Call) -> None:
-    await call.admin(op.UNLOAD_NAMESPACE, namespace=str(call.namespace), bundle=call.names["bundle"])
-
-
 @route("POST", NAMESPACE + "/clearBacklog", "Every subscription of every topic has no backlog.")
 async def clear_backlog(call: Call) -> None:
     await _clear(call, "")

@@ -43,11 +43,6 @@ async def grant_on_namespace(call: Call) -> None:
     await _change(call, grant={"role": call.names["role"], "actions": _actions(call)})
 
 
-@route("DELETE", NAMESPACE + "/permissions/{role}", "Revokes what a role was granted.")
-async def revoke_on_namespace(call: Call) -> None:
-    await _change(call, revoke=call.names["role"])
-
-
 @route("DELETE", NAMESPACE + "/permissions/{subscription}/{role}", "A role leaves the list of a subscription.")
 async def revoke_on_subscription(call: Call) -> None:
     given = {"subscription": call.names["subscription"], "roles": [call.names["role"]]}
@@ -82,8 +77,3 @@ async def permissions_of_topic(call: Call) -> object:
 async def grant_on_topic(call: Call) -> None:
     grant = {"role": call.names["role"], "actions": _actions(call)}
     await call.admin(op.CHANGE_PERMISSIONS, topic=call.topic.base.full, grant=grant)
-
-
-@route("DELETE", TOPIC + "/permissions/{role}", "Revokes what a role was granted on the topic.")
-async def revoke_on_topic(call: Call) -> None:
-    await call.admin(op.CHANGE_PERMISSIONS, topic=call.topic.base.full, revoke=call.names["role"])

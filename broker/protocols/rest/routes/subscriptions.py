@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from .....proto import operations as op
@@ -11,7 +9,7 @@ from .....proto.errors import AlreadyExists
 from .....proto.names import LATEST, MessageId
 from ..call import Call
 from ..errors import BadRequest
-from ..table import SUBSCRIPTION, TOPIC, route
+from ..table import SUBSCRIPTION, route
 
 
 class ResetTo(msgspec.Struct):
@@ -66,12 +64,6 @@ def _start(call: Call) -> tuple[MessageId, dict[str, str]]:
     return _position(call, given), given.properties or {}
 
 
-@route("POST", SUBSCRIPTION + "/resetcursor/{milliseconds}", "To the first message published then or later.", busy=412)
-async def reset_to_time(call: Call) -> None:
-    when = call.number(call.names["milliseconds"], "the time in milliseconds")
-    await call.each_partition(op.RESET_SUBSCRIPTION, name=call.names["subscription"], publish_time_ms=when)
-
-
 @route("POST", SUBSCRIPTION + "/resetcursor", "To a message.", body="MessageId + isExcluded", busy=412)
 async def reset_to_message(call: Call) -> None:
     given = call.json(ResetTo)
@@ -94,27 +86,10 @@ async def skip(call: Call) -> None:
     await call.admin(op.SKIP_MESSAGES, topic=call.topic.full, **asked)
 
 
-@route("POST", SUBSCRIPTION + "/skip_all", "The whole backlog counts as acknowledged.")
-async def skip_all(call: Call) -> None:
-    await call.each_partition(op.SKIP_MESSAGES, name=call.names["subscription"], messages=-1)
-
-
-@route("POST", SUBSCRIPTION + "/expireMessages/{seconds}", "What is older counts as acknowledged.")
-async def expire(call: Call) -> None:
-    seconds = call.number(call.names["seconds"], "the age in seconds", least=1)
-    await call.each_partition(op.EXPIRE_MESSAGES, name=call.names["subscription"], older_than_s=seconds)
-
-
 @route("POST", SUBSCRIPTION + "/expireMessages", "Everything up to a message counts as acknowledged.", body="MessageId")
 async def expire_to_message(call: Call) -> None:
     asked = {"name": call.names["subscription"], "message_id": _position(call, call.json(ResetTo))}
     await call.admin(op.EXPIRE_MESSAGES, topic=call.topic.full, **asked)
-
-
-@route("POST", TOPIC + "/all_subscription/expireMessages/{seconds}", "The same of every subscription.")
-async def expire_all(call: Call) -> None:
-    seconds = call.number(call.names["seconds"], "the age in seconds", least=1)
-    await call.each_partition(op.EXPIRE_MESSAGES, name="", older_than_s=seconds)
 
 
 # ------------------------------------------------------------------ properties
@@ -122,21 +97,6 @@ async def expire_all(call: Call) -> None:
 async def get_properties(call: Call) -> object:
     asked = {"name": call.names["subscription"], "force": call.flag("force")}
     return (await call.each_partition(op.GET_SUBSCRIPTION_PROPERTIES, **asked))[0]
-
-
-@route("PUT", SUBSCRIPTION + "/properties", "These properties and no others.", body="{name: value}")
-async def set_properties(call: Call) -> None:
-    await _set_properties(call, call.json(dict[str, str]))
-
-
-@route("DELETE", SUBSCRIPTION + "/properties", "No properties.")
-async def clear_properties(call: Call) -> None:
-    await _set_properties(call, {})
-
-
-async def _set_properties(call: Call, properties: dict[str, Any]) -> None:
-    asked = {"name": call.names["subscription"], "properties": properties}
-    await call.each_partition(op.SET_SUBSCRIPTION_PROPERTIES, **asked)
 
 
 @route("GET", SUBSCRIPTION + "/analyzeBacklog", "Counts the backlog by reading it.",

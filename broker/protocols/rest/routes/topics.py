@@ -161,16 +161,6 @@ async def terminate_partitions(call: Call) -> object:
     return {str(number): message_id(each) for number, each in enumerate(found)}
 
 
-@route("GET", TOPIC + "/properties", "What users noted of the topic.", answer="{key: value}")
-async def properties(call: Call) -> object:
-    return await call.admin(op.GET_PROPERTIES, topic=call.topic.base.full)
-
-
-@route("PUT", TOPIC + "/properties", "These are noted; others stay.", body="{key: value}")
-async def update_properties(call: Call) -> None:
-    await _note(call, call.json(dict[str, str]))
-
-
 @route("DELETE", TOPIC + "/properties", "The property of `key` is gone.")
 async def remove_property(call: Call) -> None:
     key = call.query.get("key", "")
