@@ -150,7 +150,8 @@ class Appender:
         if self.writer is None:
             return [], None
         stored = self.queue.ended(last_entry)
-        return stored, self._chain.closed(last_entry, stored[-1].index + 1 if stored else self._shape.end_index)
+        end_index = stored[-1].index + 1 if stored else self._shape.end_index
+        return stored, self._chain.closed(self.writer.ledger_id, last_entry, end_index)
 
     # ------------------------------------------------------------------ questions
     @property

@@ -260,9 +260,10 @@ class ManagedLedger:
                     _LOG.warning("%s: ledger %d is not recovered yet: %s", self._topic, writer.ledger_id, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 
-    def closed(self, last_entry: int, end_index: int) -> TopicLedger:
-        """Returns the list's row for the last ledger, which ended there."""
+    def closed(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
+        """Returns the list's row for that ledger, which is the last and ended there."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail.size
+        assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
     async def is_ours(self) -> bool:

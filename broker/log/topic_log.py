@@ -307,22 +307,30 @@ class TopicLog:
 
     async def close(self) -> None:
         """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
-        if self.state in (TopicState.SERVING, TopicState.SWITCHING):
+        if self.state in (TopicState.SERVING, TopicState.SWITCHING, TopicState.CLOSING):
             await unbroken(self._finish(TopicState.CLOSED))
         await self._tasks.drain()
         if self.state is not TopicState.LOST:
             self.state = TopicState.CLOSED
 
     async def _finish(self, final: TopicState) -> None:
-        """Takes no more publishes, confirms the rest, and writes into the list where the ledger ends."""
+        """Takes no more publishes, confirms the rest, and writes into the list where the ledger ends.
+
+        A switch that is under way ends first, and none begins after it. A topic that is lost meanwhile writes nothing
+        more: its list may name a ledger that this owner never began.
+        """
+        if self.state in (TopicState.SERVING, TopicState.SWITCHING):
+            self.state = TopicState.CLOSING
         if self._switching is not None:
             await asyncio.wait([self._switching])
-        if self.state is TopicState.LOST:
-            raise self._refused()
-        self.state = TopicState.CLOSING
         try:
             async with asyncio.timeout(self._config.close_timeout_s), self._changing:
-                await self._end_list(terminated=final is TopicState.TERMINATED)
+                if self.state is TopicState.CLOSING:  # else it is lost, or another call has ended it
+                    await self._end_list(terminated=final is TopicState.TERMINATED)
+                if self.state is TopicState.CLOSING:
+                    for queued in self._appender.queue.give_up():  # certainly not in the ledger, which is closed
+                        queued.publisher.failed(queued, self._refused())
+                    self.state = final
         except TimeoutError:
             error = Unavailable(f"topic {self.topic} did not end within {self._config.close_timeout_s} s")
             self.lose(error)
@@ -330,9 +338,8 @@ class TopicLog:
         except MagnetarError as error:
             self.lose(error)
             raise
-        for queued in self._appender.queue.give_up():  # certainly not in the ledger, which is closed
-            queued.publisher.failed(queued, self._refused())
-        self.state = final
+        if self.state not in (TopicState.TERMINATED, final):
+            raise self._refused()
         self._on_confirmed()
 
     async def _end_list(self, *, terminated: bool) -> None:

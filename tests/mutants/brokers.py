@@ -28,6 +28,8 @@ from magnetar.metadata.records import TopicLedger, encode
 from magnetar.metadata.update import Change, update_together
 from magnetar.proto.applied import Applied
 from magnetar.proto.entry import parse_header
+from magnetar.proto.errors import MagnetarError
+from magnetar.proto.states import TopicState
 from tests.mutants.ledgers import Stack, put
 
 
@@ -64,6 +66,17 @@ def deleted_before_the_list(stack: Stack) -> None:
         return await honest(self, choose)
 
     put(stack, TopicLog, "trim", trim)
+
+
+def ends_although_it_is_lost(stack: Stack) -> None:
+    """M30b: a topic that is lost while it ends, ends in order: it changes the list (ours)."""
+    honest = TopicLog.lose
+
+    def lose(self: TopicLog, error: MagnetarError) -> None:
+        if self.state is not TopicState.CLOSING:
+            honest(self, error)
+
+    put(stack, TopicLog, "lose", lose)
 
 
 def serves_on_after_another_owner(stack: Stack) -> None:

@@ -602,6 +602,90 @@ async def test_a_topic_that_is_lost_during_a_switch_changes_its_list_no_more(
     assert len(await owner.settled(5)) == 5
 
 
+@pytest.mark.parametrize("waits", ["turn", "end"])
+async def test_a_topic_that_is_lost_while_it_ends_stays_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    owner = await bench.owner()
+    owner.publish()
+    await owner.settled(1)
+    chain, waiting, go_on = owner.log._chain, asyncio.Event(), asyncio.Event()
+    name = "note" if waits == "turn" else "end_of"
+    do = getattr(chain, name)
+
+    async def slowly(*given: Any, **named: Any) -> Any:
+        waiting.set()
+        await go_on.wait()
+        return await do(*given, **named)
+
+    monkeypatch.setattr(chain, name, slowly)
+    noting = asyncio.ensure_future(owner.log.note()) if name == "note" else None
+    closing = asyncio.ensure_future(owner.log.close())
+    await waiting.wait()
+    await asyncio.sleep(0.01)  # until the close waits for its turn
+    before = await bench.list()
+    owner.log.lose(NotOwner("an append failed elsewhere"))
+    go_on.set()
+    with pytest.raises(NotOwner):
+        await closing
+    if noting is not None:
+        await noting
+        assert await bench.list() == before, "what is lost changes its list no more"
+    assert owner.log.state is TopicState.LOST
+
+
+async def test_no_switch_begins_while_the_topic_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = await bench.owner(roll_entries=2)
+    add, began, go_on = owner.log._chain.add_anyhow, asyncio.Event(), asyncio.Event()
+    made: list[int] = []
+
+    async def slowly(*given: Any, **named: Any) -> Any:
+        began.set()
+        await go_on.wait()
+        writer, empty = await add(*given, **named)
+        made.append(writer.ledger_id)
+        return writer, empty
+
+    owner.publish(2)
+    await owner.settled(2)
+    monkeypatch.setattr(owner.log._chain, "add_anyhow", slowly)
+    owner.publish(6)
+    await began.wait()
+    closing = asyncio.ensure_future(owner.log.close())
+    await asyncio.sleep(0.01)
+    with pytest.raises(NotOwner):
+        owner.publish()
+    go_on.set()
+    await closing
+    assert len(made) == 1, "of the entries that wait, the next owner gets what has no room"
+    assert len(await owner.settled(8)) == 8
+    assert [row.entries >= 0 for row in (await bench.list()).ledgers] == [True] * len((await bench.list()).ledgers)
+
+
+async def test_closing_during_a_termination_waits_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = await bench.owner()
+    owner.publish()
+    await owner.settled(1)
+    seal, sealing, go_on = owner.log._chain.seal, asyncio.Event(), asyncio.Event()
+
+    async def slowly(*given: Any, **named: Any) -> None:
+        sealing.set()
+        await go_on.wait()
+        await seal(*given, **named)
+
+    monkeypatch.setattr(owner.log._chain, "seal", slowly)
+    terminating = asyncio.ensure_future(owner.log.terminate())
+    await sealing.wait()
+    closing = asyncio.ensure_future(owner.log.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    go_on.set()
+    assert (await terminating).entry_id == 0
+    await closing
+    assert owner.log.state is TopicState.CLOSED
+    assert (await bench.list()).terminated
+
+
 async def test_a_clock_that_jumped_ahead_and_back_makes_no_ledger_for_every_publish(bench: Bench) -> None:
     owner = await bench.owner(roll_minutes=60)
     owner.log._appender.timestamp_ms = bench.running.world.clock.wall_ms() + 5 * 3600_000  # where the clock was
