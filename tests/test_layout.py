@@ -82,7 +82,7 @@ DOMAINS = {
 }
 """Inside its package a domain may import itself and these; modules beside the domains compose them."""
 
-MODULES_MAX = 16
+MODULES_MAX = 24
 """Modules beside each other in a folder of the product or the tests, without `__init__` and tests."""
 
 IMPURE = {"asyncio", "grpc", "zmq", "os", "time", "random", "logging", "threading", "socket", "subprocess", "uvloop"}

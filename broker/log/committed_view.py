@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from ...proto.errors import InvalidRequest
 from ...proto.names import Position
+from ...proto.states import TopicState
 from ...runtime.world import World
 from .cache import StoredEntry
 from .core.committed_shape import CommittedShape, Decided
 from .log import Acknowledged, ReadableLog, SegmentReader
 from .reader import IndexedPosition
-from .topic_log import TopicLogState
 
 
 class CommittedReader:
@@ -99,7 +99,7 @@ class CommittedView:
         return self._log.world
 
     @property
-    def state(self) -> TopicLogState:
+    def state(self) -> TopicState:
         return self._log.state
 
     def leave_out(self, cursor: Acknowledged) -> None:

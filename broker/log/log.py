@@ -19,13 +19,13 @@ from ...metadata.records import TopicRecord
 from ...metadata.update import Change
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
+from ...proto.states import TopicState
 from ...runtime.world import World
 from ..common.config import Replication
 from .cache import StoredEntry
 from .core.log_shape import LogShape
 from .publish import Publish
 from .reader import IndexedPosition
-from .topic_log import TopicLogState
 
 
 class SegmentReader(Protocol):
@@ -77,7 +77,7 @@ class ReadableLog(Protocol):
     @property
     def reader(self) -> SegmentReader: ...
     @property
-    def state(self) -> TopicLogState: ...
+    def state(self) -> TopicState: ...
     @property
     def world(self) -> World: ...
     @property

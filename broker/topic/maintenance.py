@@ -18,18 +18,18 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from ...proto.applied import Applied
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
+from ...proto.states import BacklogQuotaState, TopicState
 from ...runtime.tasks import together
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.refusals import PublishRefusal
 from ..log.core.trimming import Retention, Safe
 from ..log.log import Log, ReadableLog
-from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
 from ..subscription.whole_messages import rest_of
-from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
+from .core.upkeep import backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
 from .part import TopicPart
 from .transactions import TopicTransactions
 
@@ -73,7 +73,7 @@ class TopicMaintenance:
         self._world = world
         self._topic = topic
         self.roll_idle_s = roll_idle_s
-        self.quota: Quota | None = None
+        self.quota: BacklogQuotaState | None = None
         self.expired = 0  # entries that were not acknowledged in time …
         self.evicted = 0  # … or that were evicted because of the quota
         now = world.clock.monotonic()
@@ -84,11 +84,11 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ answers
     def is_holding(self) -> bool:
-        return self.quota is Quota.HOLD
+        return self.quota is BacklogQuotaState.HOLD
 
     def refusal(self) -> MagnetarError | None:
         """Returns why nothing may be published; None: it may."""
-        if self.quota is not Quota.REFUSE:
+        if self.quota is not BacklogQuotaState.REFUSE:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
@@ -109,7 +109,7 @@ class TopicMaintenance:
         keep a disk full.
         """
         for step in STEPS:
-            if self._topic.log.state not in (TopicLogState.SERVING, TopicLogState.TERMINATED):
+            if self._topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return
             try:
                 await getattr(self, step)()
@@ -186,7 +186,7 @@ class TopicMaintenance:
         if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
             backlog -= delayed_bytes(shape, slowest.delayed.core.held_in)
         quota = over_quota(applied, backlog, age_s)
-        if quota is Quota.EVICT:
+        if quota is BacklogQuotaState.EVICT:
             for subscription in durable:
                 if applied.backlog_quota_bytes:
                     mark = min(mark_within(shape, applied.backlog_quota_bytes), self._topic.shown.shape.stable)
@@ -196,7 +196,7 @@ class TopicMaintenance:
             quota = None
         self._decide(quota)
 
-    def _decide(self, quota: Quota | None) -> None:
+    def _decide(self, quota: BacklogQuotaState | None) -> None:
         if quota is self.quota:
             return
         before, self.quota = self.quota, quota
@@ -215,7 +215,7 @@ class TopicMaintenance:
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
-        if log.state is TopicLogState.SERVING and rolls(
+        if log.state is TopicState.SERVING and rolls(
             log.shape, self._topic.applied, self._topic.holders(), quiet_s=now - self._quiet_since, age_s=log.age_s,
             idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(), unread=self._topic.unread(),
         ):  # fmt: skip

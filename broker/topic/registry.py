@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Iterator
 from typing import Protocol
 
+from ...proto.applied import Applied
 from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
 from ...proto.model import AccessMode
 from ...proto.names import TopicName
-from ..common.applied import Applied
 from ..log.log import Log
 from .core.admission import Admission
 from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, epoch, next_epoch

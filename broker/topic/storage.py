@@ -15,11 +15,11 @@ from ...ledger import LedgerClient
 from ...metadata import paths
 from ...metadata.store import MetadataStore
 from ...metadata.update import Change
+from ...proto.applied import Applied
 from ...proto.errors import MagnetarError
 from ...proto.names import LATEST, Position, TopicName
 from ...runtime.monitoring.metrics import Histogram
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..log.cache import TailCache
 from ..log.core.log_shape import LogShape

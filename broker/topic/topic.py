@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from ...ledger import LedgerClient
 from ...metadata.update import Change
+from ...proto.applied import Applied
 from ...proto.errors import AlreadyExists, Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
 from ...proto.names import Position, TopicName, check_subscription_name
+from ...proto.states import LedgerStays, TopicState
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import Rate
@@ -26,9 +27,8 @@ from ..common.transactions import Coordinators, NoCoordinators, Settlement
 from ..log.committed_view import CommittedView
 from ..log.compaction import Compaction
 from ..log.core.log_shape import LogShape
-from ..log.core.trimming import NOTHING, Retention, Safe, Stays, trimmable, verdicts
+from ..log.core.trimming import NOTHING, Retention, Safe, trimmable, verdicts
 from ..log.log import ReadableLog
-from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
 from ..subscription.core.policies import SubscriptionType
 from ..subscription.core.redelivery_backoff import check_properties
@@ -488,7 +488,7 @@ class Topic:
         parts = [part.held(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
-    def why_ledgers_stay(self) -> list[tuple[int, Stays | None]]:
+    def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
         """Returns each ledger, oldest first, and why it stays; None: the next trim removes it."""
         now_ms = self._world.clock.wall_ms()
         return verdicts(self.log.shape, self.holders(), self.retention(), now_ms, self.unread())
@@ -500,9 +500,9 @@ class Topic:
         return self._ended
 
     def check_open(self) -> None:
-        """Raises NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of it.
-        """
-        if self._ended or self._going or self.log.state is TopicLogState.LOST:
+        """Raises NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of
+        it."""
+        if self._ended or self._going or self.log.state is TopicState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def check_end(self) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import magnetar
 from magnetar.broker.session.backlogs import Backlogs
-from magnetar.broker.session.statistics import TransactionId, of_topic
+from magnetar.broker.session.statistics import of_topic
 from magnetar.broker.topic import backlog
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
@@ -165,7 +165,7 @@ async def test_operators_see_what_consumers_will_see(tmp_path: Path, coordinator
         assert [each.backlog for each in stats.subscriptions] == [2, 2]
         assert stats.transactions is not None
         assert (stats.transactions.open, stats.transactions.stable_index) == (1, 4)
-        assert (stats.transactions.oldest, stats.transactions.aborted_entries) == (TransactionId(*at.txn), 4)
+        assert (stats.transactions.oldest, stats.transactions.aborted_entries) == (at.txn, 4)
         reply = (await at.call("TopicStats", wire.Name(name=TOPIC), "Admin")).transactions
         assert (reply.open, reply.oldest.least, reply.last_stable.entry_id) == (1, at.txn.least, at.position(3)[1])
         await at.commit()
