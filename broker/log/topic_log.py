@@ -66,9 +66,6 @@ from .publish import Publish
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
-TAKE_OVER = ("read_list", "recover_ledgers", "claim_list", "serve")
-"""The order of a take-over, as names of methods of TopicLog."""
-
 
 class TopicLog:
     """The Log on bookies.
@@ -127,7 +124,7 @@ class TopicLog:
 
     async def _take_over(self) -> None:
         for step in TAKE_OVER:
-            await getattr(self, step)()
+            await step(self)
 
     async def read_list(self) -> None:
         await self._chain.read()
@@ -398,3 +395,7 @@ class TopicLog:
         if self._appender.writer is None:
             return {}
         return {self._appender.writer.ledger_id: self._appender.writer.record.fragments[-1].bookies}
+
+
+TAKE_OVER = (TopicLog.read_list, TopicLog.recover_ledgers, TopicLog.claim_list, TopicLog.serve)
+"""The order of a take-over."""

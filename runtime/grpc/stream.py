@@ -31,8 +31,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from ...proto.varint import varint
-from ..access import CallerMemory
 from ..files import Buffer
+from ..memory.budget import CallerMemory
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream, Pieces
 from .envelope import (
     ITEMS_AT_ONCE,

@@ -8,19 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from ..access import (
-    CLEAR,
-    NOTHING,
-    OPEN,
-    CallerAccess,
-    KeyPair,
-    ListenerAccess,
-    PeerCalling,
-    PeerListening,
-    TlsFiles,
-)
+from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from ..clock import Clock
 from ..network import ByteService, Endpoint, PeerService
+from ..peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
 from . import keys
 from .byte_streams import SimByteServing, SimByteStream
 from .files import DeadProcess

@@ -9,10 +9,11 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from ..access import LOCAL, PeerListening, Principal
+from ..access import LOCAL, Principal
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, encode, refuse
+from ..peer.keys import PeerListening
 from ..tasks import Tasks
 from . import keys
 from .peers import PeerItem, batches, decoded

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from ...proto import errors
-from ..access import CLEAR, PeerCalling
 from ..files import Buffer
 from ..network import COALESCE_BYTES, Asker, Endpoint, Reply, pass_on
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode
+from ..peer.keys import CLEAR, PeerCalling
 from . import keys
 from .wires import End, Owner, Wires
 
