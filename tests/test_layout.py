@@ -353,7 +353,7 @@ BARE_TASKS = {
 OTHER_CLOCKS = {
     "runtime/tcp/share.py": "what strangers have of a loop, by the loop's time",
     "runtime/clock.py": "the clock",
-    "runtime/http2/connection.py": "a slice of the loop's turn, per frame: nothing there is simulated",
+    "runtime/http2/": "a slice of the loop's turn, per frame, and patience: nothing there is simulated",
     "runtime/peer/accepted.py": "when the log was told last: nothing there is simulated",
     "setup.py": "how long the build took: no part of the package",
     "runtime/sim/": "its clock and its waits are made of the loop's virtual time",

@@ -160,6 +160,7 @@ class Read(MessageStream):
         self.came: list[int] = []
         self.over = False
         self.is_read, self.connection = True, self  # type: ignore[assignment]
+        self.window = self
 
     def consumed(self, stream: MessageStream, size: int) -> None:
         pass
