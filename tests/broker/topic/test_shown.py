@@ -38,6 +38,7 @@ MAY_READ_THE_LOG = {
     "broker/topic/maintenance.py": "of the ledgers: quota, rolls, state",
     "broker/topic/producer.py": "publishes",
     "broker/topic/registry.py": "the record",
+    "broker/topic/subscription_registry.py": "the record of names, and where the first entry is",
     "broker/topic/storage.py": "ends the topic, and loads cursors over all of it",
     "broker/topic/nonpersistent.py": "it takes no transactions",
 }
