@@ -33,7 +33,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from pyroaring import BitMap
 
 from ...ledger import LedgerClient
 from ...metadata.records import LedgerRecord, TopicLedger, TopicRecord
@@ -104,8 +106,9 @@ class TopicLog:
             on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(SECONDS),
         )  # fmt: skip
 
-    def leave_out(self, cursor: object) -> None:
-        """Does nothing: no entry was removed from between others."""
+    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+        """Returns nothing: no entry was removed from between others."""
+        return ()
 
     # ------------------------------------------------------------------ take-over
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:

@@ -144,7 +144,9 @@ class Subscription:
             self.pump.wake()
 
     def _leave_out(self) -> None:
-        self.log.leave_out(self.cursor)
+        for ledger_id, removed in self.log.left_out():
+            if ledger_id >= self.cursor.mark[0]:
+                self.cursor.ack_set(ledger_id, removed)
         if self.compacted and self.store is not None:
             self.store.touched()
 

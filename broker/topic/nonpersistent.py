@@ -19,11 +19,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 from msgspec import structs
+from pyroaring import BitMap
 
 from ...metadata.records import TopicRecord
 from ...metadata.update import Change
@@ -205,8 +206,9 @@ class NonPersistentLog:
             publish.publisher.confirmed(publish, position, index)
         self._of.confirmed()
 
-    def leave_out(self, cursor: object) -> None:
-        """Does nothing: no entry was removed from between others."""
+    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+        """Returns nothing: no entry was removed from between others."""
+        return ()
 
     async def is_ours(self) -> bool:
         return True
