@@ -77,7 +77,7 @@ class ReadableLog(Protocol):
         """Whether what a compaction removed is left out, as far as the topic is compacted."""
 
     def left_out(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns the entries that a compaction removed, by ledger: nobody gets them, so they count as acknowledged."""
+        """Returns what a compaction removed, by ledger: no consumer gets it, so it counts as acknowledged."""
 
 
 class Log(ReadableLog, Protocol):
