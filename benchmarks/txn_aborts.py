@@ -59,16 +59,16 @@ def txn_aborts(options: Options) -> Run:
 def _log(entries: int) -> Any:
     """A topic's log of which only shape and record are there."""
     from magnetar.broker.log.core.log_shape import LogShape, Span
-    from magnetar.broker.log.topic_log import TopicLogState
     from magnetar.metadata.records import TopicRecord
     from magnetar.proto.names import TopicName
+    from magnetar.proto.states import TopicState
 
     shape = LogShape()
     for number, first in enumerate(range(0, entries, LEDGER_ENTRIES)):
         end = min(entries, first + LEDGER_ENTRIES)
         shape.add(Span(number + 1, first, end - first - 1, end, 100))
     log = SimpleNamespace(
-        topic=TopicName.parse("bench"), shape=shape, record=TopicRecord(), state=TopicLogState.SERVING
+        topic=TopicName.parse("bench"), shape=shape, record=TopicRecord(), state=TopicState.SERVING
     )  # fmt: skip
 
     async def note(**fields: Any) -> None:

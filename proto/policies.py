@@ -2,8 +2,8 @@
 
 A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic is set on the
 topic and applies to each of its partitions. On the wire and in the metadata tree policies are one JSON object with only
-the fields that are set: `{"message_ttl_s":600}`. What the fields resolve to, and the brokers' defaults:
-broker/common/applied.py. The commands that set them: cli/admin/policies.py.
+the fields that are set: `{"message_ttl_s":600}`. The fields, with their types and defaults: proto/applied.py. What they
+resolve to: broker/common/applied.py. The names by which operators set them: proto/policy_table.py.
 
 0 means "none" or "no limit" wherever a field is a limit. Only the retentions also have -1 (without limit).
 `check` raises InvalidRequest, which says what is wrong.
@@ -12,77 +12,13 @@ Guarding test: tests/proto/test_policies.py.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
 import msgspec
 
 from .errors import InvalidRequest
-from .schema import Compatibility
-from .subscription_types import TITLES
-
-QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
-"""The reaction when the backlog quota is reached (Pulsar A17)."""
-
-InactiveMode = Literal["delete_when_no_subscriptions", "delete_when_subscriptions_caught_up"]
-"""The condition under which a topic without producers and consumers counts as inactive (Pulsar T6)."""
-
-if TYPE_CHECKING:
-    TypeTitle = str
-else:
-    TypeTitle = Literal[TITLES]  # a subscription type
+from .policy_levels import Policies as Policies
 
 LADDERS_MAX = 100
 """Bound of the steps of a back-off ladder; RocketMQ's preset has 16."""
-
-
-class Policies(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
-    """The policies of one level; a field that is None is inherited."""
-
-    retention_minutes: int | None = None  # how long acknowledged data is kept; -1: for ever, 0: not at all
-    retention_mib: int | None = None  # … and how much; -1: without limit, 0: not at all
-    unsubscribed_minutes: int | None = None  # how long messages of a topic without a durable subscription are kept …
-    unsubscribed_mib: int | None = None  # … and how many; -1: without limit, 0: not at all
-    message_ttl_s: int | None = None  # an older unacknowledged message counts as acknowledged; 0: never
-    backlog_quota_bytes: int | None = None  # of the slowest subscription; 0: none
-    backlog_quota_s: int | None = None  # age of its oldest message; 0: none
-    backlog_quota_policy: QuotaPolicy | None = None
-    backlog_quota_counts_delayed: bool | None = None
-    deduplication: bool | None = None
-    dedup_snapshot_s: int | None = None  # between two snapshots of sequence ids; 0: by their entries alone
-    max_message_bytes: int | None = None  # of one entry, at most the broker's
-    delayed_delivery: bool | None = None
-    delayed_tick_ms: int | None = None  # between two checks for due messages
-    max_delay_ms: int | None = None  # 0: any
-    publish_rate_messages: int | None = None  # per second and topic; 0: none, as in all that follow
-    publish_rate_bytes: int | None = None
-    dispatch_rate_messages: int | None = None  # per second, of all subscriptions of the topic together
-    dispatch_rate_bytes: int | None = None
-    subscription_dispatch_rate_messages: int | None = None  # per second, of each subscription
-    subscription_dispatch_rate_bytes: int | None = None
-    subscribe_rate: int | None = None  # how often one consumer may subscribe to a topic within a period
-    subscribe_rate_period_s: int | None = None
-    max_producers: int | None = None
-    max_consumers: int | None = None
-    max_consumers_per_subscription: int | None = None
-    max_subscriptions: int | None = None
-    auto_subscription_creation: bool | None = None  # when a consumer subscribes; off: NotFound
-    max_topics: int | None = None  # of a namespace; partitions count
-    max_unacked_per_consumer: int | None = None
-    max_unacked_per_subscription: int | None = None
-    inactive_s: int | None = None  # an unused topic is deleted after so long; 0: never
-    inactive_mode: InactiveMode | None = None
-    subscription_expiration_s: int | None = None  # one without consumers is deleted after so long; 0: never
-    compaction_threshold_bytes: int | None = None  # compacted above so much uncompacted data; 0: on demand only
-    ensemble_size: int | None = None
-    write_quorum: int | None = None
-    ack_quorum: int | None = None
-    dead_letter_max_redeliver_count: int | None = None  # 0: no dead letters by the server
-    dead_letter_topic: str | None = None  # "": TOPIC-SUBSCRIPTION-DLQ
-    dead_letter_backoff_s: tuple[float, ...] | None = None  # wait before the 1st, 2nd, … redelivery; the last one stays
-    subscription_types: tuple[TypeTitle, ...] | None = None  # that consumers may ask for
-    schema_compatibility: Compatibility | None = None  # of a new schema with those of the topic
-    schema_auto_update: bool | None = None  # a producer's new schema is registered; off: operators upload
-    schema_validation_enforced: bool | None = None  # no producer without a schema where the topic has one
 
 
 NAMES: tuple[str, ...] = Policies.__struct_fields__

@@ -394,15 +394,33 @@ class Network(Protocol):
 
 
 def rpc(service: str, method: str) -> Rpc[Any, Any]:
-    """The rpc `method` of `service` in proto/wire.proto, with its message classes."""
+    """The rpc `method` of `service` in proto/wire.proto, with its message classes; or of a row of administration."""
     from google.protobuf.message_factory import GetMessageClass
 
     from ..proto import wire_pb2
 
-    descriptor = wire_pb2.DESCRIPTOR.services_by_name[service].methods_by_name[method]
+    of = wire_pb2.DESCRIPTOR.services_by_name[service]
+    if method not in of.methods_by_name:
+        from ..proto.operations import OPERATIONS
+
+        row = OPERATIONS[method]
+        return Rpc(f"/{of.full_name}/{method}", getattr(wire_pb2, row.request), getattr(wire_pb2, row.reply), False)
+    descriptor = of.methods_by_name[method]
     return Rpc(
         f"/{descriptor.containing_service.full_name}/{method}",
         GetMessageClass(descriptor.input_type),
         GetMessageClass(descriptor.output_type),
         descriptor.client_streaming,
     )
+
+
+def rpcs_of(service: str) -> list[str]:
+    """The methods of a service: those of proto/wire.proto; of "Admin" also those of rows that it does not list."""
+    from ..proto import wire_pb2
+
+    listed = [each.name for each in wire_pb2.DESCRIPTOR.services_by_name[service].methods]
+    if service == "Admin":  # a bookie has none, and does not load the table
+        from ..proto.operations import OPERATIONS
+
+        listed += [each.name for each in OPERATIONS.values() if each.request]
+    return listed

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from ...metadata.records import DamagedRecord
 from ...proto.errors import MagnetarError, Unauthorized
 from ...proto.names import NamespaceName, TopicName
+from ...proto.operation import Permission
 from ...runtime.access import Principal, PrincipalKind
 from ...runtime.clock import Clock
 from ...runtime.monitoring.audit import AuditLog
@@ -25,7 +26,6 @@ from ...runtime.tasks import Tasks
 from ..common.turns import Turns
 from ..topic.topic import Topic
 from .core.rights import Right, Rights, decide
-from .core.table import Permission
 
 AGAIN_S = 0.5
 """Seconds between two tries to decide again while the grants cannot be read."""

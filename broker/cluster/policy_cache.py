@@ -27,11 +27,12 @@ from ...metadata import paths
 from ...metadata.records import DamagedRecord, PoliciesRecord
 from ...metadata.store import Delete, MetadataStore, Reset
 from ...metadata.update import get_record, update_record
+from ...proto.applied import Applied
 from ...proto.errors import MagnetarError
 from ...proto.names import NamespaceName, TopicName
 from ...proto.policies import Policies, check, completed, merged, without
 from ...runtime.supervisor import Supervisor
-from ..common.applied import Applied, of_non_persistent, resolve
+from ..common.applied import of_non_persistent, resolve
 
 _LOG = logging.getLogger("magnetar.broker")
 

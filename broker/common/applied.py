@@ -1,89 +1,22 @@
 """The policies in force for a topic: every policy resolved, topic > namespace > broker (Pulsar B5).
 
-`Applied` is a value: code that decides by a policy reads `topic.applied` anew each time and never keeps a field of it.
-The broker's own level is its configuration, which has the same fields (broker/common/config.py `BrokerConfig`), and
-what was changed of it for all brokers while they run (`DYNAMIC`).
+`Applied` (proto/applied.py) is a value: code that decides by a policy reads `topic.applied` anew each time and never
+keeps a field of it. The broker's own level is its configuration, which has the same fields (broker/common/config.py
+`BrokerConfig`), and what was changed of it for all brokers while they run (`DYNAMIC`).
 Inheritance is by field, but what is only sensible together is set together (`check` in proto/policies.py: both
 retentions, all three quorums). Kept current by broker/cluster/policy_cache.py: a changed policy applies to the next
 decision, without a restart or an unload; what was decided before stays.
-
-Three defaults differ from Pulsar's: an unused topic is not deleted (`inactive_s`: Pulsar deletes one without
-subscriptions after 60 s, with all that was acknowledged to its producers and not read yet); a topic that has no durable
-subscription keeps its messages (`unsubscribed_minutes`: in Pulsar they go with the next ledger); and `ensemble_size` is
-3, so that one disk may fail. Guarding test: tests/broker/common/test_applied.py.
+Guarding test: tests/broker/common/test_applied.py.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
-from ...proto.policies import InactiveMode, Policies, QuotaPolicy, TypeTitle
-from ...proto.schema import Compatibility
-from ...proto.subscription_types import TITLES
-
-Positive = Annotated[int, Meta(ge=1)]
-Limit = Annotated[int, Meta(ge=0)]
-Unlimited = Annotated[int, Meta(ge=-1)]
-
-
-class Applied(msgspec.Struct, frozen=True):
-    """The policies in force for a topic: each is resolved."""
-
-    retention_minutes: Unlimited = 0  # acknowledged data is kept so long; -1: for ever, 0: not at all; costs disk
-    retention_mib: Unlimited = 0  # … and up to so much of each topic; -1: without limit, 0: not at all
-    unsubscribed_minutes: Unlimited = 10_080  # a topic without durable subscriptions keeps messages so long; costs disk
-    unsubscribed_mib: Unlimited = 1024  # … and up to so much; what is reached first; -1: without limit, 0: not at all
-    message_ttl_s: Limit = 0  # what is not acknowledged after so long counts as acknowledged; 0: never
-    backlog_quota_bytes: Limit = 0  # bounds what the slowest subscription of a topic holds on disk; 0: nothing does
-    backlog_quota_s: Limit = 0  # … and the age of its oldest message; 0: nothing does
-    backlog_quota_policy: QuotaPolicy = "producer_request_hold"  # past it: wait, refuse, or give up the oldest
-    backlog_quota_counts_delayed: bool = True  # off: the quota by size leaves out what is not due yet; disk fills
-    deduplication: bool = False  # of publishes by producer and sequence id; costs a snapshot now and then
-    dedup_snapshot_s: Limit = 120  # until its next snapshot of all producers, if anything was published; 0: any time
-    max_message_bytes: Positive = 5 << 20  # of one entry; larger is refused
-    delayed_delivery: bool = True  # messages may have a time before which no consumer gets them; off: at once
-    delayed_tick_ms: Limit = 50  # at least, between two checks of what is due; higher: later, less often
-    max_delay_ms: Limit = 0  # the longest delay that a producer may ask for; 0: any
-    publish_rate_messages: Limit = 0  # per second and topic; past it producers get no credit; 0: no limit
-    publish_rate_bytes: Limit = 0  # … in bytes
-    dispatch_rate_messages: Limit = 0  # per second, by all subscriptions of a topic together; 0: no limit
-    dispatch_rate_bytes: Limit = 0  # … in bytes
-    subscription_dispatch_rate_messages: Limit = 0  # per second, by each subscription; 0: no limit
-    subscription_dispatch_rate_bytes: Limit = 0  # … in bytes
-    subscribe_rate: Limit = 0  # how often one consumer may subscribe to a topic within a period; 0: no limit
-    subscribe_rate_period_s: Positive = 30  # that period; longer: a burst of so many costs a longer wait
-    max_producers: Limit = 0  # connected to a topic at a time; 0: any number
-    max_consumers: Limit = 0  # … of all its subscriptions
-    max_consumers_per_subscription: Limit = 0  # … of one of them
-    max_subscriptions: Limit = 0  # of a topic; each holds data until it has acknowledged it; 0: any number
-    auto_subscription_creation: bool = True  # a consumer's subscription is made when it connects; off: by operators
-    max_topics: Limit = 0  # of a namespace, each partition counts; concurrent creations may exceed it; 0: any number
-    max_unacked_per_consumer: Limit = 50_000  # messages; past it one of a shared type gets none until half; 0: any
-    max_unacked_per_subscription: Limit = 200_000  # … and past it all of them, until half is acknowledged; 0: any
-    inactive_s: Limit = 0  # a topic that was unused for so long is deleted; 0: never
-    inactive_mode: InactiveMode = "delete_when_no_subscriptions"  # or also when all subscriptions have read everything
-    subscription_expiration_s: Limit = 0  # one without consumers is deleted after so long; 0: never
-    compaction_threshold_bytes: Limit = 0  # a topic is compacted when so much is not compacted; 0: by hand
-    ensemble_size: Positive = 3  # bookies over which a topic's ledger is striped
-    write_quorum: Positive = 3  # copies of each entry; each costs its bytes on disk and network
-    ack_quorum: Positive = 2  # synced copies before a publish is confirmed
-    dead_letter_max_redeliver_count: Limit = 0  # after so many redeliveries the broker moves a message away; 0: never
-    dead_letter_topic: str = ""  # where to; empty: TOPIC-SUBSCRIPTION-DLQ
-    dead_letter_backoff_s: tuple[float, ...] = ()  # wait before the 1st, 2nd, … redelivery; the last one stays
-    subscription_types: tuple[TypeTitle, ...] = TITLES  # that consumers may ask for
-    schema_compatibility: Compatibility = Compatibility.FULL  # of a producer's new schema with those of its topic
-    schema_auto_update: bool = True  # a new schema of a producer is registered; off: operators upload it
-    schema_validation_enforced: bool = False  # a producer without a schema is refused where the topic has one
-
+from ...proto.applied import Applied
+from ...proto.policies import Policies
 
 NAMES = Applied.__struct_fields__
-assert set(NAMES) == set(Policies.__struct_fields__), "each policy is inherited from a setting of the broker"
-
-
 FIXED = ("max_message_bytes", "ensemble_size", "write_quorum", "ack_quorum")
 """Settings of a broker that hold while it runs: its frames are as large, and its own ledgers have as many copies."""
 DYNAMIC = tuple(name for name in NAMES if name not in FIXED)

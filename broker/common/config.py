@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from ...ledger.handle import ENTRY_BYTES_MAX
+from ...proto.applied import Applied, Limit
 from ...proto.errors import InvalidConfiguration
 from ...proto.transactions import COORDINATORS_MAX
 from ...runtime.network import Endpoint
-from .applied import Applied, Limit
 
 Positive = Annotated[int, Meta(ge=1)]
 

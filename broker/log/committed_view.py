@@ -15,12 +15,12 @@ from pyroaring import BitMap
 
 from ...proto.errors import InvalidRequest
 from ...proto.names import Position
+from ...proto.states import TopicState
 from ...runtime.world import World
 from .cache import StoredEntry
 from .core.committed_shape import CommittedShape, Decided
 from .log import ReadableLog, SegmentReader
 from .reader import IndexedPosition
-from .topic_log import TopicLogState
 
 
 class CommittedReader:
@@ -103,7 +103,7 @@ class CommittedView:
         return self._log.world
 
     @property
-    def state(self) -> TopicLogState:
+    def state(self) -> TopicState:
         return self._log.state
 
     def left_out(self) -> Iterable[tuple[int, BitMap]]:

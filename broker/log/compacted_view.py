@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from pyroaring import BitMap
 
 from ...proto.names import Position
+from ...proto.states import TopicState
 from ...runtime.world import World
 from .cache import StoredEntry
 from .compacted_log import CompactedLog, CompactedShape
 from .core.committed_shape import CommittedShape
 from .log import ReadableLog, SegmentReader
 from .reader import IndexedPosition
-from .topic_log import TopicLogState
 
 
 class CompactedReader:
@@ -104,7 +104,7 @@ class CompactedView:
         return self._log.world
 
     @property
-    def state(self) -> TopicLogState:
+    def state(self) -> TopicState:
         return self._log.state
 
     def show_committed(self, log: ReadableLog) -> None:

@@ -30,7 +30,6 @@ Guarding tests: tests/broker/log/test_compaction.py (a crash at every write).
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -40,18 +39,19 @@ from pyroaring import BitMap
 
 from ...ledger import LedgerClient, LedgerWriter
 from ...metadata.records import Compacted
+from ...proto.applied import Applied
 from ...proto.errors import InternalError, MagnetarError, OutcomeUnknown
 from ...proto.names import Position, TopicName
+from ...proto.states import CompactionState, LedgerStays
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
 from .compacted_log import CompactedLog
 from .compacted_view import CompactedView
 from .core.compaction import KEY_BYTES, KeySurvey, cut, opened
 from .core.log_shape import LogShape
-from .core.trimming import Safe, Stays
+from .core.trimming import Safe
 from .format.compacted import Row, encode_survivor, encode_table
 from .ledger_list import TopicFenced
 from .log import Log, ReadableLog
@@ -69,20 +69,11 @@ READ_TRIES, READ_RETRY_S = 10, 1.0
 one starts over."""
 
 
-class CompactionRunState(enum.Enum):
-    """Pulsar's names of `compaction-status`."""
-
-    NOT_RUN = "NOT_RUN"
-    RUNNING = "RUNNING"
-    SUCCESS = "SUCCESS"
-    ERROR = "ERROR"
-
-
 class CompactionProgress:
     """The progress of the last compaction."""
 
     def __init__(self) -> None:
-        self.state = CompactionRunState.NOT_RUN
+        self.state = CompactionState.NOT_RUN
         self.step = ""
         self.error = ""
         self.looked_at = 0  # messages read, in both passes
@@ -163,7 +154,7 @@ class Compaction:
             mark = self.log.shape.start
         else:
             return None
-        return Safe(mark, why=Stays.NOT_COMPACTED)
+        return Safe(mark, why=LedgerStays.NOT_COMPACTED)
 
     def own_ledgers(self) -> list[int]:
         return [self.record.ledger_id] if self.record is not None else []
@@ -186,7 +177,7 @@ class Compaction:
         record = self.record
         if record is None:
             return
-        self.progress.state = CompactionRunState.SUCCESS
+        self.progress.state = CompactionState.SUCCESS
         try:
             self.view.show(await CompactedLog.open(self.ledgers, record))
         except MagnetarError as error:
@@ -200,7 +191,7 @@ class Compaction:
         if self._task is not None:
             return False
         self._progress = CompactionProgress()
-        self._progress.state = CompactionRunState.RUNNING
+        self._progress.state = CompactionState.RUNNING
         if self._tasks is None:
             self._tasks = Tasks()
         self._task = self._tasks.spawn(self._run(), f"compaction of {self.topic}")
@@ -233,13 +224,13 @@ class Compaction:
         try:
             async with self._turn:
                 await CompactionRun(self).run()
-            progress.state = CompactionRunState.SUCCESS
+            progress.state = CompactionState.SUCCESS
         except MagnetarError as error:
             _LOG.warning("%s: not compacted, in step %s: %s", self.topic, progress.step, error)
-            progress.state, progress.error = CompactionRunState.ERROR, str(error)
+            progress.state, progress.error = CompactionState.ERROR, str(error)
         except Exception as error:  # a fault of ours: the topic goes on without
             _LOG.exception("%s: compaction failed in step %s", self.topic, progress.step)
-            progress.state, progress.error = CompactionRunState.ERROR, str(InternalError(repr(error)))
+            progress.state, progress.error = CompactionState.ERROR, str(InternalError(repr(error)))
         finally:
             self._task = None
 

@@ -19,13 +19,13 @@ from ...metadata.records import TopicRecord
 from ...metadata.update import Change
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
+from ...proto.states import TopicState
 from ...runtime.world import World
 from ..common.config import Replication
 from .cache import StoredEntry
 from .core.log_shape import LogShape
 from .publish import Publish
 from .reader import IndexedPosition
-from .topic_log import TopicLogState
 
 
 class SegmentReader(Protocol):
@@ -69,7 +69,7 @@ class ReadableLog(Protocol):
     @property
     def reader(self) -> SegmentReader: ...
     @property
-    def state(self) -> TopicLogState: ...
+    def state(self) -> TopicState: ...
     @property
     def world(self) -> World: ...
     @property
@@ -77,7 +77,7 @@ class ReadableLog(Protocol):
         """Whether what a compaction removed is left out, as far as the topic is compacted."""
 
     def left_out(self) -> Iterable[tuple[int, BitMap]]:
-        """Returns the entries that a compaction removed, by ledger: nobody gets them, so they count as acknowledged."""
+        """Returns what a compaction removed, by ledger: no consumer gets it, so it counts as acknowledged."""
 
 
 class Log(ReadableLog, Protocol):

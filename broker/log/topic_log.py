@@ -32,7 +32,6 @@ Guarding tests: tests/broker/log/test_topic_log.py.
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
@@ -52,6 +51,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import Position, TopicName
+from ...proto.states import TopicState
 from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.tasks import Tasks
 from ...runtime.unbroken import unbroken
@@ -67,18 +67,6 @@ from .managed_ledger import Claims, ManagedLedger, no_claims
 from .publish import Publish
 
 _LOG = logging.getLogger("magnetar.broker.log")
-
-
-class TopicLogState(enum.Enum):
-    """The state of a topic's log."""
-
-    OPENING = "opening"
-    SERVING = "serving"
-    SWITCHING = "switching to the next ledger"
-    TERMINATED = "terminated"
-    CLOSING = "closing"
-    CLOSED = "closed"
-    LOST = "lost to another broker"
 
 
 class TopicLog:
@@ -97,7 +85,7 @@ class TopicLog:
         on_waits: Callable[[MagnetarError], None] = lambda error: None, claims: Claims = no_claims,
     ) -> None:  # fmt: skip
         self.topic = topic
-        self.state = TopicLogState.OPENING
+        self.state = TopicState.OPENING
         self._chain = ManagedLedger(
             world, metadata, ledgers, cache, topic, replication=replication,
             shrink=allowed(degraded_writes=config.degraded_writes), claims=claims,
@@ -153,7 +141,7 @@ class TopicLog:
     async def serve(self) -> None:
         self._closed = []
         self._appender.queue = LogQueue(self.shape.end_index)
-        self.state = TopicLogState.TERMINATED if self.record.terminated else TopicLogState.SERVING
+        self.state = TopicState.TERMINATED if self.record.terminated else TopicState.SERVING
 
     def _now_ms(self) -> int:
         """Returns the time of day, never before that of an entry: ages are told by it, and it does not go back with the
@@ -164,7 +152,7 @@ class TopicLog:
     def publish(self, publish: Publish) -> None:
         """Queues an entry; its publisher is told the outcome. Raises at once when the log takes nothing."""
         state = self.state
-        if state is not TopicLogState.SERVING and state is not TopicLogState.SWITCHING:
+        if state is not TopicState.SERVING and state is not TopicState.SWITCHING:
             raise self._refused()
         appender, clock = self._appender, self.world.clock
         now_ms = appender.timestamp_ms = max(clock.wall_ms(), appender.timestamp_ms)  # never before an earlier entry's
@@ -173,11 +161,11 @@ class TopicLog:
         stored = b"".join((broker_part(publish.index, now_ms), publish.client_part))  # copied here, and for the disk
         publish.timestamp_ms, publish.client_part = now_ms, b""
         publish.frames, publish.size = (stored,), len(stored)
-        if state is TopicLogState.SERVING:
+        if state is TopicState.SERVING:
             appender.send()
 
     def _refused(self) -> MagnetarError:
-        if self.state is TopicLogState.TERMINATED:
+        if self.state is TopicState.TERMINATED:
             return PublishRefusal.TERMINATED.error(f"topic {self.topic} is terminated", topic=self.topic)
         return PublishRefusal.NOT_OWNER.error(
             f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic
@@ -185,8 +173,8 @@ class TopicLog:
 
     # ------------------------------------------------------------------ the next ledger
     def _start_switch(self, draft: LedgerRecord | None = None) -> None:
-        if self.state is TopicLogState.SERVING:
-            self.state = TopicLogState.SWITCHING
+        if self.state is TopicState.SERVING:
+            self.state = TopicState.SWITCHING
             self._appender.queue.stopped()
             self._switching = self._tasks.spawn(self._switch(draft), "topic-log-switch")
 
@@ -200,10 +188,10 @@ class TopicLog:
     async def _roll(self) -> None:
         async with self._changing:
             empty = self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0
-            if self.state is not TopicLogState.SERVING or empty:
+            if self.state is not TopicState.SERVING or empty:
                 return
             draft = await self._chain.draft()
-            if self.state is not TopicLogState.SERVING:  # it began to switch, or to end, by itself
+            if self.state is not TopicState.SERVING:  # it began to switch, or to end, by itself
                 return
             self._start_switch(draft)
         assert self._switching is not None, "a switch was started"
@@ -252,8 +240,8 @@ class TopicLog:
             self._chain.close_tail(ended)
         await self._chain.install(writer, end_index, empty)
         self._appender.begin(writer)
-        if self.state is TopicLogState.SWITCHING:
-            self.state = TopicLogState.SERVING
+        if self.state is TopicState.SWITCHING:
+            self.state = TopicState.SERVING
         self._appender.send()
         self._on_confirmed()
 
@@ -262,10 +250,10 @@ class TopicLog:
 
     def lose(self, error: MagnetarError) -> None:
         """Stops everything; what is on its way has an unknown outcome."""
-        if self.state in (TopicLogState.LOST, TopicLogState.CLOSED):
+        if self.state in (TopicState.LOST, TopicState.CLOSED):
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
-        self.state = TopicLogState.LOST
+        self.state = TopicState.LOST
         for queued in self._appender.queue.give_up():
             queued.publisher.failed(queued, self._unknown())
         if self._switching is not None and self._switching is not asyncio.current_task():
@@ -288,7 +276,7 @@ class TopicLog:
         could not be changed for certain. `choose` is asked when nothing else changes the list; what was removed."""
         async with self._changing:
             gone = [ledger_id for ledger_id in choose() if ledger_id != self.shape.tail.ledger_id]
-            if not gone or self.state not in (TopicLogState.SERVING, TopicLogState.TERMINATED):
+            if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return []
             try:
                 await unbroken(self._chain.remove(gone))
@@ -302,7 +290,7 @@ class TopicLog:
         topic is lost; what a change of another record raises; other errors: unknown. `within`: the caller is part of
         work that runs to its end (runtime/unbroken.py), and needs no task of its own."""
         async with self._changing:
-            if self.state not in (TopicLogState.SERVING, TopicLogState.SWITCHING, TopicLogState.TERMINATED):
+            if self.state not in (TopicState.SERVING, TopicState.SWITCHING, TopicState.TERMINATED):
                 raise self._refused()
             try:
                 noting = self._chain.note(together, **fields)
@@ -313,33 +301,33 @@ class TopicLog:
 
     async def terminate(self) -> Position:
         """Seals the topic after what is on its way; returns its last entry. Idempotent."""
-        if self.state is not TopicLogState.TERMINATED:
-            await unbroken(self._finish(TopicLogState.TERMINATED))
+        if self.state is not TopicState.TERMINATED:
+            await unbroken(self._finish(TopicState.TERMINATED))
         return self.shape.last
 
     async def close(self) -> None:
         """Stops in order: what is on its way is confirmed, the ledger closed and noted in the list. Idempotent."""
-        if self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING, TopicLogState.CLOSING):
-            await unbroken(self._finish(TopicLogState.CLOSED))
+        if self.state in (TopicState.SERVING, TopicState.SWITCHING, TopicState.CLOSING):
+            await unbroken(self._finish(TopicState.CLOSED))
         await self._tasks.drain()
-        if self.state is not TopicLogState.LOST:
-            self.state = TopicLogState.CLOSED
+        if self.state is not TopicState.LOST:
+            self.state = TopicState.CLOSED
 
-    async def _finish(self, final: TopicLogState) -> None:
+    async def _finish(self, final: TopicState) -> None:
         """Takes no more publishes, confirms the rest, and writes into the list where the ledger ends.
 
         A switch that is under way ends first, and none begins after it. A topic that is lost meanwhile writes nothing
         more: its list may name a ledger that this owner never began.
         """
-        if self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING):
-            self.state = TopicLogState.CLOSING
+        if self.state in (TopicState.SERVING, TopicState.SWITCHING):
+            self.state = TopicState.CLOSING
         if self._switching is not None:
             await asyncio.wait([self._switching])
         try:
             async with asyncio.timeout(self._config.close_timeout_s), self._changing:
-                if self.state is TopicLogState.CLOSING:  # else it is lost, or another call has ended it
-                    await self._end_list(terminated=final is TopicLogState.TERMINATED)
-                if self.state is TopicLogState.CLOSING:
+                if self.state is TopicState.CLOSING:  # else it is lost, or another call has ended it
+                    await self._end_list(terminated=final is TopicState.TERMINATED)
+                if self.state is TopicState.CLOSING:
                     for queued in self._appender.queue.give_up():  # certainly not in the ledger, which is closed
                         queued.publisher.failed(queued, self._refused())
                     self.state = final
@@ -350,7 +338,7 @@ class TopicLog:
         except MagnetarError as error:
             self.lose(error)
             raise
-        if self.state not in (TopicLogState.TERMINATED, final):
+        if self.state not in (TopicState.TERMINATED, final):
             raise self._refused()
         self._on_confirmed()
 
@@ -379,7 +367,7 @@ class TopicLog:
     @property
     def degraded(self) -> bool:
         """Whether the ledger that is written is on fewer bookies, or has fewer copies, than the policy asked for."""
-        return self.state in (TopicLogState.SERVING, TopicLogState.SWITCHING) and self._appender.degraded
+        return self.state in (TopicState.SERVING, TopicState.SWITCHING) and self._appender.degraded
 
     @property
     def queued_index(self) -> int:

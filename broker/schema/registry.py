@@ -26,6 +26,7 @@ from ...metadata import paths
 from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
 from ...metadata.store import ABSENT, Delete, MetadataStore, Operation
 from ...metadata.update import get_record, put_of
+from ...proto.applied import Applied
 from ...proto.errors import (
     BadVersion,
     Busy,
@@ -38,7 +39,6 @@ from ...proto.errors import (
 from ...proto.names import NamespaceName, TopicName
 from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.last_known import LastKnown
 
 if TYPE_CHECKING:

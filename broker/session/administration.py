@@ -2,7 +2,7 @@
 
 Tenants, namespaces and lists of topics come from the metadata, and any broker answers. What concerns a loaded topic is
 its owner's (NotOwner elsewhere, with the owner's address in the field `owner`). Deleting a partitioned topic, or a
-namespace by force, and unloading a namespace ask the other brokers, through `OtherBrokers`, in a protocol's way.
+namespace by force, and unloading a namespace ask the other brokers (other_brokers.py).
 Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/protocols/grpc/test_namespace_verbs.py.
 """
 
@@ -13,14 +13,16 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, TypeVar
 
-import msgspec
-
-from ...metadata.records import BrokerRecord, GrantsRecord, LostRange, PartitionedRecord
+from ...metadata.records import BrokerRecord, GrantsRecord, PartitionedRecord
+from ...metadata.records import LostRange as LostRecord
+from ...proto import operations as op
 from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
 from ...proto.names import NamespaceName, Position, TopicName
+from ...proto.operation import Operation
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
+from ...proto.statistics import LostOfSubscription, LostRange, SkippedLost, Unloaded
 from ..cluster.core.bundles import bundle_of
 from ..common.applied import FIXED, as_policies, resolve
 from ..common.incarnations import check_incarnation
@@ -28,26 +30,15 @@ from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
+from .other_brokers import ask
 
 _LOG = logging.getLogger("magnetar.broker")
+T = TypeVar("T")
+LIST_TIMEOUT_S = 5.0
+"""Seconds to wait for another broker's list of what it has in memory: one that hangs does not hold up the list."""
 
 
-class Unloaded(msgspec.Struct, frozen=True):
-    """The numbers of topics and bundles that were unloaded."""
-
-    topics: int
-    bundles: int
-
-
-class Skipped(msgspec.Struct, frozen=True):
-    """The lost ranges that were passed over, and how many of their messages each durable subscription had not
-    acknowledged."""
-
-    ranges: list[LostRange]
-    subscriptions: dict[str, int]  # -1: it is not known how many
-
-
-def lost_of(cursor: Cursor, ranges: Sequence[LostRange]) -> int:
+def lost_of(cursor: Cursor, ranges: Sequence[LostRecord]) -> int:
     """Messages of the ranges that the subscription will not get; of a range that it has acknowledged in part, their
     share. -1: it is not known how many a range had."""
     total = 0
@@ -62,26 +53,19 @@ def lost_of(cursor: Cursor, ranges: Sequence[LostRange]) -> int:
     return total
 
 
-class OtherBrokers(Protocol):
-    """Asks another broker the same questions. Raises what it answers; TimedOut."""
-
-    async def delete_topic(self, broker: BrokerRecord, topic: TopicName, *, force: bool, incarnation: int) -> None: ...
-    async def check_delete(self, broker: BrokerRecord, topic: TopicName, *, force: bool) -> int: ...
-    async def unload_namespace(self, broker: BrokerRecord, name: NamespaceName, bundle: str) -> Unloaded: ...
-    async def topics_in_memory(self, broker: BrokerRecord, name: NamespaceName) -> Sequence[str]: ...
-
-
 class Administration:
     """The operations of administration on namespaces, policies and topics."""
 
-    def __init__(self, broker: TopicManager, others: OtherBrokers) -> None:
+    def __init__(self, broker: TopicManager) -> None:
         self._broker = broker
-        self._others = others
 
     async def topic(self, name: TopicName) -> Topic:
         """A topic that exists, loaded here."""
         await self._broker.catalog.existing_partitions(name)
         return await self._broker.topic(name)
+
+    async def _ask(self, broker: BrokerRecord, operation: Operation[T], **arguments: Any) -> T:
+        return await ask(self._broker.world, broker.endpoint, operation, **arguments)
 
     async def _other_brokers(self) -> list[BrokerRecord]:
         return [each for each in await self._broker.brokers() if each.name != self._broker.name]
@@ -102,7 +86,8 @@ class Administration:
         """Unloads all bundles of a namespace, or that one. `here`: what this broker owns; else every broker's."""
         topics, bundles = await self._broker.unload_namespace(name, bundle)
         others = [] if here else await self._other_brokers()
-        for found in await asyncio.gather(*(self._others.unload_namespace(each, name, bundle) for each in others)):
+        asked = {"namespace": str(name), "bundle": bundle, "here": True}
+        for found in await asyncio.gather(*(self._ask(each, op.UNLOAD_NAMESPACE, **asked) for each in others)):
             topics, bundles = topics + found.topics, bundles + found.bundles
         return Unloaded(topics, bundles)
 
@@ -227,8 +212,10 @@ class Administration:
         """Returns the non-persistent topics, without those of a broker that does not answer in time."""
         stored = set(await self._broker.catalog.volatile_topics(name, partitions=partitions))
         found, others = await self.topics_in_memory(name), await self._other_brokers()
+        asked = {"namespace": str(name), "in_memory_here": True}
         answers = await asyncio.gather(
-            *(self._others.topics_in_memory(other, name) for other in others), return_exceptions=True
+            *(self._ask(other, op.LIST_TOPICS, timeout_s=LIST_TIMEOUT_S, **asked) for other in others),
+            return_exceptions=True,
         )
         for other, answer in zip(others, answers, strict=True):
             if isinstance(answer, MagnetarError):
@@ -274,7 +261,7 @@ class Administration:
         if owner.name == self._broker.name:
             await self._broker.delete(topic, force=force, incarnation=incarnation)
         else:
-            await self._others.delete_topic(owner, topic, force=force, incarnation=incarnation)
+            await self._ask(owner, op.DELETE_TOPIC, name=topic.full, force=force, incarnation=incarnation)
 
     async def check_delete(self, topic: TopicName, *, force: bool) -> int:
         """The incarnation that would be deleted now; 0: not known. Of a partition, or a topic without, its owner says
@@ -284,7 +271,7 @@ class Administration:
         owner = await self._broker.lookup(topic)
         if owner.name == self._broker.name:
             return await self._broker.check_delete(topic, force=force)
-        return await self._others.check_delete(owner, topic, force=force)
+        return await self._ask(owner, op.CHECK_DELETE, name=topic.full, force=force)
 
     async def unload_topic(self, name: TopicName) -> None:
         """Unloads the topic; it need not be loaded."""
@@ -299,7 +286,7 @@ class Administration:
             if owner.name != self._broker.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
 
-    async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> Skipped:
+    async def skip_lost(self, name: TopicName, ledger_id: int = -1, *, force: bool) -> SkippedLost:
         """Passes over the lost entries of a topic, or of one of its ledgers, for all who read it. The topic need not
         open. `force`: also what a replica that does not answer may have.
         """
@@ -310,7 +297,12 @@ class Administration:
         ranges = await self._broker.skip_lost(name, only=ledger_id, force=force)
         if ranges and not cursors:  # it did not open before
             cursors = await self._cursors(name)
-        return Skipped(ranges, {each: lost_of(cursor, ranges) for each, cursor in sorted(cursors.items())})
+        lost = (
+            LostRange(each.ledger_id, each.first_entry, each.last_entry, each.first_index, each.end_index, each.forced)
+            for each in ranges
+        )
+        missed = (LostOfSubscription(each, lost_of(cursor, ranges)) for each, cursor in sorted(cursors.items()))
+        return SkippedLost(tuple(lost), tuple(missed))
 
     async def _cursors(self, name: TopicName) -> dict[str, Cursor]:
         """Returns the cursors of the durable subscriptions; none if the topic does not open."""

@@ -34,13 +34,13 @@ from ...proto.errors import (
 )
 from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
+from ...proto.operation import Permission
 from ...proto.schema import SchemaInfo
 from ...proto.transactions import Isolation, TxnId, TxnState
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
 from ...runtime.unbroken import followed_by, undone_by
-from ..access.core.table import Permission
 from ..common.incarnations import is_another
 from ..common.refusals import SubscribeRefusal
 from ..common.transactions import writer_of

@@ -32,13 +32,13 @@ import msgspec
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
 from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
+from ...proto.operation import Permission
 from ...proto.schema import SchemaInfo
+from ...proto.states import TopicState
 from ...runtime.files import Buffer
 from ...runtime.memory.budget import MemoryBudget
 from ...runtime.network import CallContext
-from ..access.core.table import Permission
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
-from ..log.topic_log import TopicLogState
 from ..node.topic_manager import TopicManager
 from ..schema.registry import SchemaRules
 from ..topic.producer import Outcomes, Producer
@@ -125,7 +125,7 @@ class ProducerSession:
         if first := options.initial_subscription:
             await broker.access.require(principal, Permission.CONSUME, topic=topic_name, subscription=first)
         topic = await broker.topic(topic_name, publishes=True)
-        if topic.log.state is TopicLogState.TERMINATED:
+        if topic.log.state is TopicState.TERMINATED:
             raise TopicTerminated(f"topic {topic.name} is terminated: it can be read and not written", topic=topic.name)
         id_ = broker.next_id()
         name = options.name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{id_}"

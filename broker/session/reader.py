@@ -14,8 +14,8 @@ import msgspec
 
 from ...proto.errors import InvalidRequest
 from ...proto.names import TopicName
+from ...proto.operation import Permission
 from ...runtime.network import CallContext
-from ..access.core.table import Permission
 from ..common.config import HAND_OUT_BYTES
 from ..common.incarnations import check_incarnation
 from ..common.turns import Turns

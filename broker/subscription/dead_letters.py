@@ -38,11 +38,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ...proto.applied import Applied
 from ...proto.errors import MagnetarError
 from ...proto.names import Position, TopicName
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
-from ..common.applied import Applied
 from ..common.log_throttle import LogThrottle
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog

@@ -34,11 +34,11 @@ from typing import TypeVar
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DelayBucket
+from ...proto.applied import Applied
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
 from ...proto.names import Position
 from ...runtime.tasks import Tasks, together
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..common.retry import until_done
 from ..log.ledger_list import TopicFenced

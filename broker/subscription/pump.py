@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...proto.errors import InternalError, MagnetarError
 from ...proto.names import Position
+from ...proto.states import Blocked, TopicState
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
@@ -24,11 +25,9 @@ from ..common.turns import SLICE_S
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
 from ..log.read_memory import ReadMemory
-from ..log.topic_log import TopicLogState
 from ..log.unfolding import aside
 from .consumer import Consumer
 from .core.deliveries import ALL_TIME, Delivery
-from .core.policies.policy import Blocked
 from .dead_letters import DeadLetters
 from .malformed import doubted, is_malformed
 from .read_ahead import ReadAheadBuffer
@@ -159,7 +158,7 @@ class Pump:
                 self.blocked = want
                 if want is Blocked.HOLES or self._full_said:
                     self._say_full(want)
-                if self._log.state is TopicLogState.TERMINATED:
+                if self._log.state is TopicState.TERMINATED:
                     self._tell_end()
                 return
             self.blocked = None

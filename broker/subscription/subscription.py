@@ -27,12 +27,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 
+from ...proto.applied import Applied
 from ...proto.errors import MagnetarError, TransactionConflict, Unavailable
 from ...proto.model import AckedEntry
 from ...proto.names import Position
 from ...proto.transactions import Isolation, TxnId
 from ...runtime.clock import Clock
-from ..common.applied import Applied
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
 from ..log.log import ReadableLog

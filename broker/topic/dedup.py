@@ -31,18 +31,18 @@ from pyroaring import BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
+from ...proto.applied import Applied
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
+from ...proto.states import LedgerStays, TopicState
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..log.core.sequence_range import SequenceRange
-from ..log.core.trimming import Safe, Stays
+from ..log.core.trimming import Safe
 from ..log.log import Log
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
-from ..log.topic_log import TopicLogState
 from .core.dedup import Dedup, SequenceProgress, Snapshot
 from .format import dedup as stored
 
@@ -168,7 +168,7 @@ class Deduplication:
     def held(self, applied: Applied) -> Safe | None:
         """Returns the mark of the last stored snapshot: what is after it must be kept; None: nothing has to."""
         held = self._stored if self.core.enabled or self._working is not None else None
-        return Safe(held, why=Stays.NOT_IN_SNAPSHOT) if held is not None else None
+        return Safe(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
 
     def own_ledgers(self) -> list[int]:
         place = self._log.record.dedup
@@ -353,7 +353,7 @@ class Deduplication:
 
         Idempotent; what cannot be stored within `close_timeout_s` is replayed.
         """
-        last = self._since and self.core.enabled and self._log.state is TopicLogState.CLOSED
+        last = self._since and self.core.enabled and self._log.state is TopicState.CLOSED
         self.stop()
         if self._tasks is not None:
             await self._tasks.drain()

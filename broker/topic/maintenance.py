@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
+from ...proto.states import BacklogQuotaState, TopicState
 from ...runtime.tasks import together
 from ...runtime.world import World
 from ..common.refusals import PublishRefusal
-from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
 from ..subscription.whole_messages import rest_of
-from .core.upkeep import Quota, backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
+from .core.upkeep import backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -46,7 +46,7 @@ class TopicMaintenance:
         self._world = world
         self._topic = topic
         self.roll_idle_s = roll_idle_s
-        self.quota: Quota | None = None
+        self.quota: BacklogQuotaState | None = None
         self.expired = 0  # entries that were not acknowledged in time …
         self.evicted = 0  # … or that were evicted because of the quota
         now = world.clock.monotonic()
@@ -57,11 +57,11 @@ class TopicMaintenance:
 
     # ------------------------------------------------------------------ answers
     def is_holding(self) -> bool:
-        return self.quota is Quota.HOLD
+        return self.quota is BacklogQuotaState.HOLD
 
     def refusal(self) -> MagnetarError | None:
         """Returns why nothing may be published; None: it may."""
-        if self.quota is not Quota.REFUSE:
+        if self.quota is not BacklogQuotaState.REFUSE:
             return None
         return PublishRefusal.QUOTA.error(f"topic {self._topic.name}: {self.quota.value}", topic=self._topic.name)
 
@@ -82,7 +82,7 @@ class TopicMaintenance:
         keep a disk full.
         """
         for step in STEPS:
-            if self._topic.log.state not in (TopicLogState.SERVING, TopicLogState.TERMINATED):
+            if self._topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return
             try:
                 await step(self)
@@ -159,7 +159,7 @@ class TopicMaintenance:
         if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
             backlog -= delayed_bytes(shape, slowest.delayed.core.held_in)
         quota = over_quota(applied, backlog, age_s)
-        if quota is Quota.EVICT:
+        if quota is BacklogQuotaState.EVICT:
             for subscription in durable:
                 if applied.backlog_quota_bytes:
                     mark = min(mark_within(shape, applied.backlog_quota_bytes), self._topic.shown.shape.stable)
@@ -169,7 +169,7 @@ class TopicMaintenance:
             quota = None
         self._decide(quota)
 
-    def _decide(self, quota: Quota | None) -> None:
+    def _decide(self, quota: BacklogQuotaState | None) -> None:
         if quota is self.quota:
             return
         before, self.quota = self.quota, quota
@@ -188,7 +188,7 @@ class TopicMaintenance:
         log, now = self._topic.log, self._world.clock.monotonic()
         if log.shape.end_index != self._messages_in:
             self._messages_in, self._quiet_since = log.shape.end_index, now
-        if log.state is TopicLogState.SERVING and rolls(
+        if log.state is TopicState.SERVING and rolls(
             log.shape, self._topic.applied, self._topic.holders(), quiet_s=now - self._quiet_since, age_s=log.age_s,
             idle_s=self.roll_idle_s, now_ms=self._world.clock.wall_ms(), unread=self._topic.unread(),
         ):  # fmt: skip

@@ -28,6 +28,7 @@ from pyroaring import BitMap
 
 from ...metadata.records import TopicRecord
 from ...metadata.update import Change
+from ...proto.applied import Applied
 from ...proto.entry import broker_part
 from ...proto.errors import (
     InvalidRequest,
@@ -36,15 +37,14 @@ from ...proto.errors import (
     TopicTerminated,
 )
 from ...proto.names import Position
+from ...proto.states import TopicState
 from ...runtime.clock import Clock
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
 from ..log.cache import StoredEntry
 from ..log.core.log_shape import LogShape, Span
 from ..log.publish import Publish
 from ..log.reader import IndexedPosition
-from ..log.topic_log import TopicLogState
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
@@ -150,7 +150,7 @@ class NonPersistentLog:
 
     def __init__(self, world: World, topic: Topic) -> None:
         self.topic = topic.name
-        self.state = TopicLogState.OPENING
+        self.state = TopicState.OPENING
         self.shape = LogShape()
         self.reader = RecentEntries(self.shape)
         self.world = world
@@ -174,10 +174,10 @@ class NonPersistentLog:
         if create is not None:
             await create()
         self.shape.add(Span(self.world.clock.wall_ms(), 0, open=True))
-        self.state = TopicLogState.SERVING
+        self.state = TopicState.SERVING
 
     def publish(self, publish: Publish) -> None:
-        if self.state is not TopicLogState.SERVING:
+        if self.state is not TopicState.SERVING:
             raise self._refused()
         span, now_ms = self.shape.tail, max(self.world.clock.wall_ms(), self._timestamp_ms)
         self._timestamp_ms = now_ms
@@ -196,7 +196,7 @@ class NonPersistentLog:
             self._of.crowded()  # many arrived at once: consumers that keep up must not lose any for that
 
     def _refused(self) -> MagnetarError:
-        if self.state is TopicLogState.TERMINATED:
+        if self.state is TopicState.TERMINATED:
             return TopicTerminated(f"topic {self.topic} is terminated", topic=self.topic)
         return NotOwner(f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic)
 
@@ -224,18 +224,18 @@ class NonPersistentLog:
         self.record = structs.replace(self.record, **fields)
 
     async def terminate(self) -> Position:
-        self.state = TopicLogState.TERMINATED
+        self.state = TopicState.TERMINATED
         self._of.confirmed()
         return self.shape.last
 
     def lose(self, error: MagnetarError) -> None:
-        if self.state not in (TopicLogState.LOST, TopicLogState.CLOSED):
-            self.state = TopicLogState.LOST
+        if self.state not in (TopicState.LOST, TopicState.CLOSED):
+            self.state = TopicState.LOST
             self._of.lose(error)
 
     async def close(self) -> None:
-        if self.state is not TopicLogState.LOST:
-            self.state = TopicLogState.CLOSED
+        if self.state is not TopicState.LOST:
+            self.state = TopicState.CLOSED
 
 
 class NonPersistentSubscription(Subscription):

@@ -23,6 +23,7 @@ from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import OutcomesPlace
 from ...proto.errors import InternalError, MagnetarError, NotOwner
 from ...proto.names import Position
+from ...proto.states import TopicState
 from ...runtime.tasks import Tasks
 from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
@@ -30,7 +31,6 @@ from ..common.retry import until_done
 from ..log.ledger_list import TopicFenced
 from ..log.log import Log
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
-from ..log.topic_log import TopicLogState
 from .core.transactions import AbortedPart, Transactions, TxnSnapshot
 from .format import transactions as stored
 
@@ -240,7 +240,7 @@ class OutcomesLedger:
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
                 lags = self.core.version > self.version or self.position != self._log.shape.confirmed
-                if lags and self._log.state is TopicLogState.CLOSED and self._ledger.writable:
+                if lags and self._log.state is TopicState.CLOSED and self._ledger.writable:
                     self._ledger.sequence += 1
                     plan = self._plan(self._log.shape.confirmed, self._rows, self.core.changed, self._entries)
                     await self._ledger.append(plan[0])

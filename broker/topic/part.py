@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..common.applied import Applied
+from ...proto.applied import Applied
 from ..log.core.trimming import Safe
 
 

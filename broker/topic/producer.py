@@ -18,13 +18,13 @@ from ...proto.entry import checked_head, sequence_id_of
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge
 from ...proto.model import AccessMode
 from ...proto.names import Position
+from ...proto.states import TopicState
 from ...runtime.access import LOCAL, Principal
 from ...runtime.files import Buffer
 from ..common.refusals import PublishRefusal
 from ..common.transactions import writer_of
 from ..log.core.sequence_range import ID_END, SPAN_MAX
 from ..log.publish import Publish
-from ..log.topic_log import TopicLogState
 from .core.dedup import DedupVerdict
 from .core.publish import refusal
 from .dedup import numbers_of
@@ -130,10 +130,10 @@ class Producer:
         """
         topic = self._topic
         state = topic.log.state
-        if self.over is not None or state is not TopicLogState.SERVING or len(client_part) > self.size_max:
+        if self.over is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
             why = refusal(
-                size=len(client_part), size_max=self.size_max, terminated=state is TopicLogState.TERMINATED,
-                owned=state is not TopicLogState.LOST, fenced=self.over is not None,
+                size=len(client_part), size_max=self.size_max, terminated=state is TopicState.TERMINATED,
+                owned=state is not TopicState.LOST, fenced=self.over is not None,
             )  # fmt: skip
             if why is not None:
                 return self._refuse(client_part, why)

@@ -13,11 +13,12 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...ledger import LedgerClient
+from ...proto.applied import Applied
 from ...proto.errors import Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
 from ...proto.names import Position, TopicName
+from ...proto.states import LedgerStays, TopicState
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Replication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import Rate
@@ -25,9 +26,8 @@ from ..common.transactions import Coordinators, NoCoordinators, Settlement
 from ..log.committed_view import CommittedView
 from ..log.compaction import Compaction
 from ..log.core.log_shape import LogShape
-from ..log.core.trimming import NOTHING, Retention, Safe, Stays, trimmable, verdicts
+from ..log.core.trimming import NOTHING, Retention, Safe, trimmable, verdicts
 from ..log.log import ReadableLog
-from ..log.topic_log import TopicLogState
 from ..subscription.subscription import Subscription
 from . import backlog
 from .core.admission import Admission
@@ -322,7 +322,7 @@ class Topic:
         parts = [part.held(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
-    def why_ledgers_stay(self) -> list[tuple[int, Stays | None]]:
+    def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
         """Returns each ledger, oldest first, and why it stays; None: the next trim removes it."""
         now_ms = self.world.clock.wall_ms()
         return verdicts(self.log.shape, self.holders(), self.retention(), now_ms, self.unread())
@@ -336,7 +336,7 @@ class Topic:
     def check_open(self) -> None:
         """Raises NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of it.
         """
-        if self._ended or self.is_going or self.log.state is TopicLogState.LOST:
+        if self._ended or self.is_going or self.log.state is TopicState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def check_end(self) -> None:

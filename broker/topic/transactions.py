@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...ledger import LedgerClient
 from ...metadata.records import OutcomesPlace
+from ...proto.applied import Applied
 from ...proto.entry import EntryHeader
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import (
@@ -38,14 +39,14 @@ from ...proto.errors import (
     TimedOut,
 )
 from ...proto.names import Position
+from ...proto.states import LedgerStays
 from ...proto.transactions import TxnId
 from ...runtime.world import World
-from ..common.applied import Applied
 from ..common.config import BrokerConfig, Policy
 from ..common.transactions import Coordinators, Settlement
 from ..log.cache import StoredEntry
 from ..log.core.sequence_range import SequenceRange
-from ..log.core.trimming import Safe, Stays
+from ..log.core.trimming import Safe
 from ..log.log import Log
 from ..subscription.subscription import Subscription
 from .core.dedup import DedupVerdict
@@ -377,8 +378,8 @@ class TopicTransactions:
             return None
         first, stored = self.core.first_hidden, self._ledger.position
         if first is not None and first <= stored:
-            return Safe(self._log.shape.before(first), why=Stays.TRANSACTION_OPEN)
-        return Safe(stored, why=Stays.NOT_IN_OUTCOMES)
+            return Safe(self._log.shape.before(first), why=LedgerStays.TRANSACTION_OPEN)
+        return Safe(stored, why=LedgerStays.NOT_IN_OUTCOMES)
 
     def trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
         if self.core is not None:

@@ -1,4 +1,4 @@
-"""Runs that several callers wait for: the join of a transaction, or its end, whoever asked first."""
+"""Runs that several callers wait for: the join of a transaction, or its end, and the first of them starts it."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import click
+from click import option
 
-from ..common.session import YES, Session, confirm, connected
+from ..common.session import SUBSCRIPTION, Session, confirm, verb
 from ..common.units import duration, message_id
 from ..messages.messages import id_text
-from .subscriptions import SUBSCRIPTION
 from .topics import full
 
-OLDER = click.option("-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds.")
+OLDER = option("-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds.")
 
 
 def _expire(session: Session, topic: str, name: str, older: str | None, position: str | None) -> None:
@@ -30,12 +30,12 @@ def _expire(session: Session, topic: str, name: str, older: str | None, position
     session.out.done(f"{entries} entries of {whose} expired", topic=full(topic), subscription=name, entries=entries)
 
 
-@click.command("expire-messages")
-@click.argument("topic")
-@SUBSCRIPTION
-@OLDER
-@click.option("-m", "-p", "--position", "position", default=None, help="… or everything up to L:E, earliest, latest.")
-@connected
+@verb(
+    SUBSCRIPTION,
+    OLDER,
+    option("-m", "-p", "--position", "position", default=None, help="… or everything up to L:E, earliest, latest."),
+    name="expire-messages",
+)
 def expire(session: Session, topic: str, subscription: str, older: str | None, position: str | None) -> None:
     """Acknowledge what is older than a time, or everything up to a message, unseen.
 
@@ -44,10 +44,7 @@ def expire(session: Session, topic: str, subscription: str, older: str | None, p
     _expire(session, topic, subscription, older, position)
 
 
-@click.command("expire-messages-all-subscriptions")
-@click.argument("topic")
-@OLDER
-@connected
+@verb(OLDER, name="expire-messages-all-subscriptions")
 def expire_all(session: Session, topic: str, older: str | None) -> None:
     """Acknowledge what is older than a time, for every subscription.
 
@@ -56,13 +53,13 @@ def expire_all(session: Session, topic: str, older: str | None) -> None:
     _expire(session, topic, "", older, None)
 
 
-@click.command("examine-messages")
-@click.argument("topic")
-@click.option(
-    "-i", "--initialPosition", "end", type=click.Choice(["earliest", "latest"]), default="latest", show_default=True
+@verb(
+    option(
+        "-i", "--initialPosition", "end", type=click.Choice(["earliest", "latest"]), default="latest", show_default=True
+    ),
+    option("-m", "--messagePosition", "number", type=click.IntRange(1), default=1, show_default=True),
+    name="examine-messages",
 )
-@click.option("-m", "--messagePosition", "number", type=click.IntRange(1), default=1, show_default=True)
-@connected
 def examine(session: Session, topic: str, end: str, number: int) -> None:
     """Show the n-th message of a topic (of each partition), counted from the oldest or from the newest.
 
@@ -81,11 +78,11 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
         raise failed[0]
 
 
-@click.command("get-message-by-id")
-@click.argument("topic")
-@click.option("-l", "--ledgerId", "ledger", type=int, required=True)
-@click.option("-e", "--entryId", "entry", type=int, required=True)
-@connected
+@verb(
+    option("-l", "--ledgerId", "ledger", type=int, required=True),
+    option("-e", "--entryId", "entry", type=int, required=True),
+    name="get-message-by-id",
+)
 def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
     """Show the messages of an entry. Of a partitioned topic name the partition.
 
@@ -97,10 +94,7 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
         show(stored(message), session.out)
 
 
-@click.command("get-message-id")
-@click.argument("topic")
-@click.option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds.")
-@connected
+@verb(option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds."))
 def get_message_id(session: Session, topic: str, moment: str) -> None:
     """The id of the first message that arrived at a time or later; of the next one to come, when there is none.
 
@@ -117,10 +111,10 @@ def get_message_id(session: Session, topic: str, moment: str) -> None:
     session.out.rows(rows, ("topic", "messageId"))
 
 
-@click.command("get-backlog-size")
-@click.argument("topic")
-@click.option("-m", "--messageId", "position", default="earliest", show_default=True, help="earliest, latest, L:E.")
-@connected
+@verb(
+    option("-m", "--messageId", "position", default="earliest", show_default=True, help="earliest, latest, L:E."),
+    name="get-backlog-size",
+)
 def backlog_size(session: Session, topic: str, position: str) -> None:
     """About how many bytes of a topic (of each partition) are after a message.
 
@@ -131,9 +125,7 @@ def backlog_size(session: Session, topic: str, position: str) -> None:
     session.out.rows(rows, ("topic", "bytes"))
 
 
-@click.command("last-message-id")
-@click.argument("topic")
-@connected
+@verb()
 def last_message_id(session: Session, topic: str) -> None:
     """The id of the newest message of a topic (of each partition); -1:-1 when there is none.
 
@@ -144,44 +136,13 @@ def last_message_id(session: Session, topic: str) -> None:
     session.out.rows(rows, ("topic", "lastMessageId"))
 
 
-@click.command("analyze-backlog")
-@click.argument("topic")
-@SUBSCRIPTION
-@connected
-def analyze(session: Session, topic: str, subscription: str) -> None:
-    """What a subscription has left, exactly: entries, messages, and what is acknowledged out of order.
-
-    Example: magnetar topics analyze-backlog orders -s billing
-    """
-    admin, columns = session.admin, ("topic", "entries", "messages", "acknowledged", "bytes", "complete")
-    rows = [{"topic": part, **asdict(admin.analyze_backlog(part, subscription))} for part in admin.parts(topic)]
-    session.out.rows(rows, columns)
-
-
-@click.command()
-@click.argument("topic")
-@YES
-@connected
-def truncate(session: Session, topic: str, yes: bool) -> None:
-    """Acknowledge everything for every subscription, and delete all ledgers but the one that is written.
-
-    Example: magnetar topics truncate orders
-    """
-    confirm(f"Delete all messages of {full(topic)}", yes)
-    for part in session.admin.parts(topic):
-        session.admin.truncate_topic(part)
-    session.out.done(f"topic {full(topic)} truncated", topic=full(topic))
-
-
-@click.command("skip-lost")
-@click.argument("topic")
-@click.option("--ledger", type=click.IntRange(min=0), help="This ledger alone.  [default: all of the topic]")
-@click.option(
-    "--force", is_flag=True,
-    help="Also what a replica that does not answer may have: when it comes back, its messages stay lost.",
+@verb(
+    option("--ledger", type=click.IntRange(min=0), help="This ledger alone.  [default: all of the topic]"),
+    option(
+        "--force", is_flag=True,
+        help="Also what a replica that does not answer may have: when it comes back, its messages stay lost.",
+    ),
 )  # fmt: skip
-@YES
-@connected
 def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes: bool) -> None:  # fmt: skip
     """Pass over entries that every replica lost, for all consumers and readers.
 
@@ -205,10 +166,10 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
         session.out.rows(missed, ("topic", "name", "messages"))
 
 
-@click.command()
-@click.option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour.")
-@click.option("--unexplained", is_flag=True, help="With --delete: also those whose owner has no record.")
-@connected
+@verb(
+    option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour."),
+    option("--unexplained", is_flag=True, help="With --delete: also those whose owner has no record."),
+)
 def orphans(session: Session, remove: bool, unexplained: bool) -> None:
     """Ledgers that no record refers to, and those that a topic lists and that are deleted.
 

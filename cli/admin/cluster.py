@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 
 import click
+from click import option
 
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, connected
+from ..common.session import Session, verb
 from ..storage.operator import operating
 
 brokers = LazyGroup(
@@ -36,8 +37,7 @@ bookies = LazyGroup(
 )
 
 
-@click.command("list")
-@connected
+@verb(name="list")
 def list_brokers(session: Session) -> None:
     """Brokers and how many topics each owns; - when it does not answer.
 
@@ -48,7 +48,7 @@ def list_brokers(session: Session) -> None:
 
 
 @click.command("list")
-@click.option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
+@option("--registered", is_flag=True, help="Only those that are registered; asks no bookie.")
 @operating
 def list_bookies(session: Session, registered: bool) -> None:
     """Bookies: their state, their disks, and how many ledgers name them; also those that are away.

@@ -5,32 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import click
+from click import option
 
-from ..common.session import Session, connected
-from .topics import full
+from ..common.session import Session, verb
 
 POLL_S = 0.5
 COLUMNS = ("topic", "state", "step", "progress", "messages", "entries", "bytes", "horizon", "dueBytes", "error")
 
 
-@click.command()
-@click.argument("topic")
-@connected
-def compact(session: Session, topic: str) -> None:
-    """Start to compact a topic: of each key its latest message is kept for consumers that read compacted.
-
-    Example: magnetar topics compact prices
-    """
-    for part in session.admin.parts(topic):
-        session.admin.compact(part)
-    session.out.done(f"topic {full(topic)} is being compacted; see compaction-status", topic=full(topic))
-
-
-@click.command()
-@click.argument("topic")
-@click.option("-w", "--wait-complete", is_flag=True, help="Wait until none is running.")
-@connected
+@verb(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."))
 def status(session: Session, topic: str, wait_complete: bool) -> None:
     """The last compaction of a topic (of each partition), and what is compacted.
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
+from click import option
 
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, connected
-
-if TYPE_CHECKING:
-    from ...client.admin.values import HalfStats
+from ..common.session import Session, verb
 
 COLUMNS = ("half", "state", "group", "check_key", "age_s", "unknown", "members", "bytes", "topics", "reason")
 
@@ -29,35 +25,35 @@ halves = LazyGroup(
 )
 
 
-@click.command("list")
-@click.option("-g", "--group", default="", help="Of this group alone.")
-@click.option("--parked", is_flag=True, help="Those that wait for an operator alone.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator.")
-@connected
+@verb(
+    option("-g", "--group", default="", help="Of this group alone."),
+    option("--parked", is_flag=True, help="Those that wait for an operator alone."),
+    option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
+)
 def list_(session: Session, group: str, parked: bool, limit: int) -> None:
     """Half messages that are not decided: who prepared them, whom it is asked of, and why one is parked.
 
     Example: magnetar transactions halves list --group orders
     """
+    from ...proto.pulsar_json import half_form, in_seconds
+
     rows = [each for found in session.admin.all_halves(group=group, limit=limit) for each in found.items]
     wanted = [each for each in rows if each.state.name == "PARKED" or not parked]
-    session.out.rows([_row(each) for each in sorted(wanted, key=lambda each: -each.age_ms)], COLUMNS)
+    session.out.rows([in_seconds(half_form(each)) for each in sorted(wanted, key=lambda each: -each.age_ms)], COLUMNS)
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def show(session: Session, half: str) -> None:
     """One half message by its id.
 
     Example: magnetar transactions halves show "(3,1099511627781)"
     """
-    session.out.record(_row(session.admin.half(half)))
+    from ...proto.pulsar_json import half_form, in_seconds
+
+    session.out.record(in_seconds(half_form(session.admin.half(half))))
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def park(session: Session, half: str) -> None:
     """Do not ask about a half message any more: it stays until an operator commits, rolls back or revives it.
 
@@ -66,9 +62,7 @@ def park(session: Session, half: str) -> None:
     session.admin.park_half(half)
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def revive(session: Session, half: str) -> None:
     """Ask the group of a parked half message again, at once, as often as of a new one. One that is not parked is asked
     about now.
@@ -78,9 +72,7 @@ def revive(session: Session, half: str) -> None:
     session.admin.revive_half(half)
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def commit(session: Session, half: str) -> None:
     """Publish a half message, parked or not, whatever its group says.
 
@@ -89,20 +81,10 @@ def commit(session: Session, half: str) -> None:
     session.admin.commit_half(half)
 
 
-@click.command()
-@click.argument("half")
-@connected
+@verb()
 def rollback(session: Session, half: str) -> None:
     """Drop a half message, parked or not, whatever its group says. Its content is lost.
 
     Example: magnetar transactions halves rollback "(3,1099511627781)"
     """
     session.admin.rollback_half(half)
-
-
-def _row(found: HalfStats) -> dict[str, Any]:
-    return {
-        "half": str(found.half), "state": found.state.name, "owner": found.owner, "group": found.group,
-        "check_key": found.check_key, "age_s": round(found.age_ms / 1000, 1), "unknown": found.unknown,
-        "members": found.members, "bytes": found.bytes, "topics": ", ".join(found.topics), "reason": found.reason,
-    }  # fmt: skip

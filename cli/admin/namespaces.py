@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click import option
 
+from ...proto.policy_table import NAMESPACES, POLICIES
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import YES, Session, confirm, connected
+from ..common.session import Session, confirm, verb
 from .permissions import OF_NAMESPACES
-from .policies import ALIASES, NAMESPACES, VERBS, change, given_fields, options_of, read, verbs
+from .policies import ALIASES, change, given_fields, options_of, read, verbs
 from .properties import OF_NAMESPACES as PROPERTIES_OF_NAMESPACES
 
 namespaces = LazyGroup(
@@ -39,6 +41,7 @@ namespaces = LazyGroup(
     },
     {"get": "policies", **ALIASES},
     policies=verbs(NAMESPACES),
+    with_rows=True,
     help="TENANT/NAMESPACE: its topics share policies.\n\nExample: magnetar namespaces create public/orders",
 )
 
@@ -54,7 +57,7 @@ AT_CREATION = tuple(
         ("write_quorum", ("-w", "--write-quorum")),
         ("ack_quorum", ("-a", "--ack-quorum")),
     )
-    for field in (field for verb in VERBS for field in verb.fields)
+    for field in (field for verb in POLICIES for field in verb.fields)
     if field.name == name
 )
 """The policies that are usually set with a new namespace; the others have commands of their own."""
@@ -63,12 +66,12 @@ AT_CREATION = tuple(
 def policies_given(function: Callable[..., None]) -> Callable[..., None]:
     """The options that set a policy; an option that is not given is None."""
     function = options_of(AT_CREATION)(function)
-    for option in (
-        click.option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
-        click.option("--default-partitions", type=click.IntRange(0), help="Of topics made automatically; 0: none."),
-        click.option("--auto-topic-creation/--no-auto-topic-creation", default=None, help="Make topics at first use."),
+    for each in (
+        option("-b", "--bundles", type=click.IntRange(1), help="Hash ranges that brokers own (at creation)."),
+        option("--default-partitions", type=click.IntRange(0), help="Of topics made automatically; 0: none."),
+        option("--auto-topic-creation/--no-auto-topic-creation", default=None, help="Make topics at first use."),
     ):
-        function = option(function)
+        function = each(function)
     return function
 
 
@@ -78,10 +81,8 @@ def _divided(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {name: found.pop(name) for name in OF_NAMESPACE if name in found}, found
 
 
-@click.command("list")
-@click.argument("tenant", default="public")
-@connected
-def list_(session: Session, tenant: str) -> None:
+@verb()
+def list_(session: Session, tenant: str = "public") -> None:
     """Namespaces of a tenant (default public).
 
     Example: magnetar namespaces list public
@@ -89,10 +90,7 @@ def list_(session: Session, tenant: str) -> None:
     session.out.names(session.admin.namespaces(tenant), empty=f"no namespaces in {tenant}")
 
 
-@click.command()
-@click.argument("namespace")
-@policies_given
-@connected
+@verb(policies_given)
 def create(session: Session, namespace: str, **given: Any) -> None:
     """Make a namespace.
 
@@ -105,10 +103,7 @@ def create(session: Session, namespace: str, **given: Any) -> None:
     session.out.done(f"namespace {namespace} created", namespace=namespace)
 
 
-@click.command()
-@click.argument("namespace")
-@policies_given
-@connected
+@verb(policies_given)
 def update(session: Session, namespace: str, **given: Any) -> None:
     """Change policies of a namespace; what is not given stays.
 
@@ -123,11 +118,8 @@ def update(session: Session, namespace: str, **given: Any) -> None:
     session.out.done(f"namespace {namespace} updated", namespace=namespace)
 
 
-@click.command()
-@click.argument("namespace", default="public/default")
-@click.option("-ap", "--applied", is_flag=True, help="With what the broker sets.")
-@connected
-def policies(session: Session, namespace: str, applied: bool) -> None:
+@verb(option("-ap", "--applied", is_flag=True, help="With what the broker sets."))
+def policies(session: Session, namespace: str = "public/default", *, applied: bool) -> None:
     """How a namespace makes topics, and the policies that it sets.
 
     Example: magnetar namespaces policies public/default
@@ -146,10 +138,8 @@ def policies(session: Session, namespace: str, applied: bool) -> None:
     )
 
 
-@click.command()
-@click.argument("namespace", default="public/default")
-@connected
-def stats(session: Session, namespace: str) -> None:
+@verb()
+def stats(session: Session, namespace: str = "public/default") -> None:
     """Messages, storage and backlog of each topic of a namespace.
 
     Example: magnetar namespaces stats public/default
@@ -164,11 +154,7 @@ def stats(session: Session, namespace: str) -> None:
     session.out.rows(rows, COLUMNS, empty=f"no topics in {namespace}")
 
 
-@click.command()
-@click.argument("namespace")
-@click.option("-f", "--force", is_flag=True, help="Delete its topics too.")
-@YES
-@connected
+@verb(option("-f", "--force", is_flag=True, help="Delete its topics too."))
 def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     """Delete a namespace. Refused while it has topics, unless forced.
 
@@ -179,10 +165,8 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     session.out.done(f"namespace {namespace} deleted", namespace=namespace)
 
 
-@click.command()
-@click.argument("namespace", default="public/default")
-@connected
-def bundles(session: Session, namespace: str) -> None:
+@verb()
+def bundles(session: Session, namespace: str = "public/default") -> None:
     """The hash ranges of a namespace's topics, by which brokers own them.
 
     Example: magnetar namespaces bundles public/default
@@ -193,10 +177,7 @@ def bundles(session: Session, namespace: str) -> None:
     session.out.names([bundle_name(number, count) for number in range(count)], empty="no bundles")
 
 
-@click.command()
-@click.argument("namespace")
-@click.option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000.")
-@connected
+@verb(option("-b", "--bundle", default="", help="Only this one, as 0x00000000_0x40000000."))
 def unload(session: Session, namespace: str, bundle: str) -> None:
     """Let every broker close a namespace's topics and give them up. Who looks one up next, gives it a new owner.
 
@@ -207,11 +188,10 @@ def unload(session: Session, namespace: str, bundle: str) -> None:
     session.out.done(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
 
 
-@click.command("clear-backlog")
-@click.argument("namespace")
-@click.option("-s", "--sub", "--subscription", "subscription", default="", help="Only this one; else each.")
-@click.option("-f", "--force", "-y", "--yes", "yes", is_flag=True, help="Do not ask.")
-@connected
+@verb(
+    option("-s", "--sub", "--subscription", "subscription", default="", help="Only this one; else each."),
+    option("-f", "--force", "-y", "--yes", "yes", is_flag=True, help="Do not ask."),
+)
 def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool) -> None:
     """Acknowledge everything unseen, for one subscription or for each, in all topics of a namespace.
 
@@ -225,12 +205,10 @@ def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool
     session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
 
 
-@click.command()
-@click.argument("namespace")
-@click.option("-s", "--sub", "--subscription", "subscription", required=True, help="Name of the subscription.")
-@click.option("-f", "--force", is_flag=True, help="Although consumers are connected.")
-@YES
-@connected
+@verb(
+    option("-s", "--sub", "--subscription", "subscription", required=True, help="Name of the subscription."),
+    option("-f", "--force", is_flag=True, help="Although consumers are connected."),
+)
 def unsubscribe(session: Session, namespace: str, subscription: str, force: bool, yes: bool) -> None:
     """Delete a subscription of every topic of a namespace that has it: nothing is kept for it any more.
 
@@ -243,12 +221,12 @@ def unsubscribe(session: Session, namespace: str, subscription: str, force: bool
     session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
 
 
-@click.command("set-auto-topic-creation")
-@click.argument("namespace")
-@click.option("-e/-d", "--enable/--disable", "enabled", default=True, show_default=True, help="At first use.")
-@click.option("-t", "--type", "kind", type=click.Choice(["partitioned", "non-partitioned"]), default="non-partitioned")
-@click.option("-n", "--num-partitions", "partitions", type=click.IntRange(1), default=None, help="Of partitioned ones.")
-@connected
+@verb(
+    option("-e/-d", "--enable/--disable", "enabled", default=True, show_default=True, help="At first use."),
+    option("-t", "--type", "kind", type=click.Choice(["partitioned", "non-partitioned"]), default="non-partitioned"),
+    option("-n", "--num-partitions", "partitions", type=click.IntRange(1), default=None, help="Of partitioned ones."),
+    name="set-auto-topic-creation",
+)
 def set_creation(session: Session, namespace: str, enabled: bool, kind: str, partitions: int | None) -> None:
     """Whether topics are made at first use, and with how many partitions.
 
@@ -259,9 +237,7 @@ def set_creation(session: Session, namespace: str, enabled: bool, kind: str, par
     _change_creation(session, namespace, enabled, partitions or 0)
 
 
-@click.command("remove-auto-topic-creation")
-@click.argument("namespace")
-@connected
+@verb(name="remove-auto-topic-creation")
 def remove_creation(session: Session, namespace: str) -> None:
     """Topics are made at first use, without partitions, where the broker allows it.
 
@@ -281,9 +257,7 @@ def _change_creation(
     session.out.done(text, namespace=namespace, enabled=enabled, partitions=partitions)
 
 
-@click.command("get-auto-topic-creation")
-@click.argument("namespace")
-@connected
+@verb(name="get-auto-topic-creation")
 def get_creation(session: Session, namespace: str) -> None:
     """Whether topics are made at first use, and with how many partitions (0: not partitioned).
 

@@ -7,9 +7,10 @@ be any more is disconnected within a second.
 from __future__ import annotations
 
 import click
+from click import option
 
 from ..common.lazy import Lazy
-from ..common.session import Session, connected
+from ..common.session import Session, verb
 
 OF_NAMESPACES = {
     "grant-permission": Lazy(".admin.permissions", "grant_namespace", "Let a role produce or consume in it."),
@@ -31,22 +32,18 @@ OF_TOPICS = {
     "permissions": Lazy(".admin.permissions", "of_topic", "Which roles were granted what for the topic alone."),
 }
 
-ROLE = click.option("-r", "--role", required=True, metavar="ROLE")
-ACTIONS = click.option(
+ROLE = option("-r", "--role", required=True, metavar="ROLE")
+ACTIONS = option(
     "-a", "--actions", required=True, metavar="ACTION,…", help="produce, consume (functions, sources, sinks, packages)."
 )
-SUBSCRIPTION = click.option("-s", "--subscription", required=True, metavar="NAME")
+SUBSCRIPTION = option("-s", "--subscription", required=True, metavar="NAME")
 
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-@click.command("grant-permission")
-@click.argument("namespace")
-@ROLE
-@ACTIONS
-@connected
+@verb(ROLE, ACTIONS, name="grant-permission")
 def grant_namespace(session: Session, namespace: str, role: str, actions: str) -> None:
     """Let a role produce or consume in all topics of a namespace. It has these actions and no others there.
 
@@ -56,10 +53,7 @@ def grant_namespace(session: Session, namespace: str, role: str, actions: str) -
     _granted(session, role, actions, namespace)
 
 
-@click.command("revoke-permission")
-@click.argument("namespace")
-@ROLE
-@connected
+@verb(ROLE, name="revoke-permission")
 def revoke_namespace(session: Session, namespace: str, role: str) -> None:
     """Take from a role what it was granted at a namespace. What its topics grant it stays.
 
@@ -69,9 +63,7 @@ def revoke_namespace(session: Session, namespace: str, role: str) -> None:
     session.out.done(f"role {role} has no permission of its own in {namespace}", role=role, place=namespace)
 
 
-@click.command("permissions")
-@click.argument("namespace")
-@connected
+@verb(name="permissions")
 def of_namespace(session: Session, namespace: str) -> None:
     """Which roles may do what in a namespace.
 
@@ -80,11 +72,7 @@ def of_namespace(session: Session, namespace: str) -> None:
     _roles(session, session.admin.namespace_permissions(namespace).roles, namespace)
 
 
-@click.command("grant-permission")
-@click.argument("topic")
-@ROLE
-@ACTIONS
-@connected
+@verb(ROLE, ACTIONS, name="grant-permission")
 def grant_topic(session: Session, topic: str, role: str, actions: str) -> None:
     """Let a role produce to a topic or consume from it, with all its partitions.
 
@@ -94,10 +82,7 @@ def grant_topic(session: Session, topic: str, role: str, actions: str) -> None:
     _granted(session, role, actions, topic)
 
 
-@click.command("revoke-permission")
-@click.argument("topic")
-@ROLE
-@connected
+@verb(ROLE, name="revoke-permission")
 def revoke_topic(session: Session, topic: str, role: str) -> None:
     """Take from a role what it was granted at a topic. What the namespace grants it stays.
 
@@ -107,9 +92,7 @@ def revoke_topic(session: Session, topic: str, role: str) -> None:
     session.out.done(f"role {role} has no permission of its own for {topic}", role=role, place=topic)
 
 
-@click.command("permissions")
-@click.argument("topic")
-@connected
+@verb(name="permissions")
 def of_topic(session: Session, topic: str) -> None:
     """Which roles were granted what for a topic alone, beside what its namespace grants.
 
@@ -118,11 +101,7 @@ def of_topic(session: Session, topic: str) -> None:
     _roles(session, session.admin.topic_permissions(topic).roles, topic)
 
 
-@click.command("grant-subscription-permission")
-@click.argument("namespace")
-@SUBSCRIPTION
-@click.option("-r", "--roles", required=True, metavar="ROLE,…")
-@connected
+@verb(SUBSCRIPTION, option("-r", "--roles", required=True, metavar="ROLE,…"), name="grant-subscription-permission")
 def grant_subscription(session: Session, namespace: str, subscription: str, roles: str) -> None:
     """Only these roles may use the subscription, in all topics of the namespace. They need `consume` too.
 
@@ -132,11 +111,7 @@ def grant_subscription(session: Session, namespace: str, subscription: str, role
     session.out.done(f"subscription {subscription} of {namespace} takes {roles}", subscription=subscription)
 
 
-@click.command("revoke-subscription-permission")
-@click.argument("namespace")
-@SUBSCRIPTION
-@ROLE
-@connected
+@verb(SUBSCRIPTION, ROLE, name="revoke-subscription-permission")
 def revoke_subscription(session: Session, namespace: str, subscription: str, role: str) -> None:
     """Take a role off a subscription's list. With the last one the list goes: every role with `consume` may use it.
 
@@ -146,9 +121,7 @@ def revoke_subscription(session: Session, namespace: str, subscription: str, rol
     session.out.done(f"role {role} is not on the list of subscription {subscription}", subscription=subscription)
 
 
-@click.command("subscription-permission")
-@click.argument("namespace")
-@connected
+@verb(name="subscription-permission")
 def of_subscriptions(session: Session, namespace: str) -> None:
     """Which roles may use which subscriptions. One that is not shown takes every role with `consume`.
 
@@ -159,10 +132,10 @@ def of_subscriptions(session: Session, namespace: str) -> None:
     session.out.rows(rows, ("subscription", "roles"), empty=f"no subscription of {namespace} has a list of roles")
 
 
-@click.command("set-subscription-auth-mode")
-@click.argument("namespace")
-@click.option("-m", "--subscription-auth-mode", "mode", required=True, type=click.Choice(["None", "Prefix"]))
-@connected
+@verb(
+    option("-m", "--subscription-auth-mode", "mode", required=True, type=click.Choice(["None", "Prefix"])),
+    name="set-subscription-auth-mode",
+)
 def set_auth_mode(session: Session, namespace: str, mode: str) -> None:
     """Prefix: the name of a subscription is the role's, or begins with it and `-`.
 
@@ -172,9 +145,7 @@ def set_auth_mode(session: Session, namespace: str, mode: str) -> None:
     session.out.done(f"subscriptions of {namespace}: mode {mode}", mode=mode)
 
 
-@click.command("get-subscription-auth-mode")
-@click.argument("namespace")
-@connected
+@verb(name="get-subscription-auth-mode")
 def get_auth_mode(session: Session, namespace: str) -> None:
     """Whether subscriptions are named by their role.
 

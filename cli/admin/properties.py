@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import click
+from click import option
 
 from ..common import units
 from ..common.lazy import Lazy
-from ..common.session import Session, connected
+from ..common.session import Session, verb
 
 OF_NAMESPACES = {
     "get-properties": Lazy(".admin.properties", "of_namespace", "What was noted of it."),
@@ -19,8 +20,8 @@ OF_TOPICS = {
     "update-properties": Lazy(".admin.properties", "set_of_topic", "Note properties; others stay."),
     "remove-properties": Lazy(".admin.properties", "remove_of_topic", "A property is gone."),
 }
-PROPERTIES = click.option("-p", "--property", "--properties", "pairs", multiple=True, help="KEY=VALUE, several too.")
-KEYS = click.option("-k", "--key", "keys", multiple=True, required=True, metavar="KEY", help="Several too.")
+PROPERTIES = option("-p", "--property", "--properties", "pairs", multiple=True, help="KEY=VALUE, several too.")
+KEYS = option("-k", "--key", "keys", multiple=True, required=True, metavar="KEY", help="Several too.")
 
 
 def _show(session: Session, place: str, found: dict[str, str]) -> None:
@@ -42,9 +43,7 @@ def _gone(session: Session, place: str, keys: tuple[str, ...]) -> None:
     session.out.done(f"{place} has no property {', '.join(keys)}", place=place)
 
 
-@click.command("get-properties")
-@click.argument("namespace")
-@connected
+@verb(name="get-properties")
 def of_namespace(session: Session, namespace: str) -> None:
     """What was noted of a namespace. Its topics do not inherit it.
 
@@ -53,10 +52,7 @@ def of_namespace(session: Session, namespace: str) -> None:
     _show(session, namespace, session.admin.namespace_properties(namespace))
 
 
-@click.command("set-properties")
-@click.argument("namespace")
-@PROPERTIES
-@connected
+@verb(PROPERTIES, name="set-properties")
 def set_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -> None:
     """Note properties of a namespace; others stay.
 
@@ -67,10 +63,7 @@ def set_of_namespace(session: Session, namespace: str, pairs: tuple[str, ...]) -
     _noted(session, namespace, given)
 
 
-@click.command("remove-property")
-@click.argument("namespace")
-@KEYS
-@connected
+@verb(KEYS, name="remove-property")
 def remove_of_namespace(session: Session, namespace: str, keys: tuple[str, ...]) -> None:
     """Remove properties of a namespace. A missing one does nothing.
 
@@ -80,9 +73,7 @@ def remove_of_namespace(session: Session, namespace: str, keys: tuple[str, ...])
     _gone(session, namespace, keys)
 
 
-@click.command("clear-properties")
-@click.argument("namespace")
-@connected
+@verb(name="clear-properties")
 def clear_of_namespace(session: Session, namespace: str) -> None:
     """Remove all properties of a namespace.
 
@@ -92,9 +83,7 @@ def clear_of_namespace(session: Session, namespace: str) -> None:
     session.out.done(f"{namespace} has no properties", place=namespace)
 
 
-@click.command("get-properties")
-@click.argument("topic")
-@connected
+@verb(name="get-properties")
 def of_topic(session: Session, topic: str) -> None:
     """What was noted of a topic; a partition has the properties of its topic.
 
@@ -103,10 +92,7 @@ def of_topic(session: Session, topic: str) -> None:
     _show(session, topic, session.admin.topic_properties(topic))
 
 
-@click.command("update-properties")
-@click.argument("topic")
-@PROPERTIES
-@connected
+@verb(PROPERTIES, name="update-properties")
 def set_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
     """Note properties of a topic; others stay.
 
@@ -117,10 +103,7 @@ def set_of_topic(session: Session, topic: str, pairs: tuple[str, ...]) -> None:
     _noted(session, topic, given)
 
 
-@click.command("remove-properties")
-@click.argument("topic")
-@KEYS
-@connected
+@verb(KEYS, name="remove-properties")
 def remove_of_topic(session: Session, topic: str, keys: tuple[str, ...]) -> None:
     """Remove properties of a topic. A missing one does nothing.
 

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click import option
 
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, connected
+from ..common.session import Session, verb
 from .topics import full
 
 if TYPE_CHECKING:
-    from ...client.admin.values import TopicSchema
     from ...proto.schema import SchemaInfo
+    from ...proto.statistics import TopicSchema
 
 COLUMNS = ("version", "type", "name", "created", "user", "schema")
-FILE = click.option(
+FILE = option(
     "-f", "--filename", "file", type=click.Path(exists=True, dir_okay=False, allow_dash=True), required=True,
     help='JSON: {"type": "AVRO", "schema": "…", "properties": {}}; - reads standard input.',
 )  # fmt: skip
@@ -34,15 +35,15 @@ schemas = LazyGroup(
         "compatibility": Lazy(".admin.schemas", "compatibility", "Whether a schema could be registered."),
         "delete": Lazy(".admin.schemas", "delete", "Delete the schemas of a topic."),
     },
+    with_rows=True,
     help="Schemas of topics.\n\nExample: magnetar schemas get orders",
 )
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-v", "--version", type=click.IntRange(0), help="That one, also when it is deleted.")
-@click.option("-a", "--all-version", "all_", is_flag=True, help="All that are not deleted.")
-@connected
+@verb(
+    option("-v", "--version", type=click.IntRange(0), help="That one, also when it is deleted."),
+    option("-a", "--all-version", "all_", is_flag=True, help="All that are not deleted."),
+)
 def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
     """The newest schema of a topic, or a version.
 
@@ -54,9 +55,7 @@ def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
         session.out.record(_row(session.admin.schema(topic, version)))
 
 
-@click.command("list")
-@click.argument("topic")
-@connected
+@verb()
 def list_(session: Session, topic: str) -> None:
     """All versions that are not deleted, in their order.
 
@@ -78,10 +77,7 @@ def _row(found: TopicSchema) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@click.command()
-@click.argument("topic")
-@FILE
-@connected
+@verb(FILE)
 def upload(session: Session, topic: str, file: str) -> None:
     """Register a schema, also where producers may not. An equal one keeps its version.
 
@@ -90,12 +86,11 @@ def upload(session: Session, topic: str, file: str) -> None:
     _register(session, topic, _read(file))
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-c", "--classname", required=True, metavar="MODULE:CLASS", help="A Record of magnetar.schema.")
-@click.option("-t", "--type", "type_", type=click.Choice(["avro", "json"]), default="avro", show_default=True)
-@click.option("-n", "--dry-run", is_flag=True, help="Print the schema and register nothing.")
-@connected
+@verb(
+    option("-c", "--classname", required=True, metavar="MODULE:CLASS", help="A Record of magnetar.schema."),
+    option("-t", "--type", "type_", type=click.Choice(["avro", "json"]), default="avro", show_default=True),
+    option("-n", "--dry-run", is_flag=True, help="Print the schema and register nothing."),
+)
 def extract(session: Session, topic: str, classname: str, type_: str, dry_run: bool) -> None:
     """Register the schema of a Python class that can be imported from here.
 
@@ -126,10 +121,7 @@ def _class(named: str) -> Any:
     return found
 
 
-@click.command()
-@click.argument("topic")
-@FILE
-@connected
+@verb(FILE)
 def compatibility(session: Session, topic: str, file: str) -> None:
     """Whether a schema could be registered, and by which rule.
 
@@ -141,10 +133,7 @@ def compatibility(session: Session, topic: str, file: str) -> None:
     )
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-f", "--force", is_flag=True, help="The definitions too: what was written with them stays bytes.")
-@connected
+@verb(option("-f", "--force", is_flag=True, help="The definitions too: what was written with them stays bytes."))
 def delete(session: Session, topic: str, force: bool) -> None:
     """Delete the schemas of a topic: they count for nothing, and still decode what was written with them.
 

@@ -6,19 +6,19 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import click
+from click import option
 
 from ..common.exits import NOT_FOUND, Failure
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, connected
+from ..common.session import Session, verb
 
 if TYPE_CHECKING:
-    from ...client.admin.values import SubscriptionStats
+    from ...proto.statistics import SubscriptionStats
 
 COLUMNS = ("query", "topic", "lag", "bytes")
 NAME = re.compile(r"spark-query-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 """Matches the name of a query's own subscription, with the query's id (spark_connector/source.py)."""
-NAMESPACE = click.option("-n", "--namespace", default="public/default", show_default=True, help="Of the topics.")
+NAMESPACE = option("-n", "--namespace", default="public/default", show_default=True, help="Of the topics.")
 
 spark = LazyGroup(
     "spark",
@@ -30,9 +30,7 @@ spark = LazyGroup(
 )
 
 
-@click.command()
-@NAMESPACE
-@connected
+@verb(NAMESPACE)
 def queries(session: Session, namespace: str) -> None:
     """The queries that hold data, with what each has not committed, by topic and partition. A query has the id that is
     in the file `metadata` of its checkpoint, and shown by Spark.
@@ -46,10 +44,7 @@ def queries(session: Session, namespace: str) -> None:
     session.out.rows(sorted(rows, key=lambda row: (str(row["query"]), str(row["topic"]))), COLUMNS, empty="no queries")
 
 
-@click.command()
-@click.argument("query")
-@NAMESPACE
-@connected
+@verb(NAMESPACE)
 def forget(session: Session, query: str, namespace: str) -> None:
     """Delete the subscriptions of a query that does not run any more, by its id. If it runs again, it goes on from its
     checkpoint; what was deleted meanwhile is lost to it.

@@ -5,8 +5,12 @@ A partitioned topic's record is the sum over its partitions, each asked from its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
+
+from ...proto.pulsar_json import OF_PRODUCER, PRODUCER, SUBSCRIPTION, TOPIC, pick
 
 if TYPE_CHECKING:
     from ...client import admin as values
@@ -21,24 +25,18 @@ TRANSACTION_COLUMNS = (
 )  # fmt: skip
 LEDGER_COLUMNS = ("ledgerId", "state", "entries", "size", "firstIndex", "bookies", "stays")
 
-_SUMMED = {
-    "msgRateIn": "rate_in",
-    "msgRateOut": "rate_out",
-    "msgThroughputIn": "throughput_in",
-    "msgThroughputOut": "throughput_out",
-    "msgInCounter": "messages_in",
-    "bytesInCounter": "bytes_in",
-    "msgOutCounter": "messages_out",
-    "bytesOutCounter": "bytes_out",
-    "storageSize": "storage_bytes",
-    "msgDropCounter": "dropped",
-    "publishRateLimitedTimes": "publish_throttled",
-    "expiredEntries": "expired_entries",
-    "evictedEntries": "evicted_entries",
-}
-"""Pulsar's name → field of TopicStats (client/admin/values.py)."""
-
-
+_SUMMED = (
+    "msgRateIn msgRateOut msgThroughputIn msgThroughputOut msgInCounter bytesInCounter msgOutCounter bytesOutCounter "
+    "storageSize msgDropCounter publishRateLimitedTimes expiredEntries evictedEntries"
+)
+_OF_SUBSCRIPTION = (
+    "backlogSize earliestMsgPublishTimeInBacklog dispatchRateLimitedTimes type durable msgBacklog msgBacklogNoDelayed "
+    "msgDelayed delayedMessageIndexBuckets delayedMessageIndexSizeInBytes pendingTransactions pendingEntries "
+    "unackedMessages nonContiguousDeletedMessagesRanges consumers markDeletePositions blocked activeConsumerName "
+    "blockedSubscriptionOnUnackedMsgs msgInReplay keySharedMode allowOutOfOrderDelivery drainingHashesCount "
+    "drainingHashesClearedTotal drainingHashesUnackedMessages drainingHashes"
+)
+"""Names of proto/pulsar_json.py, in the order of the JSON."""
 _CAUGHT_UP = "everything was delivered"
 
 
@@ -54,9 +52,9 @@ def topic_stats(session: Session, topic: str, *, precise: bool = False) -> dict[
 
 def record_of(session: Session, topic: str, found: list[values.TopicStats]) -> dict[str, Any]:
     record: dict[str, Any] = {"topic": topic, "partitions": len(found) if len(found) > 1 else found[0].partitions}
-    for name, field in _SUMMED.items():
-        record[name] = sum(getattr(reply, field) for reply in found)
-    record["publishers"] = [_publisher(producer) for reply in found for producer in reply.producers]
+    for name in _SUMMED.split():
+        record[name] = sum(map(TOPIC[name], found))
+    record["publishers"] = [pick(PRODUCER, each, OF_PRODUCER) for reply in found for each in reply.producers]
     record["subscriptions"] = subscriptions(found)
     record["msgBacklog"] = max((s["msgBacklog"] for s in record["subscriptions"].values()), default=0)
     record["backlogSize"] = max((s["backlogSize"] for s in record["subscriptions"].values()), default=0)
@@ -112,98 +110,41 @@ def transaction_row(record: dict[str, Any]) -> dict[str, Any]:
     return {**found, "topic": record["topic"], "lastStable": found["lastStablePositions"]}
 
 
-def _publisher(producer: values.ProducerStats) -> dict[str, Any]:
-    return {
-        "producerName": producer.name,
-        "address": producer.address,
-        "msgInCounter": producer.messages,
-        "bytesInCounter": producer.bytes,
-        "lastSequenceId": producer.last_sequence_id,
-    }
+def _first(known: Any, _: Any) -> Any:
+    return known
+
+
+def _either(known: Any, other: Any) -> Any:
+    return known or other
+
+
+def _earlier(known: int, other: int) -> int:
+    """0: not known."""
+    return min(known, other) if known and other else known or other
+
+
+def _telling(known: str, other: str) -> str:
+    """Of partitions, what one waits for says more."""
+    return known if known not in ("", _CAUGHT_UP) else other or known
+
+
+_JOINED: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("type", "durable", "keySharedMode", "allowOutOfOrderDelivery"), _first), "blocked": _telling,
+    **dict.fromkeys(("activeConsumerName", "blockedSubscriptionOnUnackedMsgs"), _either),
+    "earliestMsgPublishTimeInBacklog": _earlier,
+}  # fmt: skip
+"""How the partitions of a subscription come together; others are added."""
 
 
 def subscriptions(found: Iterable[values.TopicStats]) -> dict[str, dict[str, Any]]:
     """Returns the subscriptions by name; counts are summed over partitions."""
-    result: dict[str, dict[str, Any]] = {}
+    parts: dict[str, list[values.SubscriptionStats]] = {}
     for reply in found:
         for each in reply.subscriptions:
-            record = result.setdefault(each.name, _subscription(each))
-            record["msgBacklog"] += each.backlog
-            record["backlogSize"] += each.backlog_bytes
-            record["dispatchRateLimitedTimes"] += each.dispatch_throttled
-            if each.oldest_ms:
-                known = record["earliestMsgPublishTimeInBacklog"]
-                record["earliestMsgPublishTimeInBacklog"] = min(known, each.oldest_ms) if known else each.oldest_ms
-            record["unackedMessages"] += each.unacked
-            record["nonContiguousDeletedMessagesRanges"] += each.acked_ranges
-            record["consumers"] += [_consumer(consumer) for consumer in each.consumers]
-            record["markDeletePositions"].append(str(each.mark_delete))
-            if record["blocked"] in ("", _CAUGHT_UP):  # of partitions, what one waits for says more
-                record["blocked"] = each.blocked or record["blocked"]
-            record["activeConsumerName"] = record["activeConsumerName"] or each.active_consumer
-            record["blockedSubscriptionOnUnackedMsgs"] |= each.blocked_on_unacked
-            record["msgDelayed"] += each.delayed
-            record["msgBacklogNoDelayed"] += max(0, each.backlog - each.delayed)
-            record["delayedMessageIndexBuckets"] += each.delayed_buckets
-            record["delayedMessageIndexSizeInBytes"] += each.delayed_memory_bytes
-            record["pendingTransactions"] += each.pending_transactions
-            record["pendingEntries"] += each.pending_entries
-            record["msgInReplay"] += each.replay_entries
-            record["drainingHashesCount"] += len(each.draining)
-            record["drainingHashesClearedTotal"] += each.drained_total
-            record["drainingHashesUnackedMessages"] += sum(slot.unacked_entries for slot in each.draining)
-            record["drainingHashes"] += [_draining(slot) for slot in each.draining]
-    return result
-
-
-def _subscription(each: values.SubscriptionStats) -> dict[str, Any]:
+            parts.setdefault(each.name, []).append(each)
     return {
-        "backlogSize": 0,
-        "earliestMsgPublishTimeInBacklog": 0,  # none
-        "dispatchRateLimitedTimes": 0,
-        "type": each.type,
-        "durable": each.durable,
-        "msgBacklog": 0,
-        "msgBacklogNoDelayed": 0,
-        "msgDelayed": 0,
-        "delayedMessageIndexBuckets": 0,
-        "delayedMessageIndexSizeInBytes": 0,
-        "pendingTransactions": 0,
-        "pendingEntries": 0,
-        "unackedMessages": 0,
-        "nonContiguousDeletedMessagesRanges": 0,
-        "consumers": [],
-        "markDeletePositions": [],
-        "blocked": "",
-        "activeConsumerName": "",
-        "blockedSubscriptionOnUnackedMsgs": False,
-        "msgInReplay": 0,
-        "keySharedMode": each.key_shared_mode,
-        "allowOutOfOrderDelivery": each.allow_out_of_order_delivery,
-        "drainingHashesCount": 0,
-        "drainingHashesClearedTotal": 0,
-        "drainingHashesUnackedMessages": 0,
-        "drainingHashes": [],
-    }
-
-
-def _draining(slot: values.DrainingSlot) -> dict[str, int]:
-    """A subscription's record; its messages are counted by entries."""
-    return {"hash": slot.slot, "unackMsgs": slot.unacked_entries, "blockedAttempts": slot.blocked_attempts}
-
-
-def _consumer(consumer: values.ConsumerStats) -> dict[str, Any]:
-    return {
-        "consumerName": consumer.name,
-        "address": consumer.address,
-        "availablePermits": consumer.permits,
-        "unackedMessages": consumer.unacked,
-        "msgOutCounter": consumer.delivered_messages,
-        "bytesOutCounter": consumer.delivered_bytes,
-        "messagesRedelivered": consumer.redelivered_messages,
-        "blockedConsumerOnUnackedMsgs": consumer.blocked,
-        "priorityLevel": consumer.priority_level,
-        "keyHashRangeArrays": [[slots.first, slots.last] for slots in consumer.slots],
+        name: {key: reduce(_JOINED.get(key, add), map(SUBSCRIPTION[key], of)) for key in _OF_SUBSCRIPTION.split()}
+        for name, of in parts.items()
     }
 
 
@@ -219,27 +160,3 @@ def subscription_rows(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for name, record in found.items()
     ]
-
-
-def internal_stats(reply: values.TopicInternalStats) -> dict[str, Any]:
-    return {
-        "state": reply.state,
-        "lastConfirmedEntry": str(reply.last_confirmed),
-        "pendingAddEntriesCount": reply.pending_adds,
-        "cacheBytes": reply.cache_bytes,
-        "replication": reply.replication,
-        "wantedReplication": reply.wanted_replication,
-        "degraded": reply.degraded,
-        "ledgers": [
-            {
-                "ledgerId": ledger.ledger_id,
-                "state": ledger.state,
-                "entries": ledger.entries,
-                "size": ledger.bytes,
-                "firstIndex": ledger.first_index,
-                "bookies": list(ledger.bookies),
-                "stays": ledger.stays,
-            }
-            for ledger in reply.ledgers
-        ],
-    }

@@ -6,10 +6,11 @@ On a partitioned topic each verb is applied to every partition, at its owner.
 from __future__ import annotations
 
 import click
+from click import option
 
 from ..common import units
-from ..common.lazy import Lazy, LazyGroup
-from ..common.session import YES, Session, confirm, connected
+from ..common.lazy import ROW, Lazy, LazyGroup
+from ..common.session import SUBSCRIPTION, Session, verb
 from ..common.units import message_id
 from .properties import PROPERTIES
 from .topics import full
@@ -17,7 +18,7 @@ from .topics import full
 subscriptions = LazyGroup(
     "subscriptions",
     {
-        "list": Lazy(".admin.subscriptions", "list_", "Subscriptions of a topic."),
+        "list": ROW,
         "create": Lazy(".admin.subscriptions", "create", "Make a subscription."),
         "stats": Lazy(
             ".admin.subscriptions", "stats", "Backlog, holes, consumers, and why the next message is not delivered."
@@ -28,39 +29,23 @@ subscriptions = LazyGroup(
         "reset": Lazy(".admin.subscriptions", "reset", "Move it to a message or a time."),
         "properties": Lazy(".admin.subscriptions", "properties", "Its properties."),
         "set-properties": Lazy(".admin.subscriptions", "set_properties", "Give it these properties and no others."),
-        "delete": Lazy(".admin.subscriptions", "delete", "Delete a subscription."),
+        "delete": ROW,
     },
     {"seek": "reset", "reset-cursor": "reset", "peek-messages": "peek", "unsubscribe": "delete"},
+    with_rows=True,
     help="Subscriptions: where the readers of a topic stand.\n\nExample: magnetar subscriptions list orders",
 )
-
-SUBSCRIPTION = click.option("-s", "--subscription", required=True, help="Name of the subscription.")
 
 
 def _done(session: Session, text: str, topic: str, subscription: str) -> None:
     session.out.done(text, topic=full(topic), subscription=subscription)
 
 
-@click.command("list")
-@click.argument("topic")
-@connected
-def list_(session: Session, topic: str) -> None:
-    """Subscriptions of a topic.
-
-    Example: magnetar subscriptions list orders
-    """
-    names: set[str] = set()
-    for part in session.admin.parts(topic):
-        names.update(session.admin.subscriptions(part))
-    session.out.names(sorted(names), empty=f"no subscriptions of {full(topic)}")
-
-
-@click.command()
-@click.argument("topic")
-@SUBSCRIPTION
-@click.option("-m", "--messageId", "position", default="latest", show_default=True, help="earliest, latest, L:E.")
-@PROPERTIES
-@connected
+@verb(
+    SUBSCRIPTION,
+    option("-m", "--messageId", "position", default="latest", show_default=True, help="earliest, latest, L:E."),
+    PROPERTIES,
+)
 def create(session: Session, topic: str, subscription: str, position: str, pairs: tuple[str, ...]) -> None:
     """Make a subscription, before any consumer comes.
 
@@ -72,10 +57,7 @@ def create(session: Session, topic: str, subscription: str, position: str, pairs
     _done(session, f"subscription {subscription} of {full(topic)} created", topic, subscription)
 
 
-@click.command("get-subscription-properties")
-@click.argument("topic")
-@SUBSCRIPTION
-@connected
+@verb(SUBSCRIPTION, name="get-subscription-properties")
 def properties(session: Session, topic: str, subscription: str) -> None:
     """The properties of a subscription, each partition's.
 
@@ -89,12 +71,12 @@ def properties(session: Session, topic: str, subscription: str) -> None:
     session.out.rows(rows, ("topic", "property", "value"), empty=f"{subscription} has no properties")
 
 
-@click.command("update-subscription-properties")
-@click.argument("topic")
-@SUBSCRIPTION
-@PROPERTIES
-@click.option("-c", "--clear", is_flag=True, help="None at all.")
-@connected
+@verb(
+    SUBSCRIPTION,
+    PROPERTIES,
+    option("-c", "--clear", is_flag=True, help="None at all."),
+    name="update-subscription-properties",
+)
 def set_properties(session: Session, topic: str, subscription: str, pairs: tuple[str, ...], clear: bool) -> None:
     """Give a subscription these properties and no others. Some set its own dead-letter policy:
     dead-letter.max-redeliver-count, dead-letter.topic, dead-letter.backoff-s.
@@ -110,10 +92,7 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
     _done(session, f"subscription {subscription} of {full(topic)} has {said}", topic, subscription)
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-s", "--subscription", default=None, help="Only this one.")
-@connected
+@verb(option("-s", "--subscription", default=None, help="Only this one."))
 def stats(session: Session, topic: str, subscription: str | None) -> None:
     """Backlog, holes, consumers, and why the next message is not delivered.
 
@@ -133,11 +112,10 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
     session.out.rows(tables.subscription_rows(found), tables.SUBSCRIPTION_COLUMNS, empty="no subscriptions")
 
 
-@click.command()
-@click.argument("topic")
-@SUBSCRIPTION
-@click.option("-n", "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Of each partition.")
-@connected
+@verb(
+    SUBSCRIPTION,
+    option("-n", "--count", type=click.IntRange(1, 1000), default=1, show_default=True, help="Of each partition."),
+)
 def peek(session: Session, topic: str, subscription: str, count: int) -> None:
     """Show the next messages of a subscription; they stay where they are.
 
@@ -150,12 +128,11 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
             show(stored(message), session.out)
 
 
-@click.command()
-@click.argument("topic")
-@SUBSCRIPTION
-@click.option("-n", "--count", type=click.IntRange(1), default=None, help="Of each partition.")
-@click.option("-a", "--all", "everything", is_flag=True, help="All there are.")
-@connected
+@verb(
+    SUBSCRIPTION,
+    option("-n", "--count", type=click.IntRange(1), default=None, help="Of each partition."),
+    option("-a", "--all", "everything", is_flag=True, help="All there are."),
+)
 def skip(session: Session, topic: str, subscription: str, count: int | None, everything: bool) -> None:
     """Acknowledge the next messages of a subscription unseen.
 
@@ -166,10 +143,7 @@ def skip(session: Session, topic: str, subscription: str, count: int | None, eve
     _skip(session, topic, subscription, -1 if count is None else count)
 
 
-@click.command("clear-backlog")
-@click.argument("topic")
-@SUBSCRIPTION
-@connected
+@verb(SUBSCRIPTION, name="clear-backlog")
 def clear(session: Session, topic: str, subscription: str) -> None:
     """Acknowledge everything of a subscription unseen.
 
@@ -185,13 +159,12 @@ def _skip(session: Session, topic: str, subscription: str, count: int) -> None:
     _done(session, f"{what} of {subscription} skipped", topic, subscription)
 
 
-@click.command()
-@click.argument("topic")
-@SUBSCRIPTION
-@click.option("-t", "--time", "moment", default=None, help="A time ago (10m, 2h), an ISO time, or milliseconds.")
-@click.option("-m", "--messageId", "position", default=None, help="earliest, latest, L:E.")
-@click.option("-e", "--exclude-reset-position", "exclude", is_flag=True, help="Begin after that message.")
-@connected
+@verb(
+    SUBSCRIPTION,
+    option("-t", "--time", "moment", default=None, help="A time ago (10m, 2h), an ISO time, or milliseconds."),
+    option("-m", "--messageId", "position", default=None, help="earliest, latest, L:E."),
+    option("-e", "--exclude-reset-position", "exclude", is_flag=True, help="Begin after that message."),
+)
 def reset(
     session: Session, topic: str, subscription: str, moment: str | None, position: str | None, exclude: bool
 ) -> None:
@@ -207,20 +180,3 @@ def reset(
     for part in session.admin.parts(topic):
         session.admin.reset_subscription(part, subscription, to, exclusive=exclude)
     _done(session, f"subscription {subscription} moved to {moment or position}", topic, subscription)
-
-
-@click.command()
-@click.argument("topic")
-@SUBSCRIPTION
-@click.option("-f", "--force", is_flag=True, help="Although consumers are connected.")
-@YES
-@connected
-def delete(session: Session, topic: str, subscription: str, force: bool, yes: bool) -> None:
-    """Delete a subscription: nothing is kept for it any more.
-
-    Example: magnetar subscriptions delete orders -s billing
-    """
-    confirm(f"Delete subscription {subscription} of {full(topic)}", yes)
-    for part in session.admin.parts(topic):
-        session.admin.delete_subscription(part, subscription, force=force)
-    _done(session, f"subscription {subscription} of {full(topic)} deleted", topic, subscription)

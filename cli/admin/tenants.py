@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import click
+from click import option
 
-from ..common.lazy import Lazy, LazyGroup
-from ..common.session import YES, Session, confirm, connected
+from ..common.lazy import ROW, Lazy, LazyGroup
+from ..common.session import Session, confirm, verb
 
 tenants = LazyGroup(
     "tenants",
     {
-        "list": Lazy(".admin.tenants", "list_", "Names of all tenants."),
+        "list": ROW,
         "create": Lazy(".admin.tenants", "create", "Make a tenant."),
         "get": Lazy(".admin.tenants", "get", "A tenant's settings."),
         "update": Lazy(".admin.tenants", "update", "Change a tenant's settings."),
         "stats": Lazy(".admin.tenants", "stats", "What a tenant holds."),
         "delete": Lazy(".admin.tenants", "delete", "Delete a tenant without namespaces."),
     },
+    with_rows=True,
     help="Tenants: the first part of a topic's name.\n\nExample: magnetar tenants create acme",
 )
 
-ROLES = click.option("-r", "--admin-roles", default="", metavar="ROLE,…", help="Roles that may do everything in it.")
-CLUSTERS = click.option(
+ROLES = option("-r", "--admin-roles", default="", metavar="ROLE,…", help="Roles that may do everything in it.")
+CLUSTERS = option(
     "-c", "--allowed-clusters", default="", metavar="CLUSTER,…", help="Where it may have namespaces (none: everywhere)."
 )
 
@@ -30,21 +31,7 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-@click.command("list")
-@connected
-def list_(session: Session) -> None:
-    """Names of all tenants.
-
-    Example: magnetar tenants list -o json
-    """
-    session.out.names(session.admin.tenants(), empty="no tenants")
-
-
-@click.command()
-@click.argument("tenant")
-@ROLES
-@CLUSTERS
-@connected
+@verb(ROLES, CLUSTERS)
 def create(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
     """Make a tenant.
 
@@ -57,9 +44,7 @@ def create(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
     session.out.done(f"tenant {tenant} created", tenant=tenant)
 
 
-@click.command()
-@click.argument("tenant")
-@connected
+@verb()
 def get(session: Session, tenant: str) -> None:
     """A tenant's settings.
 
@@ -69,11 +54,7 @@ def get(session: Session, tenant: str) -> None:
     session.out.record({"adminRoles": list(spec.admin_roles), "allowedClusters": list(spec.allowed_clusters)})
 
 
-@click.command()
-@click.argument("tenant")
-@ROLES
-@CLUSTERS
-@connected
+@verb(ROLES, CLUSTERS)
 def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: str) -> None:
     """Change a tenant's settings; what is not given is emptied.
 
@@ -84,9 +65,7 @@ def update(session: Session, tenant: str, admin_roles: str, allowed_clusters: st
     session.out.done(f"tenant {tenant} updated", tenant=tenant)
 
 
-@click.command()
-@click.argument("tenant")
-@connected
+@verb()
 def stats(session: Session, tenant: str) -> None:
     """How many namespaces and topics a tenant holds.
 
@@ -98,10 +77,7 @@ def stats(session: Session, tenant: str) -> None:
     session.out.rows(rows, ("namespace", "topics"), empty=f"no namespaces in {tenant}")
 
 
-@click.command()
-@click.argument("tenant")
-@YES
-@connected
+@verb()
 def delete(session: Session, tenant: str, yes: bool) -> None:
     """Delete a tenant. Refused while it has namespaces.
 

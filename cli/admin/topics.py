@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import click
+from click import option
 
-from ..common.lazy import Lazy, LazyGroup
-from ..common.session import YES, Session, confirm, connected
+from ...proto.policy_table import TOPICS
+from ..common.lazy import ROW, Lazy, LazyGroup
+from ..common.session import Session, confirm, verb
 from .permissions import OF_TOPICS
-from .policies import ALIASES, TOPICS, verbs
+from .policies import ALIASES, verbs
 from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
 
 topics = LazyGroup(
@@ -22,13 +24,13 @@ topics = LazyGroup(
         "get-partitioned-topic-metadata": Lazy(".admin.topics", "metadata", "How many partitions it has."),
         "bundle-range": Lazy(".admin.topics", "bundle_range", "The bundle that it is in, and is owned with."),
         "offsets": Lazy(".admin.topics", "offsets", "First and next index of each partition."),
-        "subscriptions": Lazy(".admin.subscriptions", "list_", "Its subscriptions."),
+        "subscriptions": Lazy(".admin.rows", "subscriptions list", "Its subscriptions."),
         "create-subscription": Lazy(".admin.subscriptions", "create", "Make a subscription."),
         "get-subscription-properties": Lazy(".admin.subscriptions", "properties", "A subscription's properties."),
         "update-subscription-properties": Lazy(
             ".admin.subscriptions", "set_properties", "Give it these and no others."
         ),
-        "unsubscribe": Lazy(".admin.subscriptions", "delete", "Delete a subscription."),
+        "unsubscribe": Lazy(".admin.rows", "subscriptions delete", "Delete a subscription."),
         "peek-messages": Lazy(".admin.subscriptions", "peek", "Show the next messages without taking them."),
         "skip": Lazy(".admin.subscriptions", "skip", "Acknowledge the next messages unseen."),
         "clear-backlog": Lazy(".admin.subscriptions", "clear", "Acknowledge everything unseen."),
@@ -40,13 +42,11 @@ topics = LazyGroup(
         "get-message-id": Lazy(".admin.backlog", "get_message_id", "Id of the first message that arrived at a time."),
         "get-backlog-size": Lazy(".admin.backlog", "backlog_size", "Bytes after a message."),
         "last-message-id": Lazy(".admin.backlog", "last_message_id", "Id of the newest message."),
-        "analyze-backlog": Lazy(".admin.backlog", "analyze", "What a subscription has left, exactly."),
-        "truncate": Lazy(".admin.backlog", "truncate", "Acknowledge everything and delete all that is not written to."),
-        "unload": Lazy(".admin.topics", "unload", "Let its broker give it up; the next user makes it load again."),
-        "trim": Lazy(".admin.topics", "trim", "Delete ledgers that everybody has acknowledged, now."),
-        "compact": Lazy(
-            ".admin.compaction", "compact", "Keep the latest message of each key, for who reads compacted."
-        ),
+        "analyze-backlog": ROW,
+        "truncate": ROW,
+        "unload": ROW,
+        "trim": ROW,
+        "compact": ROW,
         "compaction-status": Lazy(".admin.compaction", "status", "How far the last compaction is, and what it left."),
         "skip-lost": Lazy(".admin.backlog", "skip_lost", "Pass over entries that every replica lost."),
         "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
@@ -72,6 +72,7 @@ topics = LazyGroup(
         **ALIASES,
     },
     policies=verbs(TOPICS),
+    with_rows=True,
     help="Topics: [persistent://]TENANT/NAMESPACE/NAME, or just NAME.\n\nExample: magnetar topics create orders -p 4",
 )
 
@@ -83,11 +84,8 @@ def full(topic: str) -> str:
     return TopicName.parse(topic).full
 
 
-@click.command("list")
-@click.argument("namespace", default="public/default")
-@click.option("--partitions", is_flag=True, help="Each partition by its own name.")
-@connected
-def list_(session: Session, namespace: str, partitions: bool) -> None:
+@verb(option("--partitions", is_flag=True, help="Each partition by its own name."))
+def list_(session: Session, namespace: str = "public/default", *, partitions: bool) -> None:
     """Topics of a namespace (default public/default).
 
     Example: magnetar topics list public/default
@@ -96,10 +94,7 @@ def list_(session: Session, namespace: str, partitions: bool) -> None:
     session.out.names(found, empty=f"no topics in {namespace}")
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default).")
-@connected
+@verb(option("-p", "--partitions", type=click.IntRange(0, 10_000), default=0, help="0: not partitioned (default)."))
 def create(session: Session, topic: str, partitions: int) -> None:
     """Make a topic.
 
@@ -110,10 +105,7 @@ def create(session: Session, topic: str, partitions: int) -> None:
     session.out.done(f"topic {full(topic)} created{suffix}", topic=full(topic), partitions=partitions)
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer.")
-@connected
+@verb(option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer."))
 def update(session: Session, topic: str, partitions: int) -> None:
     """Give a partitioned topic more partitions. Keys may move to other partitions.
 
@@ -123,13 +115,12 @@ def update(session: Session, topic: str, partitions: int) -> None:
     session.out.done(f"topic {full(topic)} has {partitions} partitions", topic=full(topic), partitions=partitions)
 
 
-@click.command()
-@click.argument("topic")
-@click.option("--per-partition", is_flag=True, help="A record for each partition.")
-@click.option(
-    "-gpb", "--get-precise-backlog", "precise", is_flag=True, help="Count what is acknowledged message by message."
+@verb(
+    option("--per-partition", is_flag=True, help="A record for each partition."),
+    option(
+        "-gpb", "--get-precise-backlog", "precise", is_flag=True, help="Count what is acknowledged message by message."
+    ),
 )
-@connected
 def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> None:
     """Messages, storage, producers and subscriptions of a topic. The backlog is in messages.
 
@@ -159,18 +150,17 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
         session.out.rows(transacted, TRANSACTION_COLUMNS)
 
 
-@click.command("stats-internal")
-@click.argument("topic")
-@connected
+@verb()
 def stats_internal(session: Session, topic: str) -> None:
     """The ledgers of a topic: their state, their bookies, and why each is not deleted yet.
 
     Example: magnetar topics stats-internal orders
     """
-    from .stats import LEDGER_COLUMNS, internal_stats
+    from ...proto.pulsar_json import LOG, pick
+    from .stats import LEDGER_COLUMNS
 
     admin = session.admin
-    found = {part: internal_stats(admin.topic_internal_stats(part)) for part in admin.parts(topic)}
+    found = {part: pick(LOG, admin.topic_internal_stats(part), " ".join(LOG)) for part in admin.parts(topic)}
     if session.out.json:
         session.out.document(found if len(found) > 1 else next(iter(found.values())))
         return
@@ -179,9 +169,7 @@ def stats_internal(session: Session, topic: str) -> None:
         session.out.rows(record["ledgers"], LEDGER_COLUMNS, empty="no ledgers")
 
 
-@click.command()
-@click.argument("topic")
-@connected
+@verb()
 def lookup(session: Session, topic: str) -> None:
     """Which broker owns a topic (each partition of it).
 
@@ -191,9 +179,7 @@ def lookup(session: Session, topic: str) -> None:
     session.out.rows(rows, ("topic", "broker"))
 
 
-@click.command("get-partitioned-topic-metadata")
-@click.argument("topic")
-@connected
+@verb(name="get-partitioned-topic-metadata")
 def metadata(session: Session, topic: str) -> None:
     """How many partitions a topic has; 0: it is not partitioned.
 
@@ -202,9 +188,7 @@ def metadata(session: Session, topic: str) -> None:
     session.out.record({"topic": full(topic), "partitions": session.admin.partitions(topic)})
 
 
-@click.command("bundle-range")
-@click.argument("topic")
-@connected
+@verb()
 def bundle_range(session: Session, topic: str) -> None:
     """The bundle of its namespace that a topic (each partition of it) is in.
 
@@ -219,9 +203,7 @@ def bundle_range(session: Session, topic: str) -> None:
     session.out.rows(rows, ("topic", "bundle"))
 
 
-@click.command()
-@click.argument("topic")
-@connected
+@verb()
 def offsets(session: Session, topic: str) -> None:
     """The index of the oldest message kept and of the next one, for each partition.
 
@@ -234,36 +216,7 @@ def offsets(session: Session, topic: str) -> None:
     session.out.rows(rows, ("topic", "earliest", "end", "bytes"))
 
 
-@click.command()
-@click.argument("topic")
-@connected
-def unload(session: Session, topic: str) -> None:
-    """Let the owner close a topic; its next user makes a broker open it.
-
-    Example: magnetar topics unload orders
-    """
-    for part in session.admin.parts(topic):
-        session.admin.unload_topic(part)
-    session.out.done(f"topic {full(topic)} unloaded", topic=full(topic))
-
-
-@click.command()
-@click.argument("topic")
-@connected
-def trim(session: Session, topic: str) -> None:
-    """Delete the ledgers that no subscription and no retention needs, now rather than at the next round.
-
-    Example: magnetar topics trim orders
-    """
-    for part in session.admin.parts(topic):
-        session.admin.trim_topic(part)
-    session.out.done(f"topic {full(topic)} trimmed", topic=full(topic))
-
-
-@click.command()
-@click.argument("topic")
-@YES
-@connected
+@verb()
 def terminate(session: Session, topic: str, yes: bool) -> None:
     """Seal a topic: producers are refused, consumers read to its end.
 
@@ -274,11 +227,7 @@ def terminate(session: Session, topic: str, yes: bool) -> None:
     session.out.done(f"topic {full(topic)} terminated at {', '.join(last.values())}", topic=full(topic), last=last)
 
 
-@click.command()
-@click.argument("topic")
-@click.option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there.")
-@YES
-@connected
+@verb(option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there."))
 def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     """Delete a topic, all its partitions and messages.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click import option
 
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session, connected
+from ..common.session import Session, verb
 
 if TYPE_CHECKING:
-    from ...client.admin.values import TransactionHere, TransactionStats
+    from ...proto.statistics import TransactionStats
 
 COLUMNS = ("txn", "state", "owner", "address", "name", "age_s", "remaining_s", "topics", "reason")
 TOPIC_COLUMNS = ("topic", "entries", "bytes", "first", "holds", "waiting", "pending", "error")
@@ -26,14 +27,15 @@ transactions = LazyGroup(
         "detach": Lazy(".admin.transactions", "detach", "Stop waiting for a topic that cannot store the outcome."),
         "halves": Lazy(".admin.halves", "halves", "Half messages: list, show, park, revive, commit, rollback."),
     },
+    with_rows=True,
     help="Transactions over several topics.\n\nExample: magnetar transactions list",
 )
 
 
-@click.command("list")
-@click.option("-c", "--coordinator", type=click.IntRange(0), help="Of this coordinator alone.")
-@click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator.")
-@connected
+@verb(
+    option("-c", "--coordinator", type=click.IntRange(0), help="Of this coordinator alone."),
+    option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
+)
 def list_(session: Session, coordinator: int | None, limit: int) -> None:
     """Transactions that are open, prepared, or not settled at each topic; the oldest first. `owner` and `address`: the
     role and the client that began it. `topics`: those that it has something in; of an ended one those that have not
@@ -41,17 +43,17 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
 
     Example: magnetar transactions list -c 3
     """
+    from ...proto.pulsar_json import in_seconds, transaction_form
+
     if coordinator is None:
         found = session.admin.all_transactions(limit)
     else:
         found = [session.admin.transactions(coordinator, limit)]
-    rows = [each for group in found for each in group.items]
-    session.out.rows([_row(each) for each in sorted(rows, key=lambda each: -each.age_ms)], COLUMNS)
+    listed = sorted((each for group in found for each in group.items), key=lambda each: -each.age_ms)
+    session.out.rows([in_seconds(transaction_form(each)) for each in listed], COLUMNS)
 
 
-@click.command()
-@click.argument("txn")
-@connected
+@verb()
 def show(session: Session, txn: str) -> None:
     """One transaction by its id: who began it, and for each of its topics what it has there and what waits for its
     end. Of one that is done only the outcome is known.
@@ -61,8 +63,10 @@ def show(session: Session, txn: str) -> None:
 
     Example: magnetar transactions show "(3,1099511627781)"
     """
+    from ...proto.pulsar_json import in_seconds, transaction_form
+
     found = session.admin.transaction(txn)
-    record, at = _row(found), [_at(session, found, topic) for topic in found.topics]
+    record, at = in_seconds(transaction_form(found)), [_at(session, found, topic) for topic in found.topics]
     if session.out.json:
         session.out.document({**record, "at": at})
         return
@@ -72,27 +76,20 @@ def show(session: Session, txn: str) -> None:
         session.out.rows([{**each, "pending": _pending(each["pending"])} for each in at], TOPIC_COLUMNS)
 
 
-@click.command()
-@connected
+@verb()
 def status(session: Session) -> None:
     """The coordinators: epoch, and how many transactions are open, prepared, unsettled; committed and aborted since
     the last take-over. An epoch of 0: it had none so far.
 
     Example: magnetar transactions status
     """
-    rows: list[dict[str, Any]] = [
-        {
-            "coordinator": number, "epoch": each.epoch, "open": each.open, "prepared": each.prepared,
-            "unsettled": each.unsettled, "committed": each.committed, "aborted": each.aborted,
-        }
-        for number, each in enumerate(session.admin.all_transactions(1))
-    ]  # fmt: skip
+    from ...proto.pulsar_json import coordinator_form
+
+    rows = [coordinator_form(number, each) for number, each in enumerate(session.admin.all_transactions(1))]
     session.out.rows(rows, COORDINATOR_COLUMNS)
 
 
-@click.command()
-@click.argument("txn")
-@connected
+@verb()
 def abort(session: Session, txn: str) -> None:
     """Abort a transaction that is open or prepared. One that has ended stays as it is.
 
@@ -101,10 +98,7 @@ def abort(session: Session, txn: str) -> None:
     session.out.record({"txn": txn, "state": session.admin.abort_transaction(txn).name})
 
 
-@click.command()
-@click.argument("txn")
-@click.argument("topic")
-@connected
+@verb()
 def detach(session: Session, txn: str, topic: str) -> None:
     """Stop waiting for a topic that can store the outcome of an ended transaction no more. What the transaction did
     there is lost if it is committed.
@@ -114,35 +108,16 @@ def detach(session: Session, txn: str, topic: str) -> None:
     session.admin.detach_transaction(txn, topic)
 
 
-def _row(found: TransactionStats) -> dict[str, Any]:
-    return {
-        "txn": str(found.txn), "state": found.state.name, "owner": found.owner, "address": found.address,
-        "name": found.name,
-        "sink": found.sink.sink_id, "age_s": round(found.age_ms / 1000, 1),
-        "remaining_s": round(found.remaining_ms / 1000, 1), "topics": ", ".join(found.topics), "reason": found.reason,
-    }  # fmt: skip
-
-
 def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]:
     """Returns what one of its topics has of the transaction. A topic that does not answer says why: it may be what the
     transaction waits for."""
     from ...proto.errors import MagnetarError
+    from ...proto.pulsar_json import here_form
 
     try:
-        return {"topic": topic, **_here(session.admin.transaction_at(found.txn, topic)), "error": ""}
+        return {"topic": topic, **here_form(session.admin.transaction_at(found.txn, topic), ""), "error": ""}
     except MagnetarError as error:
         return {"topic": topic, "pending": {}, "error": str(error)}
-
-
-def _here(found: TransactionHere) -> dict[str, Any]:
-    return {
-        "entries": found.entries, "bytes": found.bytes, "first": str(found.first) if found.first is not None else "",
-        "holds": found.holds, "waiting": found.waiting,
-        "pending": {
-            each.name: {"entries": each.entries, "upTo": str(each.up_to) if each.up_to is not None else ""}
-            for each in found.subscriptions
-        },
-    }  # fmt: skip
 
 
 def _pending(found: dict[str, dict[str, Any]]) -> str:

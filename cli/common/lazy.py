@@ -26,6 +26,9 @@ class Lazy(NamedTuple):
     help: str
 
 
+ROW = Lazy(".admin.rows", "", "")
+"""In a table: the verb that a row of proto/operations.py makes. Its line of help is read when that is shown."""
+
 SHARED = {"--url": "The server.", "-o": "table or json.", "--timeout": "Seconds.", "--profile": "Of client.toml."}
 
 
@@ -45,12 +48,13 @@ class LazyGroup(click.Group):
     a name of the table.
 
     `policies` (cli/admin/policies.py) are commands too, shown in a section of their own, one line for three of them.
+    `with_rows`: so are the verbs of rows that the table does not have; they follow it.
     `settings` are those of click.Group: a group that does something itself has a callback.
     """
 
     def __init__(
         self, name: str, table: Mapping[str, Lazy], aliases: Mapping[str, str] | None = None, *, help: str,
-        policies: Mapping[str, Lazy] | None = None, **settings: Any,
+        policies: Mapping[str, Lazy] | None = None, with_rows: bool = False, **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__(name, help=help, no_args_is_help="callback" not in settings, **settings)
         self.policies = policies or {}
@@ -60,15 +64,23 @@ class LazyGroup(click.Group):
                 click.Option(names, expose_value=False, callback=_keep, hidden=bool(name != "magnetar"), help=what)
             )
         self.table = {**table, **self.policies}
+        self.with_rows = with_rows
         self.aliases = aliases or {}
         unknown = set(self.aliases.values()) - set(self.table)
         assert not unknown, f"aliases of commands that do not exist: {unknown}"
 
+    def _of_rows(self) -> Mapping[str, Lazy]:
+        found: Mapping[str, Lazy] = import_module(ROW.module, _CLI).verbs(self.name) if self.with_rows else {}
+        return found
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.table)
+        return list({**self.table, **self._of_rows()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = self.table.get(self.aliases.get(cmd_name, cmd_name))
+        name = self.aliases.get(cmd_name, cmd_name)
+        entry: Lazy | None = self.table.get(name, ROW)
+        if entry is ROW:
+            entry = self._of_rows().get(name)
         if entry is None:
             return None
         found = getattr(import_module(entry.module, _CLI), entry.attribute)
@@ -82,7 +94,7 @@ class LazyGroup(click.Group):
         if name and not name.startswith("-") and self.get_command(ctx, name) is None:
             from difflib import get_close_matches
 
-            near = get_close_matches(name, [*self.table, *self.aliases], n=1)
+            near = get_close_matches(name, [*self.list_commands(ctx), *self.aliases], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; see '{ctx.command_path} --help'"
             ctx.fail(f"no command {name!r}{hint}")
         found, command, rest = super().resolve_command(ctx, args)
@@ -96,8 +108,8 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            shown = self.table.keys() - self.policies.keys()
-            formatter.write_dl([(name, entry.help) for name, entry in self.table.items() if name in shown])
+            table = {**self.table, **self._of_rows()}
+            formatter.write_dl([(name, entry.help) for name, entry in table.items() if name not in self.policies])
         if self.policies:
             with formatter.section("Policies: each with set-, get- (--applied: with what is inherited) and remove-"):
                 sets = ((name, entry) for name, entry in self.policies.items() if name.startswith("set-"))

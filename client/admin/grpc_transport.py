@@ -4,29 +4,24 @@
 owner; all else goes to any broker of the service URL. When none of them could ever be reached the first round fails
 at once, with what to do; later a failure that may pass is tried again until the time is over.
 
-**How arguments become messages.** By name: an argument that the request has no field for is its `name`. Answers come
-back by name too, into the fields of the operation's type; a reply of one field is that field. Guard:
+**How arguments become messages.** By name (proto/translation.py), and so do messages become answers. Guard:
 tests/client/admin/test_grpc_transport.py compares every operation with its messages.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from functools import cache
-from types import NoneType, UnionType
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from google.protobuf.message import Message
 
 from ...proto import wire_pb2 as wire
-from ...proto.entry import decode_batch, parse_header, properties_of, split_broker_part
-from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, Unavailable
-from ...proto.names import Position, TopicName
-from ...proto.schema import SchemaInfo, SchemaType, version_of
-from ...proto.transactions import TxnId
+from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, Unavailable
+from ...proto.names import TopicName
+from ...proto.operation import AskedOf, Operation
+from ...proto.operations import answer_of
+from ...proto.translation import request_of, value_of
 from ...runtime.network import Channel, Endpoint, Rpc, rpc
 from ...runtime.world import World
 from ..connect.authentication import caller_access
@@ -34,18 +29,11 @@ from ..connect.connections import Connections
 from ..connect.first_contact import how_unreached, no_server
 from ..connect.service_url import parse_service_url
 from ..connect.world import client_world
-from ..model.message_id import KnownId, MessageId
+from ..model.message_id import MessageId
 from ..model.settings import ClientSettings
-from .operations import AskedOf, Operation
-from .values import NamespaceInfo, StoredMessage
+from .stored_messages import StoredMessage, stored_messages
 
 T = TypeVar("T")
-
-_BROKER_SERVICE = {"Lookup", "Partitions", "Offsets", "AdvanceSubscription", "GetSchema"}
-"""Operations that clients have too; the others are of the Admin service."""
-_ANSWER_FIELD = {"Lookup": "owner", "Partitions": "partitions", "GetSubscriptionProperties": "properties",
-                 "AbortTransaction": "state"}  # fmt: skip
-"""Name of the field that is the answer, for replies with more fields."""
 
 
 class GrpcTransport:
@@ -135,108 +123,20 @@ class GrpcTransport:
             await made.close()
 
 
-# ------------------------------------------------------------------------------------ to messages
+# ------------------------------------------------------------------------------------ messages
 def target_of(operation: Operation[Any]) -> Rpc[Any, Any]:
-    return rpc("Broker" if operation.name in _BROKER_SERVICE else "Admin", operation.name)
+    return rpc(operation.service, operation.name)
 
 
 def encode(operation: Operation[Any], arguments: Mapping[str, object]) -> tuple[Rpc[Any, Any], Message]:
     """The rpc and its request. InvalidRequest: a value does not fit its field."""
     target = target_of(operation)
-    known = target.request.DESCRIPTOR.fields_by_name
-    given: dict[str, object] = {}
-    for name, value in arguments.items():
-        if name == "auto_topic_creation":
-            name, value = "auto_topic_creation_off", not value
-        if isinstance(value, SchemaInfo):
-            value = wire.SchemaInfo(type=value.type, data=value.data, name=value.name, properties=value.properties)
-        given[name if name in known else "name"] = value.to_wire() if isinstance(value, MessageId) else value
-    try:
-        return target, target.request(**given)
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"{operation.name}: {error}") from error
+    return target, request_of(target.request, arguments, operation.name)
 
 
-# ------------------------------------------------------------------------------------ from messages
 def decode(operation: Operation[T], arguments: Mapping[str, object], reply: Message) -> T:
-    if operation.answer == tuple[StoredMessage, ...]:
+    kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=StoredMessage)
+    if kind == tuple[StoredMessage, ...]:
         entries = cast(wire.PeekMessagesReply, reply).entries
         return cast(T, tuple(stored_messages(entries, str(arguments["topic"]))))
-    if not _is_message(operation.answer):
-        reply = getattr(reply, _ANSWER_FIELD.get(operation.name) or reply.DESCRIPTOR.fields[0].name)
-    return cast(T, _value(operation.answer, reply))
-
-
-def _is_message(kind: Any) -> bool:
-    return is_dataclass(kind) or kind in (NoneType, MessageId)
-
-
-def _value(kind: Any, found: Any) -> Any:
-    """Returns `found` (a message, or a field of one) as a `kind`."""
-    if get_origin(kind) is UnionType:
-        kind = get_args(kind)[0]
-    if kind is NoneType:
-        return None
-    if get_origin(kind) is tuple:
-        return tuple(_value(get_args(kind)[0], each) for each in found)
-    if get_origin(kind) is dict:
-        return dict(found)
-    if get_origin(kind) is Mapping and found.GetEntryClass().DESCRIPTOR.fields_by_name["value"].message_type:
-        return {name: tuple(each.names) for name, each in found.items()}
-    if kind is MessageId:
-        return MessageId.from_wire(found)
-    if kind is TxnId:
-        return TxnId(found.most, found.least)
-    if kind is Position:
-        return Position(found.ledger_id, found.entry_id)
-    if kind is NamespaceInfo:
-        creation = not found.auto_topic_creation_off, found.default_partitions, found.is_creation_set
-        return NamespaceInfo(found.name, found.bundles, *creation)
-    if kind is SchemaInfo:
-        return SchemaInfo(
-            type=SchemaType(found.type), data=found.data, name=found.name, properties=dict(found.properties)
-        )
-    if kind is int and isinstance(found, bytes):
-        return version_of(found)
-    if is_dataclass(kind):
-        hints = hints_of(cast(type, kind))
-        return cast(Any, kind)(**{name: _field(hint, found, name) for name, hint in hints})
-    return kind(found) if issubclass(kind, Enum) else found
-
-
-def _field(hint: Any, found: Any, name: str) -> Any:
-    """A field of a message; a message that is absent is None, where the type says so."""
-    kind = get_args(hint)[0] if get_origin(hint) is UnionType else None
-    optional = kind is not None and (is_dataclass(kind) or kind in (TxnId, Position))
-    if optional and not found.HasField(name):
-        return None
-    return _value(hint, getattr(found, name))
-
-
-@cache
-def hints_of(kind: type) -> tuple[tuple[str, Any], ...]:
-    """Returns (name, type) of each field of a dataclass."""
-    hints = get_type_hints(kind)
-    return tuple((each.name, hints[each.name]) for each in fields(kind))
-
-
-def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
-    """Decodes entries as a broker sends them into messages, without those that are acknowledged. An encrypted one is
-    one message, of its ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole.
-    CorruptEntry: one is torn."""
-    partition = TopicName.parse(topic).partition
-    found = []
-    for entry in entries:
-        client_part = split_broker_part(entry.entry)[2]
-        header = parse_header(client_part)
-        as_it_is = len(header.metadata.encryption_param) > 0 or header.metadata.num_chunks_from_msg > 1
-        whole = [(header.metadata, bytes(client_part[header.payload_offset :]))]
-        for at, (about, payload) in enumerate(whole if as_it_is else decode_batch(header, client_part)):
-            if at in entry.acked_batch_indexes:
-                continue
-            place = KnownId(partition, entry.ledger_id, entry.entry_id, at if header.batched and not as_it_is else -1)
-            properties = properties_of(about)
-            found.append(
-                StoredMessage(topic, place, about.partition_key, properties, header.publish_time, payload)
-            )
-    return found
+    return cast(T, value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire}))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...proto import model
 from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.routing import STICKY_SLOTS as HASHES_MAX
@@ -57,8 +58,8 @@ LOG_ORDER = (ConsumerType.Exclusive, ConsumerType.Failover)
 
 class InitialPosition(ClientEnum):
     """The place at which a new subscription begins: after the last message, or at the first one that is kept."""
-    Latest = 0
-    Earliest = 1
+    Latest = model.InitialPosition.LATEST
+    Earliest = model.InitialPosition.EARLIEST
 
 
 class BatchingType(ClientEnum):
@@ -74,10 +75,10 @@ class ProducerAccessMode(ClientEnum):
     without a limit.
     ExclusiveWithFencing: takes the topic over; the others get ProducerFenced.
     """
-    Shared = 0
-    Exclusive = 1
-    WaitForExclusive = 2
-    ExclusiveWithFencing = 3
+    Shared = model.AccessMode.SHARED
+    Exclusive = model.AccessMode.EXCLUSIVE
+    WaitForExclusive = model.AccessMode.WAIT_FOR_EXCLUSIVE
+    ExclusiveWithFencing = model.AccessMode.EXCLUSIVE_WITH_FENCING
 
 
 class RegexSubscriptionMode(ClientEnum):
@@ -100,8 +101,8 @@ class ConsumerCryptoFailureAction(ClientEnum):
 
 class KeySharedMode(ClientEnum):
     """The division of the keys of a KeyShared subscription: by the broker, or by `sticky_ranges` of each consumer."""
-    AutoSplit = 0
-    Sticky = 1
+    AutoSplit = model.KeySharedMode.AUTO_SPLIT
+    Sticky = model.KeySharedMode.STICKY
 
 
 def _require(condition: bool, text: str) -> None:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from ...proto import wire_pb2 as wire
 from ...proto.errors import (
     BackPressure,
     ConnectionLost,
@@ -43,7 +42,7 @@ from ..http2.frames import Code, Setting
 from ..http2.headers import HEADER_BYTES_MAX, Header, HeaderDecoder, block
 from ..http2.patience import PATIENCE, PATIENCE_KNOWN, PATIENCE_RATE, REFUSED
 from ..memory.descriptors import PROCESS
-from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc
+from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc, rpcs_of
 from ..tcp.listening import Listening, listen
 from ..tcp.share import Share
 from ..tcp.strangers import Strangers
@@ -249,10 +248,10 @@ class _Listener:
 def _methods(name: str, handler: object) -> list[_Method]:
     """Returns the methods of a service that `handler` has; the others are UNIMPLEMENTED."""
     methods = []
-    for each in wire.DESCRIPTOR.services_by_name[name].methods:
-        function = getattr(handler, _snake(each.name), None)
+    for each in rpcs_of(name):
+        function = getattr(handler, _snake(each), None)
         if function is not None:
-            methods.append(_Method(rpc(name, each.name), function))
+            methods.append(_Method(rpc(name, each), function))
     return methods
 
 

@@ -41,7 +41,7 @@ from ..tcp.share import Turn
 from . import frames
 from .frames import CONTINUATION, DATA, PADDED, BrokenRules, Code, Setting, unpadded
 from .headers import HEADER_BYTES_MAX, HeaderBlocks, HeaderDecoder
-from .patience import CHARGED_A_TURN, LIGHT, REFUSED, STRANGERS_TURN, Patience
+from .patience import CHARGED_A_TURN, LIGHT, REFUSED, STRANGERS_TURN, FrameAllowance
 
 READ_BYTES = 256 << 10
 DIRECT_BYTES = 64 << 10
@@ -352,25 +352,25 @@ class ReceiveWindow:
 
 
 class Liveness:
-    """Whether the other end is heard: one timer, which counts looks and not seconds."""
+    """Whether anything is received from the other end: one timer, which counts looks and not seconds."""
 
-    __slots__ = ("_answer", "_connection", "_looks", "_silent", "heard", "timer")
+    __slots__ = ("_answer", "_connection", "_looks", "_silent", "received", "timer")
 
     def __init__(self, connection: Http2Connection[Any]) -> None:
         self._connection = connection
-        self.heard = False
+        self.received = False
         self._silent = 0
         self._looks = 0
         self.timer: asyncio.TimerHandle | None = None
         self._answer: asyncio.Future[None] | None = None  # to a PING of `answers`
 
     def look(self) -> None:
-        """Looks whether the other end was heard, and again in LOOK_S."""
+        """Looks whether anything was received, and again in LOOK_S."""
         connection = self._connection
         self.timer = connection.loop.call_later(LOOK_S, self.look)
         self._looks += 1
-        self._silent = 0 if self.heard else self._silent + 1
-        self.heard = False
+        self._silent = 0 if self.received else self._silent + 1
+        self.received = False
         if not connection.is_ready and self._looks >= HANDSHAKE_LOOKS:
             connection.abort(ConnectionLost(f"{connection.peer} sent no settings in {HANDSHAKE_LOOKS * LOOK_S:g} s"))
         elif self._silent == SILENT_LOOKS:
@@ -413,7 +413,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.is_ready = False  # the other end's settings are here
         self.lost_for: MagnetarError | None = None
         self.peer_streams = frames.STREAM_MASK
-        self.patience = Patience(self.loop)
+        self.patience = FrameAllowance(self.loop)
         self.out = Http2Output(self)
         self.window = ReceiveWindow(self)
         self.liveness = Liveness(self)
@@ -478,7 +478,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.liveness.heard = True
+        self.liveness.received = True
         if not self._is_full:
             self._until = perf_counter() + SLICE_S
             self.patience.charged = max(self.patience.charged - CHARGED_A_TURN, 0.0)
@@ -526,7 +526,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         was_lost = self.is_lost  # it is looked at again below: setup.py
         if was_lost:
             return
-        self.liveness.heard = True  # what waits here has come
+        self.liveness.received = True  # what waits here has come
         self._until = perf_counter() + SLICE_S
         patience = self.patience
         least = 0.0 if patience.is_known else CHARGED_A_TURN - STRANGERS_TURN

@@ -19,7 +19,7 @@ from hpack.table import HeaderTable
 
 from . import frames, huffman
 from .frames import BrokenRules, Code, unpadded
-from .patience import Patience
+from .patience import FrameAllowance
 
 Header = tuple[bytes, bytes]
 T = TypeVar("T")
@@ -211,7 +211,7 @@ class HeaderBlocks:
 
     __slots__ = ("_continuations", "_patience", "continued")
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: FrameAllowance) -> None:
         self._patience = patience
         self.continued: tuple[int, int, bytearray] | None = None  # stream, flags, and what of it has come
         self._continuations = 0

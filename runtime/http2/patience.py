@@ -35,7 +35,7 @@ SMALL_UPDATE = 8
 """Bytes of a window update below which it costs more than it carries."""
 
 
-class Patience:
+class FrameAllowance:
     """The patience with one connection."""
 
     __slots__ = (

@@ -32,6 +32,7 @@ from ..network import (
     Req,
     Rpc,
     rpc,
+    rpcs_of,
 )
 from .streams import SimStream
 from .wires import End, Wires
@@ -350,10 +351,10 @@ class _Connection:
 def _methods(services: Sequence[tuple[str, object]]) -> dict[str, tuple[Rpc[Any, Any], Callable[..., Any]]]:
     found: dict[str, tuple[Rpc[Any, Any], Callable[..., Any]]] = {}
     for name, handler in services:
-        for method in wire.DESCRIPTOR.services_by_name[name].methods:
-            function = getattr(handler, _snake(method.name), None)
+        for method in rpcs_of(name):
+            function = getattr(handler, _snake(method), None)
             if function is not None:
-                target = rpc(name, method.name)
+                target = rpc(name, method)
                 found[target.path] = (target, function)
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.cli.admin.policies import VERBS
+from magnetar.proto.policy_table import POLICIES
 from tests.support.processes import Result
 
 pytestmark = pytest.mark.processes
@@ -132,10 +132,10 @@ SET = {
 
 
 def test_every_policy_is_set_shown_inherited_and_removed(cli: Cli, cli_json: Json) -> None:
-    assert set(SET) == {verb.name for verb in VERBS}
+    assert set(SET) == {verb.name for verb in POLICIES}
     cli("namespaces", "create", "public/laid")
     cli("topics", "create", "public/laid/t", "-p", "2")
-    for verb in VERBS:
+    for verb in POLICIES:
         options, wanted = SET[verb.name]
         at_namespace = verb.spelt("namespaces")
         if verb.levels == ("namespaces",):

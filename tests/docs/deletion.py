@@ -16,8 +16,8 @@ from magnetar.bookie.store.compaction.compaction import Compactor
 from magnetar.bookie.store.compaction.plan import KeepReason
 from magnetar.bookie.store.ledgers.tombstones import TombstoneWriter
 from magnetar.broker.cluster import orphans
-from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.log.managed_ledger import ManagedLedger
+from magnetar.proto.states import LedgerStays as Stays
 
 SETTINGS: dict[enum.Enum, str] = {
     PassRefused.UNEXPLAINED: "gc_grace_s",
@@ -88,7 +88,7 @@ def place(thing: object, name: str = "") -> str:
 
 
 def _of(kind: type[enum.Enum]) -> Iterator[Row]:
-    for member in kind:
+    for member in kind.reasons() if issubclass(kind, Stays) else kind:
         yield Row(f"{member.value} (`{member.name}`)", ENDS[member], SETTINGS.get(member, ""), place(kind))
 
 

@@ -34,7 +34,7 @@ from magnetar.runtime.config import REQUIRED, defaults_of, settings
 from magnetar.runtime.memory.settings import ProcessConfig
 from magnetar.runtime.memory.shares import NO_LIMIT, plan
 from magnetar.security.settings import SECTIONS as OF_SECURITY
-from tests.docs import complaints, defects, deletion, extending, recipes, states
+from tests.docs import administration, complaints, defects, deletion, extending, recipes, states
 from tests.docs.documents import DOCUMENTS, ROOT, replaced
 from tests.docs.paths import corrected
 from tests.docs.refusals import OPERATIONS, refusals_table
@@ -218,6 +218,7 @@ TABLES: dict[str, Table] = {
     "complaints": Table("docs/features.md", complaints.complaints_table),
     "defects": Table("docs/design/defects.md", defects.defects_table),
     "errors": Table("docs/errors.md", errors_table),
+    "operations": Table("docs/administration.md", administration.operations_table),
     "commands": Table("docs/administration.md", commands_table),
     "routes": Table("docs/rest.md", routes_table),
     "permissions": Table("docs/security.md", permissions_table),

@@ -7,14 +7,13 @@ from typing import Any
 
 from msgspec import structs
 
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.log.compaction import Compaction, CompactionRun
 from magnetar.broker.log.core.compaction import KeySurvey
 from magnetar.broker.log.core.log_queue import LogQueue, Queued
 from magnetar.broker.log.core.trimming import Safe
 from magnetar.broker.log.ledger_list import ManagedLedgerRecord
 from magnetar.broker.log.log import Log
-from magnetar.broker.log.topic_log import TopicLog, TopicLogState
+from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.subscription.core.deliveries import Delivery
 from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
@@ -27,8 +26,10 @@ from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import TopicLedger, encode
 from magnetar.metadata.update import Change, update_together
+from magnetar.proto.applied import Applied
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError
+from magnetar.proto.states import TopicState
 from tests.mutants.ledgers import Stack, put
 
 
@@ -72,7 +73,7 @@ def ends_although_it_is_lost(stack: Stack) -> None:
     honest = TopicLog.lose
 
     def lose(self: TopicLog, error: MagnetarError) -> None:
-        if self.state is not TopicLogState.CLOSING:
+        if self.state is not TopicState.CLOSING:
             honest(self, error)
 
     put(stack, TopicLog, "lose", lose)

@@ -11,7 +11,6 @@ from magnetar.broker.access import grants
 from magnetar.broker.access.authorizer import Authorizer
 from magnetar.broker.access.core import table
 from magnetar.broker.access.core.rights import Rights
-from magnetar.broker.access.core.table import Permission, Rule
 from magnetar.broker.access.grants import Grants
 from magnetar.broker.protocols.grpc import checked
 from magnetar.broker.protocols.grpc.admin import AdminService
@@ -26,6 +25,7 @@ from magnetar.metadata import members
 from magnetar.metadata.members import Members
 from magnetar.proto.errors import Unauthenticated
 from magnetar.proto.names import NamespaceName, TopicName
+from magnetar.proto.operation import Permission, Rule
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
 from magnetar.runtime.grpc.callers import Callers
 from magnetar.security.authenticator import Authenticator

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.orphans import _numbers
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.subscription.core.redelivery_backoff import MAX_COUNT, check_properties, policy_of
 from magnetar.metadata.records import CursorRecord
+from magnetar.proto.applied import Applied
 from magnetar.proto.digits import whole
 from magnetar.proto.errors import InvalidName, InvalidRequest
 from magnetar.proto.names import TopicName

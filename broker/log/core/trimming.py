@@ -23,28 +23,14 @@ once.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from ....proto.names import Position
+from ....proto.states import LedgerStays
 from .log_shape import LogShape, Span
-
-
-class Stays(enum.Enum):
-    """The reason why a ledger stays: the first that holds, in this order."""
-
-    OPEN = "it is the last of the list, or it is written"
-    NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
-    NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
-    TRANSACTION_OPEN = "a transaction with entries in it, or before it, is open"
-    NOT_IN_OUTCOMES = "the stored outcomes of transactions do not cover it"
-    NOT_COMPACTED = "compaction is on or running, and has not read all of it"
-    NOT_SUBSCRIBED = "the topic has no durable subscription, and what it keeps until it has one is not reached"
-    RETAINED_BY_TIME = "the retention time has not passed"
-    RETAINED_BY_SIZE = "the retention size is not reached"
 
 
 class Safe(NamedTuple):
@@ -52,7 +38,7 @@ class Safe(NamedTuple):
 
     mark: Position
     done: frozenset[int] = frozenset()  # ledgers after the mark
-    why: Stays = Stays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
+    why: LedgerStays = LedgerStays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
 
     def passed(self, span: Span) -> bool:
         return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
@@ -77,13 +63,13 @@ NOTHING = Retention()
 
 def verdicts(
     shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
-) -> list[tuple[int, Stays | None]]:
+) -> list[tuple[int, LedgerStays | None]]:
     """Returns (ledger, why it stays; None: it is to be deleted), oldest first."""
-    result: list[tuple[int, Stays | None]] = []
+    result: list[tuple[int, LedgerStays | None]] = []
     acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
     for span in shape.spans:
         if span.open or span is shape.tail:
-            stays: Stays | None = Stays.OPEN
+            stays: LedgerStays | None = LedgerStays.OPEN
         elif (holder := _holder(span, holders)) is not None:
             stays = holder.why
         else:
@@ -106,13 +92,13 @@ def would_go(
     return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
 
 
-def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: Retention) -> Stays | None:
+def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: Retention) -> LedgerStays | None:
     if _retained(span, unread, now_ms, younger) is not None:
-        return Stays.NOT_SUBSCRIBED
+        return LedgerStays.NOT_SUBSCRIBED
     return _retained(span, retention, now_ms, younger)
 
 
-def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> Stays | None:
+def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> LedgerStays | None:
     """Returns why retention keeps a ledger; None: it does not. `younger`: bytes of younger ledgers that all have
     acknowledged."""
     by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
@@ -123,7 +109,7 @@ def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> St
         return None
     if not by_size and retention.mib > 0:
         return None
-    return Stays.RETAINED_BY_TIME if by_time and retention.minutes else Stays.RETAINED_BY_SIZE
+    return LedgerStays.RETAINED_BY_TIME if by_time and retention.minutes else LedgerStays.RETAINED_BY_SIZE
 
 
 def _passed(span: Span, holders: Sequence[Safe]) -> bool:

@@ -12,15 +12,16 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from ....proto import wire_pb2 as wire
 from ....proto.errors import MagnetarError
 from ....proto.names import NamespaceName, TopicName
-from ....runtime.network import CallContext
+from ....proto.operation import On, Operation, Permission, Rule
+from ....proto.operations import OPERATIONS
+from ....runtime.network import CallContext, rpc, rpcs_of
 from ...access.authorizer import Authorizer, may_everything
-from ...access.core.table import RULES, On, Permission, Rule
+from ...access.core.table import RULES
 from .later import attribute_of
 
-Handler = Callable[[Any, CallContext], Awaitable[Message]]
+Handler = Callable[[Any, CallContext], Awaitable[Any]]
 
 EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
 """Rpcs that change every subscription if they do not name one."""
@@ -32,23 +33,36 @@ endless."""
 
 
 class Checked:
-    """Has the methods of `service`, a handler of the rpcs of `name` ("Admin")."""
+    """Has the methods of `service`, a handler of the rpcs of `name` ("Admin"). Those of Admin answer plain values there
+    and messages here; `values` has what answers the plain values, by the name of the rpc."""
 
     def __init__(self, name: str, service: object, access: Authorizer) -> None:
-        for method in wire.DESCRIPTOR.services_by_name[name].methods:
-            path, attribute = f"{name}.{method.name}", attribute_of(method.name)
+        self.values: dict[str, Handler] = {}
+        for method in rpcs_of(name):
+            path, attribute, target = f"{name}.{method}", attribute_of(method), rpc(name, method)
             handler = getattr(service, attribute)
-            if method.client_streaming:
+            if target.streaming:
                 assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"
-                setattr(self, attribute, handler)
             else:
-                setattr(self, attribute, _checked(path, RULES[path], handler, access))
+                handler = self.values[method] = _checked(path, RULES[path], handler, access)
+                if name == "Admin":
+                    handler = _encoded(OPERATIONS[method], target.reply, handler)
+            setattr(self, attribute, handler)
+
+
+def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) -> Handler:
+    async def call(request: Any, context: CallContext) -> Message:
+        from ....proto.translation import reply_of  # with the service, which a start does not load
+
+        return reply_of(reply, await handler(request, context), operation.of_reply)
+
+    return call
 
 
 def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Handler:
     act = not LOOKS.match(path)
 
-    async def call(request: Any, context: CallContext) -> Message:
+    async def call(request: Any, context: CallContext) -> Any:
         if not may_everything(context.principal):
             await _authorize(path, rule, request, context, access)
         if not act:

@@ -13,9 +13,9 @@ from ....proto import wire_pb2 as wire
 from ....proto.entry import parse_header
 from ....proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotAllowed
 from ....proto.names import TopicName
+from ....proto.operation import Permission
 from ....proto.transactions import HALF_MESSAGES_MAX, TxnId, coordinator_of
 from ....runtime.network import CallContext, EndOfStream, Stream
-from ...access.core.table import Permission
 from ...node.topic_manager import TopicManager
 from ...transaction.core.intents import AskHalf, HalfChange, HalfRow, HalfVerb
 from ...transaction.core.records import HalfMessage
@@ -136,14 +136,13 @@ class HalfAdminService:
             items=[_row(number, row) for row in rows], open=found["open"], parked=found["parked"], bytes=found["bytes"]
         )
 
-    async def change_half(self, request: wire.ChangeHalfRequest, context: CallContext) -> wire.Empty:
+    async def change_half(self, request: wire.ChangeHalfRequest, context: CallContext) -> None:
         half = half_of(request.half)
         try:
             verb = HalfChange(request.verb)
         except ValueError:
             raise InvalidRequest(f"{request.verb} is no change of a half") from None
         await (await self._broker.transactions.here(half.coordinator)).change_half(half, verb)
-        return wire.Empty()
 
 
 def _row(number: int, row: HalfRow) -> wire.HalfInfo:

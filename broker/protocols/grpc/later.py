@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ....proto import wire_pb2 as wire
+from ....runtime.network import rpcs_of
 from ....runtime.workers import Workers
 from ...node.topic_manager import TopicManager
 
@@ -27,8 +27,8 @@ class Later:
         self._module = f"{__package__}.{module}"
         self._make = make
         self._service: object = None
-        for method in wire.DESCRIPTOR.services_by_name[name].methods:
-            attribute = attribute_of(method.name)
+        for method in rpcs_of(name):
+            attribute = attribute_of(method)
             setattr(self, attribute, self._method(attribute))
 
     def _method(self, attribute: str) -> Method:

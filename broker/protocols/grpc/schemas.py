@@ -5,6 +5,7 @@ from __future__ import annotations
 from ....proto import wire_pb2 as wire
 from ....proto.names import TopicName
 from ....proto.schema import version_bytes
+from ....proto.statistics import SchemaTest
 from ....runtime.network import CallContext
 from ...session.schemas import Schemas
 from . import translate
@@ -28,10 +29,10 @@ class SchemaService:
         topic, info = TopicName.parse(request.topic), translate.schema(request.schema)
         return wire.SchemaReply(version=version_bytes(await self._schemas.find(topic, info)))
 
-    async def test_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.TestSchemaReply:
+    async def test_schema(self, request: wire.SchemaRequest, context: CallContext) -> SchemaTest:
         topic, info = TopicName.parse(request.topic), translate.schema(request.schema)
         found = await self._schemas.test(topic, info)
-        return wire.TestSchemaReply(refused=found.refused, compatibility=found.compatibility)
+        return SchemaTest(found.refused, found.compatibility)
 
     async def delete_schema(self, request: wire.DeleteRequest, context: CallContext) -> wire.SchemaReply:
         deleted = await self._schemas.delete(TopicName.parse(request.name), force=request.force)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ....proto import wire_pb2 as wire
 from ....proto.errors import InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position, TopicName
+from ....proto.statistics import TransactionHere
 from ....proto.transactions import TxnId, TxnState
 from ....runtime.network import CallContext
 from ...common.transactions import Settlement, state_of
@@ -23,7 +24,6 @@ from ...transaction.core.records import Participant, Tag
 from ...transaction.peers import settlement_to_wire
 from ...transaction.together import Question, Together
 from .halves import HalfAdminService, HalfService
-from .stats import fields
 
 if TYPE_CHECKING:
     from ...transaction.coordinator import RunningCoordinator
@@ -204,17 +204,14 @@ class TransactionAdminService(HalfAdminService):
         state = await (await self._broker.transactions.here(txn.coordinator)).abort_by_admin(txn)
         return wire.TransactionReply(txn=request, state=_state(state))
 
-    async def detach_transaction(self, request: wire.DetachTransactionRequest, context: CallContext) -> wire.Empty:
+    async def detach_transaction(self, request: wire.DetachTransactionRequest, context: CallContext) -> None:
         txn = txn_of(request.txn)
         coordinator = await self._broker.transactions.here(txn.coordinator)
         await coordinator.detach(txn, TopicName.parse(request.topic).full)
-        return wire.Empty()
 
-    async def topic_transaction(
-        self, request: wire.TopicTransactionRequest, context: CallContext
-    ) -> wire.TopicTransactionReply:
+    async def topic_transaction(self, request: wire.TopicTransactionRequest, context: CallContext) -> TransactionHere:
         topic = await self._broker.topic(TopicName.parse(request.topic))
-        return wire.TopicTransactionReply(**fields(statistics.of_transaction(topic, txn_of(request.txn))))
+        return statistics.of_transaction(topic, txn_of(request.txn))
 
 
 def txn_of(asked: wire.TransactionId) -> TxnId:

@@ -24,8 +24,8 @@ from ....proto.errors import (
     Unavailable,
 )
 from ....proto.names import NamespaceName, TopicName
+from ....proto.operation import Permission
 from ....proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_bytes, version_of
-from ...access.core.table import Permission
 from ...session import statistics
 from ...session.schemas import Schemas
 from ...session.topics import Topics

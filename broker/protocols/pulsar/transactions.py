@@ -29,8 +29,8 @@ from ....proto.errors import (
     Unavailable,
 )
 from ....proto.names import TopicName
+from ....proto.operation import Permission
 from ....proto.transactions import TxnId, TxnState
-from ...access.core.table import Permission
 from ...common.transactions import state_of
 from ...transaction.coordinators import ASSIGN_TOPIC
 from ...transaction.core.intents import Verb

@@ -9,7 +9,7 @@ anything would change, is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -27,6 +27,7 @@ from ....runtime.access import AUTHORIZATION_MAX, Caller, Guard, Limits
 from ....runtime.grpc.callers import Callers
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
+from ..grpc.checked import Checked
 from . import routes
 from .call import Call
 from .errors import BadRequest, Json, reply, reply_to
@@ -61,7 +62,7 @@ class Application:
     """The application of a broker's HTTP listener."""
 
     def __init__(
-        self, broker: TopicManager, services: Any, guard: Guard | None, measure: Callable[[], Measure]
+        self, broker: TopicManager, services: Mapping[str, Checked], guard: Guard | None, measure: Callable[[], Measure]
     ) -> None:
         self._broker = broker
         self._services = services

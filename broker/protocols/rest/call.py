@@ -1,7 +1,7 @@
-"""A request as its handler sees it: names, body and query as values, the broker's services with its caller's rights.
+"""A request as its handler sees it: names, body and query as values, the operations with its caller's rights.
 
-    await call.admin("CreateTopic", wire.TopicSpec(name=call.topic.full))      as over gRPC: authorized, audited
-    await call.each_partition("Compact", lambda topic: wire.Name(name=topic))  of the topic, or of each partition
+    await call.admin(op.CREATE_TOPIC, name=call.topic.full)     as over gRPC: authorized, audited
+    await call.each_partition(op.COMPACT)                       of the topic, or of each partition
 
 A partition whose owner is another broker is asked there, with the rights of this broker; the caller's were looked at
 here before.
@@ -10,18 +10,18 @@ here before.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from google.protobuf.message import Message
 
 from ....proto.errors import NotOwner
 from ....proto.names import NamespaceName, TopicName
+from ....proto.operation import Operation
 from ....runtime.network import CallContext
 from ...node.topic_manager import TopicManager
-from ..grpc.admin import ask
-from ..grpc.checked import authorize
+from ...session.other_brokers import answered, ask, request_for
+from ..grpc.checked import Checked, authorize
 from .errors import BadRequest
 from .measure import Measure
 from .stats import Meters
@@ -37,7 +37,7 @@ class Call:
     )  # fmt: skip
 
     def __init__(
-        self, broker: TopicManager, services: Mapping[str, object], context: CallContext, names: Mapping[str, str],
+        self, broker: TopicManager, services: Mapping[str, Checked], context: CallContext, names: Mapping[str, str],
         query: Mapping[str, str], headers: Mapping[str, str], body: bytes, measure: Measure, meters: Meters,
     ) -> None:  # fmt: skip
         self.broker = broker
@@ -97,19 +97,16 @@ class Call:
             raise BadRequest(f"{what} is {least} or more, and below 2^63, not {found}", 412)
         return found
 
-    # ------------------------------------------------------------------ the services
-    async def ask(self, service: str, method: str, request: Message) -> Any:
-        """Returns the answer of the service in this process. Raises what it raises; NotOwner: another broker has the
-        topic."""
-        handler = getattr(self.services[service], re.sub(r"(?<!^)(?=[A-Z])", "_", method).lower())
-        return await handler(request, self.context)
+    # ------------------------------------------------------------------ the operations
+    async def admin(self, operation: Operation[T], **arguments: object) -> T:
+        """The answer of this broker. What it raises; NotOwner: another broker has the topic."""
+        handler = self.services[operation.service].values[operation.name]
+        return answered(operation, await handler(request_for(operation, arguments), self.context))
 
-    async def admin(self, method: str, request: Message) -> Any:
-        return await self.ask("Admin", method, request)
-
-    async def authorize(self, method: str, request: Message) -> None:
-        """Raises Unauthorized if the caller may not call "Admin.…" with that."""
-        await authorize(method, request, self.context, self.broker.access)
+    async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
+        """Raises Unauthorized if the caller may not call the operation with that."""
+        path = f"{operation.service}.{operation.name}"
+        await authorize(path, request_for(operation, arguments), self.context, self.broker.access)
 
     async def partitions(self) -> list[TopicName]:
         """Returns the partitions of the topic; none if it has none, or is one. Raises TopicNotFound. Ask for rights
@@ -119,29 +116,36 @@ class Call:
         count = await self.broker.catalog.existing_partitions(self.topic)
         return [self.topic.with_partition(number) for number in range(count)]
 
-    async def each_partition(self, method: str, request: Callable[[str], Message]) -> list[Any]:
+    async def one_partition(self, operation: Operation[Any], what: str, **arguments: object) -> None:
+        """405: the topic of the call has partitions. Unauthorized."""
+        await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
+        if await self.partitions():
+            raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
+
+    async def each_partition(self, operation: Operation[T], **arguments: object) -> list[T]:
         """Returns the answer of the topic, or of each of its partitions, in order. The first error ends it: what was
         asked before is done."""
-        whole = request(self.topic.full)
-        await self.authorize(f"Admin.{method}", whole)
+        field = operation.rule.field
+        await self.authorize(operation, **{field: self.topic.full}, **arguments)
         partitions = await self.partitions()
         if not partitions:
-            return [await self.admin(method, whole)]
-        return [await self.anywhere(method, each, request(each.full)) for each in partitions]
+            return [await self.admin(operation, **{field: self.topic.full}, **arguments)]
+        return [await self.anywhere(operation, each, **arguments) for each in partitions]
 
-    async def anywhere(self, method: str, topic: TopicName, request: Message) -> Any:
+    async def anywhere(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
         """Returns the answer of the topic's owner."""
+        asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
         try:
-            return await self.admin(method, request)
+            return await self.admin(operation, **asked)
         except NotOwner:
-            return await ask(self.broker.world, (await self.broker.lookup(topic)).endpoint, method, request)
+            return await ask(self.broker.world, (await self.broker.lookup(topic)).endpoint, operation, **asked)
 
-    async def at_coordinator(self, method: str, request: Message) -> Any:
+    async def at_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
         """Returns the answer of the broker that has the coordinator of transactions that is asked for."""
         try:
-            return await self.admin(method, request)
+            return await self.admin(operation, **arguments)
         except NotOwner as error:
             endpoint = error.fields.get("owner", "")
             if not endpoint:
                 raise
-            return await ask(self.broker.world, endpoint, method, request)
+            return await ask(self.broker.world, endpoint, operation, **arguments)

@@ -1,18 +1,21 @@
 """Pulsar's policies and ours: the names in paths, the shapes in bodies, and the fields of proto/policies.py.
 
-A row of POLICIES translates one policy in both ways. `take` gives our fields of what a body brings, or 412; `show`
-gives Pulsar's form of our fields, None where nothing is set there. Pulsar writes "no limit" as -1 in rates and quotas,
-ours as 0. Rates over a period become rates a second, rounded up.
+A row of POLICIES translates one policy of proto/policy_table.py in both ways. `take` gives our fields of what a body
+brings, or 412; `show` gives Pulsar's form of our fields, None where nothing is set there. Pulsar writes "no limit" as
+-1 in rates and quotas, ours as 0. Rates over a period become rates a second, rounded up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from ....proto.policies import Policies, QuotaPolicy
+from ....proto.applied import QuotaPolicy
+from ....proto.policies import Policies
+from ....proto.policy_table import POLICIES as TABLE
+from ....proto.policy_table import Policy, Rest
 from ....proto.schema import Compatibility
 from .errors import BadRequest
 
@@ -113,9 +116,9 @@ class Row(NamedTuple):
     fields: tuple[str, ...]
     take: Callable[[Any], Fields]
     show: Callable[[Policies], object]
-    verb: str = "POST"  # that sets it, for namespaces
-    by_cluster: bool = False  # `key` has a map from the cluster
-    topic_verb: str = "POST"
+    verb: str  # that sets it, for namespaces
+    by_cluster: bool  # `key` has a map from the cluster
+    topic_verb: str
 
 
 def _refuse(text: str) -> BadRequest:
@@ -130,46 +133,58 @@ _REASONS = {
 
 
 # ------------------------------------------------------------------ numbers and booleans
-def _plain(
-    namespace: str, topic: str, key: str, field: str, kind: Any = int, *, unit: int = 1, verb: str = "POST"
-) -> Row:
-    """Returns the row of a policy that is one value. `unit`: how many of ours one of Pulsar's is."""
+class Shape(NamedTuple):
+    """What a body is, and how it becomes our fields and comes of them."""
+
+    kind: Any
+    take: Callable[[Any], Fields]
+    show: Callable[[Policies], object]
+
+
+def _plain(policy: Policy, rest: Rest) -> Shape:
+    field, kind = policy.fields[0].name, bool if policy.fields[0].kind == "on/off" else int
 
     def take(value: Any) -> Fields:
         if kind is int and not 0 <= value < 1 << 62:
-            raise _refuse(_REASONS.get(field, f"{namespace or topic} must be 0 or more"))
-        return {field: value * unit if kind is int else value}
+            raise _refuse(_REASONS.get(field, f"{rest.namespace or rest.topic} must be 0 or more"))
+        return {field: value * rest.unit if kind is int else value}
 
     def show(policies: Policies) -> object:
         value = getattr(policies, field)
-        return -(-value // unit) if value is not None and kind is int else value
+        return -(-value // rest.unit) if value is not None and kind is int else value
 
-    return Row(namespace, topic, key, kind, (field,), take, show, verb)
+    return Shape(kind, take, show)
 
 
 # ------------------------------------------------------------------ objects
-def _take_retention(given: Retention) -> Fields:
+def _object(
+    kind: Any, names: Mapping[str, str], check: Callable[[Any], None] = lambda given: None, *, whole: bool = False
+) -> Shape:
+    """Returns the shape of an object with a field of ours for each of its `names`. It is not set while the first of
+    them, or with `whole` any of them, is not."""
+
+    def take(given: Any) -> Fields:
+        check(given)
+        return {ours: getattr(given, name) for name, ours in names.items()}
+
+    def show(policies: Policies) -> object:
+        found = {name: getattr(policies, ours) for name, ours in names.items()}
+        if None in [*found.values()][: None if whole else 1]:
+            return None
+        return kind(**{name: 0 if value is None else value for name, value in found.items()})
+
+    return Shape(kind, take, show)
+
+
+def _check_retention(given: Retention) -> None:
     minutes, mib = given.retentionTimeInMinutes, given.retentionSizeInMB
     if min(minutes, mib) < -1 or (minutes == 0) != (mib == 0):
         raise _refuse("retention is -1 (endless), 0 (none), or more; both are 0, or neither is")
-    return {"retention_minutes": minutes, "retention_mib": mib}
 
 
-def _show_retention(policies: Policies) -> object:
-    if policies.retention_minutes is None:
-        return None
-    return Retention(policies.retention_minutes, policies.retention_mib or 0)
-
-
-def _take_unsubscribed(given: Retention) -> Fields:
-    minutes, mib = _take_retention(given).values()
-    return {"unsubscribed_minutes": minutes, "unsubscribed_mib": mib}
-
-
-def _show_unsubscribed(policies: Policies) -> object:
-    if policies.unsubscribed_minutes is None:
-        return None
-    return Retention(policies.unsubscribed_minutes, policies.unsubscribed_mib or 0)
+def _retention(minutes: str, mib: str) -> Shape:
+    names = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": mib}
+    return _object(Retention, names, _check_retention)
 
 
 def take_quota(given: BacklogQuota, kind: str) -> Fields:
@@ -212,17 +227,9 @@ def _quota(size: int, seconds: int, policy: str) -> dict[str, object]:
     return {"limit": size, "limitSize": size, "limitTime": seconds, "policy": policy}
 
 
-def _take_persistence(given: Persistence) -> Fields:
-    ensemble, write, ack = given.bookkeeperEnsemble, given.bookkeeperWriteQuorum, given.bookkeeperAckQuorum
-    if not ensemble >= write >= ack >= 1:
+def _check_persistence(given: Persistence) -> None:
+    if not given.bookkeeperEnsemble >= given.bookkeeperWriteQuorum >= given.bookkeeperAckQuorum >= 1:
         raise _refuse("bookkeeperEnsemble >= bookkeeperWriteQuorum >= bookkeeperAckQuorum >= 1 must hold")
-    return {"ensemble_size": ensemble, "write_quorum": write, "ack_quorum": ack}
-
-
-def _show_persistence(policies: Policies) -> object:
-    if policies.ensemble_size is None or policies.write_quorum is None or policies.ack_quorum is None:
-        return None
-    return Persistence(policies.ensemble_size, policies.write_quorum, policies.ack_quorum)
 
 
 def _a_second(rate: int, period_s: int) -> int:
@@ -234,35 +241,23 @@ def _a_second(rate: int, period_s: int) -> int:
     return -(-max(0, rate) // period_s)
 
 
-def _dispatch(name: str, key: str, ours: str) -> Row:
-    messages, size = f"{ours}_messages", f"{ours}_bytes"
+def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> Shape:
+    names = {by_messages: f"{ours}_messages", by_bytes: f"{ours}_bytes"}
 
-    def take(given: DispatchRate) -> Fields:
-        if given.relativeToPublishRate:
+    def take(given: Any) -> Fields:
+        if getattr(given, "relativeToPublishRate", False):
             raise _refuse("relativeToPublishRate is not offered: name the rates")
-        period_s = given.ratePeriodInSecond
-        return {
-            messages: _a_second(given.dispatchThrottlingRateInMsg, period_s),
-            size: _a_second(given.dispatchThrottlingRateInByte, period_s),
-        }
+        period_s = getattr(given, "ratePeriodInSecond", 1)
+        return {field: _a_second(getattr(given, name), period_s) for name, field in names.items()}
 
     def show(policies: Policies) -> object:
-        found = getattr(policies, messages), getattr(policies, size)
-        return None if found == (None, None) else DispatchRate(found[0] or -1, found[1] or -1)
+        found = {name: getattr(policies, field) for name, field in names.items()}
+        return None if {*found.values()} == {None} else kind(**{name: value or -1 for name, value in found.items()})
 
-    return Row(name, name, key, DispatchRate, (messages, size), take, show, by_cluster=True)
-
-
-def _take_publish_rate(given: PublishRate) -> Fields:
-    return {
-        "publish_rate_messages": _a_second(given.publishThrottlingRateInMsg, 1),
-        "publish_rate_bytes": _a_second(given.publishThrottlingRateInByte, 1),
-    }
+    return Shape(kind, take, show)
 
 
-def _show_publish_rate(policies: Policies) -> object:
-    found = policies.publish_rate_messages, policies.publish_rate_bytes
-    return None if found == (None, None) else PublishRate(found[0] or -1, found[1] or -1)
+_DISPATCH = DispatchRate, "dispatchThrottlingRateInMsg", "dispatchThrottlingRateInByte"
 
 
 def _take_subscribe_rate(given: SubscribeRate) -> Fields:
@@ -279,19 +274,9 @@ def _show_subscribe_rate(policies: Policies) -> object:
     return SubscribeRate(policies.subscribe_rate or -1, policies.subscribe_rate_period_s or 30)
 
 
-def _take_delayed(given: DelayedDelivery) -> Fields:
+def _check_delayed(given: DelayedDelivery) -> None:
     if not (0 <= given.tickTime < 1 << 62 and 0 <= given.maxDeliveryDelayInMillis < 1 << 62):
         raise _refuse("tickTime and maxDeliveryDelayInMillis are 0 or more")
-    return {
-        "delayed_delivery": given.active, "delayed_tick_ms": given.tickTime,
-        "max_delay_ms": given.maxDeliveryDelayInMillis,
-    }  # fmt: skip
-
-
-def _show_delayed(policies: Policies) -> object:
-    if policies.delayed_delivery is None:
-        return None
-    return DelayedDelivery(policies.delayed_delivery, policies.delayed_tick_ms or 0, policies.max_delay_ms or 0)
 
 
 def _take_inactive(given: InactiveTopics) -> Fields:
@@ -323,77 +308,80 @@ def _show_compatibility(policies: Policies) -> object:
     return "UNDEFINED" if policies.schema_compatibility is None else policies.schema_compatibility.upper()
 
 
-def _boolean(namespace: str, topic: str, key: str, field: str, default: bool) -> Row:
+def _boolean(field: str, default: bool) -> Shape:
     """Returns the row of a policy that is shown with its default where it is not set."""
 
     def show(policies: Policies) -> object:
         value = getattr(policies, field)
         return default if value is None else value
 
-    return Row(namespace, topic, key, bool, (field,), lambda value: {field: value}, show)
+    return Shape(bool, lambda value: {field: value}, show)
 
 
-def _snapshot_interval() -> Row:
+def _take_snapshot_interval(value: int | None) -> Fields:
     """Returns the row of a policy for which Pulsar has no DELETE at a namespace: null is posted there."""
-    name = "deduplicationSnapshotInterval"
-    row = _plain(name, name, "deduplicationSnapshotIntervalSeconds", "dedup_snapshot_s")
-    return row._replace(
-        kind=int | None, take=lambda value: {"dedup_snapshot_s": None} if value is None else row.take(value)
-    )
+    if value is not None and not 0 <= value < 1 << 62:
+        raise _refuse(_REASONS["dedup_snapshot_s"])
+    return {"dedup_snapshot_s": value}
 
 
 def _take_types(given: list[str]) -> Fields:
     return {"subscription_types": tuple(dict.fromkeys(given)) or None}
 
 
-POLICIES: tuple[Row, ...] = (
-    _plain("messageTTL", "messageTTL", "message_ttl_in_seconds", "message_ttl_s"),
-    Row("retention", "retention", "retention_policies", Retention, ("retention_minutes", "retention_mib"),
-        _take_retention, _show_retention),
-    Row("unsubscribedRetention", "unsubscribedRetention", "", Retention, ("unsubscribed_minutes", "unsubscribed_mib"),
-        _take_unsubscribed, _show_unsubscribed),
-    Row("persistence", "persistence", "persistence", Persistence, ("ensemble_size", "write_quorum", "ack_quorum"),
-        _take_persistence, _show_persistence),
-    _plain("deduplication", "deduplicationEnabled", "deduplicationEnabled", "deduplication", bool),
-    _snapshot_interval(),
-    Row("publishRate", "publishRate", "publishMaxMessageRate", PublishRate,
-        ("publish_rate_messages", "publish_rate_bytes"), _take_publish_rate, _show_publish_rate, by_cluster=True),
-    _dispatch("dispatchRate", "topicDispatchRate", "dispatch_rate"),
-    _dispatch("subscriptionDispatchRate", "subscriptionDispatchRate", "subscription_dispatch_rate"),
-    Row("subscribeRate", "subscribeRate", "clusterSubscribeRate", SubscribeRate,
-        ("subscribe_rate", "subscribe_rate_period_s"), _take_subscribe_rate, _show_subscribe_rate, by_cluster=True),
-    Row("autoSubscriptionCreation", "autoSubscriptionCreation", "autoSubscriptionCreationOverride", AutoSubscription,
-        ("auto_subscription_creation",),
-        lambda given: {"auto_subscription_creation": given.allowAutoSubscriptionCreation},
-        lambda policies: None if policies.auto_subscription_creation is None
-        else AutoSubscription(policies.auto_subscription_creation)),
-    _plain("maxProducersPerTopic", "maxProducers", "max_producers_per_topic", "max_producers"),
-    _plain("maxConsumersPerTopic", "maxConsumers", "max_consumers_per_topic", "max_consumers"),
-    _plain("maxConsumersPerSubscription", "maxConsumersPerSubscription", "max_consumers_per_subscription",
-           "max_consumers_per_subscription"),
-    _plain("maxSubscriptionsPerTopic", "maxSubscriptionsPerTopic", "max_subscriptions_per_topic", "max_subscriptions"),
-    _plain("maxTopicsPerNamespace", "", "max_topics_per_namespace", "max_topics"),
-    _plain("maxUnackedMessagesPerConsumer", "maxUnackedMessagesOnConsumer", "max_unacked_messages_per_consumer",
-           "max_unacked_per_consumer"),
-    _plain("maxUnackedMessagesPerSubscription", "maxUnackedMessagesOnSubscription",
-           "max_unacked_messages_per_subscription", "max_unacked_per_subscription"),
-    _plain("", "maxMessageSize", "", "max_message_bytes"),
-    _plain("subscriptionExpirationTime", "", "subscription_expiration_time_minutes", "subscription_expiration_s",
-           unit=60),
-    _plain("compactionThreshold", "compactionThreshold", "compaction_threshold", "compaction_threshold_bytes",
-           verb="PUT"),
-    Row("delayedDelivery", "delayedDelivery", "delayed_delivery_policies", DelayedDelivery,
-        ("delayed_delivery", "delayed_tick_ms", "max_delay_ms"), _take_delayed, _show_delayed),
-    Row("inactiveTopicPolicies", "inactiveTopicPolicies", "inactive_topic_policies", InactiveTopics,
-        ("inactive_s", "inactive_mode"), _take_inactive, _show_inactive),
-    Row("subscriptionTypesEnabled", "subscriptionTypesEnabled", "subscription_types_enabled", list[str],
-        ("subscription_types",), _take_types, lambda policies: policies.subscription_types),
-    Row("schemaCompatibilityStrategy", "schemaCompatibilityStrategy", "schema_compatibility_strategy", str,
-        ("schema_compatibility",), _take_compatibility, _show_compatibility, "PUT", topic_verb="PUT"),
-    _boolean("isAllowAutoUpdateSchema", "", "is_allow_auto_update_schema", "schema_auto_update", True),
-    _boolean("schemaValidationEnforced", "schemaValidationEnforced", "schema_validation_enforced",
-             "schema_validation_enforced", False),
+SHAPES: dict[str, Shape] = {
+    "retention": _retention("retention_minutes", "retention_mib"),
+    "unsubscribed-retention": _retention("unsubscribed_minutes", "unsubscribed_mib"),
+    "persistence": _object(Persistence, {
+        "bookkeeperEnsemble": "ensemble_size", "bookkeeperWriteQuorum": "write_quorum",
+        "bookkeeperAckQuorum": "ack_quorum",
+    }, _check_persistence, whole=True),
+    "deduplication-snapshot-interval": Shape(
+        int | None, _take_snapshot_interval, lambda policies: policies.dedup_snapshot_s
+    ),
+    "publish-rate": _rate(
+        PublishRate, "publishThrottlingRateInMsg", "publishThrottlingRateInByte", "publish_rate"
+    ),
+    "dispatch-rate": _rate(*_DISPATCH, "dispatch_rate"),
+    "subscription-dispatch-rate": _rate(*_DISPATCH, "subscription_dispatch_rate"),
+    "subscribe-rate": Shape(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
+    "auto-subscription-creation": _object(
+        AutoSubscription, {"allowAutoSubscriptionCreation": "auto_subscription_creation"}
+    ),
+    "delayed-delivery": _object(DelayedDelivery, {
+        "active": "delayed_delivery", "tickTime": "delayed_tick_ms", "maxDeliveryDelayInMillis": "max_delay_ms",
+    }, _check_delayed),
+    "inactive-topic-policies": Shape(InactiveTopics, _take_inactive, _show_inactive),
+    "subscription-types-enabled": Shape(list[str], _take_types, lambda policies: policies.subscription_types),
+    "schema-compatibility-strategy": Shape(str, _take_compatibility, _show_compatibility),
+    "is-allow-auto-update-schema": _boolean("schema_auto_update", True),
+    "schema-validation-enforce": _boolean("schema_validation_enforced", False),
+}  # fmt: skip
+"""By the names of proto/policy_table.py: bodies that are no number and no boolean, or shown where nothing is set."""
+_ORDER = (
+    "message-ttl", "retention", "unsubscribed-retention", "persistence", "deduplication",
+    "deduplication-snapshot-interval", "publish-rate", "dispatch-rate", "subscription-dispatch-rate", "subscribe-rate",
+    "auto-subscription-creation", "max-producers", "max-consumers", "max-consumers-per-subscription",
+    "max-subscriptions-per-topic", "max-topics-per-namespace", "max-unacked-messages-per-consumer",
+    "max-unacked-messages-per-subscription", "max-message-size", "subscription-expiration-time", "compaction-threshold",
+    "delayed-delivery", "inactive-topic-policies", "subscription-types-enabled", "schema-compatibility-strategy",
+    "is-allow-auto-update-schema", "schema-validation-enforce",
 )  # fmt: skip
+"""Of the keys in the JSON of a namespace; others follow."""
+
+
+def _rows() -> Iterator[Row]:
+    for policy in sorted(TABLE, key=lambda each: _ORDER.index(each.name) if each.name in _ORDER else len(_ORDER)):
+        if (rest := policy.rest) is not None:
+            fields = tuple(each.name for each in policy.fields)
+            shape = SHAPES.get(policy.name) or _plain(policy, rest)
+            yield Row(
+                rest.namespace, rest.topic, rest.key, shape.kind, fields, shape.take, shape.show, rest.verb,
+                rest.by_cluster, rest.topic_verb,
+            )  # fmt: skip
+
+
+POLICIES: tuple[Row, ...] = tuple(_rows())
 
 QUOTA_FIELDS = {
     "destination_storage": ("backlog_quota_bytes",), "message_age": ("backlog_quota_s",),

@@ -21,6 +21,7 @@ from ...node.topic_manager import TopicManager
 from .measure import Measure, no_metrics
 
 if TYPE_CHECKING:
+    from ..grpc.checked import Checked
     from .connection import Connections
 
 
@@ -28,7 +29,7 @@ class RestProtocol:
     """The service of an HTTP listener. `services`: the checked services "Admin" and "Broker". `measure` writes the page
     of `GET /metrics`."""
 
-    def __init__(self, broker: TopicManager, services: Mapping[str, object]) -> None:
+    def __init__(self, broker: TopicManager, services: Mapping[str, Checked]) -> None:
         self._broker = broker
         self._services = services
         self._connections: Connections | None = None

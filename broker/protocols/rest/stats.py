@@ -1,6 +1,6 @@
 """Statistics in Pulsar's form, with every key that its admin, pulsarctl and dashboards read.
 
-`topic_stats` takes what broker/session/statistics.py gives, or the same fields from another broker (wire.proto). What
+`topic_stats` takes the values of proto/statistics.py, of this broker or of another one. What
 only the owner knows of its producers and consumers (version of the client, since when, rates) comes from the topic.
 Rates are those since the last question, at least RATE_S ago; the first ones since the client connected. Times that
 Magnetar does not note are 0; of offload and replication, which are missing, numbers are 0 or -1.
@@ -13,11 +13,17 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from google.protobuf.message import Message
-
 from ....proto.model import AccessMode
+from ....proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, pick
+from ....proto.statistics import (
+    ConsumerStats,
+    LedgerStats,
+    ProducerStats,
+    SubscriptionStats,
+    TopicInternalStats,
+    TopicStats,
+)
 from ....proto.subscription_types import title
-from ....proto.transactions import TxnId
 from ....runtime.clock import Clock
 from ...subscription.activity import Activity
 from ...subscription.consumer import Consumer
@@ -65,7 +71,7 @@ class Meters:
 
 
 def topic_stats(
-    found: Any, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
+    found: TopicStats, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
 ) -> dict[str, Any]:
     """Returns a topic's statistics in Pulsar's form. `topic`: where it is loaded here. `publishers`, `consumers`:
     whether they are listed."""
@@ -76,22 +82,19 @@ def topic_stats(
     age_s = max(0, round((meters.now_ms() - oldest) / 1000)) if oldest else -1
     applied = topic.applied if topic is not None else None
     return {
-        "msgRateIn": found.rate_in, "msgThroughputIn": found.throughput_in,
-        "msgRateOut": found.rate_out, "msgThroughputOut": found.throughput_out,
-        "bytesInCounter": found.bytes_in, "msgInCounter": found.messages_in,
+        **pick(TOPIC, found, "msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter"),
         "systemTopicBytesInCounter": 0, "bytesOutInternalCounter": 0,
-        "bytesOutCounter": found.bytes_out, "msgOutCounter": found.messages_out,
-        "averageMsgSize": found.bytes_in / found.messages_in if found.messages_in else 0.0,
-        "msgChunkPublished": False, "storageSize": found.storage_bytes, "backlogSize": backlog_size,
+        **pick(TOPIC, found, "bytesOutCounter msgOutCounter averageMsgSize"),
+        "msgChunkPublished": False, **pick(TOPIC, found, "storageSize"), "backlogSize": backlog_size,
         "backlogQuotaLimitSize": (applied.backlog_quota_bytes if applied is not None else 0) or -1,
         "backlogQuotaLimitTime": (applied.backlog_quota_s if applied is not None else 0) or -1,
         "oldestBacklogMessageAgeSeconds": age_s, "oldestBacklogMessageSubscriptionName": slowest,
-        "publishRateLimitedTimes": found.publish_throttled, "earliestMsgPublishTimeInBacklogs": oldest,
+        **pick(TOPIC, found, "publishRateLimitedTimes"), "earliestMsgPublishTimeInBacklogs": oldest,
         "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
         "lastOffloadFailureTimeStamp": 0,
         **_transactions(found),
-        "waitingPublishers": 0, "topicCreationTimeStamp": found.created_ms,
-        "lastPublishTimeStamp": found.published_ms, "lastPublishTimestamp": found.published_ms,
+        "waitingPublishers": 0,
+        **pick(TOPIC, found, "topicCreationTimeStamp lastPublishTimeStamp lastPublishTimestamp"),
         "publishers": [_publisher(each, topic, meters) for each in found.producers] if publishers else [],
         "subscriptions": subscriptions, "replication": {},
         "deduplicationStatus": "Enabled" if applied is not None and applied.deduplication else "Disabled",
@@ -99,21 +102,21 @@ def topic_stats(
         "nonContiguousDeletedMessagesRanges": sum(each.acked_ranges for each in found.subscriptions),
         "nonContiguousDeletedMessagesRangesSerializedSize": 0,
         "delayedMessageIndexSizeInBytes": sum(each.delayed_memory_bytes for each in found.subscriptions),
-        "compaction": _compaction(topic), "ownerBroker": found.owner,
+        "compaction": _compaction(topic), **pick(TOPIC, found, "ownerBroker"),
         "replicatedSubscriptionsTrackedMessagesCount": 0,
         **({} if found.name.startswith("persistent:") else {"msgDropRate": 0.0, "msgDropCount": found.dropped}),
     }  # fmt: skip
 
 
-def _transactions(found: Any) -> dict[str, Any]:
+def _transactions(found: TopicStats) -> dict[str, Any]:
     """Returns the statistics of its transactions. `transactions` is None: the topic has seen none. `waiting`: messages
     that readers do not get before an open one ends."""
     seen = found.transactions
-    if not (found.HasField("transactions") if isinstance(found, Message) else seen is not None):
+    if seen is None:
         return {"ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0, "transactions": None}
-    oldest = [{"txn": str(TxnId(seen.oldest.most, seen.oldest.least)), "ageMs": seen.oldest_ms}] if seen.open else []
+    oldest = [{"txn": str(seen.oldest), "ageMs": seen.oldest_ms}] if seen.open else []
     shown = {
-        "open": seen.open, "oldest": oldest, "lastStablePositions": [_place(seen.last_stable)],
+        "open": seen.open, "oldest": oldest, "lastStablePositions": [str(seen.last_stable)],
         "waiting": found.end_index - seen.stable_index, "abortedEntries": seen.aborted_entries,
         "abortedBytes": seen.aborted_bytes,
     }  # fmt: skip
@@ -130,23 +133,23 @@ def _compaction(topic: Topic | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _publisher(found: Any, topic: Topic | None, meters: Meters) -> dict[str, Any]:
+def _publisher(found: ProducerStats, topic: Topic | None, meters: Meters) -> dict[str, Any]:
     live = _live(topic.producers, found) if topic is not None else None
     rates = meters.rates(live.id, live.since_ms, (found.messages, found.bytes)) if live is not None else (0.0, 0.0)
     return {
         "accessMode": _MODES[live.mode] if live is not None else "Shared", "msgRateIn": rates[0],
-        "msgThroughputIn": rates[1], "averageMsgSize": found.bytes / found.messages if found.messages else 0.0,
+        "msgThroughputIn": rates[1], **pick(PRODUCER, found, "averageMsgSize"),
         "chunkedMessageRate": 0.0, "producerId": live.id if live is not None else 0, "supportsPartialProducer": False,
-        "producerName": found.name, "metadata": live.properties if live is not None else {},
+        **pick(PRODUCER, found, "producerName"), "metadata": live.properties if live is not None else {},
         **_connected(found, live),
     }  # fmt: skip
 
 
-def _live(every: Iterable[Producer], found: Any) -> Producer | None:
+def _live(every: Iterable[Producer], found: ProducerStats) -> Producer | None:
     return next((each for each in every if (each.name, each.address) == (found.name, found.address)), None)
 
 
-def _connected(found: Any, live: Producer | Consumer | None) -> dict[str, Any]:
+def _connected(found: ProducerStats | ConsumerStats, live: Producer | Consumer | None) -> dict[str, Any]:
     return {
         "address": f"/{found.address}", "clientVersion": live.client if live is not None else "",
         "connectedSince": _since(live.since_ms) if live is not None else "",
@@ -157,7 +160,7 @@ def _since(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool) -> dict[str, Any]:
+def _subscription(found: SubscriptionStats, topic: Topic | None, meters: Meters, listed: bool) -> dict[str, Any]:
     loaded = topic.subscriptions.get(found.name) if topic is not None else None
     lives = {(each.member.name, each.address): each for each in loaded.consumers.values()} if loaded is not None else {}
     consumers = [_consumer(each, lives.get((each.name, each.address)), meters) for each in found.consumers]
@@ -168,55 +171,47 @@ def _subscription(found: Any, topic: Topic | None, meters: Meters, listed: bool)
     activity = loaded.activity if loaded is not None else Activity()
     return {
         **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0, "totalMsgExpired": 0,
-        "msgBacklog": found.backlog, "backlogSize": found.backlog_bytes,
-        "msgBacklogNoDelayed": max(0, found.backlog - found.delayed), "msgDelayed": found.delayed,
-        "msgInReplay": found.replay_entries, "unackedMessages": found.unacked,
-        "earliestMsgPublishTimeInBacklog": found.oldest_ms,
-        "blockedSubscriptionOnUnackedMsgs": found.blocked_on_unacked, "type": title(found.type) or "None",
+        **pick(SUBSCRIPTION, found, "msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay unackedMessages "
+               "earliestMsgPublishTimeInBacklog blockedSubscriptionOnUnackedMsgs"), "type": title(found.type) or "None",
         "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": activity.expired_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastAckedTimestamp": activity.acked_ms, "lastMarkDeleteAdvancedTimestamp": activity.marked_ms,
-        "consumers": consumers if listed else [], "isDurable": found.durable, "durable": found.durable,
-        "isReplicated": False, "replicated": False, "allowOutOfOrderDelivery": found.allow_out_of_order_delivery,
+        "consumers": consumers if listed else [], **pick(SUBSCRIPTION, found, "isDurable durable"),
+        "isReplicated": False, "replicated": False, **pick(SUBSCRIPTION, found, "allowOutOfOrderDelivery"),
         "keySharedMode": found.key_shared_mode or None, "consumersAfterMarkDeletePosition": {},
-        "drainingHashesCount": len(found.draining), "drainingHashesClearedTotal": found.drained_total,
-        "drainingHashesUnackedMessages": sum(each.unacked_entries for each in found.draining),
-        "nonContiguousDeletedMessagesRanges": found.acked_ranges,
-        "nonContiguousDeletedMessagesRangesSerializedSize": 0,
-        "delayedMessageIndexSizeInBytes": found.delayed_memory_bytes,
+        **pick(SUBSCRIPTION, found, "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages "
+               "nonContiguousDeletedMessagesRanges"), "nonContiguousDeletedMessagesRangesSerializedSize": 0,
+        **pick(SUBSCRIPTION, found, "delayedMessageIndexSizeInBytes"),
         "subscriptionProperties": store.properties if store is not None else {},
         "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0,
         "filterRescheduledMsgCount": 0, "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
         "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
-        "whyBlocked": found.blocked, "pendingTransactions": found.pending_transactions,
-        "pendingEntries": found.pending_entries,
+        "whyBlocked": found.blocked, **pick(SUBSCRIPTION, found, "pendingTransactions pendingEntries"),
     }  # fmt: skip
 
 
-def _consumer(found: Any, live: Consumer | None, meters: Meters) -> dict[str, Any]:
-    delivered, size, again = found.delivered_messages, found.delivered_bytes, found.redelivered_messages
+def _consumer(found: ConsumerStats, live: Consumer | None, meters: Meters) -> dict[str, Any]:
     activity = live.activity if live is not None else Activity()
     rates: Numbers = (0.0, 0.0, 0.0, 0.0)
     if live is not None:
+        delivered, again = found.delivered_messages, found.redelivered_messages
         acked = max(0, delivered - again - found.unacked)
-        rates = meters.rates(live.member.id, live.since_ms, (delivered, size, again, acked))
+        rates = meters.rates(live.member.id, live.since_ms, (delivered, found.delivered_bytes, again, acked))
     return {
         "msgRateOut": rates[0], "msgThroughputOut": rates[1], "msgRateRedeliver": rates[2], "messageAckRate": rates[3],
-        "chunkedMessageRate": 0.0, "bytesOutCounter": size, "msgOutCounter": delivered,
+        "chunkedMessageRate": 0.0, **pick(CONSUMER, found, "bytesOutCounter msgOutCounter"),
         "lastAckedTimestamp": activity.acked_ms, "lastConsumedTimestamp": activity.consumed_ms,
         "lastConsumedFlowTimestamp": activity.flow_ms, "lastAckedTime": None, "lastConsumedTime": None,
-        "consumerName": found.name, "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
+        **pick(CONSUMER, found, "consumerName"), "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
         "drainingHashesCount": 0, "drainingHashesClearedTotal": 0, "drainingHashesUnackedMessages": 0,
-        "availablePermits": found.permits, "unackedMessages": found.unacked, "avgMessagesPerEntry": 0,
-        "blockedConsumerOnUnackedMsgs": found.blocked,
-        "keyHashRanges": [f"[{each.first}, {each.last}]" for each in found.slots],
-        "keyHashRangeArrays": [[each.first, each.last] for each in found.slots],
+        **pick(CONSUMER, found, "availablePermits unackedMessages"), "avgMessagesPerEntry": 0,
+        **pick(CONSUMER, found, "blockedConsumerOnUnackedMsgs keyHashRanges keyHashRangeArrays"),
         "metadata": live.properties if live is not None else {}, **_connected(found, live),
     }  # fmt: skip
 
 
 # ------------------------------------------------------------------ internals
-def internal_stats(found: Any, stats: Any) -> dict[str, Any]:
+def internal_stats(found: TopicInternalStats, stats: TopicStats) -> dict[str, Any]:
     """Returns the internal statistics of a topic's log (`found`) and its subscriptions (`stats`)."""
     newest = found.ledgers[-1] if found.ledgers else None
     ledgers = [_ledger(each) for each in found.ledgers]
@@ -227,7 +222,7 @@ def internal_stats(found: Any, stats: Any) -> dict[str, Any]:
         "currentLedgerSize": newest.bytes if newest is not None and newest.state == "open" else 0,
         "lastLedgerCreatedTimestamp": None, "lastLedgerCreationFailureTimestamp": None,
         "waitingCursorsCount": sum(each.blocked in _WAITING for each in stats.subscriptions),
-        "pendingAddEntriesCount": found.pending_adds, "lastConfirmedEntry": _place(found.last_confirmed),
+        "pendingAddEntriesCount": found.pending_adds, "lastConfirmedEntry": str(found.last_confirmed),
         "state": "Terminated" if stats.terminated else "LedgerOpened", "ledgers": ledgers,
         "cursors": {each.name: _cursor(each) for each in stats.subscriptions}, "schemaLedgers": [],
         "compactedLedger": {
@@ -238,7 +233,7 @@ def internal_stats(found: Any, stats: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ledger(found: Any) -> dict[str, Any]:
+def _ledger(found: LedgerStats) -> dict[str, Any]:
     is_open = found.state == "open"
     return {
         "ledgerId": found.ledger_id, "entries": 0 if is_open else found.entries, "size": 0 if is_open else found.bytes,
@@ -246,13 +241,9 @@ def _ledger(found: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _place(position: Any) -> str:
-    return f"{position.ledger_id}:{position.entry_id}"
-
-
-def _cursor(found: Any) -> dict[str, Any]:
+def _cursor(found: SubscriptionStats) -> dict[str, Any]:
     return {
-        "markDeletePosition": _place(found.mark_delete), "readPosition": _place(found.read_position),
+        "markDeletePosition": str(found.mark_delete), "readPosition": str(found.read_position),
         "waitingReadOp": False, "pendingReadOps": 0, "messagesConsumedCounter": 0, "cursorLedger": -1,
         "cursorLedgerLastEntry": -1, "individuallyDeletedMessages": "[]", "lastLedgerSwitchTimestamp": None,
         "lastLedgerWitchTimestamp": None, "state": "Open", "active": bool(found.consumers),

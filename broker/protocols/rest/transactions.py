@@ -11,42 +11,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....proto import wire_pb2 as wire
-from ....proto.transactions import TxnId
+from ....proto.pulsar_json import optional
+from ....proto.statistics import (
+    CoordinatorTransactions,
+    PendingOfTransaction,
+    SubscriptionStats,
+    TopicInternalStats,
+    TopicStats,
+    TransactionHere,
+    TransactionStats,
+)
+from ....proto.transactions import TxnState
 
 ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 """While some topic has not stored the outcome, as Pulsar's TxnStatus names it."""
 
 
-def id_of(found: wire.TransactionInfo) -> str:
-    return str(TxnId(found.txn.most, found.txn.least))
-
-
-def state_of(found: wire.TransactionInfo) -> str:
-    """Returns OPEN, PREPARED, COMMITTED or ABORTED."""
-    return wire.TransactionState.Name(found.state)
-
-
-def place(position: wire.Position) -> str:
-    return f"{position.ledger_id}:{position.entry_id}"
-
-
-def optional_place(found: Any, field: str) -> str | None:
-    return place(getattr(found, field)) if found.HasField(field) else None
-
-
 # ------------------------------------------------------------------ of a transaction
 def metadata(
-    found: wire.TransactionInfo, at: Mapping[str, wire.TopicTransactionReply | None], now_ms: int
+    found: TransactionStats, at: Mapping[str, TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
     """Returns a TransactionMetadata. `at`: what each topic has of it; None: the topic does not say."""
-    status = state_of(found)
+    status = found.state.name
     is_known = bool(found.timeout_ms)  # it is open, or not settled yet
     return {
-        "txnId": id_of(found), "status": ENDING.get(status, status) if found.topics else status,
+        "txnId": str(found.txn), "status": ENDING.get(status, status) if found.topics else status,
         "openTimestamp": now_ms - found.age_ms if is_known else 0, "timeoutAt": found.timeout_ms,
         "producedPartitions": {
-            topic: in_buffer(here, found) for topic, here in at.items() if here is None or here.HasField("first")
+            topic: in_buffer(here, found) for topic, here in at.items() if here is None or here.first is not None
         },
         "ackedPartitions": {
             topic: {each.name: in_pending_acks(each) for each in here.subscriptions}
@@ -56,51 +48,22 @@ def metadata(
     }  # fmt: skip
 
 
-def in_buffer(here: wire.TopicTransactionReply | None, found: wire.TransactionInfo | None) -> dict[str, Any]:
+def in_buffer(here: TransactionHere | None, found: TransactionStats | None) -> dict[str, Any]:
     """Returns a TransactionInBufferStats."""
-    first = optional_place(here, "first") if here is not None else None
-    return {"startPosition": first, "aborted": found is not None and state_of(found) == "ABORTED"}
+    first = optional(here.first) if here is not None else None
+    return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
-def in_pending_acks(pending: wire.PendingOfTransaction | None) -> dict[str, Any]:
+def in_pending_acks(pending: PendingOfTransaction | None) -> dict[str, Any]:
     """Returns a TransactionInPendingAckStats."""
     return {
-        "cumulativeAckPosition": optional_place(pending, "up_to") if pending is not None else None,
+        "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
         "pendingEntries": pending.entries if pending is not None else 0,
     }
 
 
-def row(found: wire.TransactionInfo) -> dict[str, Any]:
-    """Returns the JSON of a transaction, as `magnetar transactions list` has it."""
-    return {
-        "txn": id_of(found), "state": state_of(found), "owner": found.owner, "address": found.address,
-        "name": found.name, "sink": found.sink.sink_id, "ageMs": found.age_ms, "remainingMs": found.remaining_ms,
-        "topics": list(found.topics), "reason": found.reason,
-    }  # fmt: skip
-
-
-def here_of(found: wire.TopicTransactionReply) -> dict[str, Any]:
-    """Returns the JSON of what a topic has of a transaction, and what waits for it."""
-    pending = {each.name: {"entries": each.entries, "upTo": optional_place(each, "up_to")}
-               for each in found.subscriptions}  # fmt: skip
-    return {
-        "entries": found.entries, "bytes": found.bytes, "first": optional_place(found, "first"),
-        "holds": found.holds, "waiting": found.waiting, "pending": pending,
-    }
-
-
-def half_row(found: wire.HalfInfo) -> dict[str, Any]:
-    """Returns the JSON of a half, as `magnetar transactions halves show` has it."""
-    return {
-        "half": str(TxnId(found.half.most, found.half.least)), "state": wire.HalfInfo.State.Name(found.state),
-        "owner": found.owner, "group": found.group, "checkKey": found.check_key, "ageMs": found.age_ms,
-        "unknown": found.unknown, "members": found.members, "bytes": found.bytes, "topics": list(found.topics),
-        "reason": found.reason,
-    }  # fmt: skip
-
-
 # ------------------------------------------------------------------ of a coordinator
-def coordinator_stats(found: wire.ListTransactionsReply) -> dict[str, Any]:
+def coordinator_stats(found: CoordinatorTransactions) -> dict[str, Any]:
     """Returns a TransactionCoordinatorStats."""
     return {
         "state": "Ready" if found.epoch else "None", "leastSigBits": found.next_least - 1 if found.epoch else -1,
@@ -109,15 +72,7 @@ def coordinator_stats(found: wire.ListTransactionsReply) -> dict[str, Any]:
     }
 
 
-def coordinator_row(number: int, found: wire.ListTransactionsReply) -> dict[str, Any]:
-    """Returns the JSON of a coordinator, as `magnetar transactions status` has it."""
-    return {
-        "coordinator": number, "epoch": found.epoch, "open": found.open, "prepared": found.prepared,
-        "unsettled": found.unsettled, "committed": found.committed, "aborted": found.aborted,
-    }
-
-
-def coordinator_internals(number: int, found: wire.ListTransactionsReply) -> dict[str, Any]:
+def coordinator_internals(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
     """Returns a TransactionCoordinatorInternalStats. A coordinator has one ledger; it begins with a snapshot."""
     ledger: dict[str, Any] = {
         "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
@@ -138,21 +93,21 @@ def coordinator_internals(number: int, found: wire.ListTransactionsReply) -> dic
 
 
 # ------------------------------------------------------------------ of a topic
-def buffer_stats(stats: wire.TopicStatsReply, internals: wire.TopicInternalStatsReply) -> dict[str, Any]:
+def buffer_stats(stats: TopicStats, internals: TopicInternalStats) -> dict[str, Any]:
     """Returns a TransactionBufferStats. A topic that has seen no transaction has stored nothing of them."""
-    found = stats.transactions
-    seen = stats.HasField("transactions")
+    seen = stats.transactions
     return {
         "state": "Ready" if seen else "NoSnapshot",
-        "maxReadPosition": place(found.last_stable if seen else internals.last_confirmed),
-        "lastSnapshotTimestamps": 0, "lowWaterMarks": None, "ongoingTxnSize": found.open, "recoverStartTime": 0,
-        "recoverEndTime": 0, "totalAbortedTransactions": found.aborted, "snapshotType": "Single" if seen else None,
-        "segmentsStats": None, "abortedEntries": found.aborted_entries, "abortedBytes": found.aborted_bytes,
-        "waiting": stats.end_index - found.stable_index if seen else 0,
+        "maxReadPosition": str(seen.last_stable if seen else internals.last_confirmed),
+        "lastSnapshotTimestamps": 0, "lowWaterMarks": None, "ongoingTxnSize": seen.open if seen else 0,
+        "recoverStartTime": 0, "recoverEndTime": 0, "totalAbortedTransactions": seen.aborted if seen else 0,
+        "snapshotType": "Single" if seen else None, "segmentsStats": None,
+        "abortedEntries": seen.aborted_entries if seen else 0, "abortedBytes": seen.aborted_bytes if seen else 0,
+        "waiting": stats.end_index - seen.stable_index if seen else 0,
     }  # fmt: skip
 
 
-def pending_ack_stats(found: wire.SubscriptionStats) -> dict[str, Any]:
+def pending_ack_stats(found: SubscriptionStats) -> dict[str, Any]:
     """Returns a TransactionPendingAckStats."""
     return {
         "state": "Ready" if found.durable else "None", "lowWaterMarks": None,

@@ -51,6 +51,7 @@ from collections.abc import Iterable, Sequence
 from pyroaring import BitMap
 
 from ....proto.names import Position
+from ....proto.states import Blocked
 from ...log.core.log_shape import LogShape
 from .bits import ones
 from .cursor import Cursor
@@ -58,7 +59,7 @@ from .delays import DelayIndex
 from .deliveries import ALL_TIME, NO_LIMITS, Delivery, DispatchLimits, Read, ReplayRange
 from .filters import Fate, filters_of
 from .policies.in_log_order import why_none
-from .policies.policy import Blocked, Entry, Member, Policy
+from .policies.policy import Entry, Member, Policy
 from .positions import inside
 from .redelivery_backoff import BackoffQueue
 

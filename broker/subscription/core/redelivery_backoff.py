@@ -15,9 +15,9 @@ from contextlib import suppress
 import msgspec
 from sortedcontainers import SortedSet
 
+from ....proto.applied import Applied
 from ....proto.digits import whole
 from ....proto.names import Position, TopicName
-from ...common.applied import Applied
 from ...common.refusals import SubscribeRefusal
 from .cursor_state import Count
 

@@ -24,9 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from ....proto.applied import Applied
 from ....proto.errors import MagnetarError, ProducerBusy
 from ....proto.names import TopicName
-from ...common.applied import Applied
 from ...common.refusals import SubscribeRefusal
 from ...subscription.core.policies import SubscriptionType
 

@@ -21,27 +21,18 @@ Bytes after a mark inside a ledger are estimated by its entries' average size. G
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Sequence
 
+from ....proto.applied import Applied
 from ....proto.names import Position
-from ...common.applied import Applied
+from ....proto.states import BacklogQuotaState
 from ...log.core.log_shape import LogShape
 from ...log.core.trimming import NOTHING, Retention, Safe, would_go
 
-
-class Quota(enum.Enum):
-    """The reaction of a topic past its backlog quota."""
-
-    HOLD = "producers wait: the backlog quota is reached"
-    REFUSE = "publishes are refused: the backlog quota is reached"
-    EVICT = "the oldest messages are given up: the backlog quota is reached"
-
-
 _POLICIES = {
-    "producer_request_hold": Quota.HOLD,
-    "producer_exception": Quota.REFUSE,
-    "consumer_backlog_eviction": Quota.EVICT,
+    "producer_request_hold": BacklogQuotaState.HOLD,
+    "producer_exception": BacklogQuotaState.REFUSE,
+    "consumer_backlog_eviction": BacklogQuotaState.EVICT,
 }
 
 
@@ -82,7 +73,7 @@ def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
     return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
 
 
-def over_quota(applied: Applied, backlog: int, oldest_s: float) -> Quota | None:
+def over_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
     """Returns the reaction; None: the quota is met. `oldest_s`: age of the oldest message that is not acknowledged; 0:
     there is none."""
     limit = applied.backlog_quota_bytes

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from magnetar.broker.cluster.policy_cache import PolicyCache
-from magnetar.broker.common.applied import Applied
 from magnetar.metadata import paths
 from magnetar.metadata.records import PoliciesRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
+from magnetar.proto.applied import Applied
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.proto.policies import Policies

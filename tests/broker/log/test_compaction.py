@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.compacted_log import CompactedLog
-from magnetar.broker.log.compaction import STEPS, Compaction, CompactionRun, CompactionRunState
+from magnetar.broker.log.compaction import STEPS, Compaction, CompactionRun
 from magnetar.broker.log.core.log_shape import LogShape, Span
 from magnetar.broker.log.ledger_list import ManagedLedgerRecord, TopicFenced, path_of
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
@@ -21,6 +21,7 @@ from magnetar.proto.entry import broker_part, encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import ConnectionLost, MagnetarError
 from magnetar.proto.names import Position, TopicName
+from magnetar.proto.states import CompactionState
 from magnetar.runtime.process import real_world
 from tests.broker.storage import Session, Storage
 from tests.support.cluster import SMALL
@@ -160,7 +161,7 @@ async def test_a_crash_at_any_write_of_a_compaction_loses_nothing_doubles_nothin
         session, compaction = await bench.owner()
         assert await bench.shown() == bench.expected(horizon)
         await bench.compact(session, compaction)
-        assert compaction.progress.state is CompactionRunState.SUCCESS
+        assert compaction.progress.state is CompactionState.SUCCESS
         assert await bench.shown() == bench.expected(18)
         await bench.owner()
         left = {ledger for ledger, stored in bench.storage.ledgers.items() if stored.entries}
@@ -207,7 +208,7 @@ async def test_when_it_is_unknown_whether_the_record_was_written_nothing_is_dele
     session.commit, session.delete = commit, delete  # type: ignore[method-assign]
     before = set(bench.storage.ledgers)
     await bench.compact(session, compaction)
-    assert compaction.progress.state is CompactionRunState.ERROR
+    assert compaction.progress.state is CompactionState.ERROR
     assert compaction.progress.step == "publish"
     assert deleted == []
     assert before < set(bench.storage.ledgers)
@@ -239,7 +240,7 @@ async def test_a_former_owner_cannot_publish_and_deletes_only_its_own(tmp_path: 
     await bench.compact(other, new_owner)
     kept = set(bench.storage.ledgers)
     await bench.compact(session, compaction)
-    assert compaction.progress.state is CompactionRunState.ERROR
+    assert compaction.progress.state is CompactionState.ERROR
     assert set(bench.storage.ledgers) == kept
     assert await bench.shown() == bench.expected(11)
 
@@ -270,7 +271,7 @@ async def test_complaint_24_compactions_leave_neither_memory_nor_ledgers_behind(
         compaction.log.shape.tail.last_entry = len(bench.entries) - 1
         compaction.log.shape.tail.end_index = len(bench.entries)
         await bench.compact(session, compaction)
-        assert compaction.progress.state is CompactionRunState.SUCCESS
+        assert compaction.progress.state is CompactionState.SUCCESS
         assert len(bench.storage.ledgers) == 1
         assert not compaction.running
         assert compaction.view.compacted is not None

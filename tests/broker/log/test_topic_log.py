@@ -18,7 +18,7 @@ from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.core.sequence_range import SequenceRange
 from magnetar.broker.log.ledger_list import TopicFenced, path_of
 from magnetar.broker.log.publish import Publish
-from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog, TopicLogState
+from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.ledger.sender import Append
 from magnetar.metadata import paths
@@ -26,6 +26,7 @@ from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord, T
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import DataLost, MagnetarError, NotEnoughBookies, NotOwner, OutcomeUnknown, TopicTerminated
 from magnetar.proto.names import Position, TopicName
+from magnetar.proto.states import TopicState
 from tests.compiled import replaces_code
 from tests.metadata.stores import Forgetful
 from tests.support.cluster import SMALL, Cluster, client_part, cluster, payloads_of
@@ -202,7 +203,7 @@ async def test_a_former_owner_is_fenced_and_confirms_nothing_more(bench: Bench) 
     first.publish(3)
     outcomes = (await first.settled(5))[2:]
     assert all(isinstance(outcome[1], OutcomeUnknown) for outcome in outcomes)
-    assert first.log.state is TopicLogState.LOST
+    assert first.log.state is TopicState.LOST
     assert isinstance(first.lost[0], TopicFenced)
     with pytest.raises(NotOwner):
         first.publish()
@@ -234,7 +235,7 @@ async def test_a_list_that_changed_under_the_take_over_fences(bench: Bench, monk
     replaced(monkeypatch, owner.log, TopicLog.claim_list, late)
     with pytest.raises(TopicFenced):
         await owner.log.open()
-    assert owner.log.state is TopicLogState.OPENING
+    assert owner.log.state is TopicState.OPENING
 
 
 async def test_a_ledger_that_was_added_under_the_take_over_keeps_the_list_from_being_claimed(bench: Bench) -> None:
@@ -575,7 +576,7 @@ async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
     owner.publish(4)
     outcomes = await owner.settled(5)
     assert [len(outcome) for outcome in outcomes] == [3, 3, 3, 2, 2]
-    assert owner.log.state is TopicLogState.LOST
+    assert owner.log.state is TopicState.LOST
     assert told == ["none"], "those that wait learn it while they wait, and not at each try"
     assert [error.message for error in owner.lost] == [f"topic {TOPIC}: no new ledger within 0.5 s: none"]
     assert caplog.text.count("no new ledger yet") == 1, "one line for one reason"
@@ -593,7 +594,7 @@ async def test_a_fault_in_a_switch_gives_the_topic_up_instead_of_leaving_it_hang
     owner.publish(5)
     outcomes = await owner.settled(5)
     assert isinstance(outcomes[-1][1], OutcomeUnknown)
-    assert owner.log.state is TopicLogState.LOST
+    assert owner.log.state is TopicState.LOST
     await owner.log.close()
 
 
@@ -648,7 +649,7 @@ async def test_a_topic_that_is_lost_while_it_ends_stays_lost(
     if noting is not None:
         await noting
         assert await bench.list() == before, "what is lost changes its list no more"
-    assert owner.log.state is TopicLogState.LOST
+    assert owner.log.state is TopicState.LOST
 
 
 async def test_no_switch_begins_while_the_topic_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -699,7 +700,7 @@ async def test_closing_during_a_termination_waits_for_it(bench: Bench, monkeypat
     go_on.set()
     assert (await terminating).entry_id == 0
     await closing
-    assert owner.log.state is TopicLogState.CLOSED
+    assert owner.log.state is TopicState.CLOSED
     assert (await bench.list()).terminated
 
 
@@ -756,7 +757,7 @@ async def test_a_fenced_owner_trims_nothing(bench: Bench) -> None:
     await bench.owner()
     assert await owner.log.trim(lambda: [first]) == []
     assert await bench.ledger(first) is not None
-    assert owner.log.state is TopicLogState.LOST
+    assert owner.log.state is TopicState.LOST
 
 
 async def test_closing_leaves_closed_ledgers_and_the_next_owner_recovers_nothing(bench: Bench) -> None:
@@ -780,7 +781,7 @@ async def test_a_terminated_log_confirms_what_came_before_and_takes_nothing_afte
     with pytest.raises(TopicTerminated):
         owner.publish()
     again = await bench.owner()
-    assert again.log.state is TopicLogState.TERMINATED
+    assert again.log.state is TopicState.TERMINATED
     assert await again.all() == [b"0", b"1", b"2"]
 
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.log.topic_log import TopicLogState
 from magnetar.broker.subscription.consumer import Consumer
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
@@ -21,7 +19,9 @@ from magnetar.broker.subscription.core.policies import type_of
 from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position, TopicName
+from magnetar.proto.states import TopicState
 from magnetar.runtime.clock import SystemClock
 from tests.cli.metrics.test_metrics_many_topics import STEP_S
 from tests.support.steps import Steps, slowness
@@ -49,7 +49,7 @@ class Log:
     def __init__(self) -> None:
         self.shape = LogShape()
         self.shape.add(Span(1, 0, ENTRIES - 1, ENTRIES, size=ENTRIES, open=True))
-        self.topic, self.state, self.reader = TopicName.parse("t"), TopicLogState.SERVING, self
+        self.topic, self.state, self.reader = TopicName.parse("t"), TopicState.SERVING, self
         self.world = SimpleNamespace(clock=SystemClock())
         self._entries = [
             StoredEntry(Position(1, each), (b"x",), 1, each, 1, 0, slots=(each % 65535 + 1,)) for each in range(ENTRIES)

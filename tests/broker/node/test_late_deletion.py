@@ -16,13 +16,13 @@ from magnetar.broker.server import Broker
 from magnetar.broker.session.administration import Administration
 from magnetar.broker.topic.topic import Topic
 from magnetar.client.admin import AdminClient
-from magnetar.client.admin import operations as op
 from magnetar.client.client import Client
 from magnetar.client.model.settings import InitialPosition
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, TopicRecord
 from magnetar.metadata.store import Check, MetadataStore
 from magnetar.metadata.update import get_record, update_record
+from magnetar.proto import operations as op
 from magnetar.proto.errors import NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import TopicName
 from tests.support.cluster import Cluster, cluster

@@ -21,9 +21,9 @@ from magnetar.broker.node.state_memory import (
     holes_max,
     room_for_caches,
 )
-from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
+from magnetar.proto.states import Blocked
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.memory.budget import CallerMemory
 from tests.support.cluster import TestConsumer, TestProducer, cluster

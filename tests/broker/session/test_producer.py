@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from magnetar.broker.session.producer import ProducerOptions, ProducerSession
-from magnetar.broker.topic.core.upkeep import Quota
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
+from magnetar.proto.states import BacklogQuotaState
 from magnetar.proto.transactions import TxnId
 from magnetar.runtime.network import CallContext
 from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn
@@ -85,7 +85,7 @@ async def test_so_may_one_that_waits_for_the_gate(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         publishing = await Publishing.opened(running)
         topic = publishing.session.topic
-        topic.life.quota = Quota.HOLD
+        topic.life.quota = BacklogQuotaState.HOLD
         for number in range(5):
             publishing.publish(number)
         topic.life.quota = None

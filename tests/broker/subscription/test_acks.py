@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.client import aio
 from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest
+from magnetar.proto.states import Blocked
 from magnetar.runtime.network import rpc
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 

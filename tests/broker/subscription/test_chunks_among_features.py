@@ -12,7 +12,7 @@ import pytest
 
 from magnetar.broker.session.backlogs import Backlogs
 from magnetar.broker.subscription import whole_messages
-from magnetar.client.admin.grpc_transport import stored_messages
+from magnetar.client.admin.stored_messages import stored_messages
 from magnetar.client.client import Client
 from magnetar.client.common.errors import Timeout
 from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff

@@ -14,7 +14,7 @@ from magnetar.broker.log.snapshot_ledger import StateLedgers
 from magnetar.broker.session import statistics
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
-from magnetar.broker.subscription.core.policies.policy import Blocked, Member
+from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.broker.subscription.core.policies.slot_owners import Ring
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.broker.topic import backlog
@@ -25,6 +25,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotAllowed, Unavailable, from_wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import sticky_slot
+from magnetar.proto.states import Blocked
 from tests.broker.topic.test_maintenance import TOPIC, Deployment, deployment
 
 SHARED, KEY_SHARED, EXCLUSIVE = wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED, wire.Subscribe.EXCLUSIVE

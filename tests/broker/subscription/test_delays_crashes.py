@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.subscription.core import delay_buckets, delay_keys
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.cursors import DurableCursor, path_of
 from magnetar.broker.subscription.delays import DelayedDelivery
 from magnetar.metadata.records import CursorRecord, decode
+from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position, TopicName
 from tests.broker.storage import Storage, alone
 from tests.broker.subscription.core.shapes import positions_of, shape_of

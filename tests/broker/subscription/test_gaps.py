@@ -15,11 +15,11 @@ import pytest
 
 from magnetar.broker.log.ledger_list import ManagedLedgerRecord
 from magnetar.broker.log.managed_ledger import ManagedLedger
-from magnetar.broker.log.topic_log import TopicLogState
 from magnetar.broker.topic import backlog, examine
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotOwner
 from magnetar.proto.names import Position
+from magnetar.proto.states import TopicState
 from tests.broker.subscription.test_delays import until
 from tests.broker.topic.test_maintenance import TOPIC, Deployment, deployment
 
@@ -43,7 +43,7 @@ async def filled(at: Deployment) -> Any:
         await producer.send(b"%d" % number)
     found = [await consumer.receive() for _ in range(11)]
     await consumer.ack(*found[:7], *found[8:])
-    await until(lambda: at.topic.log.state is TopicLogState.SERVING)  # it goes on in the next ledger
+    await until(lambda: at.topic.log.state is TopicState.SERVING)  # it goes on in the next ledger
     return consumer
 
 

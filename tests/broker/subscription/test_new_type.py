@@ -14,7 +14,6 @@ from magnetar.broker.subscription.core.policies import TYPES, SubscriptionType
 from magnetar.broker.subscription.core.policies.in_log_order import InLogOrder
 from magnetar.broker.subscription.core.policies.policy import (
     ActiveChanged,
-    Blocked,
     Entry,
     Member,
     Policy,
@@ -22,11 +21,11 @@ from magnetar.broker.subscription.core.policies.policy import (
     SubscriptionOptions,
 )
 from magnetar.cli.messages import consume
-from magnetar.client.admin import values
 from magnetar.client.model import settings
-from magnetar.proto import subscription_types
+from magnetar.proto import states, subscription_types
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConsumerBusy, InvalidRequest, NotAllowed
+from magnetar.proto.states import Blocked
 from magnetar.runtime.network import rpc
 from tests.support.cluster import TestConsumer, TestProducer, cluster, payloads_of
 
@@ -129,12 +128,12 @@ def test_each_type_has_its_names_everywhere(type_: SubscriptionType) -> None:
     policy: Policy = type_.policy(SubscriptionOptions())
     assert settings.ConsumerType(type_.number).name == subscription_types.client_name(name)
     assert (settings.ConsumerType(type_.number) in settings.LOG_ORDER) is not policy.individual
-    assert values.SubscriptionType(name).name == name
+    assert states.SubscriptionType(name).name == name
     assert consume.TYPES[name.lower()] == type_.number
     assert type_.title in subscription_types.TITLES
 
 
-@pytest.mark.parametrize(("module", "enum"), [(settings, "ConsumerType"), (values, "SubscriptionType")])
+@pytest.mark.parametrize(("module", "enum"), [(settings, "ConsumerType"), (states, "SubscriptionType")])
 def test_type_checkers_see_the_types_of_the_wire(module: Any, enum: str) -> None:
     (written,) = [
         node for node in ast.walk(ast.parse(inspect.getsource(module)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.client import aio
 from magnetar.client.admin import AdminClient
@@ -18,6 +17,7 @@ from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InternalError, NotOwner, Unavailable
+from magnetar.proto.states import Blocked
 from tests.broker.protocols.grpc.test_services import EARLIEST, TOPIC, Deployment
 from tests.support.cluster import TestConsumer, cluster, one_by_one
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.core.policies.policy import Blocked
+from magnetar.proto.states import Blocked
 from tests.broker.topic.test_maintenance import deployment
 
 

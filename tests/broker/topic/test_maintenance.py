@@ -14,9 +14,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.session import statistics
-from magnetar.broker.subscription.core.policies.policy import Blocked
 from magnetar.broker.topic import backlog
 from magnetar.broker.topic.maintenance import STEPS
 from magnetar.broker.topic.topic import Topic
@@ -35,6 +33,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.model import AckedEntry
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.policies import Policies
+from magnetar.proto.states import Blocked, LedgerStays
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
@@ -196,7 +195,7 @@ async def test_messages_are_kept_for_who_subscribes_later_until_their_time_is_ov
         await at.later(500)
         assert (await statistics.of_topic(at.topic, "")).unsubscribed == "kept for 10 minutes"
         stays = [each.stays for each in statistics.internals(at.topic, 0).ledgers]
-        assert stays[:2] == [Stays.NOT_SUBSCRIBED.value] * 2
+        assert stays[:2] == [LedgerStays.NOT_SUBSCRIBED.value] * 2
         consumer = await at.consumer()
         assert await consumer.receive_payloads(3) == [b"0", b"1", b"2"], "a subscription that came later has them all"
         assert (await statistics.of_topic(at.topic, "")).unsubscribed == ""

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log.compaction import Compaction
-from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.log.topic_log import TopicLog
 from magnetar.broker.session import statistics
 from magnetar.broker.subscription.cursors import DurableCursor
@@ -16,6 +15,7 @@ from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.proto.errors import Unavailable
 from magnetar.proto.names import TopicName
+from magnetar.proto.states import LedgerStays
 from tests.support.cluster import SMALL, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"
@@ -99,14 +99,14 @@ def _each(method: str) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"deduplication": True, "dedup_snapshot_entries": 1000}, Stays.NOT_IN_SNAPSHOT),
-        ({"compaction_threshold_bytes": 1 << 30}, Stays.NOT_COMPACTED),
+        ({"deduplication": True, "dedup_snapshot_entries": 1000}, LedgerStays.NOT_IN_SNAPSHOT),
+        ({"compaction_threshold_bytes": 1 << 30}, LedgerStays.NOT_COMPACTED),
         ({}, None),
     ],
     ids=["deduplication", "compaction", "nothing"],
 )
 async def test_a_ledger_that_only_a_part_holds_stays_for_the_reason_of_the_part(
-    tmp_path: Path, changes: dict[str, Any], reason: Stays | None
+    tmp_path: Path, changes: dict[str, Any], reason: LedgerStays | None
 ) -> None:
     """The subscription has acknowledged all of it: it is not the reason."""
     async with cluster(tmp_path, **{"retention_minutes": 0, "retention_mib": 0, **changes}) as running:
@@ -117,8 +117,8 @@ async def test_a_ledger_that_only_a_part_holds_stays_for_the_reason_of_the_part(
         topic = await running.brokers[0].owned.topic(NAME)
         await topic.log.roll()
         assert SMALL.retention_minutes == 0
-        assert [stays for _, stays in topic.why_ledgers_stay()] == [reason, Stays.OPEN]
+        assert [stays for _, stays in topic.why_ledgers_stay()] == [reason, LedgerStays.OPEN]
         shown = [ledger.stays for ledger in statistics.internals(topic, 0).ledgers]
-        assert shown == [reason.value if reason is not None else "", Stays.OPEN.value]
+        assert shown == [reason.value if reason is not None else "", LedgerStays.OPEN.value]
         gone = await topic.trim()
         assert bool(gone) is (reason is None)

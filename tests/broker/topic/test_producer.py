@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from magnetar.broker.common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from magnetar.broker.common.transactions import NoCoordinators
-from magnetar.broker.log.topic_log import Publish, TopicLogState
+from magnetar.broker.log.topic_log import Publish
 from magnetar.broker.topic.core.publish import SHARED
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.producer import Producer
@@ -21,6 +21,7 @@ from magnetar.ledger.handle import ENTRY_BYTES_MAX
 from magnetar.proto.entry import broker_part
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
+from magnetar.proto.states import TopicState
 from magnetar.runtime.clock import SystemClock
 from tests.support.cluster import SMALL, client_part
 
@@ -63,7 +64,7 @@ class Told:
 
 async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_its_outcome() -> None:
     under_way: deque[Publish] = deque()
-    log = SimpleNamespace(topic=TopicName.parse("t"), state=TopicLogState.SERVING, publish=under_way.append)
+    log = SimpleNamespace(topic=TopicName.parse("t"), state=TopicState.SERVING, publish=under_way.append)
     outlet = Told()
     producer = Producer(
         1, "p", SHARED, topic_over(log), outlet, address="here", instance="i", size_max=1000
@@ -82,7 +83,7 @@ async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_i
 async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_is_on_its_way() -> None:
     """Or it would go on behind what was lost, and take it for stored."""
     under_way: deque[Publish] = deque()
-    log = SimpleNamespace(topic=TopicName.parse("t"), state=TopicLogState.SERVING, publish=under_way.append)
+    log = SimpleNamespace(topic=TopicName.parse("t"), state=TopicState.SERVING, publish=under_way.append)
     topic = topic_over(log)
 
     def opened() -> Producer:

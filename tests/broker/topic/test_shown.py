@@ -12,7 +12,7 @@ import pytest
 
 import magnetar
 from magnetar.broker.session.backlogs import Backlogs
-from magnetar.broker.session.statistics import TransactionId, of_topic
+from magnetar.broker.session.statistics import of_topic
 from magnetar.broker.subscription.pump import Pump
 from magnetar.broker.topic import backlog
 from magnetar.broker.topic.topic import Topic
@@ -38,6 +38,7 @@ MAY_READ_THE_LOG = {
     "broker/topic/maintenance.py": "of the ledgers: quota, rolls, state",
     "broker/topic/producer.py": "publishes",
     "broker/topic/registry.py": "the record",
+    "broker/topic/subscription_registry.py": "the record of names, and where the first entry is",
     "broker/topic/storage.py": "ends the topic, and loads cursors over all of it",
     "broker/topic/subscription_registry.py": "the record, and marks of subscriptions",
     "broker/topic/nonpersistent.py": "it takes no transactions",
@@ -167,7 +168,7 @@ async def test_operators_see_what_consumers_will_see(tmp_path: Path, coordinator
         assert [each.backlog for each in stats.subscriptions] == [2, 2]
         assert stats.transactions is not None
         assert (stats.transactions.open, stats.transactions.stable_index) == (1, 4)
-        assert (stats.transactions.oldest, stats.transactions.aborted_entries) == (TransactionId(*at.txn), 4)
+        assert (stats.transactions.oldest, stats.transactions.aborted_entries) == (at.txn, 4)
         reply = (await at.call("TopicStats", wire.Name(name=TOPIC), "Admin")).transactions
         assert (reply.open, reply.oldest.least, reply.last_stable.entry_id) == (1, at.txn.least, at.position(3)[1])
         await at.commit()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from magnetar.broker.log.appender import Appender
-from magnetar.broker.log.core.trimming import Stays
 from magnetar.broker.server import Broker
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.topic import Topic
@@ -28,6 +27,7 @@ from magnetar.proto.errors import (
     from_wire,
 )
 from magnetar.proto.names import TopicName
+from magnetar.proto.states import LedgerStays
 from magnetar.proto.transactions import TxnId, TxnState
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.broker.subscription.test_delays import until
@@ -682,11 +682,11 @@ async def test_an_open_transaction_keeps_its_ledgers_and_what_is_aborted_goes_wi
         await producer.send_in(txn, b"0")
         topic = await loaded(broker)
         await topic.log.roll()
-        assert [stays for _, stays in topic.why_ledgers_stay()] == [Stays.NOT_IN_OUTCOMES, Stays.OPEN]
+        assert [stays for _, stays in topic.why_ledgers_stay()] == [LedgerStays.NOT_IN_OUTCOMES, LedgerStays.OPEN]
         other = coordinator.begin()
         await producer.send_in(other, b"1")
         await coordinator.end(topic, other, False)
-        assert [stays for _, stays in topic.why_ledgers_stay()] == [Stays.TRANSACTION_OPEN, Stays.OPEN]
+        assert [stays for _, stays in topic.why_ledgers_stay()] == [LedgerStays.TRANSACTION_OPEN, LedgerStays.OPEN]
         assert not await topic.trim()
         await coordinator.end(topic, txn, False)
         core = topic.transactions.core

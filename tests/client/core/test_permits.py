@@ -16,7 +16,7 @@ from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.deliveries import Delivery, Read
 from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.policies.policy import Blocked, Member
+from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ChecksumError
 from magnetar.client.core.permits import Permits
@@ -25,6 +25,7 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
+from magnetar.proto.states import Blocked
 from tests.broker.subscription.core.shapes import Item, policy_of
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate

@@ -461,13 +461,13 @@ async def test_an_idle_connection_is_closed_and_one_with_a_stream_is_not(pair: P
     pair.stream()
     await pair.run(rng, 1000)
     for _ in range(server._IDLE_LOOKS + 2):
-        pair.server.liveness.heard = True
+        pair.server.liveness.received = True
         pair.server.liveness.look()
     assert not pair.server.is_lost
     next(iter(pair.client.streams.values())).cancel()  # type: ignore[attr-defined]
     await pair.run(rng, 1000)
     for _ in range(server._IDLE_LOOKS + 2):
-        pair.server.liveness.heard = True
+        pair.server.liveness.received = True
         if not pair.server.is_lost:
             pair.server.liveness.look()
     assert pair.server.is_lost

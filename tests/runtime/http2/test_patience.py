@@ -363,9 +363,9 @@ async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
     served.end.patience.is_known = is_known
     monkeypatch.setattr(http2, "perf_counter", lambda: 0.0)
     charged = [0]
-    honest = limits.Patience.charge
+    honest = limits.FrameAllowance.charge
 
-    def charge(patience: limits.Patience, frames_: int = 1) -> None:
+    def charge(patience: limits.FrameAllowance, frames_: int = 1) -> None:
         charged[-1] += frames_
         honest(patience, frames_)
 
@@ -373,7 +373,7 @@ async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
         charged.append(0)
         return asyncio.get_running_loop().call_soon(served.end._go_on)
 
-    monkeypatch.setattr(limits.Patience, "charge", charge)
+    monkeypatch.setattr(limits.FrameAllowance, "charge", charge)
     monkeypatch.setattr(served.end, "_rest_later", rest)
     sent = b"".join(FLOODS[what](2 * is_known + each) for each in range(3000))[: http2.READ_BYTES]
     served.end.get_buffer(-1)[: len(sent)] = sent

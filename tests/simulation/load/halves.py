@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any
 
 from magnetar.client.admin import AdminClient
-from magnetar.client.admin.values import HalfState
 from magnetar.client.client import Client, Output
 from magnetar.client.common.errors import TransactionAborted
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.transactions.checks import Decision, HalfCheck
 from magnetar.proto.errors import MagnetarError, TransactionEnded
+from magnetar.proto.statistics import HalfState
 from tests.simulation.cluster import ADMIN, Cluster, GaveUp
 from tests.simulation.verdict.halves import HalfHistory, HalfSeen
 from tests.simulation.verdict.transactions import PLAIN

@@ -11,10 +11,10 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from magnetar.client.admin.values import TopicSchema
 from magnetar.client.model.composite_schemas import Written
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.proto.schema import SchemaInfo, SchemaType
+from magnetar.proto.statistics import TopicSchema
 from magnetar.schema import AvroSchema, Integer, JsonSchema, Record, String
 from magnetar.spark_connector.typed.registry import columns, newest, reader, typed
 

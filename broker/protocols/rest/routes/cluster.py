@@ -13,9 +13,10 @@ import msgspec
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from .....metadata import paths
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.errors import NotFound, Unavailable
 from .....proto.policies import NAMES, decode
+from .....proto.statistics import BookieInfo
 from .....proto.versions import PRODUCT
 from .....runtime.monitoring.metrics import Page
 from .....runtime.monitoring.metrics_server import MEASURE_TIMEOUT_S, as_text
@@ -47,7 +48,7 @@ async def status(call: Call) -> Response:
 
 @route("GET", "/metrics", "Prometheus' text: what `--metrics` shows.", answer="text")
 async def metrics(call: Call) -> Response:
-    await call.authorize("Admin.ListBrokers", wire.Empty())
+    await call.authorize(op.LIST_BROKERS)
     page = Page()
     try:
         async with asyncio.timeout(MEASURE_TIMEOUT_S):
@@ -72,7 +73,7 @@ async def openapi(call: Call) -> object:
 # ------------------------------------------------------------------ brokers
 async def _http(call: Call) -> list[str]:
     """Returns HOST:PORT of each broker; of one that serves no HTTP that of gRPC."""
-    await call.authorize("Admin.ListBrokers", wire.Empty())
+    await call.authorize(op.LIST_BROKERS)
     return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.brokers())
 
 
@@ -84,7 +85,7 @@ async def list_brokers(call: Call) -> object:
 @route("GET", BROKERS + "/leaderBroker", "The broker that cleans up: the first by name.",
        answer="{brokerId, serviceUrl}")  # fmt: skip
 async def leader(call: Call) -> object:
-    await call.authorize("Admin.ListBrokers", wire.Empty())
+    await call.authorize(op.LIST_BROKERS)
     found = min(await call.broker.brokers(), key=lambda each: each.name, default=None)
     if found is None:
         raise NotFound("no broker is registered")
@@ -110,18 +111,18 @@ async def version(call: Call) -> Response:
 
 @route("GET", BROKERS + "/configuration", "The settings that change while brokers run.", answer="[name]")
 async def configuration(call: Call) -> object:
-    await call.authorize("Admin.ListBrokers", wire.Empty())
+    await call.authorize(op.LIST_BROKERS)
     return SHOWN
 
 
 @route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
 async def changed_configuration(call: Call) -> object:
-    return shown(decode((await call.admin("GetPolicies", wire.PoliciesRequest())).policies))
+    return shown(decode(await call.admin(op.GET_POLICIES)))
 
 
 @route("GET", BROKERS + "/configuration/runtime", "The settings in force at this broker.", answer="{name: text}")
 async def runtime_configuration(call: Call) -> object:
-    await call.authorize("Admin.ListBrokers", wire.Empty())
+    await call.authorize(op.LIST_BROKERS)
     config, policies = call.broker.config, call.broker.policies.defaults
     return {name: written(getattr(policies if name in NAMES else config, name)) for name in config.__struct_fields__}
 
@@ -129,23 +130,23 @@ async def runtime_configuration(call: Call) -> object:
 @route("POST", BROKERS + "/configuration/{name}/{value}", "Changes a setting of all brokers, while they run.",
        answer="200")  # fmt: skip
 async def change_configuration(call: Call) -> Response:
-    await call.authorize("Admin.ChangePolicies", wire.ChangePoliciesRequest())
+    await call.authorize(op.CHANGE_POLICIES)
     given = taken(call.names["name"], call.names["value"])
-    await call.admin("ChangePolicies", wire.ChangePoliciesRequest(set=msgspec.json.encode(given).decode()))
+    await call.admin(op.CHANGE_POLICIES, set=msgspec.json.encode(given).decode())
     return Response()
 
 
 @route("DELETE", BROKERS + "/configuration/{name}", "Each broker has its own value of it again.", answer="200")
 async def remove_configuration(call: Call) -> Response:
-    await call.authorize("Admin.ChangePolicies", wire.ChangePoliciesRequest())
-    await call.admin("ChangePolicies", wire.ChangePoliciesRequest(remove=removed(call.names["name"])))
+    await call.authorize(op.CHANGE_POLICIES)
+    await call.admin(op.CHANGE_POLICIES, remove=removed(call.names["name"]))
     return Response()
 
 
 @route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",
        answer="InternalConfigurationData")  # fmt: skip
 async def internal_configuration(call: Call) -> object:
-    await call.authorize("Admin.ListBrokers", wire.Empty())
+    await call.authorize(op.LIST_BROKERS)
     return {
         "zookeeperServers": "", "metadataStoreUrl": "", "configurationStoreServers": "",
         "configurationMetadataStoreUrl": "", "ledgersRootPath": paths.LEDGERS,
@@ -163,27 +164,27 @@ async def list_brokers_of_cluster(call: Call) -> object:
 # ------------------------------------------------------------------ bookies
 @route("GET", "/admin/v2/bookies/all", "The bookies that run.", answer="{bookies: [{bookieId}]}")
 async def bookies(call: Call) -> object:
-    found = (await call.admin("ListBookies", wire.Empty())).bookies
+    found = await call.admin(op.LIST_BOOKIES)
     return {"bookies": [{"bookieId": each.endpoint} for each in sorted(found, key=lambda each: each.endpoint)]}
 
 
 @route("GET", "/admin/v2/bookies/racks-info", "The racks of bookies that have one.",
        answer="{group: {bookie: {rack, hostname}}}")  # fmt: skip
 async def racks(call: Call) -> object:
-    found = (await call.admin("ListBookies", wire.Empty())).bookies
+    found = await call.admin(op.LIST_BOOKIES)
     return {"default": {each.endpoint: _rack(each) for each in found if each.rack}}
 
 
 @route("GET", "/admin/v2/bookies/racks-info/{bookie}", "The rack of one; 404: it has none.", answer="{rack, hostname}")
 async def rack(call: Call) -> object:
     asked = call.names["bookie"]
-    for each in (await call.admin("ListBookies", wire.Empty())).bookies:
+    for each in await call.admin(op.LIST_BOOKIES):
         if asked in (each.endpoint, each.id) and each.rack:
             return _rack(each)
     raise NotFound(f"no bookie {asked[:100]!r} has a rack; `magnetar bookies set-rack` gives it one")
 
 
-def _rack(bookie: wire.BookieStatus) -> dict[str, str]:
+def _rack(bookie: BookieInfo) -> dict[str, str]:
     return {"rack": bookie.rack, "hostname": bookie.id}
 
 

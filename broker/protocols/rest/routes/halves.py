@@ -1,16 +1,18 @@
 """Half messages: what `magnetar transactions halves` does. Pulsar has none; the paths are in the way of its v3.
 
-Any broker answers: it asks the one that has the coordinator. The forms: broker/protocols/rest/transactions.py.
+Any broker answers: it asks the one that has the coordinator. The forms: proto/pulsar_json.py.
 """
 
 from __future__ import annotations
 
-from .....proto import wire_pb2 as wire
+from typing import Any
+
+from .....proto import operations as op
 from .....proto.errors import NotFound
-from .. import transactions as forms
+from .....proto.pulsar_json import half_form
 from ..call import Call
 from ..table import route
-from .transactions import BASE, ID, LIST_DEFAULT, numbers, txn_of, wire_of
+from .transactions import BASE, ID, LIST_DEFAULT, numbers, txn_of
 
 HALVES = BASE + "/halves"
 
@@ -19,10 +21,10 @@ HALVES = BASE + "/halves"
        "`limit` (of each coordinator).", answer="[{half, state, owner, group, …, reason}]")  # fmt: skip
 async def list_halves(call: Call) -> object:
     limit = min(call.number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1), LIST_DEFAULT)
-    group, parked, rows = call.query.get("group", ""), call.flag("parked"), []
+    group, parked, rows = call.query.get("group", ""), call.flag("parked"), list[dict[str, Any]]()
     for number in await numbers(call):
-        asked = wire.ListHalvesRequest(coordinator=number, group=group, limit=limit)
-        rows += [forms.half_row(each) for each in (await call.at_coordinator("ListHalves", asked)).items]
+        found = await call.at_coordinator(op.LIST_HALVES, coordinator=number, group=group, limit=limit)
+        rows += map(half_form, found.items)
     return sorted((each for each in rows if each["state"] == "PARKED" or not parked), key=lambda each: -each["ageMs"])
 
 
@@ -30,31 +32,7 @@ async def list_halves(call: Call) -> object:
        answer="{half, state, owner, group, …, reason}")  # fmt: skip
 async def show(call: Call) -> object:
     half = txn_of(call)
-    found = await call.at_coordinator("ListHalves", wire.ListHalvesRequest(half=wire_of(half), limit=1))
+    found = await call.at_coordinator(op.LIST_HALVES, half=half, limit=1)
     if not found.items:
         raise NotFound(f"no half {half} is open")
-    return forms.half_row(found.items[0])
-
-
-async def _change(call: Call, verb: wire.ChangeHalfRequest.Verb) -> None:
-    await call.at_coordinator("ChangeHalf", wire.ChangeHalfRequest(half=wire_of(txn_of(call)), verb=verb))
-
-
-@route("POST", HALVES + ID + "/park", "Its group is not asked any more: an operator decides. 409: it is decided.")
-async def park(call: Call) -> None:
-    await _change(call, wire.ChangeHalfRequest.PARK)
-
-
-@route("POST", HALVES + ID + "/revive", "Its group is asked again, at once, as of a new one. 409: it is decided.")
-async def revive(call: Call) -> None:
-    await _change(call, wire.ChangeHalfRequest.REVIVE)
-
-
-@route("POST", HALVES + ID + "/commit", "Publishes it, parked or not. Once more is no harm. 409: it is rolled back.")
-async def commit(call: Call) -> None:
-    await _change(call, wire.ChangeHalfRequest.COMMIT)
-
-
-@route("POST", HALVES + ID + "/rollback", "Drops it, parked or not. Once more is no harm. 409: it is committed.")
-async def rollback(call: Call) -> None:
-    await _change(call, wire.ChangeHalfRequest.ROLLBACK)
+    return half_form(found.items[0])

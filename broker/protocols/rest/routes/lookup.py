@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from starlette.responses import PlainTextResponse
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.errors import NotFound, Unavailable
-from ....access.core.table import Permission
+from .....proto.operation import Permission
 from ....cluster.core.bundles import bundle_of
 from ..call import Call
 from ..table import route
@@ -45,6 +45,6 @@ async def service_url(call: Call) -> object:
 
 @route("GET", LOOKUP + "/bundle", "The bundle that has the topic.", answer='"0x…_0x…"')
 async def bundle_of_topic(call: Call) -> object:
-    await call.ask("Broker", "Partitions", wire.PartitionsRequest(topic=call.topic.full))
+    await call.admin(op.PARTITIONS, topic=call.topic.full)
     record = await call.broker.catalog.namespace(call.topic.namespace_name)
     return PlainTextResponse(bundle_of(call.topic, record.bundles))

@@ -17,11 +17,12 @@ from urllib.parse import quote
 import msgspec
 from starlette.responses import Response
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.compression import decompress, decompress_mapped
 from .....proto.entry import PROPERTIES_LONG, EntryHeader, open_entry, properties_of
 from .....proto.entry_pb2 import MessageMetadata
 from .....proto.errors import BackPressure, NotFound
+from .....proto.names import MessageId, Position
 from .....runtime.memory.budget import MemoryBudget
 from ....log.unfolding import aside
 from ....session.backlogs import PEEK_MESSAGES_MAX
@@ -31,37 +32,28 @@ from ..table import SUBSCRIPTION, TOPIC, route
 
 PIECE_BYTES = 64 << 10
 """Bytes of a piece of an answer."""
+ONE = "name one of them"
 HEADERS_BYTES_MAX = 16 << 10
 """Most bytes of the key, the properties and the rest of a message in headers: Java's clients take 64 KiB of a head."""
 
 
-def message_id(found: Any) -> dict[str, int]:
-    """Returns the JSON of a wire.MessageId."""
+def message_id(found: MessageId) -> dict[str, int]:
     shown = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
     return shown if found.batch_index < 0 else {**shown, "batchIndex": found.batch_index}
 
 
 @route("GET", TOPIC + "/lastMessageId", "The id of the last message.", answer="MessageId")
 async def last_message_id(call: Call) -> object:
-    await _one(call, "Admin.LastMessageId", wire.Name(name=call.topic.full))
-    return message_id(await call.admin("LastMessageId", wire.Name(name=call.topic.full)))
+    await call.one_partition(op.LAST_MESSAGE_ID, ONE)
+    return message_id(await call.admin(op.LAST_MESSAGE_ID, name=call.topic.full))
 
 
 @route("GET", TOPIC + "/messageid/{milliseconds}", "The id of the first message published then or later.",
        answer="MessageId")  # fmt: skip
 async def message_id_by_time(call: Call) -> object:
     when = call.number(call.names["milliseconds"], "the time in milliseconds")
-    asked = wire.MessageIdByTimeRequest(topic=call.topic.full, publish_time_ms=when)
-    await _one(call, "Admin.MessageIdByTime", asked)
-    return message_id(await call.admin("MessageIdByTime", asked))
-
-
-async def _one(call: Call, method: str, asked: Any) -> None:
-    """Authorizes a request about a topic without partitions. 405: it is about a partition, and the topic has several.
-    """
-    await call.authorize(method, asked)
-    if await call.partitions():
-        raise BadRequest(f"topic {call.topic} has partitions: name one of them", 405)
+    await call.one_partition(op.MESSAGE_ID_BY_TIME, ONE, publish_time_ms=when)
+    return message_id(await call.admin(op.MESSAGE_ID_BY_TIME, topic=call.topic.full, publish_time_ms=when))
 
 
 class _Place(msgspec.Struct):
@@ -74,27 +66,24 @@ async def backlog_size(call: Call) -> object:
     given = call.json(_Place)
     if not (-1 <= given.ledgerId < 1 << 63 and -1 <= given.entryId < 1 << 63):
         raise BadRequest("this is no message id", 412)
-    asked = wire.BacklogSizeRequest(topic=call.topic.full)
-    asked.position.ledger_id, asked.position.entry_id = given.ledgerId, given.entryId
-    return (await call.admin("BacklogSize", asked)).bytes
+    return await call.admin(op.BACKLOG_SIZE, topic=call.topic.full, position=Position(given.ledgerId, given.entryId))
 
 
 # ------------------------------------------------------------------ entries
 @route("GET", SUBSCRIPTION + "/position/{number}", "The n-th entry of the backlog, from 1.", answer="payload")
 async def peek(call: Call) -> Response:
     number = call.number(call.names["number"], "the number", least=1)
-    asked = wire.PeekMessagesRequest(topic=call.topic.full, name=call.names["subscription"], messages=1)
-    await _one(call, "Admin.PeekMessages", asked)
+    name, messages = call.names["subscription"], number
+    await call.one_partition(op.PEEK_MESSAGES, ONE, name=name, messages=1)
     if number > PEEK_MESSAGES_MAX:
         raise BadRequest(f"only the first {PEEK_MESSAGES_MAX} can be looked at", 412)
-    asked.messages = number
     while True:
-        entries = (await call.admin("PeekMessages", asked)).entries
+        entries = await call.admin(op.PEEK_MESSAGES, topic=call.topic.full, name=name, messages=messages)
         if len(entries) >= number:
             return await _entry(call, entries[number - 1])
-        if asked.messages == PEEK_MESSAGES_MAX or sum(_count(each) for each in entries) < asked.messages:
+        if messages == PEEK_MESSAGES_MAX or sum(_count(each) for each in entries) < messages:
             raise NotFound(f"the backlog has no entry {number} that can be looked at")
-        asked.messages = min(2 * asked.messages, PEEK_MESSAGES_MAX)
+        messages = min(2 * messages, PEEK_MESSAGES_MAX)
 
 
 def _count(found: Any) -> int:
@@ -104,10 +93,8 @@ def _count(found: Any) -> int:
 @route("GET", TOPIC + "/ledger/{ledger}/entry/{entry}", "An entry by its id.", answer="payload")
 async def get_message(call: Call) -> Response:
     ledger, entry = (call.number(call.names[each], f"the {each}") for each in ("ledger", "entry"))
-    found = await call.admin("GetMessage", wire.GetMessageRequest(
-        topic=call.topic.full, ledger_id=ledger, entry_id=entry
-    ))  # fmt: skip
-    return await _entry(call, found.entries[0])
+    found = await call.admin(op.GET_MESSAGE, topic=call.topic.full, ledger_id=ledger, entry_id=entry)
+    return await _entry(call, found[0])
 
 
 @route("GET", TOPIC + "/examinemessage", "The n-th message from one end (`initialPosition`, `messagePosition`).",
@@ -117,9 +104,9 @@ async def examine_message(call: Call) -> Response:
     if start not in ("latest", "earliest"):
         raise BadRequest("initialPosition is latest or earliest", 412)
     number = call.number(call.query.get("messagePosition", "1"), "messagePosition", least=1)
-    asked = wire.ExamineMessagesRequest(topic=call.topic.full, from_latest=start == "latest", number=number)
-    await _one(call, "Admin.ExamineMessages", asked)
-    return await _entry(call, (await call.admin("ExamineMessages", asked)).entries[0])
+    asked = {"from_latest": start == "latest", "number": number}
+    await call.one_partition(op.EXAMINE_MESSAGES, ONE, **asked)
+    return await _entry(call, (await call.admin(op.EXAMINE_MESSAGES, topic=call.topic.full, **asked))[0])
 
 
 async def _entry(call: Call, found: Any) -> Response:

@@ -3,55 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from google.protobuf.message import Message
 from starlette.responses import PlainTextResponse, Response
 
 from .....metadata.records import GrantsRecord
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.errors import NotFound
-from .....proto.names import NamespaceName, TopicName, check_role
+from .....proto.names import TopicName, check_role
+from .....proto.operation import Operation
 from .....proto.policies import Policies, check, check_properties, decode
+from .....proto.statistics import NamespaceInfo, Permissions
 from ....access.permissions import grant
 from ....cluster.core.bundles import BUNDLES_MAX, HASHES
 from ..call import Call
 from ..errors import BadRequest
 from ..policies import POLICIES, AutoTopic, converted, fields_of_namespace, show_quotas
 from ..table import NAMESPACE, route
-from .permissions import Grant
 from .policies import change, check_clusters, of_namespace, read
 
 AUTO_PARTITIONS_MAX = 10_000
-
-
-@route("GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]")
-async def list_namespaces(call: Call) -> object:
-    return sorted((await call.admin("ListNamespaces", wire.Name(name=call.names["tenant"]))).names)
 
 
 # ------------------------------------------------------------------ itself
 @route("GET", NAMESPACE, "The policies of a namespace, with every key that Pulsar has.", answer="Policies")
 async def get_namespace(call: Call) -> object:
     name, place = str(call.namespace), of_namespace(call)
-    spec = await call.admin("GetNamespace", wire.Name(name=name))
-    granted = await call.admin("GetPermissions", wire.PermissionsRequest(namespace=name))
+    spec = await call.admin(op.GET_NAMESPACE, name=name)
+    granted = await call.admin(op.GET_PERMISSIONS, namespace=name)
     return _shown(call, spec, granted, await read(call, place), await _properties(call))
 
 
-def _shown(call: Call, spec: Any, granted: Any, policies: Policies, noted: dict[str, str]) -> dict[str, object]:
+def _shown(
+    call: Call, spec: NamespaceInfo, granted: Permissions, policies: Policies, noted: dict[str, str]
+) -> dict[str, object]:
     cluster = call.broker.config.cluster
     found: dict[str, object] = {}
     for row in POLICIES:
         if row.key:
             value = row.show(policies)
             found[row.key] = value if not row.by_cluster else {} if value is None else {cluster: value}
-    roles = {role: list(each.names) for role, each in granted.roles.items()}
-    lists = {name: list(each.names) for name, each in granted.subscriptions.items()}
     return {
-        "auth_policies": {"namespace_auth": roles, "destination_auth": {}, "subscription_auth_roles": lists},
+        "auth_policies": {
+            "namespace_auth": granted.roles, "destination_auth": {}, "subscription_auth_roles": granted.subscriptions,
+        },
         "replication_clusters": [cluster], "bundles": _bundles(spec.bundles),
         "backlog_quota_map": show_quotas(policies), "clusterDispatchRate": {}, "replicatorDispatchRate": {}, **found,
         "subscription_types_enabled": found["subscription_types_enabled"] or [],
@@ -70,11 +67,11 @@ def _bundles(count: int) -> dict[str, object]:
     return {"boundaries": [f"0x{each:08x}" for each in bounds], "numBundles": count}
 
 
-def _auto_topics(spec: Any) -> dict[str, object] | None:
-    if not spec.is_creation_set and not spec.auto_topic_creation_off and not spec.default_partitions:
+def _auto_topics(spec: NamespaceInfo) -> dict[str, object] | None:
+    if not spec.is_creation_set and spec.auto_topic_creation and not spec.default_partitions:
         return None
     return {
-        "allowAutoTopicCreation": not spec.auto_topic_creation_off,
+        "allowAutoTopicCreation": spec.auto_topic_creation,
         "topicType": "partitioned" if spec.default_partitions else "non-partitioned",
         "defaultNumPartitions": spec.default_partitions or None,
     }
@@ -83,23 +80,23 @@ def _auto_topics(spec: Any) -> dict[str, object] | None:
 @route("PUT", NAMESPACE, "Makes a namespace.", body="Policies | BundlesData | empty")
 async def create_namespace(call: Call) -> None:
     given: Any = {} if call.is_empty else call.json(dict[str, object])
-    name, spec = call.namespace, wire.NamespaceSpec(name=str(call.namespace))
-    await call.authorize("Admin.CreateNamespace", spec)
+    name = str(call.namespace)
+    spec: dict[str, object] = {"name": name}
+    await call.authorize(op.CREATE_NAMESPACE, **spec)
     check_clusters(call, converted(given.get("replication_clusters") or [], list[str], "replication_clusters"))
-    spec.bundles = _count(given)
+    spec["bundles"] = _count(given)
     if given.get("autoTopicCreationOverride"):
-        _take_auto_topics(spec, converted(given["autoTopicCreationOverride"], AutoTopic, "autoTopicCreationOverride"))
+        spec |= _auto(converted(given["autoTopicCreationOverride"], AutoTopic, "autoTopicCreationOverride"))
     fields, grants = fields_of_namespace(given), _grants(given)
     check(decode(msgspec.json.encode(fields).decode()))
     noted = check_properties(converted(given.get("properties") or {}, dict[str, str], "properties"))
-    await call.admin("CreateNamespace", spec)
+    await call.admin(op.CREATE_NAMESPACE, **spec)
     if fields:
-        await change(call, {"namespace": str(name)}, fields)
+        await change(call, {"namespace": name}, fields)
     if noted:
         await _note(call, noted)
     for role, actions in grants.items():
-        granting = Grant(role=role, actions=actions)
-        await call.admin("ChangePermissions", wire.ChangePermissionsRequest(namespace=str(name), grant=granting))
+        await call.admin(op.CHANGE_PERMISSIONS, namespace=name, grant={"role": role, "actions": actions})
 
 
 def _count(given: Mapping[str, Any]) -> int:
@@ -122,42 +119,36 @@ def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-@route("DELETE", NAMESPACE, "Deletes a namespace; with `force` its topics first.")
-async def delete_namespace(call: Call) -> None:
-    asked = wire.DeleteRequest(name=str(call.namespace), force=call.flag("force"))
-    await call.admin("DeleteNamespace", asked)
-
-
 # ------------------------------------------------------------------ topics that are made by themselves
 @route("GET", NAMESPACE + "/autoTopicCreation", "Whether topics are made at their first use; 204: as the broker says.",
        answer="AutoTopicCreationOverride")  # fmt: skip
 async def get_auto_topics(call: Call) -> object:
-    return _auto_topics(await call.admin("GetNamespace", wire.Name(name=str(call.namespace))))
+    return _auto_topics(await call.admin(op.GET_NAMESPACE, name=str(call.namespace)))
 
 
 @route("POST", NAMESPACE + "/autoTopicCreation", "Sets that, and how many partitions they get.",
        body="AutoTopicCreationOverride")  # fmt: skip
 async def set_auto_topics(call: Call) -> None:
-    spec = wire.NamespaceSpec(name=str(call.namespace))
-    _take_auto_topics(spec, call.json(AutoTopic))
-    await call.admin("UpdateNamespace", spec)
+    name = str(call.namespace)
+    await call.admin(op.UPDATE_NAMESPACE, name=name, **_auto(call.json(AutoTopic)))
 
 
 @route("DELETE", NAMESPACE + "/autoTopicCreation", "As the broker says.")
 async def remove_auto_topics(call: Call) -> None:
-    await call.admin("UpdateNamespace", wire.NamespaceSpec(name=str(call.namespace)))
+    await call.admin(op.UPDATE_NAMESPACE, name=str(call.namespace))
 
 
-def _take_auto_topics(spec: wire.NamespaceSpec, given: AutoTopic) -> None:
+def _auto(given: AutoTopic) -> dict[str, object]:
     """Takes the policy of automatic topics. 412: partitions of a type that has none, or fewer than one of the other; in
     Pulsar's words."""
     partitions = given.defaultNumPartitions or 0
     if given.allowAutoTopicCreation and (wrong := _wrong_partitions(given)):
         text = "Invalid configuration for autoTopicCreationOverride. the detail is [defaultNumPartitions]"
         raise BadRequest(f"{text} {wrong}", 412)
-    spec.is_creation_set = True
-    spec.auto_topic_creation_off = not given.allowAutoTopicCreation
-    spec.default_partitions = partitions if given.allowAutoTopicCreation else 0
+    is_on = given.allowAutoTopicCreation
+    return {
+        "is_creation_set": True, "auto_topic_creation": is_on, "default_partitions": partitions if is_on else 0,
+    }  # fmt: skip
 
 
 def _wrong_partitions(given: AutoTopic) -> str:
@@ -180,41 +171,23 @@ async def topics_of_namespace(call: Call) -> object:
     mode = call.query.get("mode", "").upper() or "PERSISTENT"
     if mode not in ("ALL", "PERSISTENT", "NON_PERSISTENT"):
         raise BadRequest(f"mode is PERSISTENT, NON_PERSISTENT or ALL, not {mode[:40]!r}", 412)
-    asked = wire.ListTopicsRequest(namespace=str(call.namespace), partitions=True)
-    names = (await call.admin("ListTopics", asked)).names
+    names = await call.admin(op.LIST_TOPICS, namespace=str(call.namespace), partitions=True)
     prefixes = {"ALL": "", "PERSISTENT": "persistent:", "NON_PERSISTENT": "non-persistent:"}
     return [name for name in names if name.startswith(prefixes[mode])]
 
 
 @route("GET", NAMESPACE + "/bundles", "The bundles.", answer="BundlesData")
 async def bundles(call: Call) -> object:
-    return _bundles((await call.admin("GetNamespace", wire.Name(name=str(call.namespace)))).bundles)
+    return _bundles((await call.admin(op.GET_NAMESPACE, name=str(call.namespace))).bundles)
 
 
 # ------------------------------------------------------------------ properties
-@route("GET", NAMESPACE + "/properties", "What users noted of the namespace.", answer="{key: value}")
-async def properties(call: Call) -> object:
-    return await _properties(call)
-
-
 async def _properties(call: Call) -> dict[str, str]:
-    found = await call.admin("GetProperties", wire.PlaceRequest(namespace=str(call.namespace)))
-    return dict(found.properties)
+    return await call.admin(op.GET_PROPERTIES, namespace=str(call.namespace))
 
 
 async def _note(call: Call, properties: dict[str, str]) -> None:
-    asked = wire.ChangePropertiesRequest(namespace=str(call.namespace), set=properties)
-    await call.admin("ChangeProperties", asked)
-
-
-@route("PUT", NAMESPACE + "/properties", "These are noted; others stay.", body="{key: value}")
-async def set_properties(call: Call) -> None:
-    await _note(call, call.json(dict[str, str]))
-
-
-@route("DELETE", NAMESPACE + "/properties", "None is left.")
-async def clear_properties(call: Call) -> None:
-    await call.admin("ChangeProperties", wire.ChangePropertiesRequest(namespace=str(call.namespace), clear=True))
+    await call.admin(op.CHANGE_PROPERTIES, namespace=str(call.namespace), set=properties)
 
 
 @route("GET", NAMESPACE + "/property/{key}", "One of them; 404: it is missing.", answer="text")
@@ -230,8 +203,7 @@ async def set_property(call: Call) -> None:
 @route("DELETE", NAMESPACE + "/property/{key}", "It is gone; what it was. 404: it is missing.", answer="text")
 async def remove_property(call: Call) -> Response:
     found = _one(call, await _properties(call))
-    asked = wire.ChangePropertiesRequest(namespace=str(call.namespace), remove=[call.names["key"]])
-    await call.admin("ChangeProperties", asked)
+    await call.admin(op.CHANGE_PROPERTIES, namespace=str(call.namespace), remove=[call.names["key"]])
     return PlainTextResponse(found)
 
 
@@ -242,20 +214,6 @@ def _one(call: Call, properties: dict[str, str]) -> str:
 
 
 # ------------------------------------------------------------------ unloading
-@route("PUT", NAMESPACE + "/unload", "Brokers give its topics back; the next look-up loads them.")
-async def unload_namespace(call: Call) -> None:
-    await _unload(call, call.namespace, "")
-
-
-@route("PUT", NAMESPACE + "/{bundle}/unload", "One bundle is given back; `destinationBroker` is not looked at.")
-async def unload_bundle(call: Call) -> None:
-    await _unload(call, call.namespace, call.names["bundle"])
-
-
-async def _unload(call: Call, name: NamespaceName, bundle: str) -> None:
-    await call.admin("UnloadNamespace", wire.UnloadNamespaceRequest(namespace=str(name), bundle=bundle))
-
-
 @route("POST", NAMESPACE + "/clearBacklog", "Every subscription of every topic has no backlog.")
 async def clear_backlog(call: Call) -> None:
     await _clear(call, "")
@@ -267,26 +225,19 @@ async def clear_backlog_of_subscription(call: Call) -> None:
 
 
 async def _clear(call: Call, subscription: str) -> None:
-    await _each_topic(call, lambda topic: ("SkipMessages", wire.SkipMessagesRequest(
-        topic=topic, name=subscription, messages=-1
-    )))  # fmt: skip
+    await _each_topic(call, op.SKIP_MESSAGES, name=subscription, messages=-1)
 
 
 @route("POST", NAMESPACE + "/unsubscribe/{subscription}", "Deletes the subscription of every topic.", busy=412)
 async def unsubscribe(call: Call) -> None:
-    name = call.names["subscription"]
-    await _each_topic(call, lambda topic: ("DeleteSubscription", wire.DeleteSubscriptionRequest(
-        topic=topic, name=name
-    )))  # fmt: skip
+    await _each_topic(call, op.DELETE_SUBSCRIPTION, name=call.names["subscription"])
 
 
-async def _each_topic(call: Call, asked: Callable[[str], tuple[str, Message]]) -> None:
+async def _each_topic(call: Call, operation: Operation[None], **arguments: object) -> None:
     """Asks the owner of each persistent topic of a namespace; a topic without the subscription is passed over."""
     name = str(call.namespace)
-    await call.authorize("Admin.GetNamespace", wire.Name(name=name))
-    listed = await call.admin("ListTopics", wire.ListTopicsRequest(namespace=name, partitions=True))
-    for topic in listed.names:
+    await call.authorize(op.GET_NAMESPACE, name=name)
+    for topic in await call.admin(op.LIST_TOPICS, namespace=name, partitions=True):
         if topic.startswith("persistent:"):
             with contextlib.suppress(NotFound):
-                method, request = asked(topic)
-                await call.anywhere(method, TopicName.parse(topic), request)
+                await call.anywhere(operation, TopicName.parse(topic), **arguments)

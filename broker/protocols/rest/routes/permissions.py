@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from ..call import Call
 from ..errors import BadRequest
 from ..table import NAMESPACE, TOPIC, route
 
-Grant = wire.ChangePermissionsRequest.Grant
-OfSubscription = wire.ChangePermissionsRequest.OfSubscription
 
-
-def _roles(found: Any) -> dict[str, list[str]]:
-    return {role: list(actions.names) for role, actions in sorted(found.items())}
+def _roles(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    return {role: list(actions) for role, actions in sorted(found.items())}
 
 
 def _actions(call: Call) -> list[str]:
@@ -23,36 +21,31 @@ def _actions(call: Call) -> list[str]:
 
 @route("GET", NAMESPACE + "/permissions", "The grants of the namespace.", answer="{role: [action]}")
 async def permissions_of_namespace(call: Call) -> object:
-    found = await call.admin("GetPermissions", wire.PermissionsRequest(namespace=str(call.namespace)))
+    found = await call.admin(op.GET_PERMISSIONS, namespace=str(call.namespace))
     return _roles(found.roles)
 
 
 @route("GET", NAMESPACE + "/permissions/subscription", "The roles of subscriptions.", answer="{subscription: [role]}")
 async def permissions_of_subscriptions(call: Call) -> object:
-    found = await call.admin("GetPermissions", wire.PermissionsRequest(namespace=str(call.namespace)))
+    found = await call.admin(op.GET_PERMISSIONS, namespace=str(call.namespace))
     return _roles(found.subscriptions)
 
 
 @route("POST", NAMESPACE + "/permissions/subscription/{subscription}", "The only roles of a subscription.",
        body="[role]")  # fmt: skip
 async def grant_on_subscription(call: Call) -> None:
-    given = OfSubscription(subscription=call.names["subscription"], roles=_actions(call))
+    given = {"subscription": call.names["subscription"], "roles": _actions(call)}
     await _change(call, grant_subscription=given)
 
 
 @route("POST", NAMESPACE + "/permissions/{role}", "Grants actions to a role.", body="[action]")
 async def grant_on_namespace(call: Call) -> None:
-    await _change(call, grant=Grant(role=call.names["role"], actions=_actions(call)))
-
-
-@route("DELETE", NAMESPACE + "/permissions/{role}", "Revokes what a role was granted.")
-async def revoke_on_namespace(call: Call) -> None:
-    await _change(call, revoke=call.names["role"])
+    await _change(call, grant={"role": call.names["role"], "actions": _actions(call)})
 
 
 @route("DELETE", NAMESPACE + "/permissions/{subscription}/{role}", "A role leaves the list of a subscription.")
 async def revoke_on_subscription(call: Call) -> None:
-    given = OfSubscription(subscription=call.names["subscription"], roles=[call.names["role"]])
+    given = {"subscription": call.names["subscription"], "roles": [call.names["role"]]}
     await _change(call, revoke_subscription=given)
 
 
@@ -66,16 +59,15 @@ async def set_auth_mode(call: Call) -> None:
 
 
 async def _change(call: Call, **change: Any) -> None:
-    await call.admin("ChangePermissions", wire.ChangePermissionsRequest(namespace=str(call.namespace), **change))
+    await call.admin(op.CHANGE_PERMISSIONS, namespace=str(call.namespace), **change)
 
 
 # ------------------------------------------------------------------ of a topic
 @route("GET", TOPIC + "/permissions", "The grants of the topic, and of its namespace.", answer="{role: [action]}")
 async def permissions_of_topic(call: Call) -> object:
     topic = call.topic.base
-    own = await call.admin("GetPermissions", wire.PermissionsRequest(topic=topic.full))
-    inherited = wire.PermissionsRequest(namespace=str(topic.namespace_name))
-    found = _roles((await call.admin("GetPermissions", inherited)).roles)
+    own = await call.admin(op.GET_PERMISSIONS, topic=topic.full)
+    found = _roles((await call.admin(op.GET_PERMISSIONS, namespace=str(topic.namespace_name))).roles)
     for role, actions in _roles(own.roles).items():
         found[role] = sorted({*found.get(role, ()), *actions})
     return found
@@ -83,11 +75,5 @@ async def permissions_of_topic(call: Call) -> object:
 
 @route("POST", TOPIC + "/permissions/{role}", "Grants actions on the topic to a role.", body="[action]")
 async def grant_on_topic(call: Call) -> None:
-    grant = Grant(role=call.names["role"], actions=_actions(call))
-    await call.admin("ChangePermissions", wire.ChangePermissionsRequest(topic=call.topic.base.full, grant=grant))
-
-
-@route("DELETE", TOPIC + "/permissions/{role}", "Revokes what a role was granted on the topic.")
-async def revoke_on_topic(call: Call) -> None:
-    revoke = call.names["role"]
-    await call.admin("ChangePermissions", wire.ChangePermissionsRequest(topic=call.topic.base.full, revoke=revoke))
+    grant = {"role": call.names["role"], "actions": _actions(call)}
+    await call.admin(op.CHANGE_PERMISSIONS, topic=call.topic.base.full, grant=grant)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.policies import Policies, decode
 from ..call import Call
 from ..errors import BadRequest
@@ -30,8 +30,7 @@ def of_topic(call: Call) -> dict[str, str]:
 
 
 async def read(call: Call, place: dict[str, str], *, applied: bool = False) -> Policies:
-    found = await call.admin("GetPolicies", wire.PoliciesRequest(**place, applied=applied))
-    return decode(found.policies)
+    return decode(await call.admin(op.GET_POLICIES, **place, applied=applied))
 
 
 async def change(call: Call, place: dict[str, str], fields: Fields, removed: tuple[str, ...] = ()) -> None:
@@ -39,7 +38,7 @@ async def change(call: Call, place: dict[str, str], fields: Fields, removed: tup
     given = {name: value for name, value in fields.items() if value is not None}
     removed = (*removed, *(name for name, value in fields.items() if value is None))
     text = msgspec.json.encode(given).decode()
-    await call.admin("ChangePolicies", wire.ChangePoliciesRequest(**place, set=text, remove=removed))
+    await call.admin(op.CHANGE_POLICIES, **place, set=text, remove=removed)
 
 
 # ------------------------------------------------------------------ each row of the table

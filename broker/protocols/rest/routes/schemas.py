@@ -6,14 +6,15 @@ The topic's domain is not in the path: a schema is that of the persistent topic.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.errors import InvalidSchema
 from .....proto.names import TopicName
-from .....proto.schema import SchemaInfo, SchemaType, info_of, text_of, version_bytes, version_of
+from .....proto.schema import info_of, text_of, version_bytes
+from .....proto.statistics import TopicSchema
 from ..call import Call
 from ..errors import BadRequest
 from ..table import route
@@ -34,15 +35,14 @@ def _topic(call: Call) -> str:
     return TopicName.parse(f"persistent://{call.namespace}/{call.names['topic']}").base.full
 
 
-def _given(call: Call) -> wire.SchemaRequest:
+def _given(call: Call) -> dict[str, object]:
     """Returns the schema that is given. 422: its definition is none."""
     given = call.json(Payload)
     try:
         info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
     except InvalidSchema as error:
         raise BadRequest(error.message, 422) from error
-    schema = wire.SchemaInfo(type=info.type, data=info.data, name=info.name, properties=info.properties)
-    return wire.SchemaRequest(topic=_topic(call), schema=schema)
+    return {"topic": _topic(call), "schema": info}
 
 
 async def _valid(asked: Awaitable[T]) -> T:
@@ -52,12 +52,10 @@ async def _valid(asked: Awaitable[T]) -> T:
         raise BadRequest(error.message, 422) from error
 
 
-def _shown(found: Any) -> dict[str, object]:
-    """Returns the JSON of a wire.SchemaReply."""
-    schema, properties = found.schema, dict(found.schema.properties)
-    info = SchemaInfo(type=SchemaType(schema.type), data=schema.data, name=schema.name, properties=properties)
+def _shown(found: TopicSchema) -> dict[str, object]:
+    info = found.schema
     return {
-        "version": version_of(found.version), "type": info.type.name if info.type else "BYTES",
+        "version": found.version, "type": info.type.name if info.type else "BYTES",
         "timestamp": found.created_ms, "data": text_of(info), "properties": info.properties,
     }  # fmt: skip
 
@@ -65,39 +63,38 @@ def _shown(found: Any) -> dict[str, object]:
 @route("GET", SCHEMAS + "/schema", "The newest schema of the topic.",
        answer="{version, type, timestamp, data, properties}")  # fmt: skip
 async def get_schema(call: Call) -> object:
-    return _shown(await call.ask("Broker", "GetSchema", wire.GetSchemaRequest(topic=_topic(call))))
+    return _shown(await call.admin(op.GET_SCHEMA, topic=_topic(call)))
 
 
 @route("GET", SCHEMAS + "/schema/{version}", "A version of it.", answer="{version, type, timestamp, data, properties}")
 async def get_schema_version(call: Call) -> object:
     version = version_bytes(call.number(call.names["version"], "a version"))
-    return _shown(await call.ask("Broker", "GetSchema", wire.GetSchemaRequest(topic=_topic(call), version=version)))
+    return _shown(await call.admin(op.GET_SCHEMA, topic=_topic(call), version=version))
 
 
 @route("GET", SCHEMAS + "/schemas", "All versions that are not deleted.", answer="{getSchemaResponses: […]}")
 async def list_schemas(call: Call) -> object:
-    found = await call.admin("ListSchemas", wire.Name(name=_topic(call)))
-    return {"getSchemaResponses": [_shown(each) for each in found.schemas]}
+    found = await call.admin(op.LIST_SCHEMAS, name=_topic(call))
+    return {"getSchemaResponses": [_shown(each) for each in found]}
 
 
 @route("POST", SCHEMAS + "/schema", "Registers a schema. 409: it does not go with those of the topic.",
        body="{type, schema, properties}", answer="{version}")  # fmt: skip
 async def post_schema(call: Call) -> object:
-    return {"version": version_of((await _valid(call.admin("PutSchema", _given(call)))).version)}
+    return {"version": await _valid(call.admin(op.PUT_SCHEMA, **_given(call)))}
 
 
 @route("DELETE", SCHEMAS + "/schema", "Deletes the schema; with `force` what decodes old messages, too.",
        answer="{version}")  # fmt: skip
 async def delete_schema(call: Call) -> object:
-    found = await call.admin("DeleteSchema", wire.DeleteRequest(name=_topic(call), force=call.flag("force")))
-    version = version_of(found.version)
+    version = await call.admin(op.DELETE_SCHEMA, name=_topic(call), force=call.flag("force"))
     return {"version": -1 if version is None else version}
 
 
 @route("POST", SCHEMAS + "/compatibility", "Whether a schema could be registered.", body="{type, schema, properties}",
        answer="{compatibility, schemaCompatibilityStrategy}")  # fmt: skip
 async def test_schema(call: Call) -> object:
-    found = await _valid(call.admin("TestSchema", _given(call)))
+    found = await _valid(call.admin(op.TEST_SCHEMA, **_given(call)))
     return {
         "compatibility": not found.refused, "schemaCompatibilityStrategy": found.compatibility.upper(),
     }
@@ -106,12 +103,12 @@ async def test_schema(call: Call) -> object:
 @route("POST", SCHEMAS + "/version", "The version of an equal schema.", body="{type, schema, properties}",
        answer="{version}")  # fmt: skip
 async def find_schema(call: Call) -> object:
-    return {"version": version_of((await _valid(call.admin("FindSchema", _given(call)))).version)}
+    return {"version": await _valid(call.admin(op.FIND_SCHEMA, **_given(call)))}
 
 
 @route("GET", SCHEMAS + "/metadata", "The places of the versions; Magnetar has them in its metadata.",
        answer="{info, index}")  # fmt: skip
 async def schema_metadata(call: Call) -> object:
-    found = (await call.admin("ListSchemas", wire.Name(name=_topic(call)))).schemas
-    index = [{"ledgerId": -1, "entryId": -1, "version": version_of(each.version)} for each in found]
+    found = await call.admin(op.LIST_SCHEMAS, name=_topic(call))
+    index = [{"ledgerId": -1, "entryId": -1, "version": each.version} for each in found]
     return {"info": index[-1] if index else None, "index": index}

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.errors import MagnetarError, NotFound, NotOwner
 from .....proto.names import TopicName
+from .....proto.statistics import TopicStats
 from ....cluster.core.bundles import bundle_of
 from ....common.turns import Turns
 from ....session import statistics
+from ....session.other_brokers import ask
 from ....topic.topic import Topic
-from ...grpc.admin import ask
 from ..call import Call
 from ..stats import internal_stats, merged, topic_stats
 from ..table import TOPIC, route
 
-Found = tuple[Any, Topic | None]
+Found = tuple[TopicStats, Topic | None]
 """The statistics of a topic, as statistics.of_topic returns them, and the topic where it is here."""
 
 
@@ -40,7 +41,7 @@ def _shown(call: Call, found: Found) -> dict[str, Any]:
 
 @route("GET", TOPIC + "/stats", "Statistics of a topic without partitions, or of a partition.", answer="TopicStats")
 async def stats(call: Call) -> object:
-    await call.authorize("Admin.TopicStats", wire.Name(name=call.topic.full))
+    await call.authorize(op.TOPIC_STATS, name=call.topic.full)
     return _shown(call, await _stats(call, call.topic))
 
 
@@ -61,7 +62,7 @@ async def _count(call: Call) -> int:
 
 async def _each(call: Call) -> dict[TopicName, Found]:
     """A partition that cannot be asked now is left out."""
-    await call.authorize("Admin.TopicStats", wire.Name(name=call.topic.full))
+    await call.authorize(op.TOPIC_STATS, name=call.topic.full)
     partitions = await call.partitions()
     if not partitions:
         raise NotFound(f"topic {call.topic} has no partitions: GET …/stats")
@@ -81,13 +82,13 @@ async def _anywhere(call: Call, name: TopicName) -> Found:
         return await _stats(call, name)
     except NotOwner:
         owner = await call.broker.lookup(name)
-        return await ask(call.broker.world, owner.endpoint, "TopicStats", wire.Name(name=name.full)), None
+        return await ask(call.broker.world, owner.endpoint, op.TOPIC_STATS, name=name.full), None
 
 
 @route("GET", "/admin/v2/broker-stats/topics", "Statistics of the topics that are loaded in this broker, by bundle.",
        answer="{namespace: {bundle: {domain: {topic: TopicStats}}}}")  # fmt: skip
 async def loaded_topics(call: Call) -> object:
-    await call.authorize("Admin.ListBrokers", wire.Empty())
+    await call.authorize(op.LIST_BROKERS)
     found: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
     turns = Turns(call.broker.world.clock)
     for topic in list(call.broker.loaded.values()):
@@ -105,7 +106,7 @@ async def loaded_topics(call: Call) -> object:
 @route("GET", TOPIC + "/internalStats", "The ledgers and cursors of a topic, or of a partition.",
        answer="PersistentTopicInternalStats")  # fmt: skip
 async def internals(call: Call) -> object:
-    await call.authorize("Admin.TopicInternalStats", wire.Name(name=call.topic.full))
+    await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
     return await _internals(call, call.topic)
 
 
@@ -117,21 +118,21 @@ async def _internals(call: Call, name: TopicName) -> dict[str, Any]:
 
 @route("GET", TOPIC + "/partitioned-internalStats", "The same of each partition.", answer="{metadata, partitions}")
 async def partitioned_internals(call: Call) -> object:
-    await call.authorize("Admin.TopicInternalStats", wire.Name(name=call.topic.full))
+    await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
     found = {}
     for name in await call.partitions():
         try:
             found[name.full] = await _internals(call, name)
         except NotOwner:
-            owner, asked = (await call.broker.lookup(name)).endpoint, wire.Name(name=name.full)
-            of_log = await ask(call.broker.world, owner, "TopicInternalStats", asked)
-            found[name.full] = internal_stats(of_log, await ask(call.broker.world, owner, "TopicStats", asked))
+            owner, world = (await call.broker.lookup(name)).endpoint, call.broker.world
+            of_log = await ask(world, owner, op.TOPIC_INTERNAL_STATS, name=name.full)
+            found[name.full] = internal_stats(of_log, await ask(world, owner, op.TOPIC_STATS, name=name.full))
     return {"metadata": {"partitions": len(found), "deleted": False, "properties": {}}, "partitions": found}
 
 
 @route("GET", TOPIC + "/internal-info", "The ledgers as the metadata has them.", answer="ManagedLedgerInfo")
 async def internal_info(call: Call) -> object:
-    await call.authorize("Admin.TopicInternalStats", wire.Name(name=call.topic.full))
+    await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
     found = await _internals(call, call.topic)
     ledgers = [
         {name: each[name] for name in ("ledgerId", "entries", "size", "timestamp")} | {"isOffloaded": False}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import msgspec
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.errors import AlreadyExists
 from .....proto.names import LATEST, MessageId
 from ..call import Call
 from ..errors import BadRequest
-from ..table import SUBSCRIPTION, TOPIC, route
+from ..table import SUBSCRIPTION, route
 
 
 class ResetTo(msgspec.Struct):
@@ -35,36 +32,20 @@ def _position(call: Call, given: ResetTo) -> MessageId:
     return MessageId(given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
 
 
-def _deleting(call: Call, topic: str) -> wire.DeleteSubscriptionRequest:
-    return wire.DeleteSubscriptionRequest(topic=topic, name=call.names["subscription"], force=call.flag("force"))
-
-
-@route("GET", TOPIC + "/subscriptions", "The durable subscriptions.", answer="[name]")
-async def list_subscriptions(call: Call) -> object:
-    found = await call.each_partition("ListSubscriptions", lambda topic: wire.Name(name=topic))
-    return sorted({name for each in found for name in each.names})
-
-
 @route("PUT", SUBSCRIPTION, "Makes a subscription at a message, `earliest` or `latest` (or nothing).",
        body='MessageId | "earliest" | "latest" | empty')  # fmt: skip
 async def create_subscription(call: Call) -> None:
     start, properties = _start(call)
-
-    def asked(topic: str) -> wire.SubscriptionSpec:
-        spec = wire.SubscriptionSpec(topic=topic, name=call.names["subscription"], properties=properties)
-        spec.position.CopyFrom(start.to_wire())
-        return spec
-
-    first = asked(call.topic.full)
-    await call.authorize("Admin.CreateSubscription", first)
+    asked: dict[str, object] = {"name": call.names["subscription"], "properties": properties, "position": start}
+    await call.authorize(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
     partitions = await call.partitions()
     if not partitions:
-        await call.admin("CreateSubscription", first)
+        await call.admin(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
         return
     there = 0
     for each in partitions:
         try:
-            await call.anywhere("CreateSubscription", each, asked(each.full))
+            await call.anywhere(op.CREATE_SUBSCRIPTION, each, **asked)
         except AlreadyExists:
             there += 1
     if there == len(partitions):
@@ -83,100 +64,39 @@ def _start(call: Call) -> tuple[MessageId, dict[str, str]]:
     return _position(call, given), given.properties or {}
 
 
-@route("DELETE", SUBSCRIPTION, "Deletes the subscription; with `force` its consumers are disconnected.", busy=412)
-async def delete_subscription(call: Call) -> None:
-    await call.each_partition("DeleteSubscription", partial(_deleting, call))
-
-
-@route("POST", SUBSCRIPTION + "/resetcursor/{milliseconds}", "To the first message published then or later.", busy=412)
-async def reset_to_time(call: Call) -> None:
-    when = call.number(call.names["milliseconds"], "the time in milliseconds")
-    await call.each_partition("ResetSubscription", lambda topic: wire.ResetSubscriptionRequest(
-        topic=topic, name=call.names["subscription"], publish_time_ms=when
-    ))  # fmt: skip
-
-
 @route("POST", SUBSCRIPTION + "/resetcursor", "To a message.", body="MessageId + isExcluded", busy=412)
 async def reset_to_message(call: Call) -> None:
     given = call.json(ResetTo)
-    to = _position(call, given).to_wire()
-    exclude = given.isExcluded or given.excluded
+    to = _position(call, given)
     partitioned = not call.topic.is_partition and given.partitionIndex < 0 and given.ledgerId >= 0
-
-    def asked(topic: str) -> wire.ResetSubscriptionRequest:
-        return wire.ResetSubscriptionRequest(
-            topic=topic, name=call.names["subscription"], message_id=to, exclude=exclude
-        )
-
-    await call.authorize("Admin.ResetSubscription", asked(call.topic.full))
+    asked: dict[str, object] = {
+        "name": call.names["subscription"], "message_id": to, "exclude": given.isExcluded or given.excluded,
+    }  # fmt: skip
+    await call.authorize(op.RESET_SUBSCRIPTION, topic=call.topic.full, **asked)
     if partitioned and to.ledger_id < LATEST.ledger_id and await call.partitions():
         raise BadRequest(f"topic {call.topic} has partitions, and a message id is of one: name it", 405)
-    await call.each_partition("ResetSubscription", asked)
-
-
-def _skipping(call: Call, messages: int, topic: str) -> wire.SkipMessagesRequest:
-    return wire.SkipMessagesRequest(topic=topic, name=call.names["subscription"], messages=messages)
+    await call.each_partition(op.RESET_SUBSCRIPTION, **asked)
 
 
 @route("POST", SUBSCRIPTION + "/skip/{number}", "The next so many messages count as acknowledged.")
 async def skip(call: Call) -> None:
     number = call.number(call.names["number"], "the number of messages")
-    await call.authorize("Admin.SkipMessages", _skipping(call, number, call.topic.full))
-    if await call.partitions():
-        raise BadRequest(f"topic {call.topic} has partitions: skip messages of one of them", 405)
-    await call.admin("SkipMessages", _skipping(call, number, call.topic.full))
-
-
-@route("POST", SUBSCRIPTION + "/skip_all", "The whole backlog counts as acknowledged.")
-async def skip_all(call: Call) -> None:
-    await call.each_partition("SkipMessages", partial(_skipping, call, -1))
-
-
-def _expiring(subscription: str, seconds: int, topic: str) -> wire.ExpireMessagesRequest:
-    return wire.ExpireMessagesRequest(topic=topic, name=subscription, older_than_s=seconds)
-
-
-@route("POST", SUBSCRIPTION + "/expireMessages/{seconds}", "What is older counts as acknowledged.")
-async def expire(call: Call) -> None:
-    seconds = call.number(call.names["seconds"], "the age in seconds", least=1)
-    await call.each_partition("ExpireMessages", partial(_expiring, call.names["subscription"], seconds))
+    asked: dict[str, object] = {"name": call.names["subscription"], "messages": number}
+    await call.one_partition(op.SKIP_MESSAGES, "skip messages of one of them", **asked)
+    await call.admin(op.SKIP_MESSAGES, topic=call.topic.full, **asked)
 
 
 @route("POST", SUBSCRIPTION + "/expireMessages", "Everything up to a message counts as acknowledged.", body="MessageId")
 async def expire_to_message(call: Call) -> None:
-    given = call.json(ResetTo)
-    to = _position(call, given).to_wire()
-    asked = wire.ExpireMessagesRequest(topic=call.topic.full, name=call.names["subscription"], message_id=to)
-    await call.admin("ExpireMessages", asked)
-
-
-@route("POST", TOPIC + "/all_subscription/expireMessages/{seconds}", "The same of every subscription.")
-async def expire_all(call: Call) -> None:
-    seconds = call.number(call.names["seconds"], "the age in seconds", least=1)
-    await call.each_partition("ExpireMessages", partial(_expiring, "", seconds))
+    asked = {"name": call.names["subscription"], "message_id": _position(call, call.json(ResetTo))}
+    await call.admin(op.EXPIRE_MESSAGES, topic=call.topic.full, **asked)
 
 
 # ------------------------------------------------------------------ properties
 @route("GET", SUBSCRIPTION + "/properties", "Its properties.", answer="{name: value}")
 async def get_properties(call: Call) -> object:
-    found = await call.each_partition("GetSubscriptionProperties", partial(_deleting, call))
-    return dict(found[0].properties)
-
-
-@route("PUT", SUBSCRIPTION + "/properties", "These properties and no others.", body="{name: value}")
-async def set_properties(call: Call) -> None:
-    await _set_properties(call, call.json(dict[str, str]))
-
-
-@route("DELETE", SUBSCRIPTION + "/properties", "No properties.")
-async def clear_properties(call: Call) -> None:
-    await _set_properties(call, {})
-
-
-async def _set_properties(call: Call, properties: dict[str, Any]) -> None:
-    await call.each_partition("SetSubscriptionProperties", lambda topic: wire.SubscriptionSpec(
-        topic=topic, name=call.names["subscription"], properties=properties
-    ))  # fmt: skip
+    asked = {"name": call.names["subscription"], "force": call.flag("force")}
+    return (await call.each_partition(op.GET_SUBSCRIPTION_PROPERTIES, **asked))[0]
 
 
 @route("GET", SUBSCRIPTION + "/analyzeBacklog", "Counts the backlog by reading it.",
@@ -185,7 +105,8 @@ async def _set_properties(call: Call, properties: dict[str, Any]) -> None:
 async def analyze_backlog(call: Call) -> object:
     if not call.is_empty:
         raise BadRequest("the backlog is counted from its beginning: send no position", 412)
-    found = await call.admin("AnalyzeBacklog", _deleting(call, call.topic.full))
+    asked = {"name": call.names["subscription"], "force": call.flag("force")}
+    found = await call.admin(op.ANALYZE_BACKLOG, topic=call.topic.full, **asked)
     return {
         "entries": found.entries, "messages": found.messages, "markerMessages": 0,
         "filterRejectedEntries": 0, "filterAcceptedEntries": found.entries, "filterRescheduledEntries": 0,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.errors import NotFound
 from ..call import Call
 from ..errors import BadRequest
@@ -22,46 +20,40 @@ class TenantInfo(msgspec.Struct):
     allowedClusters: tuple[str, ...] | None = None
 
 
-@route("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]")
-async def list_tenants(call: Call) -> Sequence[str]:
-    return sorted((await call.admin("ListTenants", wire.Empty())).names)
-
-
 @route("GET", TENANT, "A tenant.", answer="{adminRoles, allowedClusters}")
 async def get_tenant(call: Call) -> object:
-    found = await call.admin("GetTenant", wire.Name(name=call.names["tenant"]))
-    clusters = tuple(found.allowed_clusters) or (call.broker.config.cluster,)
-    return TenantInfo(tuple(found.admin_roles), clusters)
+    found = await call.admin(op.GET_TENANT, name=call.names["tenant"])
+    return TenantInfo(found.admin_roles, found.allowed_clusters or (call.broker.config.cluster,))
 
 
 @route("PUT", TENANT, "Makes a tenant.", body="{adminRoles, allowedClusters}")
 async def create_tenant(call: Call) -> None:
-    await call.admin("CreateTenant", _spec(call))
+    await call.admin(op.CREATE_TENANT, **_spec(call))
 
 
 @route("POST", TENANT, "Changes a tenant.", body="{adminRoles, allowedClusters}")
 async def update_tenant(call: Call) -> None:
-    await call.admin("UpdateTenant", _spec(call))
+    await call.admin(op.UPDATE_TENANT, **_spec(call))
 
 
-def _spec(call: Call) -> wire.TenantSpec:
+def _spec(call: Call) -> dict[str, object]:
     """Returns the tenant that is given. 412: a cluster that is not this one."""
     given = TenantInfo() if call.is_empty else call.json(TenantInfo)
     clusters, own = tuple(given.allowedClusters or ()), call.broker.config.cluster
     unknown = [each for each in clusters if each != own]
     if unknown:
         raise BadRequest(f"there is no cluster {unknown[0][:100]!r} here, only {own!r}", 412)
-    return wire.TenantSpec(name=call.names["tenant"], admin_roles=given.adminRoles or (), allowed_clusters=clusters)
+    return {"name": call.names["tenant"], "admin_roles": given.adminRoles or (), "allowed_clusters": clusters}
 
 
 @route("DELETE", TENANT, "Deletes a tenant; with `force` its namespaces and topics first.")
 async def delete_tenant(call: Call) -> None:
-    name = wire.Name(name=call.names["tenant"])
-    await call.authorize("Admin.DeleteTenant", name)
+    name = call.names["tenant"]
+    await call.authorize(op.DELETE_TENANT, name=name)
     if call.flag("force"):
-        for each in (await call.admin("ListNamespaces", name)).names:
-            await call.admin("DeleteNamespace", wire.DeleteRequest(name=each, force=True))
-    await call.admin("DeleteTenant", name)
+        for each in await call.admin(op.LIST_NAMESPACES, name=name):
+            await call.admin(op.DELETE_NAMESPACE, name=each, force=True)
+    await call.admin(op.DELETE_TENANT, name=name)
 
 
 # ------------------------------------------------------------------ the cluster
@@ -92,7 +84,7 @@ async def get_cluster(call: Call) -> object:
 async def create_cluster(call: Call) -> None:
     """Accepts the creation of this broker's own cluster, which set-up scripts of client suites make first; refuses any
     other."""
-    await call.authorize("Admin.ListBrokers", wire.Empty())
+    await call.authorize(op.LIST_BROKERS)
     if call.names["cluster"] != call.broker.config.cluster:
         raise BadRequest(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.errors import InvalidRequest, NotFound
 from .....proto.policies import check_properties
 from ..call import Call
@@ -24,9 +24,8 @@ class Partitioned(msgspec.Struct):
 
 
 async def _names(call: Call, *, partitions: bool) -> list[str]:
-    asked = wire.ListTopicsRequest(namespace=str(call.namespace), partitions=partitions)
-    prefix = call.names["domain"] + ":"
-    return [name for name in (await call.admin("ListTopics", asked)).names if name.startswith(prefix)]
+    names = await call.admin(op.LIST_TOPICS, namespace=str(call.namespace), partitions=partitions)
+    return [name for name in names if name.startswith(call.names["domain"] + ":")]
 
 
 @route("GET", LIST, "The topics of a namespace, partitions one by one.", answer="[full name]")
@@ -57,7 +56,7 @@ async def create_partitioned(call: Call) -> None:
     count = _partitions(call)
     given = (call.json(Partitioned).properties or {}) if call.body[:1] == b"{" else {}
     check_properties(given)
-    await call.admin("CreateTopic", wire.TopicSpec(name=call.topic.full, partitions=count))
+    await call.admin(op.CREATE_TOPIC, name=call.topic.full, partitions=count)
     if given:
         await _note(call, given)
 
@@ -66,35 +65,35 @@ async def create_partitioned(call: Call) -> None:
        "How many partitions; 0: none. With `checkAllowAutoCreation` the topic is made where that is allowed.",
        answer="{partitions, deleted, properties}")  # fmt: skip
 async def get_partitions(call: Call) -> object:
-    asked = wire.PartitionsRequest(topic=call.topic.full, create=call.flag("checkAllowAutoCreation"))
-    found = await call.ask("Broker", "Partitions", asked)
+    create = call.flag("checkAllowAutoCreation")
+    partitions = await call.admin(op.PARTITIONS, topic=call.topic.full, create=create)
     properties: dict[str, str] = {}
-    if found.partitions:
+    if partitions:
         topic = call.topic.base
         properties = await call.broker.policies.properties(topic.namespace_name, topic)
-    return {"partitions": found.partitions, "deleted": False, "properties": properties}
+    return {"partitions": partitions, "deleted": False, "properties": properties}
 
 
 @route("POST", TOPIC + "/partitions", "More partitions.", body="int")
 async def update_partitions(call: Call) -> None:
     try:
-        await call.admin("UpdateTopic", wire.TopicSpec(name=call.topic.full, partitions=_partitions(call)))
+        await call.admin(op.UPDATE_TOPIC, name=call.topic.full, partitions=_partitions(call))
     except InvalidRequest as error:
         raise BadRequest(error.message, 422) from error
 
 
 @route("DELETE", TOPIC + "/partitions", "Deletes a partitioned topic; `force` as of a topic without.", busy=412)
 async def delete_partitioned(call: Call) -> None:
-    asked = wire.DeleteRequest(name=call.topic.full, force=call.flag("force"))
-    await call.authorize("Admin.DeleteTopic", asked)
+    asked: dict[str, object] = {"name": call.topic.full, "force": call.flag("force")}
+    await call.authorize(op.DELETE_TOPIC, **asked)
     if not await call.partitions():
         raise NotFound(f"topic {call.topic} has no partitions")
-    await call.admin("DeleteTopic", asked)
+    await call.admin(op.DELETE_TOPIC, **asked)
 
 
 @route("POST", TOPIC + "/createMissedPartitions", "Nothing to do: partitions are made together.")
 async def create_missing(call: Call) -> None:
-    await call.authorize("Admin.UpdateTopic", wire.TopicSpec(name=call.topic.full))
+    await call.authorize(op.UPDATE_TOPIC, name=call.topic.full)
     await call.partitions()
 
 
@@ -102,34 +101,24 @@ async def create_missing(call: Call) -> None:
 @route("PUT", TOPIC, "Makes a topic without partitions.", body="{key: value} | empty")
 async def create_topic(call: Call) -> None:
     given = {} if call.is_empty else check_properties(call.json(dict[str, str]))
-    await call.admin("CreateTopic", wire.TopicSpec(name=call.topic.full))
+    await call.admin(op.CREATE_TOPIC, name=call.topic.full)
     if given:
         await _note(call, given)
 
 
 async def _note(call: Call, properties: dict[str, str]) -> None:
-    await call.admin("ChangeProperties", wire.ChangePropertiesRequest(topic=call.topic.base.full, set=properties))
+    await call.admin(op.CHANGE_PROPERTIES, topic=call.topic.base.full, set=properties)
 
 
 @route("DELETE", TOPIC,
        "Deletes a topic without partitions; with `force` what is open in transactions is aborted first.",
        busy=412)  # fmt: skip
 async def delete_topic(call: Call) -> None:
-    asked = wire.DeleteRequest(name=call.topic.full, force=call.flag("force"))
-    await call.authorize("Admin.DeleteTopic", asked)
+    asked: dict[str, object] = {"name": call.topic.full, "force": call.flag("force")}
+    await call.authorize(op.DELETE_TOPIC, **asked)
     if await call.partitions():
         raise BadRequest(f"topic {call.topic} has partitions: DELETE …/partitions", 409)
-    await call.admin("DeleteTopic", asked)
-
-
-@route("PUT", TOPIC + "/unload", "Its broker gives it back; the next look-up loads it.")
-async def unload_topic(call: Call) -> None:
-    await call.each_partition("UnloadTopic", lambda topic: wire.Name(name=topic))
-
-
-@route("DELETE", TOPIC + "/truncate", "Deletes its messages.")
-async def truncate_topic(call: Call) -> None:
-    await call.each_partition("TruncateTopic", lambda topic: wire.Name(name=topic))
+    await call.admin(op.DELETE_TOPIC, **asked)
 
 
 @route("POST", TOPIC + "/skipLost",
@@ -138,10 +127,7 @@ async def truncate_topic(call: Call) -> None:
 async def skip_lost(call: Call) -> object:
     only = call.query.get("ledger", "")
     ledger = {"ledger_id": call.number(only, "the parameter ledger")} if only else {}
-    force = call.flag("force")
-    found = await call.each_partition(
-        "SkipLost", lambda topic: wire.SkipLostRequest(topic=topic, force=force, **ledger)
-    )
+    found = await call.each_partition(op.SKIP_LOST, force=call.flag("force"), **ledger)
     topics = await call.partitions() or [call.topic]
     return [
         {
@@ -159,62 +145,37 @@ async def skip_lost(call: Call) -> object:
     ]  # fmt: skip
 
 
-@route("POST", TOPIC + "/trim", "Deletes what every subscription has acknowledged and retention does not keep.")
-async def trim_topic(call: Call) -> None:
-    await call.each_partition("TrimTopic", lambda topic: wire.Name(name=topic))
-
-
 @route("POST", TOPIC + "/terminate", "It takes no more messages; its last one.", answer="MessageId")
 async def terminate_topic(call: Call) -> object:
-    asked = wire.Name(name=call.topic.full)
-    await call.authorize("Admin.TerminateTopic", asked)
-    if await call.partitions():
-        raise BadRequest(f"topic {call.topic} has partitions: POST …/terminate/partitions", 405)
-    return message_id(await call.admin("TerminateTopic", asked))
+    await call.one_partition(op.TERMINATE_TOPIC, "POST …/terminate/partitions")
+    return message_id(await call.admin(op.TERMINATE_TOPIC, name=call.topic.full))
 
 
 @route("POST", TOPIC + "/terminate/partitions", "Its partitions take no more messages; the last one of each.",
        answer="{partition: MessageId}")  # fmt: skip
 async def terminate_partitions(call: Call) -> object:
-    asked = wire.Name(name=call.topic.full)
-    await call.authorize("Admin.TerminateTopic", asked)
+    await call.authorize(op.TERMINATE_TOPIC, name=call.topic.full)
     if not await call.partitions():
         raise BadRequest(f"topic {call.topic} has no partitions: POST …/terminate", 405)
-    found = await call.each_partition("TerminateTopic", lambda topic: wire.Name(name=topic))
+    found = await call.each_partition(op.TERMINATE_TOPIC)
     return {str(number): message_id(each) for number, each in enumerate(found)}
-
-
-@route("GET", TOPIC + "/properties", "What users noted of the topic.", answer="{key: value}")
-async def properties(call: Call) -> object:
-    found = await call.admin("GetProperties", wire.PlaceRequest(topic=call.topic.base.full))
-    return dict(found.properties)
-
-
-@route("PUT", TOPIC + "/properties", "These are noted; others stay.", body="{key: value}")
-async def update_properties(call: Call) -> None:
-    await _note(call, call.json(dict[str, str]))
 
 
 @route("DELETE", TOPIC + "/properties", "The property of `key` is gone.")
 async def remove_property(call: Call) -> None:
     key = call.query.get("key", "")
-    asked = wire.ChangePropertiesRequest(topic=call.topic.base.full, remove=[key])
-    await call.authorize("Admin.ChangeProperties", asked)
+    asked = {"topic": call.topic.base.full, "remove": [key]}
+    await call.authorize(op.CHANGE_PROPERTIES, **asked)
     if not key:
         raise BadRequest("the parameter key says which property", 412)
-    await call.admin("ChangeProperties", asked)
+    await call.admin(op.CHANGE_PROPERTIES, **asked)
 
 
 # ------------------------------------------------------------------ compaction
-@route("PUT", TOPIC + "/compaction", "Starts a compaction.")
-async def compact(call: Call) -> None:
-    await call.each_partition("Compact", lambda topic: wire.Name(name=topic))
-
-
 @route("GET", TOPIC + "/compaction", "How the last compaction went; of partitions the one that is least done.",
        answer="{status, lastError}")  # fmt: skip
 async def compaction_status(call: Call) -> object:
-    found = await call.each_partition("CompactionStatus", lambda topic: wire.Name(name=topic))
+    found = await call.each_partition(op.COMPACTION_STATUS)
     order = ("ERROR", "RUNNING", "NOT_RUN", "SUCCESS")
     least = min(found, key=lambda each: order.index(each.state) if each.state in order else 0)
     return {"status": least.state, "lastError": least.error}
@@ -222,13 +183,13 @@ async def compaction_status(call: Call) -> object:
 
 @route("GET", TOPIC + "/offload", "There is no tiered storage.", answer="{status, lastError}")
 async def offload_status(call: Call) -> object:
-    await call.authorize("Admin.CompactionStatus", wire.Name(name=call.topic.full))
+    await call.authorize(op.COMPACTION_STATUS, name=call.topic.full)
     await call.partitions()
     return {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": None}
 
 
 @route("PUT", TOPIC + "/offload", "405: there is no tiered storage.", body="MessageId")
 async def offload(call: Call) -> None:
-    await call.authorize("Admin.Compact", wire.Name(name=call.topic.full))
+    await call.authorize(op.COMPACT, name=call.topic.full)
     await call.partitions()
     raise BadRequest(f"nothing can be offloaded: {NO_STORAGE}", 405)

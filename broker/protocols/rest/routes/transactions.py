@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from .....proto import wire_pb2 as wire
+from .....proto import operations as op
 from .....proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, TransactionEnded
 from .....proto.names import Position, TopicName
-from .....proto.transactions import COORDINATORS_MAX, TxnId
+from .....proto.pulsar_json import coordinator_form, here_form, transaction_form
+from .....proto.statistics import CoordinatorTransactions, SubscriptionStats, TransactionHere, TransactionStats
+from .....proto.transactions import COORDINATORS_MAX, TxnId, TxnState
 from ....subscription.core.cursor import Cursor
 from .. import transactions as forms
 from ..call import Call
@@ -42,10 +44,6 @@ def _topic(call: Call) -> TopicName:
     return call.topic
 
 
-def wire_of(txn: TxnId) -> wire.TransactionId:
-    return wire.TransactionId(most=txn.most, least=txn.least)
-
-
 def _coordinator(call: Call, text: str) -> int:
     number = call.number(text, "a coordinator")
     if number >= COORDINATORS_MAX:
@@ -60,38 +58,33 @@ async def numbers(call: Call) -> list[int]:
     return list(range(await call.broker.transactions.count_now()))
 
 
-async def _listed(call: Call, number: int, limit: int = 1) -> wire.ListTransactionsReply:
-    asked = wire.ListTransactionsRequest(coordinator=number, limit=limit)
-    found: wire.ListTransactionsReply = await call.at_coordinator("ListTransactions", asked)
-    return found
+async def _listed(call: Call, number: int, limit: int = 1) -> CoordinatorTransactions:
+    return await call.at_coordinator(op.LIST_TRANSACTIONS, coordinator=number, limit=limit)
 
 
-async def _found(call: Call, txn: TxnId) -> wire.TransactionInfo:
+async def _found(call: Call, txn: TxnId) -> TransactionStats:
     """Returns a transaction. NotFound: it has not begun."""
-    found = await call.at_coordinator("ListTransactions", wire.ListTransactionsRequest(txn=wire_of(txn), limit=1))
+    found = await call.at_coordinator(op.LIST_TRANSACTIONS, txn=txn, limit=1)
     if not found.items:
         raise NotFound(f"no transaction {txn} has begun")
-    item: wire.TransactionInfo = found.items[0]
-    return item
+    return found.items[0]
 
 
-async def _at(call: Call, found: wire.TransactionInfo) -> dict[str, wire.TopicTransactionReply | MagnetarError]:
+async def _at(call: Call, found: TransactionStats) -> dict[str, TransactionHere | MagnetarError]:
     """Returns what each of the transaction's topics has of it, or the error with which it does not say."""
 
-    async def ask(topic: str) -> wire.TopicTransactionReply | MagnetarError:
-        asked = wire.TopicTransactionRequest(topic=topic, txn=found.txn)
+    async def ask(topic: str) -> TransactionHere | MagnetarError:
         try:
-            reply: wire.TopicTransactionReply = await call.anywhere("TopicTransaction", TopicName.parse(topic), asked)
+            return await call.anywhere(op.TOPIC_TRANSACTION, TopicName.parse(topic), txn=found.txn)
         except MagnetarError as error:
             return error
-        return reply
 
-    topics = list(found.topics)[:TOPICS_MAX]
+    topics = found.topics[:TOPICS_MAX]
     return dict(zip(topics, await asyncio.gather(*map(ask, topics)), strict=True))
 
 
-async def _metadata(call: Call, found: wire.TransactionInfo, *, asked: bool = True) -> dict[str, Any]:
-    at: dict[str, wire.TopicTransactionReply | None] = dict.fromkeys(found.topics)
+async def _metadata(call: Call, found: TransactionStats, *, asked: bool = True) -> dict[str, Any]:
+    at: dict[str, TransactionHere | None] = dict.fromkeys(found.topics)
     if asked:
         at |= {
             topic: None if isinstance(here, MagnetarError) else here for topic, here in (await _at(call, found)).items()
@@ -103,7 +96,7 @@ async def _metadata(call: Call, found: wire.TransactionInfo, *, asked: bool = Tr
 @route("GET", BASE + "/coordinators", "The coordinators, and where the broker of each is, or the one that is asked.",
        answer="[TransactionCoordinatorInfo]")  # fmt: skip
 async def coordinators(call: Call) -> object:
-    await call.authorize("Admin.ListTransactions", wire.ListTransactionsRequest())
+    await call.authorize(op.LIST_TRANSACTIONS)
     urls = {
         each.name: next(iter(each.pulsar.get("", ())), f"magnetar://{each.endpoint}")
         for each in await call.broker.brokers()
@@ -129,7 +122,7 @@ async def coordinator_internals(call: Call) -> object:
 
 @route("POST", BASE + "/transactionCoordinator/replicas", "Takes the number that there is; it is fixed.", body="int")
 async def coordinator_replicas(call: Call) -> None:
-    await call.authorize("Admin.AbortTransaction", wire.TransactionId())
+    await call.authorize(op.ABORT_TRANSACTION)
     wanted, count = call.json(int), await call.broker.transactions.count_now()
     if wanted != count:
         raise NotAllowed(f"there are {count} coordinators: `transaction_coordinators`, fixed by the first transaction")
@@ -148,28 +141,25 @@ async def slow_transactions(call: Call) -> object:
     least_ms, slow = call.number(call.names["timeout"], "a time in ms"), {}
     for number in await numbers(call):
         items = (await _listed(call, number, LIST_DEFAULT)).items
-        found = [each for each in items if each.age_ms >= least_ms and forms.state_of(each) in ("OPEN", "PREPARED")]
+        found = [each for each in items if each.age_ms >= least_ms and each.state in (TxnState.OPEN, TxnState.PREPARED)]
         for position, each in enumerate(found):
-            slow[forms.id_of(each)] = await _metadata(call, each, asked=position < SLOW_MAX)
+            slow[str(each.txn)] = await _metadata(call, each, asked=position < SLOW_MAX)
     return slow
 
 
 @route("POST", BASE + "/abortTransaction" + ID, "Aborts one that is open or prepared. 409: it is committed.")
 async def abort_transaction(call: Call) -> None:
     txn = txn_of(call)
-    found = await call.at_coordinator("AbortTransaction", wire_of(txn))
-    if wire.TransactionState.Name(found.state) == "COMMITTED":
+    if await call.at_coordinator(op.ABORT_TRANSACTION, **txn._asdict()) is TxnState.COMMITTED:
         raise TransactionEnded(f"transaction {txn} is committed")
 
 
 # ------------------------------------------------------------------ of one topic
-async def _here(call: Call) -> wire.TopicTransactionReply:
-    asked = wire.TopicTransactionRequest(topic=_topic(call).full, txn=wire_of(txn_of(call)))
-    found: wire.TopicTransactionReply = await call.admin("TopicTransaction", asked)
-    return found
+async def _here(call: Call) -> TransactionHere:
+    return await call.admin(op.TOPIC_TRANSACTION, topic=_topic(call).full, txn=txn_of(call))
 
 
-async def _outcome(call: Call) -> wire.TransactionInfo | None:
+async def _outcome(call: Call) -> TransactionStats | None:
     """Returns how a transaction ended; None: its coordinator does not say, or not to this caller."""
     try:
         return await _found(call, txn_of(call))
@@ -195,15 +185,16 @@ async def transaction_in_pending_acks(call: Call) -> object:
 @route("GET", BASE + "/transactionBufferStats" + OF_TOPIC, "The last stable position, what is open and aborted.",
        answer="TransactionBufferStats")  # fmt: skip
 async def buffer_stats(call: Call) -> object:
-    name = wire.Name(name=_topic(call).full)
-    return forms.buffer_stats(await call.admin("TopicStats", name), await call.admin("TopicInternalStats", name))
+    name = _topic(call).full
+    stats, log = await call.admin(op.TOPIC_STATS, name=name), await call.admin(op.TOPIC_INTERNAL_STATS, name=name)
+    return forms.buffer_stats(stats, log)
 
 
-async def _subscription(call: Call) -> wire.SubscriptionStats:
+async def _subscription(call: Call) -> SubscriptionStats:
     """Returns the statistics of a subscription. Raises NotFound."""
-    stats = await call.admin("TopicStats", wire.Name(name=_topic(call).full))
+    stats = await call.admin(op.TOPIC_STATS, name=_topic(call).full)
     wanted = call.names["subscription"]
-    found: wire.SubscriptionStats | None = next((each for each in stats.subscriptions if each.name == wanted), None)
+    found = next((each for each in stats.subscriptions if each.name == wanted), None)
     if found is None:
         raise NotFound(f"topic {call.topic} has no subscription {wanted[:100]!r}")
     return found
@@ -252,7 +243,7 @@ async def pending_ack_internals(call: Call) -> object:
 @route("GET", BASE + "/transactionBufferInternalStats" + OF_TOPIC, "Refused: outcomes have no topic of snapshots.",
        answer="nothing: 405")  # fmt: skip
 async def buffer_internals(call: Call) -> object:
-    await call.admin("TopicStats", wire.Name(name=_topic(call).full))
+    await call.admin(op.TOPIC_STATS, name=_topic(call).full)
     raise NotAllowed("outcomes of transactions have no topic of snapshots: they are stored in a ledger beside the log")
 
 
@@ -263,12 +254,12 @@ async def list_transactions(call: Call) -> object:
     limit = call.number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1)
     asked = await numbers(call)
     found = [each for number in asked for each in (await _listed(call, number, min(limit, LIST_DEFAULT))).items]
-    return [forms.row(each) for each in sorted(found, key=lambda each: -each.age_ms)]
+    return [transaction_form(each) for each in sorted(found, key=lambda each: -each.age_ms)]
 
 
 @route("GET", BASE + "/status", "The coordinators: epochs and counts.", answer="[{coordinator, epoch, open, …}]")
 async def status(call: Call) -> object:
-    return [forms.coordinator_row(number, await _listed(call, number)) for number in await numbers(call)]
+    return [coordinator_form(number, await _listed(call, number)) for number in await numbers(call)]
 
 
 @route("GET", BASE + "/id" + ID, "Who began it, and for each topic what it has there and what waits for its end.",
@@ -277,20 +268,20 @@ async def show(call: Call) -> object:
     found = await _found(call, txn_of(call))
     at = [
         {"topic": topic, "error": str(here)} if isinstance(here, MagnetarError)
-        else {"topic": topic, **forms.here_of(here)}
+        else {"topic": topic, **here_form(here)}
         for topic, here in (await _at(call, found)).items()
     ]  # fmt: skip
-    return {**forms.row(found), "at": at}
+    return {**transaction_form(found), "at": at}
 
 
 @route("POST", BASE + "/id" + ID + "/abort", "As abortTransaction, with the state.", answer="{txn, state}")
 async def abort(call: Call) -> object:
     txn = txn_of(call)
-    found = await call.at_coordinator("AbortTransaction", wire_of(txn))
-    return {"txn": str(txn), "state": wire.TransactionState.Name(found.state)}
+    state = await call.at_coordinator(op.ABORT_TRANSACTION, **txn._asdict())
+    return {"txn": str(txn), "state": state.name}
 
 
 @route("POST", BASE + "/id" + ID + "/detach", "Stops waiting for a topic that cannot store the outcome.", body="topic")
 async def detach(call: Call) -> None:
-    topic, txn = TopicName.parse(call.json(str)).full, wire_of(txn_of(call))
-    await call.at_coordinator("DetachTransaction", wire.DetachTransactionRequest(txn=txn, topic=topic))
+    topic = TopicName.parse(call.json(str)).full
+    await call.at_coordinator(op.DETACH_TRANSACTION, txn=txn_of(call), topic=topic)

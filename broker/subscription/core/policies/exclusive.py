@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from .....proto.states import Blocked
 from .in_log_order import InLogOrder, why_none
-from .policy import Blocked, Entry, Member, SubscriptionOptions
+from .policy import Entry, Member, SubscriptionOptions
 
 
 class Exclusive(InLogOrder):

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from .....proto.routing import sticky_slot
+from .....proto.states import Blocked
 from .in_log_order import InLogOrder, why_none
-from .policy import ActiveChanged, Blocked, Entry, Member, Statistics, SubscriptionOptions
+from .policy import ActiveChanged, Entry, Member, Statistics, SubscriptionOptions
 from .slot_owners import Ring
 
 

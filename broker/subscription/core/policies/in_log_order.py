@@ -10,8 +10,9 @@ from typing import ClassVar
 from pyroaring import BitMap
 
 from .....proto.names import Position
+from .....proto.states import Blocked
 from ..positions import PositionSet
-from .policy import ActiveChanged, Blocked, Entry, Member, Statistics, SubscriptionOptions
+from .policy import ActiveChanged, Entry, Member, Statistics, SubscriptionOptions
 
 NOTHING = PositionSet()
 """The waiting entries of a subscription in which nothing has failed; never add to it."""

@@ -33,9 +33,10 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar
 
 from .....proto.names import Position
+from .....proto.states import Blocked
 from .in_log_order import why_none
 from .key_slots import NOTHING, Slot, Slots
-from .policy import ActiveChanged, Blocked, Draining, Entry, Keys, Member, Statistics, SubscriptionOptions
+from .policy import ActiveChanged, Draining, Entry, Keys, Member, Statistics, SubscriptionOptions
 from .slot_owners import Halves, Ring, SlotOwners, Sticky, key_shared_options
 
 

@@ -9,7 +9,6 @@ waits. The dispatcher (broker/subscription/core/dispatch.py) notifies it of each
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Collection, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -17,28 +16,8 @@ import msgspec
 from pyroaring import BitMap
 
 from .....proto.names import Position
+from .....proto.states import Blocked
 from ....common.config import BrokerConfig
-
-
-class Blocked(enum.Enum):
-    """The reason why no consumer gets the next message."""
-
-    NO_CONSUMER = "no consumer is connected"
-    NO_PERMITS = "no consumer has permits left"
-    SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
-    TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
-    NOT_YET = "an earlier one comes first"
-    FAILED = "a message that failed comes first: it waits for its back-off, or has not been acknowledged again"
-    KEYS_BUSY = "the next messages wait for their keys' consumers"
-    HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
-    THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
-    MOVING = "the subscription is moved, and the new place is not stored yet"
-    FINDING_DELAYS = "the buckets of delayed messages are looked up"
-    DELAYS = "delayed messages cannot be stored and take all the memory that they may"
-    DELAYED = "what is left is to be delivered later"
-    HELD = "what is left failed, and waits for its back-off or to be a dead letter"
-    CAUGHT_UP = "everything was delivered"
-
 
 AT_THE_END = (Blocked.DELAYED, Blocked.HELD, Blocked.CAUGHT_UP)
 """Reasons that nothing can be read now. An acknowledgement frees nothing: what comes next wakes the subscription by

@@ -14,8 +14,9 @@ from __future__ import annotations
 from bisect import insort
 from typing import ClassVar
 
+from .....proto.states import Blocked
 from .in_log_order import InLogOrder, why_none
-from .policy import Blocked, Entry, Member, SubscriptionOptions
+from .policy import Entry, Member, SubscriptionOptions
 
 TURN_ENTRIES = 20
 CHUNKED_MAX = 10_000

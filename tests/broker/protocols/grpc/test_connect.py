@@ -15,7 +15,6 @@ from magnetar.broker.protocols.grpc import connection, handlers
 from magnetar.broker.session.consumer import ConsumerSession
 from magnetar.broker.subscription.pump import PUMP_ENTRIES_MAX
 from magnetar.broker.topic.core.dedup import Dedup
-from magnetar.broker.topic.core.upkeep import Quota
 from magnetar.ledger.sender import AddSender
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
@@ -33,6 +32,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.model import ENTRY_COST_BYTES
 from magnetar.proto.names import TopicName
+from magnetar.proto.states import BacklogQuotaState
 from magnetar.runtime.memory.budget import MemoryBudget
 from magnetar.runtime.network import rpc
 from tests.compiled import replaces_code
@@ -239,7 +239,7 @@ async def test_a_producer_that_its_quota_holds_waits_alone_and_loses_nothing(raw
     await raw.producer(1, T + "1")
     await raw.producer(2, T + "2")
     topic = raw.running.brokers[0].topics[T + "1"]
-    topic.life.quota = Quota.HOLD
+    topic.life.quota = BacklogQuotaState.HOLD
     for number in range(5):
         raw.publish(1, number)
     for number in range(5):
@@ -255,7 +255,7 @@ async def test_a_producer_that_its_quota_holds_waits_alone_and_loses_nothing(raw
 async def test_who_opens_while_the_quota_holds_gets_its_credit_afterwards(raw: Raw) -> None:
     await raw.producer(1)
     topic = raw.running.brokers[0].topics[T]
-    topic.life.quota = Quota.HOLD
+    topic.life.quota = BacklogQuotaState.HOLD
     assert (await raw.producer(2)).credit == 0
     topic.life.quota = None
     topic.gate.look()
@@ -267,7 +267,7 @@ async def test_a_held_producer_keeps_nothing_here_while_memory_is_tight(raw: Raw
     await raw.producer(1)
     broker = raw.running.brokers[0]
     topic, memory = broker.topics[T], broker.owned.memory.requests
-    topic.life.quota = Quota.HOLD
+    topic.life.quota = BacklogQuotaState.HOLD
     for number in range(3):
         raw.publish(1, number, bytes(10_000))
     async with asyncio.timeout(10):

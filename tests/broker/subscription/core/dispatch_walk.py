@@ -28,7 +28,7 @@ from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.pending_acks import first_of, freed
 from magnetar.broker.subscription.core.policies import type_of
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
-from magnetar.broker.subscription.core.policies.policy import AT_THE_END, Blocked, Member, SubscriptionOptions
+from magnetar.broker.subscription.core.policies.policy import AT_THE_END, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.policies.slot_owners import KeySharedOptions, key_shared_options
 from magnetar.broker.subscription.returns import Returns
 from magnetar.proto import wire_pb2 as wire
@@ -36,6 +36,7 @@ from magnetar.proto.errors import TransactionConflict
 from magnetar.proto.model import AckedEntry
 from magnetar.proto.names import Position
 from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
+from magnetar.proto.states import Blocked
 from magnetar.proto.transactions import TxnId
 from tests.broker.subscription.core.shapes import Item
 

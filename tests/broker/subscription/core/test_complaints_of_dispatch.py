@@ -8,10 +8,11 @@ from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.deliveries import Delivery, Read
 from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.policies.policy import Blocked, Member
+from magnetar.broker.subscription.core.policies.policy import Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import sticky_slot
+from magnetar.proto.states import Blocked
 from tests.broker.subscription.core.shapes import Item, policy_of, positions_of, shape_of
 
 SHARED, KEY_SHARED = wire.Subscribe.SHARED, wire.Subscribe.KEY_SHARED

@@ -12,9 +12,10 @@ from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.deliveries import Delivery, DispatchLimits, Read, ReplayRange
 from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.policies.policy import Blocked, Member, Policy
+from magnetar.broker.subscription.core.policies.policy import Member, Policy
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
+from magnetar.proto.states import Blocked
 from tests.broker.subscription.core.shapes import Item, policy_of, positions_of, shape_of
 
 EXCLUSIVE, SHARED = wire.Subscribe.EXCLUSIVE, wire.Subscribe.SHARED

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.subscription.core.cursor_state import Count
 from magnetar.broker.subscription.core.redelivery_backoff import (
     LADDER,
@@ -16,6 +15,7 @@ from magnetar.broker.subscription.core.redelivery_backoff import (
     DeadLetterPolicy,
     policy_of,
 )
+from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position, TopicName
 
 HERE = TopicName.parse("persistent://public/default/t-partition-3")

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.subscription.core.policies import TYPES
 from magnetar.broker.topic.core import admission
 from magnetar.broker.topic.core.admission import Admission, host_of
+from magnetar.proto.applied import Applied
 from magnetar.proto.errors import BackPressure, ConsumerBusy, ProducerBusy
 from magnetar.proto.names import TopicName
 

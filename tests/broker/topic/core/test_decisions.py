@@ -6,7 +6,7 @@ import pytest
 
 from magnetar.broker.cluster.core.bundles import bundle_name, bundle_of
 from magnetar.broker.common.refusals import PublishRefusal
-from magnetar.broker.log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
+from magnetar.broker.log.core.trimming import Retention, Safe, trimmable, verdicts
 from magnetar.broker.topic.core.publish import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
@@ -18,6 +18,7 @@ from magnetar.broker.topic.core.publish import (
     refusal,
 )
 from magnetar.proto.names import Position, TopicName
+from magnetar.proto.states import LedgerStays as Stays
 from tests.broker.subscription.core.shapes import shape_of
 
 MINUTE_MS = 60_000

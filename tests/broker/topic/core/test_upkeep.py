@@ -6,11 +6,13 @@ from functools import partial
 
 import pytest
 
-from magnetar.broker.common.applied import Applied
 from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.log.core.trimming import Retention, Safe, Stays, trimmable, verdicts
-from magnetar.broker.topic.core.upkeep import Quota, backlog_bytes, inactive, mark_within, over_quota, rolls
+from magnetar.broker.log.core.trimming import Retention, Safe, trimmable, verdicts
+from magnetar.broker.topic.core.upkeep import backlog_bytes, inactive, mark_within, over_quota, rolls
+from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position
+from magnetar.proto.states import BacklogQuotaState
+from magnetar.proto.states import LedgerStays as Stays
 
 MIB = 1 << 20
 
@@ -110,11 +112,13 @@ def test_the_backlog_lies_behind_the_mark() -> None:
 @pytest.mark.parametrize(
     ("policy", "what"),
     [
-        ("producer_request_hold", Quota.HOLD), ("producer_exception", Quota.REFUSE),
-        ("consumer_backlog_eviction", Quota.EVICT),
+        ("producer_request_hold", BacklogQuotaState.HOLD), ("producer_exception", BacklogQuotaState.REFUSE),
+        ("consumer_backlog_eviction", BacklogQuotaState.EVICT),
     ],
 )  # fmt: skip
-def test_a17_past_the_quota_by_size_or_by_age_the_policy_says_what_happens(policy: str, what: Quota) -> None:
+def test_a17_past_the_quota_by_size_or_by_age_the_policy_says_what_happens(
+    policy: str, what: BacklogQuotaState
+) -> None:
     applied = Applied(backlog_quota_bytes=1 << 20, backlog_quota_s=60, backlog_quota_policy=policy)  # type: ignore[arg-type]
     assert over_quota(applied, MIB - 1, 59) is None
     assert over_quota(applied, MIB, 0) is what

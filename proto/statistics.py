@@ -1,134 +1,40 @@
-"""The answers of the admin client: frozen values and closed sets, free of any transport.
+"""What administration answers, once: statistics and settings as frozen values, for brokers, protocols and clients.
 
-Units are in the names where a unit is not "messages" or "entries": `_bytes`, `_ms` (since the epoch where it is a time
-of day), `_s`. Counters run since the owner loaded the topic. A name that a later version of a server may add to a
-closed set is UNKNOWN.
+A value is the message of proto/wire.proto with the fields of the same names (proto/translation.py). Units are in the
+names where a unit is not "messages" or "entries": `_bytes`, `_ms` (since the epoch where it is a time of day), `_s`.
+Counters run since the owner loaded the topic. Closed sets: proto/states.py.
+Guarding tests: tests/client/admin/test_grpc_transport.py, tests/broker/protocols/grpc/test_stats.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Self
+from enum import IntEnum
 
-from ...proto import subscription_types
-from ...proto.names import Position
-from ...proto.schema import Compatibility, SchemaInfo
-from ...proto.transactions import TxnId, TxnState
-from ..model.message_id import MessageId
+from .names import Position
+from .schema import Compatibility, SchemaInfo
+from .states import (
+    BacklogQuotaState,
+    Blocked,
+    CompactionState,
+    KeyDistribution,
+    LedgerState,
+    LedgerStays,
+    SubscriptionType,
+    TopicState,
+)
+from .transactions import TxnId, TxnState
 
-
-class _Words(StrEnum):
-    @classmethod
-    def _missing_(cls, value: object) -> Self:
-        return cls("unknown")
-
-
-if TYPE_CHECKING:
-
-    class SubscriptionType(_Words):
-        """How the consumers of a subscription share its messages. NONE: no consumer has connected yet."""
-
-        NONE = ""
-        EXCLUSIVE = "EXCLUSIVE"
-        SHARED = "SHARED"
-        FAILOVER = "FAILOVER"
-        KEY_SHARED = "KEY_SHARED"
-        UNKNOWN = "unknown"
-else:
-    SubscriptionType = _Words(
-        "SubscriptionType", {"NONE": "", **{name: name for name in subscription_types.NUMBERS}, "UNKNOWN": "unknown"}
-    )
-    SubscriptionType.__doc__ = "How the consumers of a subscription share its messages. NONE: none has connected yet."
-
-
-class KeyDistribution(_Words):
-    """How a Key_Shared subscription divides the keys. NONE: it is of another type, or has no consumer."""
-
-    NONE = ""
-    AUTO_SPLIT = "AUTO_SPLIT"
-    STICKY = "STICKY"
-    UNKNOWN = "unknown"
-
-
-class Blocked(_Words):
-    """The reason why no consumer of a subscription gets the next message. NO: one does."""
-
-    NO = ""
-    NO_CONSUMER = "no consumer is connected"
-    NO_PERMITS = "no consumer has permits left"
-    SLOW_CONSUMER = "the consumers with permits do not read what was sent to them"
-    TOO_MANY_UNACKED = "the consumers hold as many unacknowledged messages as they may"
-    NOT_YET = "an earlier one comes first"
-    FAILED = "a message that failed comes first: it waits for its back-off, or has not been acknowledged again"
-    KEYS_BUSY = "the next messages wait for their keys' consumers"
-    HOLES = "what is acknowledged out of order takes all the memory that it may; older messages have to be acknowledged"
-    THROTTLED = "the dispatch rate of the subscription, the topic or the broker is reached"
-    MOVING = "the subscription is moved, and the new place is not stored yet"
-    FINDING_DELAYS = "the buckets of delayed messages are looked up"
-    DELAYS = "delayed messages cannot be stored and take all the memory that they may"
-    DELAYED = "what is left is to be delivered later"
-    HELD = "what is left failed, and waits for its back-off or to be a dead letter"
-    CAUGHT_UP = "everything was delivered"
-    UNKNOWN = "unknown"
-
-
-class BacklogQuotaState(_Words):
-    """The reaction of a topic whose backlog is above its quota. NOT_REACHED: it is not above, or there is no quota."""
-
-    NOT_REACHED = ""
-    HOLD = "producers wait: the backlog quota is reached"
-    REFUSE = "publishes are refused: the backlog quota is reached"
-    EVICT = "the oldest messages are given up: the backlog quota is reached"
-    UNKNOWN = "unknown"
-
-
-class TopicState(_Words):
-    """The state of a topic's log at its owner."""
-
-    OPENING = "opening"
-    SERVING = "serving"
-    SWITCHING = "switching to the next ledger"
-    TERMINATED = "terminated"
-    CLOSING = "closing"
-    CLOSED = "closed"
-    LOST = "lost to another broker"
-    UNKNOWN = "unknown"
-
-
-class LedgerState(_Words):
-    """The state of a ledger. OPEN: the topic's owner writes it."""
-
-    OPEN = "open"
-    CLOSED = "closed"
-    UNKNOWN = "unknown"
-
-
-class LedgerStays(_Words):
-    """The reason why a ledger of a topic is not deleted. NO: the next trim deletes it."""
-
-    NO = ""
-    OPEN = "it is the last of the list, or it is written"
-    NOT_ACKNOWLEDGED = "a durable subscription has not durably acknowledged all of it"
-    NOT_IN_SNAPSHOT = "the snapshot of sequence ids that deduplication keeps does not cover it"
-    TRANSACTION_OPEN = "a transaction with entries in it, or before it, is open"
-    NOT_IN_OUTCOMES = "the stored outcomes of transactions do not cover it"
-    NOT_COMPACTED = "compaction is on or running, and has not read all of it"
-    NOT_SUBSCRIBED = "the topic has no durable subscription, and what it keeps until it has one is not reached"
-    RETAINED_BY_TIME = "the retention time has not passed"
-    RETAINED_BY_SIZE = "the retention size is not reached"
-    UNKNOWN = "unknown"
-
-
-class CompactionState(_Words):
-    """The state of the last compaction of a topic: Pulsar's names."""
-
-    NOT_RUN = "NOT_RUN"
-    RUNNING = "RUNNING"
-    SUCCESS = "SUCCESS"
-    ERROR = "ERROR"
-    UNKNOWN = "unknown"
+__all__ = (
+    "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BrokerInfo", "CompactionState",
+    "CompactionStatus", "ConsumerStats", "CoordinatorHalves", "CoordinatorTransactions", "DrainingSlot", "HalfDecision",
+    "HalfState", "HalfStats", "KeyDistribution", "LedgerState", "LedgerStats", "LedgerStays", "LostOfSubscription",
+    "LostRange", "NamespaceInfo", "NamespaceStats", "OrphanLedger", "Orphans", "PendingOfTransaction", "Permissions",
+    "ProducerStats", "SchemaTest", "SinkOfTransaction", "SkippedLost", "SlotRange", "SubscriptionStats",
+    "SubscriptionType", "TenantInfo", "TopicInternalStats", "TopicOffsets", "TopicSchema", "TopicState", "TopicStats",
+    "TopicTransactions", "TransactionHere", "TransactionStats", "Unloaded",
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------ tenants and namespaces
@@ -404,18 +310,6 @@ class BacklogAnalysis:
     acknowledged: int  # messages among these entries that are acknowledged
     bytes: int
     complete: bool  # False: it was too long to be read to its end
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A message as it is stored, without being delivered."""
-
-    topic: str  # of one partition, full name
-    message_id: MessageId
-    key: str
-    properties: Mapping[str, str]
-    publish_time_ms: int
-    payload: bytes
 
 
 # ------------------------------------------------------------------------------------ schemas

@@ -1,0 +1,88 @@
+"""The verbs that follow from rows of proto/operations.py: those whose row has a `cli`.
+
+The argument is the place; -s names the subscription; what the row takes are options. On a partitioned topic a verb is
+applied to each partition, at its owner. A verb that answers nothing says what is done; another one shows a list of
+names, or a row for each partition. LazyGroup makes one only when it is run (attributes of this module, by
+`__getattr__`: "topics trim").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ...proto.operation import AskedOf, Cli, On, Operation
+from ...proto.operations import OPERATIONS
+from ..common.lazy import Lazy
+from ..common.session import SUBSCRIPTION, YES, Session, confirm, connected
+
+
+def verbs(group: str) -> dict[str, Lazy]:
+    """Those of a group, by their last word."""
+    found = (each.cli for each in OPERATIONS.values() if each.cli is not None)
+    return {
+        each.words.removeprefix(f"{group} "): Lazy(".admin.rows", each.words, each.line)
+        for each in found if each.words.rpartition(" ")[0] == group
+    }  # fmt: skip
+
+
+def __getattr__(words: str) -> click.Command:
+    for row in OPERATIONS.values():
+        if row.cli is not None and row.cli.words == words:
+            return _command(row, row.cli)
+    raise AttributeError(f"no verb {words!r}")
+
+
+def _command(row: Operation[Any], cli: Cli) -> click.Command:
+    place = row.rule.on.value if row.rule.on is not On.NOTHING else ""
+
+    def run(session: Session, **given: Any) -> None:
+        yes, named = given.pop("yes", True), given.pop(place, "")
+        of = {place: _full(named) if row.rule.on is On.TOPIC else named} if place else {}
+        of |= {"subscription": given.pop("subscription")} if "subscription" in given else {}
+        texts = {"place": of.get(place, ""), **of, **given}
+        if cli.confirm:
+            confirm(cli.confirm.format(**texts), yes)
+        parts = session.admin.parts(named) if row.asked_of is AskedOf.OWNER else [named] if place else [""]
+        method, others = getattr(session.admin, row.method), [of["subscription"]] if "subscription" in of else []
+        found = {part: method(*([part] if place else []), *others, **given) for part in parts}
+        if cli.done:
+            session.out.done(cli.done.format(**texts), **of)
+        else:
+            _show(session, found, place, cli.empty.format(**texts))
+
+    command = connected(run)
+    if cli.confirm:
+        command = YES(command)
+    for take in reversed(row.takes):
+        flags = (*(("-f",) if take.name == "force" else ()), f"--{take.name.replace('_', '-')}", take.name)
+        settings: dict[str, Any] = {"type": take.kind, "default": take.kind()}
+        settings = {"is_flag": True} if take.kind is bool else settings
+        command = click.option(*flags, help=take.help, **settings)(command)
+    if row.rule.subscription:
+        command = SUBSCRIPTION(command)
+    if place:
+        command = click.argument(place)(command)
+    command.__doc__ = f"{cli.text}\n\nExample: magnetar {cli.words} {cli.example}"
+    return click.command(cli.words.rpartition(" ")[2])(command)
+
+
+def _full(topic: str) -> str:
+    from ...proto.names import TopicName
+
+    return TopicName.parse(topic).full
+
+
+def _show(session: Session, found: Mapping[str, Any], place: str, empty: str) -> None:
+    from dataclasses import asdict, is_dataclass
+
+    if all(isinstance(each, str) for names in found.values() for each in (names if isinstance(names, list) else [0])):
+        session.out.names(sorted({each for names in found.values() for each in names}), empty=empty)
+        return
+    rows = [
+        {**({place: part} if part else {}), **(asdict(each) if is_dataclass(each) else {"answer": each})}  # type: ignore[arg-type]
+        for part, answer in found.items() for each in (answer if isinstance(answer, list) else [answer])
+    ]  # fmt: skip
+    session.out.rows(rows, [*(rows[0] if rows else ())], empty=empty)

@@ -1,0 +1,402 @@
+"""Of blocking.py, for type checkers and editors; `python -m tests.stubs` writes it."""
+
+from collections.abc import Mapping, Sequence
+
+from ...proto import statistics as values
+from ...proto.policies import Policies
+from ...proto.schema import SchemaInfo
+from ...proto.transactions import TxnId, TxnState
+from ..common.closing import ClosedAfterWith
+from ..model.message_id import MessageId
+from .stored_messages import StoredMessage
+
+class Admin(ClosedAfterWith):
+    """Administration of a cluster, blocking: parameters, answers and errors of each method are AdminClient's.
+
+        with magnetar.admin.Admin("magnetar://localhost:7650") as admin:
+            admin.create_topic("flights", partitions=4)
+
+    It runs in the client's loop thread of this process; any thread may call it. Close it, or use a `with` statement.
+    """
+
+    def __init__(
+        self,
+        service_url: str,
+        *,
+        timeout_s: float = 30.0,
+        authentication: object = None,
+        tls_trust_certs_file_path: str = '',
+    ) -> None: ...
+
+    def close(self) -> None:
+        """Closes the connections."""
+
+    def abort_transaction(self, txn: TxnId | str) -> TxnState:
+        """Aborts one that is open or prepared, of any role; returns the state, also of one that has ended."""
+
+    def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
+        """Acknowledges every message of the partition before `index`, durably. `incarnation`: of `offsets`."""
+
+    def all_halves(self, *, group: str = '', limit: int = 1000) -> list[values.CoordinatorHalves]:
+        """Returns the half messages of every coordinator, by its number; `limit` for each."""
+
+    def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
+        """Returns the transactions of every coordinator, by its number; `limit` for each."""
+
+    def analyze_backlog(self, topic: str, name: str) -> values.BacklogAnalysis:
+        """Counts the backlog of one partition message by message."""
+
+    def backlog_size(self, topic: str, position: MessageId) -> int:
+        """Returns about how many bytes are stored after the message."""
+
+    def bookies(self) -> list[values.BookieInfo]:
+        """Returns the registered bookies."""
+
+    def brokers(self) -> list[values.BrokerInfo]:
+        """The registered brokers. Each reports its number of loaded topics; None: no answer within 5 s."""
+
+    def clear_namespace_backlog(self, name: str, subscription: str = '') -> int:
+        """Acknowledges everything, for that subscription or for each; in how many topics and partitions."""
+
+    def commit_half(self, half: TxnId | str) -> None:
+        """Publishes a half message, whatever its group says; also a parked one. NotFound; TransactionEnded: it is
+        rolled back; and what keeps it from being published.
+        """
+
+    def compact(self, topic: str) -> None:
+        """Starts a compaction. Busy: one is running."""
+
+    def compaction_status(self, topic: str) -> values.CompactionStatus:
+        """Returns the last compaction of one partition, and the compacted ledger that is read now."""
+
+    def create_namespace(
+        self,
+        name: str,
+        *,
+        bundles: int = 0,
+        auto_topic_creation: bool = True,
+        default_partitions: int = 0,
+    ) -> None:
+        """Creates a namespace. The parameters are those of NamespaceInfo."""
+
+    def create_subscription(
+        self,
+        topic: str,
+        name: str,
+        position: MessageId | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Creates a subscription at `position` (default: latest), whose message is delivered first."""
+
+    def create_tenant(
+        self,
+        name: str,
+        *,
+        admin_roles: Sequence[str] = (),
+        allowed_clusters: Sequence[str] = (),
+    ) -> None:
+        """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone.
+        InvalidName.
+        """
+
+    def create_topic(self, topic: str, *, partitions: int = 0) -> None:
+        """Creates a topic. `partitions` 0: not partitioned. AlreadyExists."""
+
+    def delete_namespace(self, name: str, *, force: bool = False) -> None:
+        """Deletes a namespace. Busy: it has topics, which `force` deletes too."""
+
+    def delete_schemas(self, topic: str, *, force: bool = False) -> int | None:
+        """The newest version that is deleted with this; None: there were none. Messages that were written with them
+        can be decoded until `force` deletes the definitions.
+        """
+
+    def delete_subscription(self, topic: str, name: str, *, force: bool = False) -> None:
+        """Deletes a subscription. Busy: it has consumers, which `force` overrides."""
+
+    def delete_tenant(self, name: str) -> None:
+        """Deletes a tenant. Busy: it has namespaces."""
+
+    def delete_topic(self, topic: str, *, force: bool = False) -> None:
+        """Deletes a topic with all its partitions. Busy: it has producers or subscriptions, which `force` overrides.
+        The topic that is there now is meant: one of its name that another program makes meanwhile stays.
+        """
+
+    def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
+        """Detaches a topic that can store the outcome no more: the transaction does not wait for it any longer.
+        NotFound.
+        """
+
+    def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
+        """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when
+        `name` is empty; how many entries.
+        """
+
+    def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
+        """Returns the orphans. `remove`: they are fenced and deleted now; brokers do it every hour. `unexplained`: also
+        those whose owner has no record, which no broker deletes by itself.
+        """
+
+    def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
+        """Grants the role these actions ("produce", "consume", …) in place of those that it had there. InvalidRequest.
+
+        """
+
+    def grant_subscription_permission(self, name: str, subscription: str, roles: Sequence[str]) -> None:
+        """Lets only these roles use subscriptions of that name in the namespace; they need `consume` too."""
+
+    def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
+        """Grants a role its actions, like grant_namespace_permission, for one topic and its partitions."""
+
+    def half(self, half: TxnId | str) -> values.HalfStats:
+        """Returns a half message. NotFound: it is decided, or never was."""
+
+    def halves(self, coordinator: int, *, group: str = '', limit: int = 1000) -> values.CoordinatorHalves:
+        """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
+        alone. NotFound: there is no such coordinator.
+        """
+
+    def last_message_id(self, topic: str) -> MessageId:
+        """Returns the id of the last message; -1:-1 when there is none."""
+
+    def message_id_by_time(self, topic: str, publish_time_ms: int) -> MessageId:
+        """The id of the first message that arrived then or later; the position of the next one when there is none."""
+
+    def messages(self, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
+        """Returns the messages of an entry. Raises NotFound if there is no such entry."""
+
+    def namespace(self, name: str) -> values.NamespaceInfo:
+        """Returns the settings of a namespace. Raises NamespaceNotFound."""
+
+    def namespace_permissions(self, name: str) -> values.Permissions:
+        """Returns the permissions of roles in the namespace, and the lists of its subscriptions; not those granted for
+        its topics.
+        """
+
+    def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
+        """The fields that are set for the namespace; `applied`: every field, inherited from the broker where unset."""
+
+    def namespace_properties(self, name: str) -> dict[str, str]:
+        """Returns the properties that its users noted of a namespace; nothing is inherited."""
+
+    def namespace_stats(self, namespace: str) -> list[values.TopicStats]:
+        """Returns the statistics of each partition, and each topic without partitions, sorted by name; without
+        `oldest_ms`. One request to each broker, or more where many topics are, and one for each topic that no broker
+        serves now.
+        """
+
+    def namespaces(self, tenant: str) -> list[str]:
+        """Returns the namespaces of a tenant as tenant/namespace, sorted."""
+
+    def nth_message(self, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
+        """Returns the n-th message, counted from 1, from the oldest message that is kept or from the newest. NotFound:
+        there are fewer.
+        """
+
+    def offsets(
+        self,
+        topic: str,
+        *,
+        publish_times_ms: Sequence[int] = (),
+        subscription: str = '',
+        aborted_in: tuple[int, int] = (0, 0),
+        incarnation: int = 0,
+    ) -> values.TopicOffsets:
+        """Returns the indexes and size of one partition. `subscription` is created at the earliest message when it does
+        not exist. `aborted_in`: a range of indexes (first, end), of which `aborted` is counted. `incarnation`: that an
+        earlier answer named; TopicNotFound: the topic was deleted and made anew since, so that its indexes mean other
+        messages.
+        """
+
+    def owner(self, topic: str) -> str:
+        """Returns HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
+
+    def park_half(self, half: TxnId | str) -> None:
+        """Parks a half message: its group is not asked about it any more; an operator decides. NotFound,
+        TransactionEnded.
+        """
+
+    def partitions(self, topic: str) -> int:
+        """Returns the number of partitions; 0: not partitioned, or a partition. Raises TopicNotFound; creates nothing.
+
+        """
+
+    def parts(self, topic: str) -> list[str]:
+        """Returns the full names of the partitions; of a topic without partitions, or a partition, its own."""
+
+    def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
+        """Returns at most `messages` next messages of a subscription, without moving it."""
+
+    def put_schema(self, topic: str, schema: SchemaInfo) -> int:
+        """Registers a schema; returns its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
+
+    def remove_namespace_policies(self, name: str, *fields: str) -> None:
+        """Removes these fields from the policies of a namespace: they are inherited again."""
+
+    def remove_namespace_properties(self, name: str, *keys: str) -> None:
+        """Removes properties of a namespace. No key: all of them. A missing key does nothing."""
+
+    def remove_topic_policies(self, topic: str, *fields: str) -> None:
+        """Removes fields from the policies of a topic, like remove_namespace_policies."""
+
+    def remove_topic_properties(self, topic: str, *keys: str) -> None:
+        """Removes properties of a topic, like remove_namespace_properties."""
+
+    def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
+        """Resets a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: the message
+        itself is left out.
+        """
+
+    def revive_half(self, half: TxnId | str) -> None:
+        """Revives a half message: its group is asked about it again, at once; what was counted is forgotten. NotFound,
+        TransactionEnded.
+        """
+
+    def revoke_namespace_permission(self, name: str, role: str) -> None:
+        """Revokes all that the role had at the namespace. Clients that are connected with it are disconnected within a
+        second.
+        """
+
+    def revoke_subscription_permission(self, name: str, subscription: str, role: str) -> None:
+        """Removes the role from the list; with the last one every role with `consume` may use the subscription again.
+
+        """
+
+    def revoke_topic_permission(self, topic: str, role: str) -> None:
+        """Revokes all that the role had at the topic itself."""
+
+    def rollback_half(self, half: TxnId | str) -> None:
+        """Drops a half message, also a parked one. NotFound; TransactionEnded: it is committed."""
+
+    def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
+        """The newest schema of a topic, or that version, which may be deleted. SchemaNotFound."""
+
+    def schema_version(self, topic: str, schema: SchemaInfo) -> int:
+        """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
+
+    def schemas(self, topic: str) -> list[values.TopicSchema]:
+        """The versions that are not deleted, in their order. SchemaNotFound: there is none."""
+
+    def set_namespace_policies(self, name: str, policies: Policies) -> None:
+        """Sets policies of a namespace: the fields that are not None get these values; the others stay."""
+
+    def set_namespace_properties(self, name: str, properties: Mapping[str, str]) -> None:
+        """Sets properties of a namespace; others that it has stay. InvalidRequest: they are too many, or too long
+        (proto/policies.py).
+        """
+
+    def set_subscription_prefix_mode(self, name: str, on: bool) -> None:
+        """Sets the prefix mode. On: the names of subscriptions in the namespace are the role's name, or begin with it
+        and `-`.
+        """
+
+    def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
+        """Replaces all properties."""
+
+    def set_topic_policies(self, topic: str, policies: Policies) -> None:
+        """Sets policies of a topic, like set_namespace_policies."""
+
+    def set_topic_properties(self, topic: str, properties: Mapping[str, str]) -> None:
+        """Sets properties of a topic, like set_namespace_properties."""
+
+    def skip_lost(self, topic: str, *, ledger_id: int | None = None, force: bool = False) -> values.SkippedLost:
+        """Passes over entries of one partition that every replica certainly lost, for all who read it: of all its
+        ledgers, or of one. The topic is unloaded. NotAllowed: a replica that does not answer may have them; `force`
+        gives those up too. What is passed over does not come back, also when such a replica does.
+        """
+
+    def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
+        """Acknowledges the next ones unseen. -1: all; an empty name: of every subscription."""
+
+    def subscription_properties(self, topic: str, name: str) -> dict[str, str]:
+        """The properties, name to value."""
+
+    def subscriptions(self, topic: str) -> list[str]:
+        """Returns the names of the durable subscriptions, sorted."""
+
+    def tenant(self, name: str) -> values.TenantInfo:
+        """Returns the settings of a tenant. Raises TenantNotFound."""
+
+    def tenants(self) -> list[str]:
+        """Returns the names of the tenants, sorted."""
+
+    def terminate_topic(self, topic: str) -> MessageId:
+        """Terminates a topic: it can be read and not written. Returns the id of its last message."""
+
+    def test_schema(self, topic: str, schema: SchemaInfo) -> values.SchemaTest:
+        """Whether it could be registered, and by which rule. InvalidSchema."""
+
+    def topic_internal_stats(self, topic: str) -> values.TopicInternalStats:
+        """The log of one partition: its ledgers, positions and replication."""
+
+    def topic_permissions(self, topic: str) -> values.Permissions:
+        """Returns the permissions granted for the topic alone, for all of its partitions."""
+
+    def topic_policies(self, topic: str, *, applied: bool = False) -> Policies:
+        """Returns the policies of a topic, like namespace_policies; a topic inherits from its namespace, then from the
+        broker.
+        """
+
+    def topic_properties(self, topic: str) -> dict[str, str]:
+        """Returns the properties of a topic, like namespace_properties; partitions have those of their topic."""
+
+    def topic_stats(self, topic: str, *, precise: bool = False) -> values.TopicStats:
+        """Returns the statistics of one partition. `precise`: backlogs count batches message by message."""
+
+    def topics(self, namespace: str = 'public/default', *, partitions: bool = False) -> list[str]:
+        """Returns the full names of the topics, sorted; `partitions`: single partitions instead of partitioned topics.
+
+        With the non-persistent ones that have partitions or are in use.
+        """
+
+    def transaction(self, txn: TxnId | str) -> values.TransactionStats:
+        """Returns a transaction. NotFound: the coordinator has not given this id."""
+
+    def transaction_at(self, txn: TxnId | str, topic: str) -> values.TransactionHere:
+        """Returns what a topic (without partitions, or a partition) has of the transaction, and what waits there for
+        its end.
+        """
+
+    def transactions(self, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
+        """Returns the transactions of one coordinator that are not done, the oldest first. NotFound: there is no such
+        coordinator.
+        """
+
+    def trim_topic(self, topic: str) -> None:
+        """Deletes the ledgers that no subscription and no retention needs, now."""
+
+    def truncate_topic(self, topic: str) -> None:
+        """Acknowledges everything for every subscription, and deletes all ledgers but the one that is written."""
+
+    def unload_namespace(self, name: str, bundle: str = '') -> values.Unloaded:
+        """Makes every broker give the bundles of a namespace up (or that one); the next lookups find new owners."""
+
+    def unload_topic(self, topic: str) -> None:
+        """Unloads a topic: its owner closes it, and the next use opens it again."""
+
+    def unsubscribe_namespace(self, name: str, subscription: str, *, force: bool = False) -> int:
+        """Deletes the subscription of every topic that has it; of how many topics and partitions."""
+
+    def update_namespace(
+        self,
+        name: str,
+        *,
+        bundles: int | None = None,
+        auto_topic_creation: bool | None = None,
+        default_partitions: int | None = None,
+        is_creation_set: bool | None = None,
+    ) -> None:
+        """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation:
+        InvalidRequest for another one.
+        """
+
+    def update_tenant(
+        self,
+        name: str,
+        *,
+        admin_roles: Sequence[str] = (),
+        allowed_clusters: Sequence[str] = (),
+    ) -> None:
+        """Replaces both settings; a parameter that is left out becomes empty."""
+
+    def update_topic(self, topic: str, *, partitions: int) -> None:
+        """Gives a topic more partitions, never fewer."""

@@ -1,0 +1,184 @@
+"""Methods of AdminClient: tenants, namespaces, and the policies and properties of both levels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from ...proto import operations as op
+from ...proto import statistics as values
+from ...proto.errors import MagnetarError, NotFound
+from ...proto.names import TopicName, check_subscription_name, check_tenant_name
+from ...proto.policies import Policies, decode, encode
+from .caller import Caller, full_namespace, full_topic
+from .subscriptions import skip_messages
+from .topics import topics
+
+AT_ONCE = 16
+"""Topics of a namespace that are acted on at the same time."""
+
+
+async def create_tenant(
+    self: Caller, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
+) -> None:
+    """Creates a tenant. `admin_roles` may administer it; with `allowed_clusters` it has namespaces in those alone.
+    InvalidName."""
+    await self._call(op.CREATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
+
+
+async def update_tenant(
+    self: Caller, name: str, *, admin_roles: Sequence[str] = (), allowed_clusters: Sequence[str] = ()
+) -> None:
+    """Replaces both settings; a parameter that is left out becomes empty."""
+    await self._call(op.UPDATE_TENANT, **_tenant(name, admin_roles, allowed_clusters))
+
+
+async def delete_tenant(self: Caller, name: str) -> None:
+    """Deletes a tenant. Busy: it has namespaces."""
+    await self._call(op.DELETE_TENANT, tenant=check_tenant_name(name))
+
+
+# ------------------------------------------------------------------------------------ namespaces
+async def namespaces(self: Caller, tenant: str) -> list[str]:
+    """Returns the namespaces of a tenant as tenant/namespace, sorted."""
+    return await self._all(op.LIST_NAMESPACES, tenant=check_tenant_name(tenant))
+
+
+async def create_namespace(
+    self: Caller, name: str, *, bundles: int = 0, auto_topic_creation: bool = True, default_partitions: int = 0
+) -> None:
+    """Creates a namespace. The parameters are those of NamespaceInfo."""
+    await self._call(
+        op.CREATE_NAMESPACE, namespace=full_namespace(name), bundles=bundles,
+        auto_topic_creation=auto_topic_creation, default_partitions=default_partitions,
+    )  # fmt: skip
+
+
+async def update_namespace(
+    self: Caller, name: str, *, bundles: int | None = None, auto_topic_creation: bool | None = None,
+    default_partitions: int | None = None, is_creation_set: bool | None = None,
+) -> None:  # fmt: skip
+    """Updates the settings of a namespace; None keeps a setting. The number of bundles is fixed at creation:
+    InvalidRequest for another one."""
+    old = await self._call(op.GET_NAMESPACE, namespace=full_namespace(name))
+    if is_creation_set is None:
+        is_creation_set = old.is_creation_set or not (auto_topic_creation is None and default_partitions is None)
+    await self._call(
+        op.UPDATE_NAMESPACE, namespace=old.name, bundles=old.bundles if bundles is None else bundles,
+        auto_topic_creation=old.auto_topic_creation if auto_topic_creation is None else auto_topic_creation,
+        default_partitions=old.default_partitions if default_partitions is None else default_partitions,
+        is_creation_set=is_creation_set,
+    )  # fmt: skip
+
+
+async def unload_namespace(self: Caller, name: str, bundle: str = "") -> values.Unloaded:
+    """Makes every broker give the bundles of a namespace up (or that one); the next lookups find new owners."""
+    return await self._call(op.UNLOAD_NAMESPACE, namespace=full_namespace(name), bundle=bundle)
+
+
+async def clear_namespace_backlog(self: Caller, name: str, subscription: str = "") -> int:
+    """Acknowledges everything, for that subscription or for each; in how many topics and partitions."""
+    return await _each_part(self, name, lambda topic: skip_messages(self, topic, subscription), persistent_only=True)
+
+
+async def unsubscribe_namespace(self: Caller, name: str, subscription: str, *, force: bool = False) -> int:
+    """Deletes the subscription of every topic that has it; of how many topics and partitions."""
+    asked = {"subscription": check_subscription_name(subscription), "force": force}
+    return await _each_part(self, name, lambda topic: self._call(op.DELETE_SUBSCRIPTION, topic=topic, **asked))
+
+
+async def _each_part(
+    self: Caller, namespace: str, act: Callable[[str], Coroutine[Any, Any, None]], *, persistent_only: bool = False
+) -> int:
+    """Acts on all topics, also when some fail; then raises the first failure. Returns how many; one where there is
+    nothing to act on does not count."""
+    found = await topics(self, namespace, partitions=True)
+    if persistent_only:
+        found = [topic for topic in found if TopicName.parse(topic).persistent]
+    done, failed = 0, list[tuple[str, MagnetarError]]()
+
+    async def one(topic: str) -> None:
+        nonlocal done
+        try:
+            await act(topic)
+            done += 1
+        except NotFound:
+            pass
+        except MagnetarError as error:
+            failed.append((topic, error))
+
+    for start in range(0, len(found), AT_ONCE):
+        await asyncio.gather(*map(one, found[start : start + AT_ONCE]))
+    if failed:
+        topic, error = failed[0]
+        text = f"{done} topics are done and {len(failed)} are not, the first {topic}: {error.message}"
+        raise type(error)(text, **error.fields) from error
+    return done
+
+
+# ------------------------------------------------------------------------------------ policies and properties
+async def namespace_policies(self: Caller, name: str, *, applied: bool = False) -> Policies:
+    """The fields that are set for the namespace; `applied`: every field, inherited from the broker where unset."""
+    return decode(await self._call(op.GET_POLICIES, namespace=full_namespace(name), applied=applied))
+
+
+async def set_namespace_policies(self: Caller, name: str, policies: Policies) -> None:
+    """Sets policies of a namespace: the fields that are not None get these values; the others stay."""
+    await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), set=encode(policies))
+
+
+async def remove_namespace_policies(self: Caller, name: str, *fields: str) -> None:
+    """Removes these fields from the policies of a namespace: they are inherited again."""
+    await self._call(op.CHANGE_POLICIES, namespace=full_namespace(name), remove=fields)
+
+
+async def topic_policies(self: Caller, topic: str, *, applied: bool = False) -> Policies:
+    """Returns the policies of a topic, like namespace_policies; a topic inherits from its namespace, then from the
+    broker."""
+    return decode(await self._call(op.GET_POLICIES, topic=full_topic(topic), applied=applied))
+
+
+async def set_topic_policies(self: Caller, topic: str, policies: Policies) -> None:
+    """Sets policies of a topic, like set_namespace_policies."""
+    await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), set=encode(policies))
+
+
+async def remove_topic_policies(self: Caller, topic: str, *fields: str) -> None:
+    """Removes fields from the policies of a topic, like remove_namespace_policies."""
+    await self._call(op.CHANGE_POLICIES, topic=full_topic(topic), remove=fields)
+
+
+async def namespace_properties(self: Caller, name: str) -> dict[str, str]:
+    """Returns the properties that its users noted of a namespace; nothing is inherited."""
+    return await self._call(op.GET_PROPERTIES, namespace=full_namespace(name))
+
+
+async def set_namespace_properties(self: Caller, name: str, properties: Mapping[str, str]) -> None:
+    """Sets properties of a namespace; others that it has stay. InvalidRequest: they are too many, or too long
+    (proto/policies.py)."""
+    await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), set=properties)
+
+
+async def remove_namespace_properties(self: Caller, name: str, *keys: str) -> None:
+    """Removes properties of a namespace. No key: all of them. A missing key does nothing."""
+    await self._call(op.CHANGE_PROPERTIES, namespace=full_namespace(name), remove=keys, clear=not keys)
+
+
+async def topic_properties(self: Caller, topic: str) -> dict[str, str]:
+    """Returns the properties of a topic, like namespace_properties; partitions have those of their topic."""
+    return await self._call(op.GET_PROPERTIES, topic=full_topic(topic))
+
+
+async def set_topic_properties(self: Caller, topic: str, properties: Mapping[str, str]) -> None:
+    """Sets properties of a topic, like set_namespace_properties."""
+    await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), set=properties)
+
+
+async def remove_topic_properties(self: Caller, topic: str, *keys: str) -> None:
+    """Removes properties of a topic, like remove_namespace_properties."""
+    await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), remove=keys, clear=not keys)
+
+
+def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> dict[str, object]:
+    return {"tenant": check_tenant_name(name), "admin_roles": admin_roles, "allowed_clusters": allowed_clusters}

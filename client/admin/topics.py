@@ -1,0 +1,189 @@
+"""Methods of AdminClient: topics, their messages and their schemas."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from ...proto import operations as op
+from ...proto import statistics as values
+from ...proto.errors import ConnectionLost, InvalidRequest, TimedOut, TopicNotFound, Unavailable
+from ...proto.names import TopicName
+from ...proto.schema import SchemaInfo, version_bytes
+from ..model.message_id import MessageId
+from .caller import Caller, full_namespace, full_topic
+from .stored_messages import StoredMessage
+
+
+async def topics(self: Caller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
+    """Returns the full names of the topics, sorted; `partitions`: single partitions instead of partitioned topics.
+
+    With the non-persistent ones that have partitions or are in use.
+    """
+    return await self._all(op.LIST_TOPICS, namespace=full_namespace(namespace), partitions=partitions)
+
+
+async def update_topic(self: Caller, topic: str, *, partitions: int) -> None:
+    """Gives a topic more partitions, never fewer."""
+    await self._call(op.UPDATE_TOPIC, topic=full_topic(topic), partitions=partitions)
+
+
+async def delete_topic(self: Caller, topic: str, *, force: bool = False) -> None:
+    """Deletes a topic with all its partitions. Busy: it has producers or subscriptions, which `force` overrides.
+    The topic that is there now is meant: one of its name that another program makes meanwhile stays."""
+    name = full_topic(topic)
+    meant = await self._call(op.CHECK_DELETE, topic=name, force=force)
+    await self._call(op.DELETE_TOPIC, topic=name, force=force, incarnation=meant)
+
+
+async def partitions(self: Caller, topic: str) -> int:
+    """Returns the number of partitions; 0: not partitioned, or a partition. Raises TopicNotFound; creates nothing.
+    """
+    name = TopicName.parse(topic)
+    return 0 if name.is_partition else await self._call(op.PARTITIONS, topic=name.full)
+
+
+async def parts(self: Caller, topic: str) -> list[str]:
+    """Returns the full names of the partitions; of a topic without partitions, or a partition, its own."""
+    name = TopicName.parse(topic)
+    return [name.with_partition(i).full for i in range(await partitions(self, topic))] or [name.full]
+
+
+async def owner(self: Caller, topic: str) -> str:
+    """Returns HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
+    return await self._call(op.LOOKUP_TOPIC, topic=full_topic(topic))
+
+
+async def offsets(
+    self: Caller, topic: str, *, publish_times_ms: Sequence[int] = (), subscription: str = "",
+    aborted_in: tuple[int, int] = (0, 0), incarnation: int = 0,
+) -> values.TopicOffsets:  # fmt: skip
+    """Returns the indexes and size of one partition. `subscription` is created at the earliest message when it does
+    not exist. `aborted_in`: a range of indexes (first, end), of which `aborted` is counted. `incarnation`: that an
+    earlier answer named; TopicNotFound: the topic was deleted and made anew since, so that its indexes mean other
+    messages."""
+    return await self._call(
+        op.OFFSETS, topic=full_topic(topic), publish_times_ms=tuple(publish_times_ms), subscription=subscription,
+        aborted_first=aborted_in[0], aborted_end=aborted_in[1], incarnation=incarnation,
+    )  # fmt: skip
+
+
+async def topic_stats(self: Caller, topic: str, *, precise: bool = False) -> values.TopicStats:
+    """Returns the statistics of one partition. `precise`: backlogs count batches message by message."""
+    return await self._call(op.TOPIC_STATS, topic=full_topic(topic), precise_backlog=precise)
+
+
+async def namespace_stats(self: Caller, namespace: str) -> list[values.TopicStats]:
+    """Returns the statistics of each partition, and each topic without partitions, sorted by name; without
+    `oldest_ms`. One request to each broker, or more where many topics are, and one for each topic that no broker
+    serves now."""
+    name, found = full_namespace(namespace), dict[str, values.TopicStats]()
+    page = await self._call(op.NAMESPACE_STATS, namespace=name, after="")
+    others = [each for each in page.brokers if each != page.here]
+    await _pages(self, name, page.here, page, found)
+    await asyncio.gather(*(_pages(self, name, each, None, found) for each in others))
+    for topic in await topics(self, namespace, partitions=True):
+        if topic not in found:
+            try:
+                found[topic] = await topic_stats(self, topic)
+            except TopicNotFound:
+                continue  # it was deleted meanwhile
+    return [found[topic] for topic in sorted(found)]
+
+
+async def _pages(
+    self: Caller, namespace: str, broker: str, page: values.NamespaceStats | None, found: dict[str, values.TopicStats]
+) -> None:
+    """Adds to `found` what a broker has; `page`: the first page. What it leaves out is asked for topic by topic."""
+    after = ""
+    while True:
+        if page is None:
+            try:
+                page = await self._transport.call(
+                    op.NAMESPACE_STATS, {"namespace": namespace, "after": after}, at=broker
+                )
+            except (Unavailable, ConnectionLost, TimedOut):
+                return
+        found.update((each.name, each) for each in page.topics)
+        if not page.next:
+            return
+        after, page = page.next, None
+
+
+async def skip_lost(
+    self: Caller, topic: str, *, ledger_id: int | None = None, force: bool = False
+) -> values.SkippedLost:
+    """Passes over entries of one partition that every replica certainly lost, for all who read it: of all its
+    ledgers, or of one. The topic is unloaded. NotAllowed: a replica that does not answer may have them; `force`
+    gives those up too. What is passed over does not come back, also when such a replica does."""
+    ledger = {} if ledger_id is None else {"ledger_id": ledger_id}
+    return await self._call(op.SKIP_LOST, topic=full_topic(topic), force=force, **ledger)
+
+
+# ------------------------------------------------------------------------------------ messages
+async def terminate_topic(self: Caller, topic: str) -> MessageId:
+    """Terminates a topic: it can be read and not written. Returns the id of its last message."""
+    found: MessageId = await self._call(op.TERMINATE_TOPIC, topic=full_topic(topic))
+    return found
+
+
+async def last_message_id(self: Caller, topic: str) -> MessageId:
+    """Returns the id of the last message; -1:-1 when there is none."""
+    found: MessageId = await self._call(op.LAST_MESSAGE_ID, topic=full_topic(topic))
+    return found
+
+
+async def message_id_by_time(self: Caller, topic: str, publish_time_ms: int) -> MessageId:
+    """The id of the first message that arrived then or later; the position of the next one when there is none."""
+    place = {"topic": full_topic(topic), "publish_time_ms": publish_time_ms}
+    found: MessageId = await self._call(op.MESSAGE_ID_BY_TIME, **place)
+    return found
+
+
+async def backlog_size(self: Caller, topic: str, position: MessageId) -> int:
+    """Returns about how many bytes are stored after the message."""
+    return await self._call(op.BACKLOG_SIZE, topic=full_topic(topic), position=position)
+
+
+async def messages(self: Caller, topic: str, ledger_id: int, entry_id: int) -> list[StoredMessage]:
+    """Returns the messages of an entry. Raises NotFound if there is no such entry."""
+    return await self._all(op.GET_MESSAGE, topic=full_topic(topic), ledger_id=ledger_id, entry_id=entry_id)
+
+
+async def nth_message(self: Caller, topic: str, number: int, *, from_latest: bool = False) -> StoredMessage:
+    """Returns the n-th message, counted from 1, from the oldest message that is kept or from the newest. NotFound:
+    there are fewer."""
+    if number < 1:
+        raise InvalidRequest(f"messages are counted from 1, not from {number}")
+    place = {"topic": full_topic(topic), "from_latest": from_latest, "number": number}
+    found: tuple[StoredMessage, ...] = await self._call(op.EXAMINE_MESSAGES, **place)
+    return found[0]
+
+
+# ------------------------------------------------------------------------------------ schemas
+async def schema(self: Caller, topic: str, version: int | None = None) -> values.TopicSchema:
+    """The newest schema of a topic, or that version, which may be deleted. SchemaNotFound."""
+    if version is not None and version < 0:
+        raise InvalidRequest(f"versions of schemas are counted from 0, not {version}")
+    return await self._call(op.GET_SCHEMA, topic=full_topic(topic), version=version_bytes(version))
+
+
+async def put_schema(self: Caller, topic: str, schema: SchemaInfo) -> int:
+    """Registers a schema; returns its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
+    return await self._call(op.PUT_SCHEMA, topic=full_topic(topic), schema=schema)
+
+
+async def schema_version(self: Caller, topic: str, schema: SchemaInfo) -> int:
+    """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
+    return await self._call(op.FIND_SCHEMA, topic=full_topic(topic), schema=schema)
+
+
+async def test_schema(self: Caller, topic: str, schema: SchemaInfo) -> values.SchemaTest:
+    """Whether it could be registered, and by which rule. InvalidSchema."""
+    return await self._call(op.TEST_SCHEMA, topic=full_topic(topic), schema=schema)
+
+
+async def delete_schemas(self: Caller, topic: str, *, force: bool = False) -> int | None:
+    """The newest version that is deleted with this; None: there were none. Messages that were written with them
+    can be decoded until `force` deletes the definitions."""
+    return await self._call(op.DELETE_SCHEMA, topic=full_topic(topic), force=force)

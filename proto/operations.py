@@ -1,0 +1,313 @@
+"""The operations of administration: one table, from which each of their faces follows.
+
+    TRIM_TOPIC: Operation[None] = _topic("TrimTopic", MANAGE, routes=(Http("POST", "/trim", "Deletes what …"),))
+
+A row says what an operation is: its name, the type of its answer (the annotation), who answers it, and what a caller
+needs. What follows from it:
+
+| face | how |
+|---|---|
+| gRPC | the rpc of that name (runtime/network.py `rpcs_of`), translated by proto/translation.py |
+| permission | broker/access/core/table.py `RULES`, asked at the border (broker/protocols/grpc/checked.py) |
+| REST | each of `routes` (broker/protocols/rest/routes/rows.py), or a function in broker/protocols/rest/routes/ |
+| the command line | the verb of `cli` (cli/admin/rows.py), or a function in cli/admin/ |
+| AdminClient, Admin | the method of `method` (client/admin/rows.py), or a function in client/admin/ |
+| docs/administration.md | a line of its table (tests/docs/tables.py) |
+
+A new operation is a row, and the function that does it: the method of `AdminService` (broker/protocols/grpc/admin.py)
+with its name in snake case. A message that wire.proto has not is a change there. What is special on a face (a stream,
+progress, Pulsar's odd JSON) is a function there. Guard: tests/broker/protocols/test_new_operation.py makes a new one.
+This module imports no message and no value: the command line and an idle server load neither.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from .operation import AskedOf, Cli, Http, On, Operation, Part, Permission, Rule, Take, of_topic
+
+if TYPE_CHECKING:
+    from . import statistics as values
+    from .transactions import TxnState
+
+
+# ------------------------------------------------------------------------------------ what callers need
+OPERATE = Rule(Permission.OPERATE)
+NAMESPACE = Rule(Permission.MANAGE, On.NAMESPACE, "name")
+SHOWN = Rule(Permission.SHOWN, On.NAMESPACE, "namespace")
+MANAGE = of_topic(Permission.MANAGE)
+LOOKUP = of_topic(Permission.LOOKUP)
+CONSUME = of_topic(Permission.CONSUME, "topic")
+SUBSCRIPTION = of_topic(Permission.CONSUME, "topic", "name")
+OF_TOPIC_FIELD = of_topic(Permission.MANAGE, "topic")
+SCHEMA = of_topic(Permission.LOOKUP, "topic")
+PLACE = Rule(Permission.MANAGE, On.PLACE)
+
+
+def _topic(name: str, rule: Rule, **faces: Any) -> Operation[Any]:
+    """One that the topic's owner answers."""
+    return Operation(name, rule, AskedOf.OWNER, **faces)
+
+
+# ------------------------------------------------------------------------------------ tenants
+LIST_TENANTS: Operation[tuple[str, ...]] = Operation(
+    "ListTenants", Rule(Permission.SHOWN), method="tenants", help="Returns the names of the tenants, sorted.",
+    routes=(Http("GET", "/admin/v2/tenants", "The tenants that the caller administers.", answer="[name]"),),
+    cli=Cli("tenants list", "Names of all tenants.", "Names of all tenants.", "-o json", empty="no tenants"),
+)  # fmt: skip
+CREATE_TENANT: Operation[None] = Operation("CreateTenant", OPERATE)
+GET_TENANT: Operation[values.TenantInfo] = Operation(
+    "GetTenant", Rule(Permission.MANAGE, On.TENANT, "name"), method="tenant",
+    help="Returns the settings of a tenant. Raises TenantNotFound.",
+)  # fmt: skip
+UPDATE_TENANT: Operation[None] = Operation("UpdateTenant", OPERATE)
+DELETE_TENANT: Operation[None] = Operation("DeleteTenant", OPERATE)
+
+# ------------------------------------------------------------------------------------ namespaces
+LIST_NAMESPACES: Operation[tuple[str, ...]] = Operation(
+    "ListNamespaces", Rule(Permission.MANAGE, On.TENANT, "name"),
+    routes=(Http(
+        "GET", "/admin/v2/namespaces/{tenant}", "The namespaces of a tenant.", answer="[tenant/namespace]"
+    ),),
+)  # fmt: skip
+CREATE_NAMESPACE: Operation[None] = Operation("CreateNamespace", NAMESPACE)
+GET_NAMESPACE: Operation[values.NamespaceInfo] = Operation(
+    "GetNamespace", NAMESPACE, method="namespace", help="Returns the settings of a namespace. Raises NamespaceNotFound."
+)
+UPDATE_NAMESPACE: Operation[None] = Operation("UpdateNamespace", NAMESPACE)
+DELETE_NAMESPACE: Operation[None] = Operation(
+    "DeleteNamespace", NAMESPACE, takes=(Take("force", bool, "Delete its topics too."),),
+    method="delete_namespace", help="Deletes a namespace. Busy: it has topics, which `force` deletes too.",
+    routes=(Http("DELETE", "", "Deletes a namespace; with `force` its topics first."),),
+)  # fmt: skip
+UNLOAD_NAMESPACE: Operation[values.Unloaded] = Operation("UnloadNamespace", OPERATE, routes=(
+    Http("PUT", "{N}/unload", "Brokers give its topics back; the next look-up loads them."),
+    Http("PUT", "{N}/{bundle}/unload", "One bundle is given back; `destinationBroker` is not looked at.",
+         name="unload_bundle", parts=(Part("bundle", "bundle"),)),
+))  # fmt: skip
+GET_PERMISSIONS: Operation[values.Permissions] = Operation("GetPermissions", PLACE)
+CHANGE_PERMISSIONS: Operation[None] = Operation("ChangePermissions", PLACE, routes=(
+    Http("DELETE", "{N}/permissions/{role}", "Revokes what a role was granted.", name="revoke_on_namespace",
+         parts=(Part("role", "revoke"),)),
+    Http("DELETE", "{T}/permissions/{role}", "Revokes what a role was granted on the topic.", name="revoke_on_topic",
+         parts=(Part("role", "revoke"),)),
+))  # fmt: skip
+GET_POLICIES: Operation[str] = Operation("GetPolicies", PLACE)
+CHANGE_POLICIES: Operation[None] = Operation("ChangePolicies", PLACE)
+GET_PROPERTIES: Operation[dict[str, str]] = Operation("GetProperties", PLACE, routes=(
+    Http("GET", "{N}/properties", "What users noted of the namespace.", answer="{key: value}", name="properties"),
+    Http("GET", "{T}/properties", "What users noted of the topic.", answer="{key: value}", name="properties"),
+))  # fmt: skip
+CHANGE_PROPERTIES: Operation[None] = Operation("ChangeProperties", PLACE, routes=(
+    Http("PUT", "{N}/properties", "These are noted; others stay.", name="set_properties", body=("set", "{key: value}")),
+    Http("DELETE", "{N}/properties", "None is left.", name="clear_properties", fixed=(("clear", True),)),
+    Http("PUT", "{T}/properties", "These are noted; others stay.", name="update_properties",
+         body=("set", "{key: value}")),
+))  # fmt: skip
+
+# ------------------------------------------------------------------------------------ topics
+LIST_TOPICS: Operation[tuple[str, ...]] = Operation("ListTopics", SHOWN)
+CREATE_TOPIC: Operation[None] = Operation(
+    "CreateTopic", MANAGE, takes=(Take("partitions", int, "0: not partitioned (default)."),), method="create_topic",
+    help="Creates a topic. `partitions` 0: not partitioned. AlreadyExists.",
+)  # fmt: skip
+UPDATE_TOPIC: Operation[None] = Operation("UpdateTopic", MANAGE)
+DELETE_TOPIC: Operation[None] = Operation("DeleteTopic", MANAGE)
+CHECK_DELETE: Operation[int] = Operation("CheckDelete", MANAGE)
+PARTITIONS: Operation[int] = Operation("Partitions", SCHEMA, service="Broker", of_reply="partitions")
+LOOKUP_TOPIC: Operation[str] = Operation("Lookup", SCHEMA, service="Broker", of_reply="owner")
+OFFSETS: Operation[values.TopicOffsets] = _topic(
+    "Offsets", of_topic(Permission.CONSUME, "topic", "subscription"), service="Broker"
+)
+TOPIC_STATS: Operation[values.TopicStats] = _topic("TopicStats", LOOKUP)
+NAMESPACE_STATS: Operation[values.NamespaceStats] = Operation("NamespaceStats", SHOWN)
+TOPIC_INTERNAL_STATS: Operation[values.TopicInternalStats] = _topic(
+    "TopicInternalStats", LOOKUP, method="topic_internal_stats",
+    help="The log of one partition: its ledgers, positions and replication.",
+)  # fmt: skip
+UNLOAD_TOPIC: Operation[None] = _topic(
+    "UnloadTopic", MANAGE, method="unload_topic",
+    help="Unloads a topic: its owner closes it, and the next use opens it again.",
+    routes=(Http("PUT", "/unload", "Its broker gives it back; the next look-up loads it."),),
+    cli=Cli(
+        "topics unload", "Let its broker give it up; the next user makes it load again.",
+        "Let the owner close a topic; its next user makes a broker open it.", "orders", "topic {place} unloaded",
+    ),
+)  # fmt: skip
+TRIM_TOPIC: Operation[None] = _topic(
+    "TrimTopic", MANAGE, method="trim_topic",
+    help="Deletes the ledgers that no subscription and no retention needs, now.",
+    routes=(Http("POST", "/trim", "Deletes what every subscription has acknowledged and retention does not keep."),),
+    cli=Cli(
+        "topics trim", "Delete ledgers that everybody has acknowledged, now.",
+        "Delete the ledgers that no subscription and no retention needs, now rather than at the next round.", "orders",
+        "topic {place} trimmed",
+    ),
+)  # fmt: skip
+TRUNCATE_TOPIC: Operation[None] = _topic(
+    "TruncateTopic", MANAGE, method="truncate_topic",
+    help="Acknowledges everything for every subscription, and deletes all ledgers but the one that is written.",
+    routes=(Http("DELETE", "/truncate", "Deletes its messages."),),
+    cli=Cli(
+        "topics truncate", "Acknowledge everything and delete all that is not written to.",
+        "Acknowledge everything for every subscription, and delete all ledgers but the one that is written.", "orders",
+        "topic {place} truncated", "Delete all messages of {place}",
+    ),
+)  # fmt: skip
+SKIP_LOST: Operation[values.SkippedLost] = _topic("SkipLost", OF_TOPIC_FIELD)
+TERMINATE_TOPIC: Operation[Any] = _topic("TerminateTopic", MANAGE)
+COMPACT: Operation[None] = _topic(
+    "Compact", MANAGE, method="compact", help="Starts a compaction. Busy: one is running.",
+    routes=(Http("PUT", "/compaction", "Starts a compaction."),),
+    cli=Cli(
+        "topics compact", "Keep the latest message of each key, for who reads compacted.",
+        "Start to compact a topic: of each key its latest message is kept for consumers that read compacted.", "prices",
+        "topic {place} is being compacted; see compaction-status",
+    ),
+)  # fmt: skip
+COMPACTION_STATUS: Operation[values.CompactionStatus] = _topic(
+    "CompactionStatus", MANAGE, method="compaction_status",
+    help="Returns the last compaction of one partition, and the compacted ledger that is read now.",
+)  # fmt: skip
+LAST_MESSAGE_ID: Operation[Any] = _topic("LastMessageId", of_topic(Permission.CONSUME))
+MESSAGE_ID_BY_TIME: Operation[Any] = _topic("MessageIdByTime", CONSUME)
+BACKLOG_SIZE: Operation[int] = _topic("BacklogSize", CONSUME)
+GET_MESSAGE: Operation[Any] = _topic("GetMessage", CONSUME)
+EXAMINE_MESSAGES: Operation[Any] = _topic("ExamineMessages", CONSUME)
+
+# ------------------------------------------------------------------------------------ subscriptions
+LIST_SUBSCRIPTIONS: Operation[tuple[str, ...]] = _topic(
+    "ListSubscriptions", of_topic(Permission.CONSUME), method="subscriptions",
+    help="Returns the names of the durable subscriptions, sorted.",
+    routes=(Http("GET", "/subscriptions", "The durable subscriptions.", answer="[name]"),),
+    cli=Cli(
+        "subscriptions list", "Subscriptions of a topic.", "Subscriptions of a topic.", "orders",
+        empty="no subscriptions of {place}",
+    ),
+)  # fmt: skip
+CREATE_SUBSCRIPTION: Operation[None] = _topic("CreateSubscription", SUBSCRIPTION)
+DELETE_SUBSCRIPTION: Operation[None] = _topic(
+    "DeleteSubscription", SUBSCRIPTION, takes=(Take("force", bool, "Although consumers are connected."),),
+    method="delete_subscription", help="Deletes a subscription. Busy: it has consumers, which `force` overrides.",
+    routes=(Http(
+        "DELETE", "/subscription/{subscription}",
+        "Deletes the subscription; with `force` its consumers are disconnected.", busy=412,
+    ),),
+    cli=Cli(
+        "subscriptions delete", "Delete a subscription.", "Delete a subscription: nothing is kept for it any more.",
+        "orders -s billing", "subscription {subscription} of {place} deleted",
+        "Delete subscription {subscription} of {place}",
+    ),
+)  # fmt: skip
+GET_SUBSCRIPTION_PROPERTIES: Operation[dict[str, str]] = _topic(
+    "GetSubscriptionProperties", SUBSCRIPTION, of_reply="properties", method="subscription_properties",
+    help="The properties, name to value.",
+)  # fmt: skip
+SET_SUBSCRIPTION_PROPERTIES: Operation[None] = _topic("SetSubscriptionProperties", SUBSCRIPTION, routes=(
+    Http("PUT", "{S}/properties", "These properties and no others.", name="set_properties",
+         body=("properties", "{name: value}")),
+    Http("DELETE", "{S}/properties", "No properties.", name="clear_properties", fixed=(("properties", {}),)),
+))  # fmt: skip
+RESET_SUBSCRIPTION: Operation[None] = _topic("ResetSubscription", SUBSCRIPTION, routes=(
+    Http("POST", "{S}/resetcursor/{milliseconds}", "To the first message published then or later.", busy=412,
+         name="reset_to_time", parts=(Part("milliseconds", "publish_time_ms", "the time in milliseconds"),)),
+))  # fmt: skip
+ADVANCE_SUBSCRIPTION: Operation[None] = _topic(
+    "AdvanceSubscription", of_topic(Permission.CONSUME, "topic", "subscription"), service="Broker"
+)
+SKIP_MESSAGES: Operation[None] = _topic("SkipMessages", SUBSCRIPTION, routes=(
+    Http("POST", "{S}/skip_all", "The whole backlog counts as acknowledged.", name="skip_all",
+         fixed=(("messages", -1),)),
+))  # fmt: skip
+_AGE = (Part("seconds", "older_than_s", "the age in seconds", 1),)
+EXPIRE_MESSAGES: Operation[int] = _topic("ExpireMessages", SUBSCRIPTION, routes=(
+    Http("POST", "{S}/expireMessages/{seconds}", "What is older counts as acknowledged.", name="expire", parts=_AGE),
+    Http("POST", "{T}/all_subscription/expireMessages/{seconds}", "The same of every subscription.",
+         name="expire_all", parts=_AGE),
+))  # fmt: skip
+PEEK_MESSAGES: Operation[Any] = _topic("PeekMessages", SUBSCRIPTION)
+ANALYZE_BACKLOG: Operation[values.BacklogAnalysis] = _topic(
+    "AnalyzeBacklog", SUBSCRIPTION, method="analyze_backlog",
+    help="Counts the backlog of one partition message by message.",
+    cli=Cli(
+        "topics analyze-backlog", "What a subscription has left, exactly.",
+        "What a subscription has left, exactly: entries, messages, and what is acknowledged out of order.",
+        "orders -s billing",
+    ),
+)  # fmt: skip
+
+# ------------------------------------------------------------------------------------ schemas
+GET_SCHEMA: Operation[values.TopicSchema] = Operation("GetSchema", SCHEMA, service="Broker")
+LIST_SCHEMAS: Operation[tuple[values.TopicSchema, ...]] = Operation(
+    "ListSchemas", LOOKUP, method="schemas",
+    help="The versions that are not deleted, in their order. SchemaNotFound: there is none.",
+)  # fmt: skip
+PUT_SCHEMA: Operation[int] = Operation("PutSchema", of_topic(Permission.PRODUCE, "topic"), of_reply="version")
+FIND_SCHEMA: Operation[int] = Operation("FindSchema", SCHEMA, of_reply="version")
+TEST_SCHEMA: Operation[values.SchemaTest] = Operation("TestSchema", OF_TOPIC_FIELD)
+DELETE_SCHEMA: Operation[int | None] = Operation("DeleteSchema", MANAGE, of_reply="version")
+
+# ------------------------------------------------------------------------------------ transactions
+LIST_TRANSACTIONS: Operation[values.CoordinatorTransactions] = Operation(
+    "ListTransactions", OPERATE, AskedOf.COORDINATOR
+)
+ABORT_TRANSACTION: Operation[TxnState] = Operation(
+    "AbortTransaction", OPERATE, AskedOf.COORDINATOR, of_reply="state"
+)
+DETACH_TRANSACTION: Operation[None] = Operation("DetachTransaction", OPERATE, AskedOf.COORDINATOR)
+LIST_HALVES: Operation[values.CoordinatorHalves] = Operation("ListHalves", OPERATE, AskedOf.COORDINATOR)
+_HALF = "/admin/v3/transactions/halves/{most}/{least}"
+CHANGE_HALF: Operation[None] = Operation("ChangeHalf", OPERATE, AskedOf.COORDINATOR, routes=(
+    Http("POST", _HALF + "/park", "Its group is not asked any more: an operator decides. 409: it is decided.",
+         name="park", fixed=(("verb", "PARK"),)),
+    Http("POST", _HALF + "/revive", "Its group is asked again, at once, as of a new one. 409: it is decided.",
+         name="revive", fixed=(("verb", "REVIVE"),)),
+    Http("POST", _HALF + "/commit", "Publishes it, parked or not. Once more is no harm. 409: it is rolled back.",
+         name="commit", fixed=(("verb", "COMMIT"),)),
+    Http("POST", _HALF + "/rollback", "Drops it, parked or not. Once more is no harm. 409: it is committed.",
+         name="rollback", fixed=(("verb", "ROLLBACK"),)),
+))  # fmt: skip
+TOPIC_TRANSACTION: Operation[values.TransactionHere] = _topic("TopicTransaction", OF_TOPIC_FIELD)
+
+# ------------------------------------------------------------------------------------ the cluster
+LIST_BROKERS: Operation[tuple[values.BrokerInfo, ...]] = Operation("ListBrokers", OPERATE)
+LIST_BOOKIES: Operation[tuple[values.BookieInfo, ...]] = Operation(
+    "ListBookies", OPERATE, method="bookies", help="Returns the registered bookies."
+)
+FIND_ORPHANS: Operation[values.Orphans] = Operation("FindOrphans", OPERATE)
+
+_OF_CLIENTS = {
+    "TerminateTopic": "MessageId", "LastMessageId": "MessageId", "MessageIdByTime": "MessageId",
+    "GetMessage": "tuple[StoredMessage, ...]", "ExamineMessages": "tuple[StoredMessage, ...]",
+    "PeekMessages": "tuple[StoredMessage, ...]",
+}  # fmt: skip
+"""Answers of types that a client has and a broker has not."""
+
+
+# ------------------------------------------------------------------------------------ the table
+OPERATIONS: dict[str, Operation[Any]] = {}
+"""Every row by its name, in the order of this file."""
+ANSWERS: dict[str, str] = {}
+
+
+def add(operation: Operation[Any], answer: str) -> None:
+    """A row whose answer is of the type that the text names, of proto/statistics.py or of Python."""
+    assert operation.name not in OPERATIONS, f"{operation.name} is a row already"
+    OPERATIONS[operation.name], ANSWERS[operation.name] = operation, answer
+
+
+for _variable, _hint in list(__annotations__.items()):
+    if _hint.startswith("Operation["):
+        _row = globals()[_variable]
+        add(_row, _OF_CLIENTS.get(_row.name, _hint.removeprefix("Operation[").removesuffix("]")))
+del _row, _hint, _variable
+
+
+@cache
+def answer_of(name: str, **of_clients: Any) -> Any:
+    """The type that an operation answers. `of_clients`: what StoredMessage and MessageId are to the caller."""
+    from . import statistics, transactions
+
+    known = {**vars(statistics), **vars(transactions), "values": statistics, **of_clients}
+    return eval(ANSWERS[name], known)

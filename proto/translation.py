@@ -1,0 +1,133 @@
+"""Plain values to messages of proto/wire.proto and back, by the names of their fields.
+
+    request_of(wire.TopicSpec, {"topic": "t", "partitions": 4})     an argument that no field is named for is its `name`
+    reply_of(wire.Names, ["a", "b"])                                a value that is no message is the first field
+    value_of(tuple[str, ...], reply)                                … and back
+
+Guards: tests/client/admin/test_grpc_transport.py compares each answer with its message, field by field;
+tests/broker/protocols/grpc/test_stats.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import Message
+
+from . import wire_pb2 as wire
+from .errors import InvalidRequest
+from .names import Position
+from .schema import SchemaInfo, SchemaType, version_of
+from .statistics import NamespaceInfo
+from .transactions import TxnId
+
+M = TypeVar("M", bound=Message)
+
+
+# ------------------------------------------------------------------------------------ to messages
+def request_of(kind: type[M], arguments: Mapping[str, object], name: str = "") -> M:
+    """InvalidRequest, with the `name` of the operation: a value does not fit its field."""
+    known = kind.DESCRIPTOR.fields_by_name
+    given: dict[str, object] = {}
+    for argument, value in arguments.items():
+        if argument == "auto_topic_creation":
+            argument, value = "auto_topic_creation_off", not value
+        given[argument if argument in known else "name"] = _plain(value)
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"{name or kind.DESCRIPTOR.name}: {error}") from error
+
+
+def reply_of(kind: type[Message], value: object, field: str = "") -> Message:
+    """What a handler answers, as its message. `field`: that it is, of a reply that has more."""
+    if isinstance(value, Message):
+        return value
+    if value is None:
+        return kind()
+    if is_dataclass(value) and not field:
+        plain = _plain(value)
+        return plain if isinstance(plain, Message) else kind(**plain)
+    given: Any = {field or kind.DESCRIPTOR.fields[0].name: _plain(value)}
+    return kind(**given)
+
+
+def _plain(value: Any) -> Any:
+    """As the constructor of a message takes it."""
+    if isinstance(value, SchemaInfo):
+        return wire.SchemaInfo(type=value.type, data=value.data, name=value.name, properties=value.properties)
+    if hasattr(value, "to_wire"):
+        return value.to_wire()
+    if isinstance(value, Position | TxnId):
+        return value._asdict()
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, Mapping) and all(isinstance(each, tuple | list) for each in value.values()):
+        return {key: wire.Names(names=each) for key, each in value.items()}  # a message's own fields are not all lists
+    if isinstance(value, NamespaceInfo):
+        off = not value.auto_topic_creation
+        plain = {each.name: getattr(value, each.name) for each in fields(value) if each.name != "auto_topic_creation"}
+        return {**plain, "auto_topic_creation_off": off}
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    return value
+
+
+# ------------------------------------------------------------------------------------ from messages
+def value_of(kind: Any, reply: Message, field: str = "", made: Mapping[Any, Callable[[Any], Any]] | None = None) -> Any:
+    """What a reply is as a `kind`. `made`: how the caller's own types are made of their messages."""
+    if not (is_dataclass(kind) or kind in (None, NoneType) or kind in (made or {})):
+        return _value(kind, getattr(reply, field or reply.DESCRIPTOR.fields[0].name))
+    return (made or {}).get(kind, lambda found: _value(kind, found))(reply)
+
+
+def _value(kind: Any, found: Any) -> Any:
+    """Returns `found` (a message, or a field of one) as a `kind`."""
+    if get_origin(kind) is UnionType:
+        kind = get_args(kind)[0]
+    if kind in (None, NoneType):
+        return None
+    if get_origin(kind) is tuple:
+        return tuple(_value(get_args(kind)[0], each) for each in found)
+    if get_origin(kind) is dict:
+        return dict(found)
+    if get_origin(kind) is Mapping and found.GetEntryClass().DESCRIPTOR.fields_by_name["value"].message_type:
+        return {name: tuple(each.names) for name, each in found.items()}
+    if kind is TxnId:
+        return TxnId(found.most, found.least)
+    if kind is Position:
+        return Position(found.ledger_id, found.entry_id)
+    if kind is NamespaceInfo:
+        creation = not found.auto_topic_creation_off, found.default_partitions, found.is_creation_set
+        return NamespaceInfo(found.name, found.bundles, *creation)
+    if kind is SchemaInfo:
+        return SchemaInfo(
+            type=SchemaType(found.type), data=found.data, name=found.name, properties=dict(found.properties)
+        )
+    if kind is int and isinstance(found, bytes):
+        return version_of(found)
+    if is_dataclass(kind):
+        hints = hints_of(cast(type, kind))
+        return cast(Any, kind)(**{name: _field(hint, found, name) for name, hint in hints})
+    return kind(found) if issubclass(kind, Enum) else found
+
+
+def _field(hint: Any, found: Any, name: str) -> Any:
+    """A field of a message; a message that is absent is None, where the type says so."""
+    kind = get_args(hint)[0] if get_origin(hint) is UnionType else None
+    optional = kind is not None and (is_dataclass(kind) or kind in (TxnId, Position))
+    if optional and not found.HasField(name):
+        return None
+    return _value(hint, getattr(found, name))
+
+
+@cache
+def hints_of(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Returns (name, type) of each field of a dataclass."""
+    hints = get_type_hints(kind)
+    return tuple((each.name, hints[each.name]) for each in fields(kind))

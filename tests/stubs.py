@@ -1,0 +1,131 @@
+"""`python -m tests.stubs [--check]`: writes the stubs of classes whose methods are made when they are imported.
+
+Type checkers and editors read client/admin/client.pyi and blocking.pyi in the place of the modules: each method with
+its parameters and its docstring, as the class has them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from magnetar.client.admin import Admin, AdminClient
+from magnetar.proto.applied import InactiveMode, QuotaPolicy, TypeTitle
+from magnetar.proto.policy_levels import Policies
+from tests.docs.documents import ROOT
+
+WIDTH = 120
+IMPORTS = (
+    ("values.", "from ...proto import statistics as values"),
+    ("Policies", "from ...proto.policies import Policies"),
+    ("SchemaInfo", "from ...proto.schema import SchemaInfo"),
+    ("TxnId", "from ...proto.transactions import TxnId, TxnState"),
+    ("World", "from ...runtime.world import World"),
+    ("ClosedAfterAsyncWith", "from ..common.closing import ClosedAfterAsyncWith"),
+    ("ClosedAfterWith", "from ..common.closing import ClosedAfterWith"),
+    ("MessageId", "from ..model.message_id import MessageId"),
+    ("StoredMessage", "from .stored_messages import StoredMessage"),
+    ("Transport", "from .transport import Transport"),
+)
+"""What a stub imports where it names it, in the order of ruff."""
+
+
+def stubs() -> dict[Path, str]:
+    folder = ROOT / "client" / "admin"
+    return {
+        folder / "blocking.pyi": _stub("blocking.py", "Admin(ClosedAfterWith)", Admin, ("__init__",), "def"),
+        folder / "client.pyi": _stub(
+            "client.py", "AdminClient(ClosedAfterAsyncWith)", AdminClient, ("__init__",), "async def"
+        ),
+        ROOT / "proto" / "policy_levels.pyi": _levels(),
+    }
+
+
+def _levels() -> str:
+    fields = "\n".join(f"    {name}: {_named(kind)} = None" for name, kind in get_type_hints(Policies).items())
+    settings = "frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False"
+    return f'''"""Of policy_levels.py, for type checkers and editors; `python -m tests.stubs` writes it."""
+
+import msgspec
+
+from .applied import InactiveMode, QuotaPolicy, TypeTitle
+from .schema import Compatibility
+
+class Policies(msgspec.Struct, {settings}):
+{_doc(Policies.__doc__ or "", "    ")}
+
+{fields}
+'''
+
+
+def _named(kind: Any) -> str:
+    """A type as a program writes it."""
+    names = {QuotaPolicy: "QuotaPolicy", InactiveMode: "InactiveMode", TypeTitle: "TypeTitle"}
+    if kind in names:
+        return names[kind]
+    if get_origin(kind) in (UnionType, Union):
+        return " | ".join(map(_named, get_args(kind))) if kind not in names else names[kind]
+    if get_origin(kind) is tuple:
+        return f"tuple[{_named(get_args(kind)[0])}, ...]"
+    return "None" if kind is NoneType else str(kind.__name__)
+
+
+def _stub(module: str, head: str, kind: type, also: tuple[str, ...], verb: str) -> str:
+    names = [*also, *(name for name in vars(kind) if not name.startswith("_"))]
+    methods = "\n".join(_method(name, vars(kind)[name], "def" if name == "__init__" else verb) for name in names)
+    body = f"class {head}:\n{_doc(inspect.cleandoc(kind.__doc__ or ''), '    ')}\n\n{methods}"
+    found = [name for name in ("Mapping", "Sequence") if name in body]
+    standard = [f"from collections.abc import {', '.join(found)}"] if found else []
+    standard += ["from typing import Any"] if "Any" in body else []
+    ours = [line for word, line in IMPORTS if word in body]
+    imports = "\n\n".join("\n".join(group) for group in (standard, ours) if group)
+    head = f'"""Of {module}, for type checkers and editors; `python -m tests.stubs` writes it."""'
+    return f"{head}\n\n{imports}\n\n{body}"
+
+
+def _method(name: str, method: Callable[..., Any], verb: str) -> str:
+    signature = inspect.signature(method)
+    parameters, keyword = list[str](), False
+    for each in signature.parameters.values():
+        if each.kind is inspect.Parameter.KEYWORD_ONLY and not keyword:
+            if not any(other.kind is inspect.Parameter.VAR_POSITIONAL for other in signature.parameters.values()):
+                parameters.append("*")
+            keyword = True
+        star = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(each.kind, "")
+        kind = "" if each.name == "self" or each.annotation is inspect.Parameter.empty else f": {each.annotation}"
+        default = "" if each.default is inspect.Parameter.empty else f" = {each.default!r}" if kind else ""
+        parameters.append(f"{star}{each.name}{kind}{default}")
+    returned = signature.return_annotation
+    line = f"    {verb} {name}({', '.join(parameters)}) -> {returned}:"
+    if len(line) > WIDTH:
+        inner = "\n".join(f"        {each}," for each in parameters)
+        line = f"    {verb} {name}(\n{inner}\n    ) -> {returned}:"
+    doc = inspect.getdoc(method)
+    return f"{line} ...\n" if doc is None or name.startswith("_") else f"{line}\n{_doc(doc, ' ' * 8)}\n"
+
+
+def _doc(text: str, indent: str) -> str:
+    lines = text.splitlines()
+    shown = f'"""{text}"""' if len(lines) == 1 else f'"""{text}\n"""'
+    return "\n".join(f"{indent}{line}".rstrip() for line in shown.splitlines())
+
+
+def outdated() -> Iterator[Path]:
+    for path, text in stubs().items():
+        if not path.exists() or path.read_text() != text:
+            yield path
+
+
+def main() -> None:
+    if "--check" in sys.argv:
+        sys.exit("\n".join(f"{path} is not what the class has: python -m tests.stubs" for path in outdated()) or 0)
+    for path, text in stubs().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
