@@ -40,7 +40,6 @@ MAY_READ_THE_LOG = {
     "broker/topic/registry.py": "the record",
     "broker/topic/subscription_registry.py": "the record of names, and where the first entry is",
     "broker/topic/storage.py": "ends the topic, and loads cursors over all of it",
-    "broker/topic/subscription_registry.py": "the record, and marks of subscriptions",
     "broker/topic/nonpersistent.py": "it takes no transactions",
 }
 """Modules that name a topic's `log`, and why they show nothing of it that is not committed."""
