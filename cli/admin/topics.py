@@ -133,28 +133,21 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
 
     Example: magnetar topics stats orders --get-precise-backlog -o json
     """
-    from .stats import (
-        COLUMNS,
-        SUBSCRIPTION_COLUMNS,
-        TRANSACTION_COLUMNS,
-        subscription_rows,
-        topic_stats,
-        transaction_row,
-    )
+    from . import stats as tables
 
     parts = session.admin.parts(topic) if per_partition else [full(topic)]
-    records = [topic_stats(session, part, precise=precise) for part in parts]
+    records = [tables.topic_stats(session, part, precise=precise) for part in parts]
     if session.out.json:
         session.out.document(records if per_partition else records[0])
         return
-    session.out.rows(records, COLUMNS)
+    session.out.rows(records, tables.COLUMNS)
     for record in records:
         if record["subscriptions"]:
             print()
-            session.out.rows(subscription_rows(record["subscriptions"]), SUBSCRIPTION_COLUMNS)
-    if transacted := [transaction_row(record) for record in records if record["transactions"]]:
+            session.out.rows(tables.subscription_rows(record["subscriptions"]), tables.SUBSCRIPTION_COLUMNS)
+    if transacted := [tables.transaction_row(record) for record in records if record["transactions"]]:
         print()
-        session.out.rows(transacted, TRANSACTION_COLUMNS)
+        session.out.rows(transacted, tables.TRANSACTION_COLUMNS)
 
 
 @verb()

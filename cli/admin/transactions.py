@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
+from ...proto.pulsar_json import coordinator_form, half_form, here_form, in_seconds, transaction_form
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, verb
 
@@ -57,8 +58,6 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
 
     Example: magnetar transactions list -c 3
     """
-    from ...proto.pulsar_json import in_seconds, transaction_form
-
     if coordinator is None:
         found = session.admin.all_transactions(limit)
     else:
@@ -77,8 +76,6 @@ def show(session: Session, txn: str) -> None:
 
     Example: magnetar transactions show "(3,1099511627781)"
     """
-    from ...proto.pulsar_json import in_seconds, transaction_form
-
     found = session.admin.transaction(txn)
     record, at = in_seconds(transaction_form(found)), [_at(session, found, topic) for topic in found.topics]
     if session.out.json:
@@ -97,8 +94,6 @@ def status(session: Session) -> None:
 
     Example: magnetar transactions status
     """
-    from ...proto.pulsar_json import coordinator_form
-
     rows = [coordinator_form(number, each) for number, each in enumerate(session.admin.all_transactions(1))]
     session.out.rows(rows, COORDINATOR_COLUMNS)
 
@@ -126,8 +121,6 @@ def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]
     """Returns what one of its topics has of the transaction. A topic that does not answer says why: it may be what the
     transaction waits for."""
     from ...proto.errors import MagnetarError
-    from ...proto.pulsar_json import here_form
-
     try:
         return {"topic": topic, **here_form(session.admin.transaction_at(found.txn, topic), ""), "error": ""}
     except MagnetarError as error:
@@ -150,8 +143,6 @@ def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
 
     Example: magnetar transactions halves list --group orders
     """
-    from ...proto.pulsar_json import half_form, in_seconds
-
     rows = [each for found in session.admin.all_halves(group=group, limit=limit) for each in found.items]
     wanted = [each for each in rows if each.state.name == "PARKED" or not parked]
     forms = [half_form(each) for each in sorted(wanted, key=lambda each: -each.age_ms)]
@@ -164,8 +155,6 @@ def show_half(session: Session, half: str) -> None:
 
     Example: magnetar transactions halves show "(3,1099511627781)"
     """
-    from ...proto.pulsar_json import half_form, in_seconds
-
     session.out.record(in_seconds(half_form(session.admin.half(half))))
 
 
