@@ -109,6 +109,7 @@ HOT = [
     "runtime/http2/frames.py",
     "runtime/http2/headers.py",
     "runtime/http2/huffman.py",
+    "runtime/http2/patience.py",
     "runtime/monitoring/metrics.py",
     "runtime/peer/in_flight.py",
     "runtime/peer/inside.py",

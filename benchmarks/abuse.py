@@ -23,7 +23,7 @@ from typing import Any
 
 from .abusers import AT_ONCE, many_files
 from .floods import FLOODS
-from .harness import ROOT, Options, Run, Usage, percentiles, progress
+from .harness import REHEARSAL_S, ROOT, Options, Run, Usage, percentiles, progress
 from .messaging import WARM_UP_S, Paced, payloads
 
 FLOOD, SLOW, UNREAD = 10_000, 1_000, 300
@@ -34,9 +34,8 @@ BACKLOG = 16 << 20
 """Bytes of the topic that the unread clients ask for, each all of it."""
 CONNECTION_BYTES = 80 << 10
 """Of an open connection with TLS, in gRPC (docs/security.md)."""
-REHEARSAL_S = 1.0
-"""A shorter stretch measures nothing, and has a REHEARSAL of the abusers."""
 REHEARSAL = 1 / 20
+"""Of the abusers."""
 STREAM_BYTES = 1 << 20
 """Of a stream that is not read, in gRPC, beside what the broker counts (docs/security.md)."""
 
@@ -148,7 +147,7 @@ def abuse(options: Options) -> Run:
     """Good clients' p99 of sends while the worst kind of abuse begins, and while it lasts, or during the worst flood of
     one connection (floods.py) / without any; the worst."""
     run, counted, late_ms, files = Run(0.0), dict[str, Any](), dict[str, float](), many_files()
-    share = 1.0 if options.seconds >= REHEARSAL_S else REHEARSAL
+    share = REHEARSAL if options.rehearses else 1.0
     flood, slow, unread = (int(share * each) for each in (FLOOD, SLOW, UNREAD))
     with _cluster() as (cluster, folder, ports):
         token, trust = (folder / "admin.token").read_text().strip(), str(folder / "ca.pem")
@@ -161,7 +160,7 @@ def abuse(options: Options) -> Run:
         with _client(cluster.url, token, trust) as client:
             _fill(client)
             good = Good(client, options)
-            good.stretch(WARM_UP_S)
+            good.stretch(options.at_most(WARM_UP_S))
             rest_mb = usages["broker"].read()["rss_mb"]
             alone = good.stretch(options.seconds)
             found = dict[str, dict[str, float]]()

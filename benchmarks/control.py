@@ -39,7 +39,7 @@ def control(options: Options) -> Run:
     ):
         asked = _questions(running, client, admin)
         _ask(asked, 0.2)
-        alone = _ask(asked, ALONE_S)
+        alone = _ask(asked, options.at_most(ALONE_S))
         stop, counts = context.Event(), context.Queue()
         flood = [
             context.Process(target=_send, args=(running.url, number, options, stop, counts), daemon=True)
@@ -48,7 +48,7 @@ def control(options: Options) -> Run:
         flood.append(context.Process(target=_receive, args=(running.url, stop), daemon=True))
         for each in flood:
             each.start()
-        time.sleep(2 * WARM_UP_S)
+        time.sleep(options.at_most(2 * WARM_UP_S))
         run = Run(0.0)
         with measured(run, server=running.pid):
             flooded = _ask(asked, options.seconds)

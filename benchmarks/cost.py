@@ -46,7 +46,7 @@ from .small_sends import THREADS, Sender
 
 WARM_UP_S, PROFILED_S, PROBED_S = 1.5, 3, 1.5
 REHEARSAL = 0.2, 1, 0.2
-"""The same, where less than a second is measured, which says nothing."""
+"""The same in a rehearsal."""
 PROFILE_HZ = 400
 FUNCTIONS = 12
 PROBED_RATE = 0.1
@@ -328,7 +328,7 @@ def _one(kind: str, options: Options, probes: Probes) -> dict[str, Any]:
     with server(options.bookies) as running, magnetar.Client(running.url) as client:
         stretch = LOADS[kind](client, options)
         usual = (WARM_UP_S, PROFILED_S, PROBED_S)
-        warm_up_s, profiled_s, probed_s = usual if options.seconds >= 1 else REHEARSAL
+        warm_up_s, profiled_s, probed_s = usual if not options.rehearses else REHEARSAL
         stretch(warm_up_s)
         counts = _GrpcMessages()
         topics = [f"small-{n}" for n in range(THREADS)] if kind == "fifty" else [TOPIC]

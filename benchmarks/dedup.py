@@ -22,7 +22,7 @@ def dedup(options: Options) -> Run:
         sending = {each: Sending(_producer(client, each), contents) for each in (False, True)}
         asyncio.run(_turn_on(running.url))
         for each in sending.values():
-            each.run(seconds=WARM_UP_S)
+            each.run(seconds=options.at_most(WARM_UP_S))
             each.samples.clear()
         run, rates = Run(0.0), {False: list[float](), True: list[float]()}
         with measured(run, server=running.pid):

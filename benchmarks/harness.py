@@ -26,6 +26,7 @@ from magnetar.proto.versions import build
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_DEADLINE_S = 60.0
+REHEARSAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,16 @@ class Options:
     seed: int = 1
     url: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def rehearses(self) -> bool:
+        """Less than REHEARSAL_S is measured: the figure says nothing, and the run shows that the benchmark works. What
+        is measured then is small, and so is what comes before."""
+        return self.seconds < REHEARSAL_S
+
+    def at_most(self, usual_s: float) -> float:
+        """Of a warm-up, of a settling: no longer than what is measured, in a rehearsal."""
+        return min(usual_s, self.seconds) if self.rehearses else usual_s
 
 
 @dataclass

@@ -36,7 +36,7 @@ MESSAGES = 1_000_000
 def memory(options: Options) -> Run:
     """The largest peak over its bound."""
     run, worst = Run(0.0), {"ratio": 0.0}
-    for budget in BUDGETS if options.seconds >= 1 else BUDGETS[:1]:  # below it is a rehearsal
+    for budget in BUDGETS[:1] if options.rehearses else BUDGETS:
         for name, load in LOADS.items():
             peak = _peak(budget, load, options)
             bound = budget + BASE_BYTES

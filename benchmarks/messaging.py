@@ -77,7 +77,7 @@ def produce(options: Options) -> Run:
 
     with server(options.bookies, processes=options.processes) as running, magnetar.Client(running.url) as client:
         sending = Sending(_producer(client), payloads(options.size, options.seed))
-        sending.run(seconds=WARM_UP_S)
+        sending.run(seconds=options.at_most(WARM_UP_S))
         sending.samples.clear()
         before, run = sending.acked, Run(0.0)
         with measured(run, server=running.pid):
@@ -118,12 +118,13 @@ def roundtrip(options: Options) -> Run:
             TOPIC, "bench", initial_position=magnetar.InitialPosition.Earliest, receiver_queue_size=5000
         )
         report = context.Queue()
-        arguments = (running.url, options.size, options.seed, options.seconds + 2 * WARM_UP_S, report)
+        warm_up_s = options.at_most(WARM_UP_S)
+        arguments = (running.url, options.size, options.seed, options.seconds + warm_up_s + WARM_UP_S, report)
         child = context.Process(target=_produce_process, args=arguments, daemon=True)
         child.start()
         try:
             consumer.acknowledge(consumer.receive(30_000))
-            consume(consumer, seconds=WARM_UP_S)
+            consume(consumer, seconds=warm_up_s)
             run = Run(0.0)
             with measured(run, server=running.pid, producer=child.pid or 0):
                 begin, before = time.perf_counter(), _published(admin)
@@ -133,7 +134,8 @@ def roundtrip(options: Options) -> Run:
             run.latencies_ms = percentiles(latencies)
             report.get(timeout=60)
             run.detail = {
-                "consumed": count, "produced_msg_s": published / taken, "consumed_of_produced": count / published,
+                "consumed": count, "produced_msg_s": published / taken,
+                "consumed_of_produced": count / max(1, published),
             }  # fmt: skip
         finally:
             child.join(30)
@@ -224,7 +226,7 @@ def latency(options: Options) -> Run:
 
     with server(options.bookies, processes=options.processes) as running, magnetar.Client(running.url) as client:
         paced = Paced(client, payloads(options.size, options.seed), options.rate)
-        paced.stretch(WARM_UP_S)
+        paced.stretch(options.at_most(WARM_UP_S))
         run = Run(0.0)
         with measured(run, server=running.pid):
             sends = paced.stretch(options.seconds)

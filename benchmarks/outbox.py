@@ -34,13 +34,14 @@ def outbox(options: Options) -> Run:
         engine, metadata = create_engine(database.database("bench")), MetaData()
         box = SQLAlchemyOutbox(metadata)
         metadata.create_all(engine)
-        rows = int(ROWS_PER_S * (options.seconds + WARM_UP_S))
+        warm_up_s = options.at_most(WARM_UP_S)
+        rows = int(ROWS_PER_S * (options.seconds + warm_up_s))
         _fill(engine, rows, options.size)
         progress(f"outbox: {rows:,} rows of {options.size} bytes")
         run = Run(0.0)
         with Relay(client, engine, box, name="bench") as relay:
             _until_stored(relay, 1, DEADLINE_S)
-            time.sleep(WARM_UP_S)
+            time.sleep(warm_up_s)
             with measured(run, server=running.pid):
                 before, since = relay.statistics()["stored_rows"], time.perf_counter()
                 time.sleep(options.seconds)

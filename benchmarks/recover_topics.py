@@ -18,7 +18,7 @@ BUSY = "magnetar_bookie_busy_total"
 
 
 def recover_topics(options: Options) -> Run:
-    count = int(options.extra.get("topics", TOPICS if options.seconds >= 1 else TOPICS // 50))
+    count = int(options.extra.get("topics", TOPICS // 50 if options.rehearses else TOPICS))
     with server(options.bookies, "--metrics", "0") as running:
         asyncio.run(_used(running.url, count, "before", []))
         running.kill()

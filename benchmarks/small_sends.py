@@ -48,7 +48,7 @@ def small_sends(options: Options) -> Run:
         for sender in senders:
             sender.start()
         begin.wait()
-        time.sleep(WARM_UP_S)
+        time.sleep(options.at_most(WARM_UP_S))
         run, first = Run(0.0), time.perf_counter()
         with measured(run, server=running.pid):
             time.sleep(options.seconds)

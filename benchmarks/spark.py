@@ -48,7 +48,7 @@ def spark_read(options: Options) -> Run:
 
     spark = session()
     with server(options.bookies) as running, magnetar.Client(running.url) as client:
-        for topic, rows in (("warm-up", WARM_UP_ROWS), (TOPIC, options.messages)):
+        for topic, rows in (("warm-up", min(WARM_UP_ROWS, options.messages)), (TOPIC, options.messages)):
             client.subscribe(topic, "keep", initial_position=magnetar.InitialPosition.Earliest).close()
             producer = client.create_producer(
                 topic, batching_enabled=True, block_if_queue_full=True, max_pending_messages=20_000

@@ -49,7 +49,7 @@ def idle(options: Options) -> Run:
     with server(options.bookies, processes=options.processes) as running:
         with magnetar.Client(running.url) as client:
             client.create_producer("first").send(b"hello")
-        time.sleep(SETTLE_S)
+        time.sleep(options.at_most(SETTLE_S))
         usage = Usage(running.pid, tree=True)
         time.sleep(options.seconds)
         used = usage.read()

@@ -19,7 +19,7 @@ SETTLE_S = 5.0
 
 
 def topics(options: Options) -> Run:
-    count = int(options.extra.get("topics", TOPICS if options.seconds >= 1 else TOPICS // 50))
+    count = int(options.extra.get("topics", TOPICS // 50 if options.rehearses else TOPICS))
     run = Run(0.0)
     with server(options.bookies) as running:
         asyncio.run(_first(running.url))

@@ -54,7 +54,8 @@ async def _small(url: str, pid: int, options: Options) -> Run:
             inputs, "bench", magnetar.ConsumerType.Shared, initial_position=magnetar.InitialPosition.Earliest,
             receiver_queue_size=1000,
         )  # fmt: skip
-        backlog = round(RATE_MAX * (options.seconds + WARM_UP_S * 2))
+        warm_up_s = options.at_most(WARM_UP_S * 2)
+        backlog = round(RATE_MAX * (options.seconds + warm_up_s))
         await asyncio.gather(*(_fill(client, each, contents, backlog // TOPICS) for each in inputs))
         stop = asyncio.Event()
         samples: list[tuple[float, float, float]] = []  # when it was over, seconds of all, of the commit
@@ -80,7 +81,7 @@ async def _small(url: str, pid: int, options: Options) -> Run:
                 count += 1
 
         workers = [asyncio.ensure_future(work(number)) for number in range(OPEN)]
-        await asyncio.sleep(WARM_UP_S * 2)
+        await asyncio.sleep(warm_up_s)
         run, first = Run(0.0), time.perf_counter()
         with measured(run, server=pid):
             await asyncio.sleep(options.seconds)
@@ -122,7 +123,7 @@ def txn_large(options: Options) -> Run:
         )
         seconds = options.seconds / TURNS
         for with_transactions in (False, True):
-            _send(client, producer, contents, WARM_UP_S, with_transactions=with_transactions)
+            _send(client, producer, contents, options.at_most(WARM_UP_S), with_transactions=with_transactions)
         rates: dict[bool, list[float]] = {False: [], True: []}
         run = Run(0.0)
         with measured(run, server=running.pid):
@@ -220,8 +221,8 @@ async def _process(url: str, pid: int, options: Options) -> Run:
             "in", "bench", initial_position=magnetar.InitialPosition.Earliest, receiver_queue_size=10_000
         )
         async with await client.create_producer("in", max_pending_messages=PENDING, block_if_queue_full=True) as source:
-            for _ in range(-(-options.messages // 25_600)):
-                await source.send_many(contents * 100)
+            for _ in range(-(-options.messages // 2_560)):
+                await source.send_many(contents * 10)
         producer = await client.create_producer("out", max_pending_messages=PENDING)
         statistics = magnetar.ProcessStatistics()
         with measured(run, server=pid):

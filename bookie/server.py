@@ -246,7 +246,9 @@ class Bookie:
 
             if self._admin is None:
                 metadata, clock = lambda: self._registration.metadata, self._world.clock
-                self._admin = BookieAdmin(self, metadata, clock)
+                self._admin = BookieAdmin(
+                    self.id, self._store, self._upkeep, self._collector, self._limbo, self._scrubber, metadata, clock
+                )
                 self._admin.add(RepairVerbs(metadata, clock).table)
         return await self._admin.answer(request, sender, local)
 

@@ -23,9 +23,9 @@ from ..metadata import paths
 from ..metadata.records import BookieRecord, RacksRecord, decode
 from ..metadata.store import MetadataStore, Reset
 from ..proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
-from ..runtime.access import PeerCalling
 from ..runtime.files import Buffer
 from ..runtime.network import Asker, Endpoint, Peer, Reply
+from ..runtime.peer.keys import PeerCalling
 from ..runtime.supervisor import Kept, Supervisor
 from ..runtime.tasks import Tasks
 from ..runtime.world import World

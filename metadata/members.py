@@ -26,7 +26,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from ..proto.errors import MagnetarError, Unavailable
-from ..runtime.access import NOTHING, OPEN, PeerListening, Principal, PrincipalKind
+from ..runtime.access import NOTHING, OPEN, Principal, PrincipalKind
+from ..runtime.peer.keys import PeerListening
 from ..runtime.peer.member import MemberNetwork
 from ..runtime.supervisor import Supervisor
 from ..runtime.unbroken import unbroken

@@ -139,7 +139,7 @@ class BookieRecord(Record, frozen=True, kw_only=True):
     limbo: bool = False  # it lost data and answers "unknown" for entries it lacks; new ledgers may use it (limbo.py)
     fenced_upto: int = -1  # it refuses clients' adds to ledgers up to this id, for ever
     process: str = ""  # random, of the process: another value means that another process uses the same uuid
-    key: str = ""  # public, of its peer service (runtime/access.py); empty: it speaks in clear
+    key: str = ""  # public, of its peer service (runtime/peer/keys.py); empty: it speaks in clear
 
 
 class RacksRecord(Record, frozen=True, kw_only=True):

@@ -28,7 +28,8 @@ from ..proto.errors import (
     Unavailable,
     to_wire,
 )
-from ..runtime.access import CallerMemory, ListenerAccess, Principal, PrincipalKind
+from ..runtime.access import ListenerAccess, Principal, PrincipalKind
+from ..runtime.memory.budget import CallerMemory
 from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream
 from ..runtime.peer.server import is_local
 from ..runtime.world import World

@@ -1,4 +1,5 @@
-"""The callers of a listener: what is known of them, and what is asked before a call is handed to a service.
+"""The callers of a listener and the access that its two ends ask and bring: what is known of a caller before a call is
+handed to a service, and by whom it is admitted.
 
 A listener has a `Guard` or none. With one, each call is authenticated before its handler starts and before anything of
 its request is read, decompressed or parsed: the guard sees the connection and the `authorization` header alone. The
@@ -10,15 +11,12 @@ Source of the rules: Pulsar's authentication providers; security of this design:
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from .memory.arrivals import Arrivals
+from .memory.budget import CallerMemory
 
 
 class PrincipalKind(Enum):
@@ -107,69 +105,6 @@ class Limits:
     authentications: int = 256  # at a time; further callers get BackPressure
 
 
-class MemoryBudget:
-    """Bytes that all callers of a process hold together. The part that keeps such bytes adds them to `held`, and
-    subtracts them when it keeps them no more. `tight` is half of the limit.
-    """
-
-    __slots__ = ("_timer", "_waiting", "held", "limit", "tight")
-
-    def __init__(self, limit: int = sys.maxsize) -> None:
-        self.held = 0
-        self.limit = limit
-        self.tight = limit // 2
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def room(self) -> None:
-        """Returns when at most `limit` is held. Who waits comes in turn."""
-        while self.held > self.limit:
-            loop = asyncio.get_running_loop()
-            waiter = loop.create_future()
-            self._waiting.append(waiter)
-            if self._timer is None:
-                self._timer = loop.call_later(ROOM_S, self._look)
-            await waiter
-
-    def _look(self) -> None:
-        """Lets as many waiters go on as there may be room for."""
-        self._timer, room = None, self.limit - self.held
-        while self._waiting and room >= 0:
-            waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                room -= ROOM_BYTES
-        if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(ROOM_S, self._look)
-
-
-class CallerMemory:
-    """The memory that all callers of a process hold. Requests and answers have parts of their own, so that who does not
-    read stops no publish.
-
-    `arrivals`: a quarter, of what came and is not received yet (runtime/memory/arrivals.py). `requests`: a half, of
-    what was received and is not handled, and publishes without an outcome. Above its tight half a publish is not kept
-    for later: what is held then is on its way to a disk and gets less by itself. Above the limit no request
-    is read. `answers`: a quarter, of what has not left. Above its tight half little is kept for one caller, and callers
-    that take nothing are cut early; above the limit no message is delivered.
-    Guarding tests: tests/runtime/grpc/test_memory.py.
-    """
-
-    __slots__ = ("answers", "arrivals", "connections", "requests")
-
-    def __init__(self, limit: int = sys.maxsize) -> None:
-        self.connections = 0  # that are open, on the ports of this memory
-        self.requests = MemoryBudget(limit // 2)
-        self.arrivals = Arrivals(limit // 4)
-        self.answers = MemoryBudget(limit // 4)
-
-
-ROOM_S = 0.01
-"""Seconds between two looks while callers wait for room."""
-ROOM_BYTES = 1 << 20
-"""Bytes that a waiter which goes on is expected to bring: an envelope of a client, or the entries of a read."""
-
-
 @dataclass(frozen=True, slots=True)
 class ListenerAccess:
     """The access that a listener asks of its callers."""
@@ -188,51 +123,7 @@ class CallerAccess:
     authorization: Callable[[], str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KeyPair:
-    """A process' keys among the peers (CURVE). It makes them at its start, and writes the secret one nowhere."""
-
-    public: str  # 64 hexadecimal digits
-    secret: bytes = field(repr=False)  # 32 bytes
-
-
-class PeerGate(Protocol):
-    """The gate that decides which processes may be clients of a peer server. A key is the public one, 64 hexadecimal
-    digits."""
-
-    async def admit(self, key: str) -> bool:
-        """Whether a new connection with this key is admitted. A MagnetarError: it cannot be decided now, and the client
-        may try again."""
-        ...
-
-    def principal(self, key: str) -> Principal | None:
-        """Returns the principal of a key; asked for each message. None: the process is a member no more."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class PeerListening:
-    """The keys and gate of a peer server: only clients that know its key, and that the gate takes, are served."""
-
-    own: KeyPair
-    gate: PeerGate
-
-
-@dataclass(frozen=True, slots=True)
-class PeerCalling:
-    """The keys of the client end of a peer connection, and the public key that the server has to have."""
-
-    server: str = ""  # empty: it registered none
-    own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/member.py)
-
-
-NO_KEY = "00" * 32
-"""Key that no server has."""
-
 OPEN = ListenerAccess()
 """Access of a listener without a guard: every caller is LOCAL, in clear."""
 
 NOTHING = CallerAccess()
-
-CLEAR = PeerCalling()
-"""A peer connection without keys."""

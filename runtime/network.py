@@ -30,22 +30,9 @@ from google.protobuf.message import Message
 
 from ..proto.digits import whole
 from ..proto.errors import MagnetarError
-from .access import (
-    CLEAR,
-    LOCAL,
-    NOTHING,
-    OPEN,
-    Caller,
-    CallerAccess,
-    Guard,
-    KeyPair,
-    ListenerAccess,
-    PeerCalling,
-    PeerListening,
-    Principal,
-    TlsFiles,
-)
+from .access import LOCAL, NOTHING, OPEN, Caller, CallerAccess, Guard, ListenerAccess, Principal, TlsFiles
 from .files import Buffer
+from .peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
 
 MESSAGE_BYTES_MAX = 16 << 20
 """Largest accepted gRPC message and peer frame; an entry is at most 5 MiB, an envelope about 1 MiB more."""

@@ -17,17 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..proto.errors import InvalidRequest, MagnetarError
-from .access import (
-    CLEAR,
-    NOTHING,
-    OPEN,
-    CallerAccess,
-    KeyPair,
-    ListenerAccess,
-    PeerCalling,
-    PeerListening,
-    TlsFiles,
-)
+from .access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from .chance import SystemChance
 from .clock import Clock, SystemClock
 from .disk import SystemFiles
@@ -36,6 +26,7 @@ from .network import ByteService, ByteServing, ByteStream, Channel, Endpoint, Pe
 from .peer import client as peers
 from .peer import server as peer_server
 from .peer import sockets
+from .peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
 from .tcp import streams
 from .threads import SystemWorkers
 from .world import World

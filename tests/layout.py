@@ -125,6 +125,17 @@ def imports(module: Module) -> Iterator[Import]:
             yield from _from(module, node)
 
 
+def for_types_alone(module: Module) -> set[int]:
+    """Returns the lines of imports that run in no program: those within `if TYPE_CHECKING`."""
+    return {
+        line
+        for node in module.nodes
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for each in node.body
+        for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)
+    }
+
+
 def _absolute(name: str, line: int) -> Import:
     if name == "magnetar" or name.startswith("magnetar."):
         return Import(name.removeprefix("magnetar").removeprefix("."), line, True)

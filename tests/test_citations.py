@@ -182,7 +182,7 @@ def test_a_path_follows_its_symbol_and_nothing_else_changes() -> None:
 
 # -------------------------------------------------------------------------------------------------- completeness
 def test_every_step_that_makes_something_durable_is_in_the_table() -> None:
-    steps = (*checkpoint.STEPS, *compaction.STEPS, *TAKE_OVER)
+    steps = (*(step.__name__ for step in (*checkpoint.STEPS, *TAKE_OVER)), *compaction.STEPS)
     assert not [step for step in steps if f"`{step}`" not in _page("durability")]
 
 

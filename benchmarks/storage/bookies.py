@@ -90,7 +90,7 @@ def journal(options: Options) -> Run:
             return time.perf_counter() - begin
 
         try:
-            await stretch(1.0)
+            await stretch(options.at_most(1.0))
             outstanding.samples.clear()
             before = entry
             with measured(run):
@@ -136,7 +136,7 @@ def ledger(options: Options) -> Run:
                 await outstanding.all()
                 return time.perf_counter() - begin
 
-            await stretch(1.0)
+            await stretch(options.at_most(1.0))
             outstanding.samples.clear()
             before = count
             with measured(run):

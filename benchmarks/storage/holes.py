@@ -26,7 +26,7 @@ def holes(options: Options) -> Run:
     import magnetar
 
     run = Run(0.0)
-    acks = int(options.extra.get("acks", ACKS if options.seconds >= 1 else ACKS // 50))
+    acks = int(options.extra.get("acks", ACKS // 200 if options.rehearses else ACKS))
     with server(options.bookies) as running:
         with magnetar.Client(running.url) as client:
             client.subscribe(TOPIC, "s").close()

@@ -19,7 +19,7 @@ def recover(options: Options) -> Run:
         client = magnetar.Client(running.url)
         client.subscribe(TOPIC, "keeps").close()  # without a subscription, what a ledger holds that ended is trimmed
         sending = Sending(_producer(client, send_timeout_millis=5000), payloads(options.size, options.seed))
-        stored = LOAD_BYTES if options.seconds >= 1 else LOAD_BYTES // 32
+        stored = LOAD_BYTES // 256 if options.rehearses else LOAD_BYTES
         sending.run(messages=stored // options.size)
         load = threading.Thread(target=sending.run, kwargs={"seconds": 1.0}, daemon=True)
         load.start()

@@ -152,7 +152,7 @@ async def _until(what: Callable[[], Awaitable[bool]]) -> None:
 def repair(options: Options) -> Run:
     """MB/s of copies: --gib of 128 KiB entries that lay on a dead bookie, onto an empty one, without a limit."""
     size = int(options.extra.get("gib", 2)) << 30
-    if options.seconds < 1:
+    if options.rehearses:
         size //= 32
     with deployment("bytes_per_s = 0") as made:
         ledgers = made.run(lambda world, metadata: _fill(world, metadata, size, options.seed))
@@ -206,7 +206,7 @@ def repair_disturb(options: Options) -> Run:
     import magnetar
 
     size = max(1, int(options.extra.get("gib", 2))) << 30
-    if options.seconds < 1:
+    if options.rehearses:
         size //= 32
     with deployment("") as made:
         made.run(lambda world, metadata: _switch(metadata, False))
@@ -221,14 +221,14 @@ def repair_disturb(options: Options) -> Run:
         with magnetar.Client(broker.wait_ready()) as client:
             paced = Paced(client, payloads(options.size, options.seed), min(options.rate, RATE_MAX))
             paced.stretch(min(5.0, options.seconds))
-            for on in (False, True) * (ROUNDS if options.seconds >= 1 else 1):
+            for on in (False, True) * (1 if options.rehearses else ROUNDS):
                 made.run(lambda world, metadata, on=on: _switch(metadata, on))
                 time.sleep(min(SWITCH_S, options.seconds))
                 paced.stretch(options.seconds)
                 samples[on] += paced.samples
                 progress(f"repair {'on' if on else 'off'}: p99 {percentiles(paced.samples)['p99']:.1f} ms")
             left = made.run(lambda world, metadata: _left(metadata))
-        assert left or options.seconds < 1, "the copies were through before the last stretch was: more --gib"
+        assert left or options.rehearses, "the copies were through before the last stretch was: more --gib"
         quiet, busy = percentiles(samples[False]), percentiles(samples[True])
         return Run(
             busy["p99"] / quiet["p99"], latencies_ms=busy,

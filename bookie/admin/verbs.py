@@ -20,7 +20,7 @@ ledgers in an answer it is read there, `LOOKUPS_AT_ONCE` at a time and at most `
 without a record was deleted, and its grace period runs. An option of a wrong type or an unknown verb is
 InvalidRequest; a request that is no JSON is BAD_REQUEST.
 
-Who may ask: with keys (runtime/access.py `PeerListening`) operators and brokers, from any machine, and no bookie.
+Who may ask: with keys (runtime/peer/keys.py `PeerListening`) operators and brokers, from any machine, and no bookie.
 Without keys every client that reaches the bookie's port; then a verb of `CHANGES` (it starts work, gives data up or
 moves copies) is Unauthorized from another machine. No verb shows a key or an entry.
 Guarded by tests/bookie/admin/test_admin.py.
@@ -31,7 +31,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -69,31 +68,22 @@ Options = Mapping[str, object]
 Verb = Callable[[Options], Awaitable[Json]]
 
 
-class Asked(Protocol):
-    """The parts of a bookie that the verbs use (bookie/server.py `Bookie`)."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def store(self) -> Store: ...
-    @property
-    def upkeep(self) -> DiskMonitor: ...
-    @property
-    def collector(self) -> Collector: ...
-    @property
-    def limbo(self) -> LimboExit: ...
-    @property
-    def scrubber(self) -> Scrubber: ...
-
-
 class BookieAdmin:
     """Answers the administration of a bookie: `answer` is BookieService's `on_admin`; `metadata` returns the present
     session."""
 
-    def __init__(self, bookie: Asked, metadata: Callable[[], MetadataStore], clock: Clock) -> None:
-        self._bookie = bookie
+    def __init__(
+        self, bookie_id: str, store: Store, upkeep: DiskMonitor, collector: Collector, limbo: LimboExit,
+        scrubber: Scrubber, metadata: Callable[[], MetadataStore], clock: Clock,
+    ) -> None:  # fmt: skip
+        self._bookie_id = bookie_id
+        self._store = store
+        self._upkeep = upkeep
+        self._collector = collector
+        self._exit = limbo
+        self._scrubber = scrubber
         self._metadata = metadata
-        self._runs = _Runs(bookie.collector, clock)
+        self._runs = _Runs(collector, clock)
         self._verbs: dict[str, Verb] = {
             "state": self._say_state,
             "gc-plan": self._gc_plan,
@@ -135,13 +125,13 @@ class BookieAdmin:
     # ------------------------------------------------------------------------------------ verbs
     async def _say_state(self, options: Options) -> Json:
         known(options, ())
-        store = self._bookie.store
+        store = self._store
         total, free = await store.room.usage()
-        facts, refused = store.descriptors, self._bookie.collector.refused
+        facts, refused = store.descriptors, self._collector.refused
         return {
-            "bookie": self._bookie.id,
-            "disk": self._bookie.upkeep.state.value,
-            "readOnly": self._bookie.upkeep.state.read_only,
+            "bookie": self._bookie_id,
+            "disk": self._upkeep.state.value,
+            "readOnly": self._upkeep.state.read_only,
             "totalBytes": total,
             "freeBytes": free,
             "logs": len(store.index.logs()),
@@ -158,7 +148,7 @@ class BookieAdmin:
 
     async def _gc_plan(self, options: Options) -> Json:
         known(options, ("major",))
-        plans = await self._bookie.collector.plan(major=flag(options, "major"))
+        plans = await self._collector.plan(major=flag(options, "major"))
         wanted = dict.fromkeys(holder.ledger for plan in plans for holder in plan.facts.holders)
         owners = await self._owners(list(wanted)[:LOOKUPS_MAX])
         return {"logs": [_log(plan, owners) for plan in plans]}
@@ -181,17 +171,17 @@ class BookieAdmin:
         return self._limbo()
 
     def _limbo(self) -> Json:
-        limbo = self._bookie.limbo
+        limbo = self._exit
         blocked = dict(list(limbo.blocked.items())[:BLOCKED_MAX])
         return {"upto": limbo.upto, "blocked": len(limbo.blocked), "why": blocked, **limbo.counters}
 
     async def _accept_loss(self, options: Options) -> Json:
         known(options, ())
-        given_up = await self._bookie.limbo.accept_loss()
+        given_up = await self._exit.accept_loss()
         return {"givenUp": dict(list(given_up.items())[:BLOCKED_MAX]), "ledgers": len(given_up)}
 
     def _scrub(self) -> Json:
-        return self._bookie.scrubber.status()
+        return self._scrubber.status()
 
     async def _owners(self, ledgers: Sequence[int]) -> dict[int, Json]:
         """The properties of each ledger in the metadata, or that it is gone."""

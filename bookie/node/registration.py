@@ -27,9 +27,9 @@ from ...metadata import paths, records
 from ...metadata.store import ABSENT, ANY, Check, Delete, MetadataStore, Put
 from ...metadata.update import get_record
 from ...proto.errors import BadVersion, Busy, InvalidConfiguration, MagnetarError, NotFound, Unauthorized, Unavailable
-from ...runtime.access import PeerCalling
 from ...runtime.clock import Clock
 from ...runtime.network import Endpoint
+from ...runtime.peer.keys import PeerCalling
 from ...runtime.world import World
 
 _LOG = logging.getLogger("magnetar.bookie.node")

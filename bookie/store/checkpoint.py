@@ -31,7 +31,7 @@ Guarded by the stops of the crash states (tests/crashes/stops.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,17 +55,6 @@ MARK = "mark"
 SLICES_LAGGING = 8
 """Slices of a lagging flush that are written before each turn of the loop, which takes milliseconds under load: with
 one slice a turn a flush writes 150 to 250 MB/s, whatever the disk can do."""
-
-STEPS = (
-    "capture_mark",
-    "swap",
-    "write_entries",
-    "write_index",
-    "write_ledgers",
-    "write_mark",
-    "publish",
-    "release_journals",
-)
 
 
 class Source(NamedTuple):
@@ -147,23 +136,22 @@ class Checkpoint:
         began = self._clock.monotonic()
         self._source = source
         for step in STEPS:
-            result = getattr(self, f"_{step}")()
-            if result is not None:
-                await result
+            if (work := step(self)) is not None:
+                await work
         self.seconds.observe(self._clock.monotonic() - began)
 
-    def _capture_mark(self) -> None:
+    def capture_mark(self) -> None:
         if self._captured is None:
             self._captured = self._source.position()
 
-    def _swap(self) -> None:
+    def swap(self) -> None:
         """Swaps the tables. A repeated run finds the table of the first still flushing, and keeps its position."""
         if self._memtable.flushing is None:
             self._descriptors.mend_stored(self._memtable.swap().ledgers)
             self._source.swapped()
         self._descriptors.begin_write()
 
-    async def _write_entries(self) -> None:
+    async def write_entries(self) -> None:
         table = self._memtable.flushing
         assert table is not None
         self._flush = None
@@ -187,19 +175,19 @@ class Checkpoint:
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
         return SLICES_LAGGING if filled > flush.taken else 1
 
-    async def _write_index(self) -> None:
+    async def write_index(self) -> None:
         self._written = None
         if self._flush is not None:
             self._written = await self._worker.run(self._flush.write_index)
         hot = self._hot.state if self._written is None else self._written.open
         self._next = self.mark.with_logs(hot, self._cold.state, self._numbers.last)
 
-    async def _write_ledgers(self) -> None:
+    async def write_ledgers(self) -> None:
         unwritten = self._descriptors.unwritten()
         self._settled, generation, end = await self._worker.run(self._ledgers.write, unwritten)
         self._next = self._next._replace(ledgers_generation=generation, ledgers_end=end)
 
-    async def _write_mark(self) -> None:
+    async def write_mark(self) -> None:
         assert self._captured is not None
         await self._replace_mark(self._next._replace(journal=self._captured.journal, offset=self._captured.offset))
 
@@ -209,7 +197,7 @@ class Checkpoint:
         await self._worker.run(disk.replace, self._files, self._directory, MARK, data)
         self.mark, self._count = new, self._count + 1
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         table = self._memtable.flushing
         assert table is not None
         if self._written is not None:
@@ -224,7 +212,7 @@ class Checkpoint:
         self._captured = None
         self.counters["checkpoints"] += 1
 
-    async def _release_journals(self) -> None:
+    async def release_journals(self) -> None:
         await self._worker.run(self._settle, JournalPosition(*self.mark.position))
         for values in self._release:
             await self._free(values)
@@ -275,3 +263,17 @@ class Checkpoint:
         if moved is not None:
             self._cold.committed()
         await self._worker.run(self._settle, None)
+
+
+Step = Callable[[Checkpoint], Awaitable[None] | None]
+STEPS: tuple[Step, ...] = (
+    Checkpoint.capture_mark,
+    Checkpoint.swap,
+    Checkpoint.write_entries,
+    Checkpoint.write_index,
+    Checkpoint.write_ledgers,
+    Checkpoint.write_mark,
+    Checkpoint.publish,
+    Checkpoint.release_journals,
+)
+"""The order of a checkpoint."""

@@ -1,7 +1,6 @@
-"""The interfaces between a topic and the coordinators of transactions, independent of who implements them.
+"""The interface between a topic and the coordinators of transactions, independent of who implements it.
 
     Coordinators        the topic's side of a coordinator, wherever it runs (broker/transaction/)
-    TransactionJoins    of one topic: who publishes or acknowledges in a transaction asks it first (broker/topic/)
 
 Rules
 - A topic joins a transaction **before** the first entry or acknowledgement of it is appended. A send or ack whose join
@@ -114,22 +113,3 @@ class NoCoordinators:
 
     async def abort_open(self, txn: TxnId) -> TransactionFacts:
         raise NotAllowed("there are no transactions here")
-
-
-class TransactionJoins(Protocol):
-    """The transactions of one topic, for its producers and subscriptions."""
-
-    def is_open(self, txn: TxnId) -> bool:
-        """Whether the topic has joined it, and knows of no end. Asked again in the turn that appends."""
-
-    def join_now(self, txn: TxnId, owner: str | None = None) -> bool:
-        """Whether it `is_open` and is the role's, by a coordinator in this process. False: `join` it, which also says
-        why not."""
-
-    async def join(self, txn: TxnId, owner: str | None = None) -> None:
-        """Returns when `is_open`. InvalidRequest: it is another role's. TransactionEnded: it ended, or is ending; what
-        Coordinators.join raises."""
-
-    async def outcome(self, txn: TxnId) -> TxnState | None:
-        """Returns COMMITTED or ABORTED if the transaction has ended; its end has been applied here when this returns.
-        None: it is open, or its coordinator does not answer. Raises NotOwner."""

@@ -9,13 +9,17 @@ entries leave the broker reads from `Topic.shown` or from a subscription's `log`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from pyroaring import BitMap
+
 from ...proto.errors import InvalidRequest
 from ...proto.names import Position
 from ...proto.states import TopicState
 from ...runtime.world import World
 from .cache import StoredEntry
 from .core.committed_shape import CommittedShape, Decided
-from .log import Acknowledged, ReadableLog, SegmentReader
+from .log import ReadableLog, SegmentReader
 from .reader import IndexedPosition
 
 
@@ -102,5 +106,6 @@ class CommittedView:
     def state(self) -> TopicState:
         return self._log.state
 
-    def leave_out(self, cursor: Acknowledged) -> None:
-        """Does nothing to the cursor: the shape leaves out aborted entries, and nothing is acknowledged for them."""
+    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+        """Returns nothing: the shape leaves out aborted entries, and nothing is acknowledged for them."""
+        return ()

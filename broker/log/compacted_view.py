@@ -2,13 +2,15 @@
 
 It takes the place of the log for a subscription (`shape`, `reader`). Positions are those of the topic, so order,
 cursors, acknowledgements and seeks work unchanged. What compaction removed counts as acknowledged by a subscription
-that reads this way (`leave_out`): it is skipped like any hole, and never shown.
+that reads this way (`left_out`): it is skipped like any hole, and never shown.
 
 When a topic is compacted again, the subscriptions whose position is before the new horizon start over after their mark
 (broker/topic/topic.py): then no consumer holds anything of the ledger that is replaced.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from pyroaring import BitMap
 
@@ -18,7 +20,7 @@ from ...runtime.world import World
 from .cache import StoredEntry
 from .compacted_log import CompactedLog, CompactedShape
 from .core.committed_shape import CommittedShape
-from .log import Acknowledged, ReadableLog, SegmentReader
+from .log import ReadableLog, SegmentReader
 from .reader import IndexedPosition
 
 
@@ -120,8 +122,8 @@ class CompactedView:
         self.shape.cover(compacted.rows)
         self.reader.compacted = compacted
 
-    def leave_out(self, cursor: Acknowledged) -> None:
-        """Acknowledges for the cursor what compaction removed."""
+    def left_out(self) -> Iterator[tuple[int, BitMap]]:
+        """Yields the entries that compaction removed, by ledger."""
         compacted = self.compacted
         if compacted is None:
             return
@@ -134,5 +136,5 @@ class CompactedView:
             removed = BitMap(range(last + 1))
             if row is not None:
                 removed -= row.survivors
-            if removed and span.ledger_id >= cursor.mark[0]:
-                cursor.ack_set(span.ledger_id, removed)
+            if removed:
+                yield span.ledger_id, removed

@@ -62,8 +62,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _LOG = logging.getLogger("magnetar.broker.log.compaction")
 
-STEPS = ("survey", "create", "name", "copy", "close", "publish", "delete")
-"""The order of a compaction, as names of methods of `_Run`."""
 BREATH_MESSAGES = 1000
 """Messages between two turns of the event loop: one to three milliseconds of work."""
 READ_TRIES, READ_RETRY_S = 10, 1.0
@@ -268,9 +266,8 @@ class CompactionRun:
             return  # nothing is new
         try:
             for step in STEPS:
-                self._of.progress.step = step
-                work: Awaitable[None] = getattr(self, step)()
-                await work
+                self._of.progress.step = step.__name__
+                await step(self)
         except BaseException as error:
             await self._give_up(error)
             raise
@@ -419,3 +416,10 @@ class CompactionRun:
         if before is not None:
             return Row(ledger_id, before.entries, before.first_index, before.end_index, self._entries, BitMap())
         return Row(ledger_id, entry.position[1] + 1, entry.first_index, entry.index + 1, self._entries, BitMap())
+
+
+STEPS = (
+    CompactionRun.survey, CompactionRun.create, CompactionRun.name, CompactionRun.copy, CompactionRun.close,
+    CompactionRun.publish, CompactionRun.delete,
+)  # fmt: skip
+"""The order of a compaction."""

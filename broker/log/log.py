@@ -10,7 +10,7 @@ Rule: nothing after the last confirmed entry (`shape.last`) is read.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from pyroaring import BitMap
@@ -59,14 +59,6 @@ class SegmentReader(Protocol):
         """The last message that is shown: its entry, its batch index (-1: no batch) and its index. None: none."""
 
 
-class Acknowledged(Protocol):
-    """The acknowledgements of a subscription."""
-
-    @property
-    def mark(self) -> Position: ...
-    def ack_set(self, ledger_id: int, entries: BitMap) -> object: ...
-
-
 class ReadableLog(Protocol):
     """A log as a subscription reads it."""
 
@@ -84,8 +76,8 @@ class ReadableLog(Protocol):
     def is_compacted(self) -> bool:
         """Whether what a compaction removed is left out, as far as the topic is compacted."""
 
-    def leave_out(self, cursor: Acknowledged) -> None:
-        """Acknowledges for the cursor what a compaction removed."""
+    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+        """Returns what a compaction removed, by ledger: no consumer gets it, so it counts as acknowledged."""
 
 
 class Log(ReadableLog, Protocol):

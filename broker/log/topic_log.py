@@ -33,7 +33,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from pyroaring import BitMap
 
 from ...ledger import LedgerClient
 from ...metadata.records import LedgerRecord, TopicLedger, TopicRecord
@@ -65,9 +67,6 @@ from .managed_ledger import Claims, ManagedLedger, no_claims
 from .publish import Publish
 
 _LOG = logging.getLogger("magnetar.broker.log")
-
-TAKE_OVER = ("read_list", "recover_ledgers", "claim_list", "serve")
-"""The order of a take-over, as names of methods of TopicLog."""
 
 
 class TopicLog:
@@ -107,8 +106,9 @@ class TopicLog:
             on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(SECONDS),
         )  # fmt: skip
 
-    def leave_out(self, cursor: object) -> None:
-        """Does nothing: no entry was removed from between others."""
+    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+        """Returns nothing: no entry was removed from between others."""
+        return ()
 
     # ------------------------------------------------------------------ take-over
     async def open(self, create: Callable[[], Awaitable[None]] | None = None) -> None:
@@ -127,7 +127,7 @@ class TopicLog:
 
     async def _take_over(self) -> None:
         for step in TAKE_OVER:
-            await getattr(self, step)()
+            await step(self)
 
     async def read_list(self) -> None:
         await self._chain.read()
@@ -398,3 +398,7 @@ class TopicLog:
         if self._appender.writer is None:
             return {}
         return {self._appender.writer.ledger_id: self._appender.writer.record.fragments[-1].bookies}
+
+
+TAKE_OVER = (TopicLog.read_list, TopicLog.recover_ledgers, TopicLog.claim_list, TopicLog.serve)
+"""The order of a take-over."""

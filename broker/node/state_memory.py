@@ -17,8 +17,8 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...runtime.access import CallerMemory
 from ...runtime.clock import Clock
+from ...runtime.memory.budget import CallerMemory
 from ..common.config import BrokerConfig
 from ..common.turns import Turns
 from ..log.cache import TailCache
@@ -103,7 +103,7 @@ class StateMemory:
         for subscription in subscriptions:
             before, subscription.dispatcher.memory_bytes_max = subscription.dispatcher.memory_bytes_max, most
             if most > before and subscription.consumers:
-                subscription.wake()
+                subscription.pump.wake()
             if turns.over:
                 await turns.next()
         self._resize(room_for_caches(self.bytes, self._config))

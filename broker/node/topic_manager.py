@@ -24,13 +24,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
-from ...ledger.core.striping import Striping
 from ...metadata.reconnecting import ReconnectingStore
 from ...metadata.records import BookieRecord, BrokerRecord, LostRange
 from ...metadata.store import MetadataStore
-from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotEnoughBookies, NotOwner, Unavailable
+from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
-from ...runtime.access import CallerMemory
+from ...runtime.memory.budget import CallerMemory
 from ...runtime.memory.machine import machine_bytes
 from ...runtime.monitoring.metrics import SECONDS, Histogram
 from ...runtime.tasks import Tasks, together
@@ -52,7 +51,6 @@ from ..common.log_throttle import LogThrottle
 from ..common.shared_runs import SharedRuns
 from ..common.turns import Turns
 from ..log.cache import TailCache
-from ..log.core.quorums import allowed
 from ..log.ledger_list import ManagedLedgerRecord, TopicFenced
 from ..log.read_memory import ReadMemory
 from ..log.skip_lost import SkipLost
@@ -67,6 +65,7 @@ from .half_publisher import HalfPublisher
 from .internal_producer import InternalProducer
 from .load_turns import LoadTurns
 from .participants import Participants
+from .readiness import Readiness
 from .state_memory import StateMemory
 
 if TYPE_CHECKING:
@@ -79,8 +78,6 @@ LOOKED_AFTER_AT_ONCE = 16
 
 LOADED_AT_ONCE = 64
 """Topics that are loaded at the same time (load_turns.py): so many share a sync of the metadata and of a journal."""
-PLACE_S = 1.0
-"""Seconds that the answer stays valid whether a ledger could be made, and the longest wait for it."""
 
 AT_ONCE = 100
 """Topics that are unloaded at the same time when the broker closes, or asked about in a new session."""
@@ -173,10 +170,12 @@ class TopicManager:
         )  # fmt: skip
         self._loading: SharedRuns[str, Topic] = SharedRuns()
         self._skipping: Counter[str] = Counter()  # calls that pass over lost entries, by topic: none loads it
+        self.readiness = Readiness(
+            config, world.clock, lambda: self._session.ledgers if self._session and self._session.settled else None
+        )
         self._turns = LoadTurns(LOADED_AT_ONCE, world.clock)
         self._ending = Tasks()
         self._next_id = 0
-        self._placed = -PLACE_S, ""  # when it was looked, and why no ledger can be made
         self._throttle = LogThrottle(world.clock)  # of all topics: what keeps one from opening usually keeps many
 
     # ------------------------------------------------------------------ a time of ownership
@@ -222,30 +221,6 @@ class TopicManager:
     @property
     def entered(self) -> bool:
         return self._session is not None
-
-    async def why_not_ready(self) -> str:
-        """Returns why the broker is not ready; empty: it is registered, knows what it owns, and a ledger of the
-        broker's shape could be made, as far as that is known. The bookies are asked for at most every PLACE_S:
-        strangers may ask this."""
-        session, now_s = self._session, self.world.clock.monotonic()
-        if session is None or not session.settled:
-            return "the broker is not registered now"
-        if now_s - self._placed[0] >= PLACE_S:
-            self._placed = now_s, self._placed[1]  # others take the answer before
-            self._placed = now_s, await self._why_no_place(session)
-        return self._placed[1]
-
-    async def _why_no_place(self, session: _OwnershipSession) -> str:
-        config = self.config
-        shape = Striping(config.ensemble_size, config.write_quorum, config.ack_quorum)
-        try:
-            async with asyncio.timeout(PLACE_S):
-                await session.ledgers.check_place(shape, shrink=allowed(degraded_writes=config.degraded_writes))
-        except NotEnoughBookies as error:
-            return f"no new ledger can be made: {error.message}; ledgers that are open go on while their bookies answer"
-        except (MagnetarError, TimeoutError) as error:
-            _LOG.debug("whether a ledger could be made is not known: %r", error)
-        return ""
 
     def suspend(self) -> None:
         """Leaves the metadata session, which is lost: topics are served on, and `resume` checks them."""

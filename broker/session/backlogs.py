@@ -45,7 +45,7 @@ class Backlogs:
     async def create(self, name: str, start: MessageId | None, properties: dict[str, str]) -> None:
         """Creates a subscription. AlreadyExists. `start` None: at the end."""
         mark = mark_of(self._topic.shown.shape, start, inclusive=True)[0] if start is not None else None
-        await self._topic.subscribe(name, mark, properties, exclusive=True)
+        await self._topic.registry.subscribe(name, mark, properties, exclusive=True)
 
     def properties(self, name: str) -> dict[str, str]:
         store = self._topic.subscription(name).store
@@ -56,7 +56,7 @@ class Backlogs:
         topic = self._topic
         if not topic.name.persistent:
             raise NotAllowed(f"topic {topic.name} keeps nothing, and no properties of subscriptions")
-        await topic.set_properties(topic.subscription(name), properties)
+        await topic.registry.set_properties(topic.subscription(name), properties)
 
     async def reset(
         self, name: str, to: MessageId | None, publish_time_ms: int | None, *, inclusive: bool = True

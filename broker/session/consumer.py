@@ -170,7 +170,7 @@ class ConsumerSession:
         await subscription.expect(consumer)
         if not subscription.durable and topic.subscriptions.get(subscription.name) is not subscription:
             raise SubscribeRefusal.ENDED.error()
-        topic.check_consumer(subscription, options.type, consumer)
+        topic.registry.check_consumer(subscription, options.type, consumer)
         subscription.isolate(options.isolation)
         topic.show(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
@@ -260,7 +260,7 @@ class ConsumerSession:
         of it counts.
         """
         self.subscription.check_cumulative(self._consumer, acked)
-        for mark in self.subscription.marks_up_to(self._consumer, acked.position):
+        for mark in self.subscription.acks.marks_up_to(self._consumer.member, acked.position):
             self.subscription.ack_cumulative(self._consumer, AckedEntry(mark))
             yield
         self.subscription.ack_cumulative(self._consumer, acked)
@@ -275,7 +275,7 @@ class ConsumerSession:
             wanted += some
             yield
         named = bool(wanted or sets)
-        for held in self.subscription.held(self._consumer, sets):
+        for held in self.subscription.acks.held(self._consumer.member, sets):
             wanted += held
             yield
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
@@ -305,12 +305,12 @@ class ConsumerSession:
             if others or sets:
                 raise InvalidRequest("a cumulative acknowledgement in a transaction names one entry")
         else:
-            for _ in subscription.gather(entries, sets, wanted):
+            for _ in subscription.acks.gather(entries, sets, wanted):
                 if turns.over:
                     await turns.next()
         transactions = self.topic.transactions
-        if not transactions.join_now(txn, writer_of(self._consumer.principal)):
-            await transactions.join(txn, writer_of(self._consumer.principal))
+        if not transactions.joins.join_now(txn, writer_of(self._consumer.principal)):
+            await transactions.joins.join(txn, writer_of(self._consumer.principal))
         for left in reversed(range(PREDECESSORS_MAX)):
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 raise ConnectionLost("the consumer is closed: nothing was acknowledged")
@@ -323,7 +323,7 @@ class ConsumerSession:
                 conflict = error
             if not left or not await self._ends(conflict, txn, cumulative=cumulative):
                 raise conflict
-        await subscription.stored()
+        await subscription.durable_now()
 
     def pend_now(self, txn: TxnId, entries: Iterable[AckedEntry], sets: Iterable[EntrySet] = ()) -> bool:
         """Makes a few entries pending like `ack_in`, without a wait and not durable yet (`when_durable`). False:
@@ -331,11 +331,11 @@ class ConsumerSession:
         subscription, wanted = self.subscription, TxnAcks()
         try:
             subscription.check_transactional()
-            for _ in subscription.gather(entries, sets, wanted):
+            for _ in subscription.acks.gather(entries, sets, wanted):
                 pass
             if self._over or subscription.consumers.get(self.member.id) is not self._consumer:
                 return False
-            if not self.topic.transactions.join_now(txn, writer_of(self._consumer.principal)):
+            if not self.topic.transactions.joins.join_now(txn, writer_of(self._consumer.principal)):
                 return False
             subscription.ack_in(self._consumer, txn, wanted)
         except MagnetarError:
@@ -345,7 +345,7 @@ class ConsumerSession:
     async def _ends(self, conflict: TransactionConflict, txn: TxnId, *, cumulative: bool) -> bool:
         """Whether one that has what `txn` wants has ended, so that it may be asked for again."""
         for other in self.subscription.holders(Position.parse(conflict.fields["position"])):
-            if other != txn and (outcome := await self.topic.transactions.outcome(other)) is not None:
+            if other != txn and (outcome := await self.topic.transactions.questions.outcome(other)) is not None:
                 return outcome is TxnState.COMMITTED or not cumulative
         return False
 
@@ -395,7 +395,7 @@ class ConsumerSession:
             raise Busy(f"subscription {subscription.name!r} has {others} other consumers")
         self._removing = True  # removed by its own consumer: the answer reports it, not `closed`
         try:
-            await self.topic.unsubscribe(subscription.name, force=True)
+            await self.topic.registry.unsubscribe(subscription.name, force=True)
         finally:
             self._removing = False
 
@@ -418,7 +418,7 @@ class ConsumerSession:
         """Leaves at once: what it holds goes to the others. Idempotent."""
         self._over = True
         self.subscription.leave(self._consumer, lost=True)
-        await self.topic.detach(self.subscription)
+        await self.topic.registry.detach(self.subscription)
 
 
 async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOptions, caller: CallContext) -> None:
@@ -445,9 +445,11 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         if start is not None:
             mark = mark_of(shape, start, options.start_inclusive, last_again=options.start_inclusive)[0]
         properties = dict(options.subscription_properties)
-        return await topic.subscribe(options.subscription, mark, properties, compacted=compacted, by_consumer=True)
+        return await topic.registry.subscribe(
+            options.subscription, mark, properties, compacted=compacted, by_consumer=True
+        )
     shared = options.type is not EXCLUSIVE  # a reader has its own, whatever its name is
-    if shared and (found := topic.shared_passing(options.subscription)) is not None:
+    if shared and (found := topic.registry.shared_passing(options.subscription)) is not None:
         return found
     if start is None:
         start = MessageId(*(EARLIEST if options.initial_position is InitialPosition.EARLIEST else LATEST))
@@ -457,12 +459,12 @@ async def _subscription(topic: Topic, options: SubscribeOptions) -> Subscription
         mark, acked, done = await last_message(log)
     else:
         mark, acked = await place_of(log, start, options.start_inclusive)
-    if shared and (found := topic.shared_passing(options.subscription)) is not None:  # made meanwhile
+    if shared and (found := topic.registry.shared_passing(options.subscription)) is not None:  # made meanwhile
         return found
-    subscription = topic.passing(options.subscription, mark, compacted=compacted, tracks=shared)
+    subscription = topic.registry.passing(options.subscription, mark, compacted=compacted, tracks=shared)
     if acked:
         subscription.cursor.ack_first(shape.after(mark), acked)
     for position in done:
         subscription.cursor.ack(position)
-    topic.attach(subscription)
+    topic.registry.attach(subscription)
     return subscription

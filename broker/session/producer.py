@@ -13,7 +13,7 @@ session (BackPressure). So what one producer has in flight is bounded, and no ot
 **The gate** (broker/topic/gate.py). While a backlog quota or a publish rate blocks the topic's producers, new entries
 wait here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
 meanwhile. An entry that still waits here when the producer is closed was never published. While the memory of the
-process is tight (runtime/access.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its client
+process is tight (memory/budget.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its client
 opens it again, without credit until the gate opens, and sends again what has no answer.
 
 **Transactions.** An entry whose transaction the topic has not joined yet waits here while the topic joins it, and the
@@ -35,8 +35,8 @@ from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_n
 from ...proto.operation import Permission
 from ...proto.schema import SchemaInfo
 from ...proto.states import TopicState
-from ...runtime.access import MemoryBudget
 from ...runtime.files import Buffer
+from ...runtime.memory.budget import MemoryBudget
 from ...runtime.network import CallContext
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..node.topic_manager import TopicManager
@@ -139,7 +139,7 @@ class ProducerSession:
         rules = SchemaRules.of(topic.applied)
         session.schema_version = await broker.schemas.of_producer(topic_name, options.schema, rules, principal.name)
         if options.initial_subscription:
-            await topic.subscribe(options.initial_subscription, topic.log.shape.start)
+            await topic.registry.subscribe(options.initial_subscription, topic.log.shape.start)
         try:
             await topic.producers.join(session.producer)
             if session.producer.over is not None:

@@ -84,7 +84,7 @@ async def of_subscription(
     backlog = (await analyze(log, subscription)).messages if precise else await size(log, subscription)
     oldest_ms = await _oldest_ms(topic, subscription) if ages else 0
     cursor, dispatcher = subscription.cursor, subscription.dispatcher
-    type_, blocked = subscription.type, subscription.blocked
+    type_, blocked = subscription.type, subscription.pump.blocked
     active, keys = dispatcher.policy.statistics()
     keys = keys if keys is not None and subscription.consumers else Keys("", False, 0, [], [])
     slots: dict[int, list[values.SlotRange]] = {id_: [] for id_ in subscription.consumers}
@@ -95,11 +95,11 @@ async def of_subscription(
         name=subscription.name, type=_name(type_), durable=subscription.durable,
         backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
         unacked=dispatcher.unacked, mark_delete=cursor.mark, read_position=dispatcher.read_position,
-        acked_ranges=cursor.hole_ranges,
+        acked_ranges=cursor.holes.ranges if cursor.acked else 0,
         consumers=tuple(_consumer(each, slots[id_]) for id_, each in subscription.consumers.items()),
         active_consumer=active.name if active is not None else "",
         blocked=blocked or states.Blocked.NO, blocked_on_unacked=dispatcher.full,
-        dispatch_throttled=subscription.rates[0].throttled, replay_entries=dispatcher.replay_entries,
+        dispatch_throttled=subscription.pump.rates[0].throttled, replay_entries=dispatcher.replay_entries,
         key_shared_mode=states.KeyDistribution(keys.mode), allow_out_of_order_delivery=keys.out_of_order,
         draining=tuple(values.DrainingSlot(*each) for each in keys.draining), drained_total=keys.drained_total,
         delayed=delays.count if delays is not None else 0,

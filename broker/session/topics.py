@@ -108,7 +108,7 @@ class Topics:
         index = -1
         if subscription:
             check_subscription_name(subscription)
-            index = await reader.index_after((await topic.subscribe(subscription, shape.start)).cursor.mark)
+            index = await reader.index_after((await topic.registry.subscribe(subscription, shape.start)).cursor.mark)
         by_time, turns = list[int](), Turns(self._broker.world.clock)
         for time_ms in times_ms:
             by_time.append((await reader.locate_time(time_ms)).first_index)

@@ -113,7 +113,7 @@ class AcksInTxn(Acks):
         of it is. `rest`: a whole entry means what is left of it, else all of its messages, and one of them may be
         acknowledged already."""
         cursor, exact = self._cursor, TxnAcks({id_: each.copy() for id_, each in wanted.entries.items()})
-        touched = dict.fromkeys(cursor.touched_in(exact.entries))
+        touched = dict.fromkeys(pending_acks.touched_in(cursor, exact.entries))
         touched |= dict.fromkeys(each for each in member.unshown if exact.holds(each))
         for position in touched:
             bits = self._shown(member, position) if rest else (1 << self._size(member, position)) - 1

@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -71,27 +71,18 @@ Forward = Callable[[tuple[TopicName, int], TopicName, str, Sequence[bytes], int]
 """Entries of the first topic, in that incarnation, go to the second."""
 
 
-class Governed(Protocol):
-    """The topic, as its dead letters use it."""
-
-    name: TopicName
-    applied: Applied
-
-    @property
-    def incarnation(self) -> int: ...
-
-
 class DeadLetters:
     """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
 
     __slots__ = (
-        "_clock", "_cursor", "_dispatcher", "_forward", "_log", "_loop", "_message", "_store",
-        "_subscription", "_tasks", "_timer", "_topic", "_wake", "held", "letters",
+        "_applied", "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message",
+        "_store", "_subscription", "_tasks", "_timer", "_topic", "_wake", "held", "letters",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
-        clock: Clock, *, topic: Governed, forward: Forward, wake: Callable[[], None],
+        clock: Clock, *, topic: TopicName, applied: Callable[[], Applied], incarnation: int,
+        forward: Forward, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.letters = 0  # entries that were moved
         self.held: BackoffQueue = dispatcher.held
@@ -101,7 +92,7 @@ class DeadLetters:
         self._store = store
         self._dispatcher = dispatcher
         self._clock = clock
-        self._topic = topic
+        self._topic, self._applied, self._incarnation = topic, applied, incarnation
         self._forward = forward
         self._wake = wake
         self._tasks: Tasks | None = None  # most topics have none
@@ -114,8 +105,7 @@ class DeadLetters:
 
     def _policy(self) -> DeadLetterPolicy:
         """Returns the policy that is in force now."""
-        topic = self._topic
-        return policy_of(topic.applied, self._store.properties).at(topic.name, self._subscription)
+        return policy_of(self._applied(), self._store.properties).at(self._topic, self._subscription)
 
     @property
     def on(self) -> bool:
@@ -247,8 +237,8 @@ class DeadLetters:
         await self._moved(position, message.places, 1, times)
 
     async def _publish(self, policy: DeadLetterPolicy, source: Source, letters: Sequence[bytes]) -> None:
-        topic, here = policy.letter_topic(source.topic, self._subscription), self._topic
-        await self._forward((here.name, here.incarnation), topic, source.producer_name, letters, source.position[1])
+        topic, here = policy.letter_topic(source.topic, self._subscription), (self._topic, self._incarnation)
+        await self._forward(here, topic, source.producer_name, letters, source.position[1])
 
     async def _first_moved(self, position: Position, messages: int, done: frozenset[int], times: int) -> None:
         """Acknowledges the first message that was left of a batch: it is stored as a dead letter."""

@@ -30,7 +30,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DelayBucket
@@ -71,22 +71,6 @@ CLOSE_ENTRIES_MIN = 1000
 def _not_started() -> None: ...
 
 
-class Governed(Protocol):
-    """The topic, as its delayed delivery uses it."""
-
-    applied: Applied
-
-
-class Places(Protocol):
-    """The subscription's record of its buckets."""
-
-    subscription: str
-
-    @property
-    def buckets(self) -> tuple[DelayBucket, ...]: ...
-    async def change_buckets(self, add: tuple[DelayBucket, ...], remove: frozenset[int]) -> None: ...
-
-
 class _Used:
     """The parts that buckets need."""
 
@@ -103,14 +87,14 @@ class DelayedDelivery:
     """The delayed entries of one subscription: timer, sealing to buckets, loading and dropping them."""
 
     __slots__ = (
-        "_closed", "_config", "_dropping", "_governed", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
+        "_applied", "_closed", "_config", "_dropping", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
         "_places", "_replication", "_sealing", "_timer", "_timer_ms", "_topic", "_used", "_wake", "_world", "core",
         "ready",
     )  # fmt: skip
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: DelayIndex, *,
-        topic: Governed, replication: Policy, on_fenced: Callable[[MagnetarError], None],
+        applied: Callable[[], Applied], replication: Policy, on_fenced: Callable[[MagnetarError], None],
     ) -> None:  # fmt: skip
         self.core = core
         self.ready = not store.buckets
@@ -118,9 +102,9 @@ class DelayedDelivery:
         self._world = world
         self._ledger_client, self._replication = ledgers, replication
         self._config = config
-        self._places: Places = store
+        self._places = store
         self._topic = store.topic
-        self._governed = topic
+        self._applied = applied
         self._on_fenced = on_fenced
         self._used: _Used | None = None
         self._sealing: asyncio.Task[None] | None = None
@@ -150,7 +134,7 @@ class DelayedDelivery:
 
     @property
     def on(self) -> bool:
-        return self._governed.applied.delayed_delivery
+        return self._applied().delayed_delivery
 
     # ------------------------------------------------------------------ in
     def start(self, wake: Callable[[], None]) -> None:
@@ -172,7 +156,7 @@ class DelayedDelivery:
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_drained:
             self._look(dispatcher, now_ms)
-        return now_ms if self._governed.applied.delayed_delivery else ALL_TIME
+        return now_ms if self._applied().delayed_delivery else ALL_TIME
 
     def _look(self, dispatcher: Dispatcher, now_ms: int) -> None:
         core = self.core
@@ -199,7 +183,7 @@ class DelayedDelivery:
             return
         if not self.ready:
             return  # `_find` wakes when it has all
-        next_ms, applied, now_ms = self.core.next_look_ms, self._governed.applied, self.now_ms
+        next_ms, applied, now_ms = self.core.next_look_ms, self._applied(), self.now_ms
         if next_ms is None:
             return
         next_ms = max(next_ms, self._looked_ms + applied.delayed_tick_ms)

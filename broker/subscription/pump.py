@@ -1,4 +1,4 @@
-"""The pump of a subscription: hands out what the dispatcher wants, until no consumer may get the next entry.
+"""The pump of a subscription: hands out what its dispatcher wants, until no consumer may get the next entry.
 
 It asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and repeats.
 `wake` pumps once in the next turn of the event loop, however often it is called: after new entries, permits,
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...proto.errors import InternalError, MagnetarError
 from ...proto.names import Position
@@ -27,14 +27,14 @@ from ..log.log import ReadableLog
 from ..log.read_memory import ReadMemory
 from ..log.unfolding import aside
 from .consumer import Consumer
-from .core.cursor import Cursor
 from .core.deliveries import ALL_TIME, Delivery
-from .core.dispatch import Dispatcher
 from .dead_letters import DeadLetters
-from .delays import DelayedDelivery
 from .malformed import doubted, is_malformed
 from .read_ahead import ReadAheadBuffer
 from .returns import Returns
+
+if TYPE_CHECKING:
+    from .subscription import Subscription
 
 _LOG = logging.getLogger("magnetar.broker.subscription.subscription")
 
@@ -45,28 +45,26 @@ SLOTS_AT_ONCE = 1000
 """
 
 
-class Pump(ABC):
-    """The half of a subscription that hands out. The other half (subscription.py) has the consumers and the cursor."""
+class Pump:
+    """What hands out for one subscription. Its state is what is read ahead, what goes back, and why it waits."""
 
     __slots__ = (
-        "_buffer", "_clock", "_closed", "_config", "_due", "_end_told", "_full_said", "_log", "_loop", "_memory",
-        "_moving", "_returned", "_started", "_timer", "_wakes_at", "blocked", "consumers", "cursor", "dead_letters",
-        "delayed", "dispatcher", "name", "rates",
+        "_buffer", "_clock", "_closed", "_config", "_cursor", "_delayed", "_dispatcher", "_due", "_end_told",
+        "_full_said", "_log", "_loop", "_memory", "_returned", "_started", "_subscription", "_timer", "_wakes_at",
+        "blocked", "is_moving", "rates",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, log: ReadableLog, cursor: Cursor, dispatcher: Dispatcher, clock: Clock, config: BrokerConfig,
-        delayed: DelayedDelivery | None, memory: ReadMemory | None = None,
-    ) -> None:  # fmt: skip
-        self.name = name
-        self.cursor = cursor
-        self.dispatcher = dispatcher
-        self.delayed = delayed
-        self.dead_letters: DeadLetters | None = None  # of durable ones
-        self.consumers: dict[int, Consumer] = {}
+        self, subscription: Subscription, clock: Clock, config: BrokerConfig, memory: ReadMemory | None = None
+    ) -> None:
+        self._subscription = subscription
+        self._cursor = subscription.cursor
+        self._dispatcher = subscription.dispatcher
+        self._delayed = subscription.delayed
+        self._log = subscription.log
         self.blocked: Blocked | None = Blocked.NO_CONSUMER
         self.rates: tuple[Rate, ...] = (Rate(),)  # its own first, then the topic's and the broker's
-        self._log: ReadableLog = log
+        self.is_moving = False  # a seek is not durable yet
         self._config = config
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -76,7 +74,6 @@ class Pump(ABC):
         self._started: Tasks | None = None
         self._due = False
         self._closed = False
-        self._moving = False  # a seek is not durable yet
         self._full_said = False
         self._end_told = False
         self._timer: asyncio.TimerHandle | None = None  # runs until the debt of a rate is paid …
@@ -84,18 +81,19 @@ class Pump(ABC):
 
     @property
     def _at_hand(self) -> ReadAheadBuffer:
-        """Returns the entries in memory; made with its first use, like `_returns` and `_tasks`."""
+        """Returns the entries in memory; made with its first use, like `returns` and `_tasks`."""
         if self._buffer is None:
             self._buffer = ReadAheadBuffer(
-                self.name, self._log, self._clock, self._config, self.dispatcher, self.wake, self.hand_out,
-                self._tasks, self._memory, self._data_lost, self.discard,
+                self._subscription.name, self._log, self._clock, self._config, self._dispatcher, self.wake,
+                self.hand_out, self._tasks, self._memory, self._subscription.disconnect_all,
+                self._subscription.discard,
             )  # fmt: skip
         return self._buffer
 
     @property
-    def _returns(self) -> Returns:
+    def returns(self) -> Returns:
         if self._returned is None:
-            self._returned = Returns(self.dispatcher, self._counting, self._clock)
+            self._returned = Returns(self._dispatcher, self._counting, self._clock)
         return self._returned
 
     @property
@@ -104,53 +102,46 @@ class Pump(ABC):
             self._started = Tasks()
         return self._started
 
-    @abstractmethod
-    def disconnect(self, consumer: Consumer, error: MagnetarError) -> None: ...
-
-    def _data_lost(self, error: MagnetarError) -> None:
-        """Disconnects each consumer with the error, so that none waits: the next entry cannot be read, ever."""
-        for consumer in list(self.consumers.values()):
-            self.disconnect(consumer, error)
+    @property
+    def _title(self) -> str:
+        return f"{self._log.topic}/{self._subscription.name}"
 
     def _counting(self) -> DeadLetters | None:
-        letters = self.dead_letters
+        letters = self._subscription.dead_letters
         return letters if letters is not None and letters.on else None
 
     def wake(self) -> None:
         if not self._due and not self._closed:
             self._due = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self.hand_out)
 
     def hand_out(self) -> None:
         """Pumps now, not in the next turn."""
-        self._pump()
-
-    def _pump(self) -> None:
         self._due = False
         if self._closed:
             return
-        self._hand_out()
-        if self.delayed is not None and self.delayed.core.count:
-            self.delayed.arm(self.dispatcher)  # also for what was just held
+        self._hand_out_some()
+        if self._delayed is not None and self._delayed.core.count:
+            self._delayed.arm(self._dispatcher)  # also for what was just held
 
-    def _hand_out(self) -> None:
+    def _hand_out_some(self) -> None:
         end = self._clock.monotonic() + SLICE_S
-        if self._moving:
+        if self.is_moving:
             self.blocked = Blocked.MOVING
             return  # the store wakes it when that is durable
-        returns, policy = self._returned, self.dispatcher.policy
+        returns, policy = self._returned, self._dispatcher.policy
         while (returns is not None and returns.waiting and not returns.some()) or not policy.look_again(SLOTS_AT_ONCE):
             if self._clock.monotonic() > end:
                 self.wake()
                 return
         for event in policy.events():
-            self.consumers[event.member.id].outlet.active(event.active)
+            self._subscription.consumers[event.member.id].outlet.active(event.active)
         now_ms = ALL_TIME
-        if self.delayed is not None and self.dispatcher.delaying:
-            if not self.delayed.ready:
+        if self._delayed is not None and self._dispatcher.delaying:
+            if not self._delayed.ready:
                 self.blocked = Blocked.FINDING_DELAYS
                 return
-            now_ms = self.delayed.look(self.dispatcher)
+            now_ms = self._delayed.look(self._dispatcher)
         handed_out = 0
         while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
             rates: Sequence[Rate] = ()
@@ -160,9 +151,9 @@ class Pump(ABC):
                     break
             if rates and self._throttled(rates, now):
                 return
-            if self._buffer is not None and self._buffer.reading_again and self.consumers:
+            if self._buffer is not None and self._buffer.reading_again and self._subscription.consumers:
                 return  # it is handed out before anything new
-            want = self.dispatcher.want()
+            want = self._dispatcher.want()
             if isinstance(want, Blocked):
                 self.blocked = want
                 if want is Blocked.HOLES or self._full_said:
@@ -175,17 +166,17 @@ class Pump(ABC):
             if not entries:
                 return
             entries = entries[: portion(rates, entries, now)] if rates else entries
-            before = self.dispatcher.progress
-            deliveries = self.dispatcher.assign(entries, now_ms)
+            before = self._dispatcher.progress
+            deliveries = self._dispatcher.assign(entries, now_ms)
             for rate in rates:
                 for each in deliveries:
                     rate.take(each.entry.count, each.entry.size, now)
             self._deliver(deliveries)
-            if self.dispatcher.parked:
-                self._at_hand.keep([entry for entry in self.dispatcher.parked if isinstance(entry, StoredEntry)])
+            if self._dispatcher.parked:
+                self._at_hand.keep([entry for entry in self._dispatcher.parked if isinstance(entry, StoredEntry)])
             handed_out += len(entries)
-            if not deliveries and self.dispatcher.progress == before:
-                self.blocked = self.dispatcher.blocked() or Blocked.NO_PERMITS
+            if not deliveries and self._dispatcher.progress == before:
+                self.blocked = self._dispatcher.blocked() or Blocked.NO_PERMITS
                 return
         self.wake()
 
@@ -194,11 +185,11 @@ class Pump(ABC):
         for each in deliveries:
             of_each.setdefault(each.member.id, []).append(each)
         for id_, own in of_each.items():
-            consumer = self.consumers[id_]
+            consumer = self._subscription.consumers[id_]
             if consumer.outlet.deliver(own):
                 self._pause(consumer)
-            if consumer.member.blocked or self.dispatcher.full:
-                positions = doubted(consumer.member, self.dispatcher.limits)
+            if consumer.member.blocked or self._dispatcher.full:
+                positions = doubted(consumer.member, self._dispatcher.limits)
                 if positions:
                     self._tasks.spawn(self._judge(positions), "look at entries that block consumers")
         if self._buffer is not None:
@@ -207,35 +198,30 @@ class Pump(ABC):
     async def _judge(self, positions: Sequence[Position]) -> None:
         """Discards those of the entries that are malformed (malformed.py)."""
         for position in positions:
-            if self.cursor.is_done(position):
+            if self._cursor.is_done(position):
                 continue
             try:
                 entry = await self._log.reader.entry(position)
             except MagnetarError:
                 continue  # trimmed, or not to be read now: its consumer has it
             if await aside(entry.frames[-1], self._log.world, is_malformed, entry.payload):
-                _LOG.error("%s/%s: entry %s is malformed, and discarded", self._log.topic, self.name, position)
-                self.discard([position])
-
-    @abstractmethod
-    def discard(self, positions: Sequence[Position]) -> None:
-        """Drops entries that the broker acknowledges."""
+                _LOG.error("%s: entry %s is malformed, and discarded", self._title, position)
+                self._subscription.discard([position])
 
     def noted(self, position: Position, at_ms: int) -> None:
         """Notes that a new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""
-        if self.delayed is not None and (self.dispatcher.delaying or self.delayed.core.count):
-            self.delayed.noted(position, at_ms)
+        if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
+            self._delayed.noted(position, at_ms)
 
     def _say_full(self, why: Blocked) -> None:
         if why is Blocked.HOLES and not self._full_said:
             _LOG.warning(
-                "%s/%s: %s (%d bytes, %d entries after %s); nothing new is delivered until then",
-                self._log.topic, self.name, why.value, self.cursor.memory_bytes, self.cursor.hole_entries,
-                self.cursor.mark,
+                "%s: %s (%d bytes, %d entries after %s); nothing new is delivered until then",
+                self._title, why.value, self._cursor.memory_bytes, self._cursor.hole_entries, self._cursor.mark,
             )  # fmt: skip
             self._full_said = True
-        elif self._full_said and self.cursor.memory_bytes < self._config.cursor_memory_bytes // 2:
-            _LOG.info("%s/%s: acknowledgement state has shrunk: delivery resumes", self._log.topic, self.name)
+        elif self._full_said and self._cursor.memory_bytes < self._config.cursor_memory_bytes // 2:
+            _LOG.info("%s: acknowledgement state has shrunk: delivery resumes", self._title)
             self._full_said = False
 
     def _throttled(self, rates: Sequence[Rate], now: float) -> bool:
@@ -263,15 +249,20 @@ class Pump(ABC):
 
     def _tell_end(self) -> None:
         """Tells the consumers of a terminated topic that have got everything that nothing more will come."""
-        if self._end_told or not self.consumers:
+        if self._end_told or not self._subscription.consumers:
             return
-        if self.cursor.pending is not None:
+        if self._cursor.pending is not None:
             return  # an abort gives back
         shape = self._log.shape
-        if not self.dispatcher.replay_entries and not shape.has(shape.at_or_after(self.dispatcher.read_position)):
+        if not self._dispatcher.replay_entries and not shape.has(shape.at_or_after(self._dispatcher.read_position)):
             self._end_told = True
-            for consumer in self.consumers.values():
+            for consumer in self._subscription.consumers.values():
                 consumer.outlet.ended()
+
+    def joined(self) -> None:
+        """Tells consumers once more when the end was reached: there is a new one."""
+        self._end_told = False
+        self.wake()
 
     def _pause(self, consumer: Consumer) -> None:
         """Sends nothing more to a consumer whose connection is full until its queue has drained."""
@@ -285,9 +276,40 @@ class Pump(ABC):
         except MagnetarError:
             return  # the stream broke; its handler removes the consumer
         except Exception as error:  # a fault of the broker: the consumer would get nothing more without notice
-            _LOG.exception("%s/%s: a consumer whose queue was full is disconnected", self._log.topic, self.name)
-            self.disconnect(consumer, InternalError(f"its connection cannot be waited for: {error!r}"))
+            _LOG.exception("%s: a consumer whose queue was full is disconnected", self._title)
+            self._subscription.disconnect(consumer, InternalError(f"its connection cannot be waited for: {error!r}"))
             return
         consumer.waiting = None
         consumer.member.paused = False
         self.wake()
+
+    # ------------------------------------------------------------------ what it reads, and its end
+    def read_from(self, log: ReadableLog) -> None:
+        """Reads `log` from the mark on."""
+        self._log = log
+        if self._buffer is not None:
+            self._buffer.read_from(log)
+
+    def show(self, log: ReadableLog) -> None:
+        """Goes on in `log`, which has the same entries up to where this one shows any."""
+        self._log = log
+        if self._buffer is not None:
+            self._buffer.show(log)
+
+    def forget_buffer(self) -> None:
+        if self._buffer is not None:
+            self._buffer.forget()
+
+    def stop(self) -> None:
+        self._closed = True
+        if self._buffer is not None:
+            self._buffer.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._started is not None:
+            self._started.cancel()
+
+    async def drain(self) -> None:
+        """Returns when the tasks of what was stopped have ended."""
+        if self._started is not None:
+            await self._started.drain()

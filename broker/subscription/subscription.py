@@ -23,13 +23,13 @@ when it joins and whenever that changes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 
 from ...proto.applied import Applied
 from ...proto.errors import MagnetarError, TransactionConflict, Unavailable
-from ...proto.model import AckedEntry, EntrySet
+from ...proto.model import AckedEntry
 from ...proto.names import Position
 from ...proto.transactions import Isolation, TxnId
 from ...runtime.clock import Clock
@@ -48,17 +48,19 @@ from .core.pending_acks import Settled, first_of, freed
 from .core.policies import EXCLUSIVE, SubscriptionType
 from .core.policies.policy import AT_THE_END, Member, SubscriptionOptions
 from .cursors import DurableCursor
+from .dead_letters import DeadLetters
 from .delays import DelayedDelivery
 from .pump import Pump
 
 SEEK = ("disconnect", "move", "store", "answer")
 
 
-class Subscription(Pump):
+class Subscription:
     """A subscription of a topic on its owner: its consumers, its cursor, and what they ask for."""
 
     __slots__ = (
-        "__dict__", "_acks", "aborts", "activity", "commits", "dropped", "isolation", "store", "type",
+        "__dict__", "_clock", "_config", "_marked", "aborts", "acks", "activity", "commits", "consumers", "cursor",
+        "dead_letters", "delayed", "dispatcher", "dropped", "isolation", "log", "name", "pump", "store", "type",
     )  # fmt: skip
 
     def __init__(
@@ -66,22 +68,30 @@ class Subscription(Pump):
         config: BrokerConfig, applied: Applied, delayed: DelayedDelivery | None = None, *, tracks: bool = True,
         memory: ReadMemory | None = None,
     ) -> None:  # fmt: skip
-        dispatcher = Dispatcher(
+        self.dispatcher = Dispatcher(
             log.shape, cursor, EXCLUSIVE.policy(SubscriptionOptions()), tracks=tracks,
             memory_bytes_max=config.cursor_memory_bytes,
             limits=_limits(applied), delays=delayed.core if delayed is not None else None,
         )  # fmt: skip
-        super().__init__(name, log, cursor, dispatcher, clock, config, delayed, memory)
+        self.name = name
+        self.log: ReadableLog = log
+        self.cursor = cursor
         self.store = store
+        self.delayed = delayed
+        self.dead_letters: DeadLetters | None = None  # of durable ones
+        self.consumers: dict[int, Consumer] = {}
+        self._clock = clock
+        self._config = config
         self.commits = self.aborts = 0  # transactions with acknowledgements that ended since it was loaded
         self.type: SubscriptionType | None = None
         self.dropped = 0  # messages that no consumer got, of a non-persistent topic
         self.activity = Activity()
         self._marked = cursor.mark
         self.isolation = Isolation.READ_COMMITTED  # of its consumers, while one is connected
-        self._acks = AcksInTxn(log.shape, cursor, dispatcher)
+        self.acks = AcksInTxn(log.shape, cursor, self.dispatcher)
+        self.pump = Pump(self, clock, config, memory)
         if delayed is not None:
-            delayed.start(self.wake)
+            delayed.start(self.pump.wake)
 
     @property
     def durable(self) -> bool:
@@ -91,17 +101,13 @@ class Subscription(Pump):
         """Takes over changed policies of the topic."""
         if self.dispatcher.limits != _limits(applied):
             self.dispatcher.limit(_limits(applied))
-            self.wake()
+            self.pump.wake()
 
     # ------------------------------------------------------------------ what it reads
     @property
-    def log(self) -> ReadableLog:
-        return self._log
-
-    @property
     def compacted(self) -> bool:
         """Whether it reads the compacted form of the topic (broker/log/compacted_view.py)."""
-        return self._log.is_compacted
+        return self.log.is_compacted
 
     @property
     def uncommitted(self) -> bool:
@@ -110,11 +116,10 @@ class Subscription(Pump):
 
     def read_from(self, log: ReadableLog) -> None:
         """Reads `log` from the mark on; only while no consumer is connected."""
-        self._log = log
-        if self._buffer is not None:
-            self._buffer.read_from(log)
+        self.log = log
+        self.pump.read_from(log)
         self.cursor.over(log.shape)
-        self._acks.over(log.shape)
+        self.acks.over(log.shape)
         self._leave_out()
         self.dispatcher.over(log.shape)
         if self.delayed is not None:
@@ -122,11 +127,10 @@ class Subscription(Pump):
 
     def show(self, log: ReadableLog) -> None:
         """Goes on in `log`, which has the same entries up to where this one shows any; consumers notice nothing."""
-        self._log = log
-        if self._buffer is not None:
-            self._buffer.show(log)
+        self.log = log
+        self.pump.show(log)
         self.cursor.over(log.shape)
-        self._acks.over(log.shape)
+        self.acks.over(log.shape)
         self.dispatcher.goes_on_in(log.shape)
         if self.delayed is not None:
             self.delayed.core.shape = log.shape
@@ -137,10 +141,12 @@ class Subscription(Pump):
         if self.cursor.advance() and self.store is not None:
             self.store.touched()
         if self.consumers:
-            self.wake()
+            self.pump.wake()
 
     def _leave_out(self) -> None:
-        self._log.leave_out(self.cursor)
+        for ledger_id, removed in self.log.left_out():
+            if ledger_id >= self.cursor.mark[0]:
+                self.cursor.ack_set(ledger_id, removed)
         if self.compacted and self.store is not None:
             self.store.touched()
 
@@ -165,17 +171,16 @@ class Subscription(Pump):
         for other in list(self.consumers.values()):
             if consumer.instance and other.instance == consumer.instance:
                 self.disconnect(other, Unavailable("the same consumer has connected again"))
-        self._returns.all()
+        self.pump.returns.all()
         self._admit(consumer.member, type_)
-        self._end_told = False
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
-        self.wake()
+        self.pump.joined()
 
     def _admit(self, newcomer: Member, type_: SubscriptionType) -> None:
         """Sets the type, if it is the first consumer. ConsumerBusy: it may not join."""
         if not self.consumers:
-            topic = self._log.topic
+            topic = self.log.topic
             options = SubscriptionOptions(topic.full, topic.partition, newcomer.options, self._config)
             self.dispatcher.use(type_.policy(options), ordered=newcomer.ordered)
             self.type = type_
@@ -207,22 +212,22 @@ class Subscription(Pump):
             consumer.waiting.cancel()
         member, counted = consumer.member, lost and self.dead_letters is not None and self.dead_letters.counts_lost
         member.paused = True
-        if self.consumers or counted or self._returns:
-            self._returns.add(member, list(member.outstanding), counted=counted, leaves=True)
+        if self.consumers or counted or self.pump.returns:
+            self.pump.returns.add(member, list(member.outstanding), counted=counted, leaves=True)
         else:
             self.dispatcher.leave_all()  # the next one that joins begins anew
         if not self.consumers:
             self.type = None
-            self._forget_buffer()
-        self.wake()
+            self.pump.forget_buffer()
+        self.pump.wake()
 
     async def expect(self, consumer: Consumer) -> None:
         """Waits, before the consumer joins, until what others give back, and what its own last connection held, is
         back."""
         for other in self.consumers.values():
             if consumer.instance and other.instance == consumer.instance:
-                self._returns.add(other.member, list(other.member.outstanding), counted=False)
-        await self._returns.finish()
+                self.pump.returns.add(other.member, list(other.member.outstanding), counted=False)
+        await self.pump.returns.finish()
 
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
         self.leave(consumer)
@@ -234,7 +239,7 @@ class Subscription(Pump):
 
     def flow(self, consumer: Consumer, permits: int) -> None:
         self.dispatcher.flow(consumer.member, permits)
-        self.wake()
+        self.pump.wake()
 
     # ------------------------------------------------------------------ acknowledging
     def ack(self, consumer: Consumer | None, entries: Sequence[AckedEntry]) -> None:
@@ -242,7 +247,7 @@ class Subscription(Pump):
         end. TransactionConflict: one is pending in a transaction, and the others count.
         """
         try:
-            self._acks.ack(consumer.member if consumer is not None else None, entries)
+            self.acks.ack(consumer.member if consumer is not None else None, entries)
         finally:
             self._acked(consumer)
 
@@ -252,7 +257,7 @@ class Subscription(Pump):
         """
         before = self.cursor.version
         try:
-            self._acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
+            self.acks.ack_set(consumer.member if consumer is not None else None, ledger_id, entries)
         finally:
             if self.cursor.version != before:
                 self._acked(consumer)
@@ -262,7 +267,7 @@ class Subscription(Pump):
         TransactionConflict: some of it is pending in a transaction, and nothing of it counts.
         """
         self.check_cumulative(consumer, acked)
-        self._acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
+        self.acks.ack_cumulative(consumer.member if consumer is not None else None, acked)
         self._acked(consumer)
 
     def check_cumulative(self, consumer: Consumer | None, acked: AckedEntry) -> None:
@@ -271,24 +276,24 @@ class Subscription(Pump):
             raise AckRefusal.CUMULATIVE.error(
                 f"cumulative acknowledgement is not possible on the {self._type_title} subscription {self.name!r}"
             )
-        self._acks.check_cumulative(acked)
+        self.acks.check_cumulative(acked)
 
     def give_up(self, mark: Position, messages: int = 0) -> None:
         """Counts everything up to the mark, and so many messages after it, as acknowledged: it expired, exceeds the
         quota, or is skipped. What is pending in a transaction stays pending.
         """
         if mark.entry_id >= 0:
-            self._acks.give_up(mark)
+            self.acks.give_up(mark)
         if messages:
-            self._acks.ack_first(self._log.shape.after(mark), messages)
+            self.acks.ack_first(self.log.shape.after(mark), messages)
         self._changed()
 
     def discard(self, positions: Sequence[Position]) -> None:
         if positions:
             with suppress(TransactionConflict):  # those that are pending are acknowledged by their transaction
-                self._acks.ack(None, [AckedEntry(position) for position in positions])
+                self.acks.ack(None, [AckedEntry(position) for position in positions])
             self._changed()
-            self.wake()
+            self.pump.wake()
 
     # ------------------------------------------------------------------ acknowledging in transactions
     @property
@@ -303,10 +308,6 @@ class Subscription(Pump):
         """The transactions for which an acknowledgement of the entry may have been refused."""
         return self.cursor.pending.holders(position) if self.cursor.pending is not None else ()
 
-    def gather(self, entries: Iterable[AckedEntry], sets: Iterable[EntrySet], wanted: TxnAcks) -> Iterator[None]:
-        """Puts them into `wanted`, in steps, and changes nothing. InvalidRequest, TransactionConflict."""
-        return self._acks.gather(entries, sets, wanted)
-
     def ack_in(
         self, consumer: Consumer, txn: TxnId, wanted: TxnAcks, cumulative: AckedEntry | None = None, *,
         rest: bool = False,
@@ -320,7 +321,7 @@ class Subscription(Pump):
         self.check_transactional()
         if cumulative is not None and self.dispatcher.policy.individual:
             self.check_cumulative(consumer, cumulative)
-        if self._acks.pend(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest):
+        if self.acks.pend(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest):
             self._changed()
 
     def check_transactional(self) -> None:
@@ -331,7 +332,7 @@ class Subscription(Pump):
     def settle(self, txn: TxnId, committed: bool) -> None:
         """Settles a transaction that ended: what it acknowledged here counts, or comes again. Idempotent; durable after
         `stored`."""
-        settled = self._acks.settle(txn, committed=committed)
+        settled = self.acks.settle(txn, committed=committed)
         if settled is None:
             return
         self.commits += committed
@@ -340,7 +341,7 @@ class Subscription(Pump):
             self._come_again(settled)
         if self.store is not None:
             self.store.touched()
-        self.wake()
+        self.pump.wake()
 
     def _come_again(self, settled: Settled) -> None:
         if self.compacted:
@@ -349,17 +350,9 @@ class Subscription(Pump):
         first = first_of(cursor, settled.acks)
         if ordered and first is not None:
             self.dispatcher.step_back(first)
-            self._forget_buffer()
-        self._returns.freed_in_part(sorted(settled.shown))
-        self._returns.freed(freed(cursor, settled, tail=ordered))
-
-    def _forget_buffer(self) -> None:
-        if self._buffer is not None:
-            self._buffer.forget()
-
-    async def stored(self) -> None:
-        """Returns when everything up to now is durable."""
-        await self.durable_now()
+            self.pump.forget_buffer()
+        self.pump.returns.freed_in_part(sorted(settled.shown))
+        self.pump.returns.freed(freed(cursor, settled, tail=ordered))
 
     def _acked(self, consumer: Consumer | None) -> None:
         now_ms = self.activity.acked_ms = self._clock.wall_ms()
@@ -372,26 +365,19 @@ class Subscription(Pump):
             self._marked, self.activity.marked_ms = self.cursor.mark, self._clock.wall_ms()
         if self.store is not None:
             self.store.touched()
-        if self.blocked is not None and (self.blocked not in AT_THE_END or self.dispatcher.replay_entries):
-            self.wake()  # a consumer may take more, a key is free, or a batch has messages that an abort freed
+        blocked = self.pump.blocked
+        if blocked is not None and (blocked not in AT_THE_END or self.dispatcher.replay_entries):
+            self.pump.wake()  # a consumer may take more, a key is free, or a batch has messages that an abort freed
 
     def redeliver(
         self, consumer: Consumer, positions: Sequence[Position] | None, *, counted: bool = True
     ) -> None:
         """Gives entries back (None: all that it holds). Entries that it does not hold are ignored."""
         wanted = list(consumer.member.outstanding) if positions is None else dict.fromkeys(positions)
-        self._returns.add(consumer.member, wanted, counted=counted)
+        self.pump.returns.add(consumer.member, wanted, counted=counted)
         if self.store is not None:
             self.store.touched()
-        self.wake()
-
-    def held(self, consumer: Consumer, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
-        """Yields, in slices, the entries of the sets that the consumer holds. InvalidRequest: a set does not parse."""
-        return self._acks.held(consumer.member, sets)
-
-    def marks_up_to(self, consumer: Consumer, mark: Position) -> Iterator[Position]:
-        """Steps on the way to `mark`, so that each costs about a millisecond."""
-        return self._acks.marks_up_to(consumer.member, mark)
+        self.pump.wake()
 
     def when_durable(self, tell: Callable[[MagnetarError | None], None]) -> None:
         """Calls `tell` with None once all is durable, like `durable_now`, at once perhaps; or with why that is not
@@ -426,38 +412,31 @@ class Subscription(Pump):
         self.cursor.seek(mark)
         self._leave_out()
         if acked_messages:
-            self.cursor.ack_first(self._log.shape.after(mark), acked_messages)
+            self.cursor.ack_first(self.log.shape.after(mark), acked_messages)
         self.dispatcher.seek()
-        self._returns.forget()
-        self._forget_buffer()
-        self._moving = True
+        self.pump.returns.forget()
+        self.pump.forget_buffer()
+        self.pump.is_moving = True
         try:
             await self.durable_now()
         finally:
-            self._moving = False
-            self.wake()  # in the next turn: the caller goes on first
+            self.pump.is_moving = False
+            self.pump.wake()  # in the next turn: the caller goes on first
 
     # ------------------------------------------------------------------ ending
     def stop(self) -> None:
         """Stops handing out. The consumers were notified before."""
-        self._closed = True
         if self.dead_letters is not None:
             self.dead_letters.stop()
         if self.delayed is not None:
             self.delayed.stop()
-        if self._buffer is not None:
-            self._buffer.stop()
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._started is not None:
-            self._started.cancel()
+        self.pump.stop()
 
     async def close(self) -> None:
         if self.delayed is not None:
             await self.delayed.close()
         self.stop()
-        if self._started is not None:
-            await self._started.drain()
+        await self.pump.drain()
         if self.dead_letters is not None:
             await self.dead_letters.stopped()
         if self.store is not None:

@@ -62,4 +62,4 @@ async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> N
     subscription.give_up(mark, acked if shape.readable(shape.after(mark)) else 0)
     subscription.discard(await rest_of(log, mark))
     await subscription.durable_now()
-    subscription.wake()
+    subscription.pump.wake()

@@ -16,49 +16,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ...proto.applied import Applied
 from ...proto.errors import MagnetarError
-from ...proto.names import Position, TopicName
+from ...proto.names import Position
 from ...proto.states import BacklogQuotaState, TopicState
 from ...runtime.tasks import together
 from ...runtime.world import World
 from ..common.refusals import PublishRefusal
-from ..log.core.trimming import Retention, Safe
-from ..log.log import Log, ReadableLog
 from ..subscription.subscription import Subscription
 from ..subscription.whole_messages import rest_of
 from .core.upkeep import backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
-from .part import TopicPart
-from .transactions import TopicTransactions
+
+if TYPE_CHECKING:
+    from .topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker.topic")
-
-STEPS = ("expire", "heed_quota", "look_at_parts", "roll", "trim", "drop_idle_subscriptions")
-"""The steps of `look`, in this order, as names of methods of TopicMaintenance."""
-
-
-class Living(Protocol):
-    """A topic, as its maintenance uses it."""
-
-    name: TopicName
-    applied: Applied
-    log: Log
-    subscriptions: dict[str, Subscription]
-    transactions: TopicTransactions
-    parts: tuple[TopicPart, ...]
-
-    @property
-    def users(self) -> int: ...
-    @property
-    def shown(self) -> ReadableLog: ...
-    def readable(self, *, compacted: bool = False, uncommitted: bool = False) -> ReadableLog: ...
-    def holders(self) -> list[Safe]: ...
-    def unread(self) -> Retention: ...
-    def released(self) -> None: ...
-    async def trim(self) -> list[int]: ...
-    async def unsubscribe(self, name: str, *, force: bool = False) -> None: ...
 
 
 class TopicMaintenance:
@@ -69,7 +42,7 @@ class TopicMaintenance:
         "quota", "roll_idle_s",
     )  # fmt: skip
 
-    def __init__(self, world: World, topic: Living, roll_idle_s: float) -> None:
+    def __init__(self, world: World, topic: Topic, roll_idle_s: float) -> None:
         self._world = world
         self._topic = topic
         self.roll_idle_s = roll_idle_s
@@ -112,11 +85,11 @@ class TopicMaintenance:
             if self._topic.log.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return
             try:
-                await getattr(self, step)()
+                await step(self)
             except MagnetarError as error:
-                _LOG.warning("%s: %s: %s", self._topic.name, step.replace("_", " "), error)
+                _LOG.warning("%s: %s: %s", self._topic.name, step.__name__.replace("_", " "), error)
             except Exception:  # a fault in one step must not keep the others, and other topics, from being done
-                _LOG.exception("%s: %s", self._topic.name, step.replace("_", " "))
+                _LOG.exception("%s: %s", self._topic.name, step.__name__.replace("_", " "))
 
     def _durable(self) -> list[Subscription]:
         return [each for each in self._topic.subscriptions.values() if each.durable]
@@ -231,8 +204,15 @@ class TopicMaintenance:
         for name, since in self._idle.items():
             if now - since >= limit_s:
                 _LOG.info("%s: subscription %r has had no consumer for %d s and goes", self._topic.name, name, limit_s)
-                await self._topic.unsubscribe(name)
+                await self._topic.registry.unsubscribe(name)
         self._ages = {name: age for name, age in self._ages.items() if name in self._topic.subscriptions}
+
+
+STEPS = (
+    TopicMaintenance.expire, TopicMaintenance.heed_quota, TopicMaintenance.look_at_parts, TopicMaintenance.roll,
+    TopicMaintenance.trim, TopicMaintenance.drop_idle_subscriptions,
+)  # fmt: skip
+"""The steps of `look`, in this order."""
 
 
 async def look_after(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:

@@ -19,11 +19,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 from msgspec import structs
+from pyroaring import BitMap
 
 from ...metadata.records import TopicRecord
 from ...metadata.update import Change
@@ -48,8 +49,11 @@ from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
 from ..subscription.core.policies import SubscriptionType
+from ..subscription.pump import Pump
 from ..subscription.subscription import Subscription
-from .storage import Owner
+
+if TYPE_CHECKING:
+    from .topic import Topic
 
 IN_FLIGHT_ENTRIES = 1000
 """Most entries in flight for a topic, as Pulsar has it for each connection."""
@@ -144,13 +148,13 @@ class NonPersistentLog:
     age_s = 0.0
     ensemble: ClassVar[dict[int, tuple[str, ...]]] = {}
 
-    def __init__(self, world: World, owner: Owner) -> None:
-        self.topic = owner.name
+    def __init__(self, world: World, topic: Topic) -> None:
+        self.topic = topic.name
         self.state = TopicState.OPENING
         self.shape = LogShape()
         self.reader = RecentEntries(self.shape)
         self.world = world
-        self._owner = owner
+        self._of = topic
         self._timestamp_ms = 0
         self._taken: list[tuple[Publish, Position, int]] = []
 
@@ -189,7 +193,7 @@ class NonPersistentLog:
             asyncio.get_running_loop().call_soon(self._confirm_taken)
         self._taken.append((publish, position, index))
         if len(self._taken) % (IN_FLIGHT_ENTRIES // 2) == 0:
-            self._owner.crowded()  # many arrived at once: consumers that keep up must not lose any for that
+            self._of.crowded()  # many arrived at once: consumers that keep up must not lose any for that
 
     def _refused(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
@@ -200,10 +204,11 @@ class NonPersistentLog:
         taken, self._taken = self._taken, []
         for publish, position, index in taken:
             publish.publisher.confirmed(publish, position, index)
-        self._owner.confirmed()
+        self._of.confirmed()
 
-    def leave_out(self, cursor: object) -> None:
-        """Does nothing: no entry was removed from between others."""
+    def left_out(self) -> Iterable[tuple[int, BitMap]]:
+        """Returns nothing: no entry was removed from between others."""
+        return ()
 
     async def is_ours(self) -> bool:
         return True
@@ -220,13 +225,13 @@ class NonPersistentLog:
 
     async def terminate(self) -> Position:
         self.state = TopicState.TERMINATED
-        self._owner.confirmed()
+        self._of.confirmed()
         return self.shape.last
 
     def lose(self, error: MagnetarError) -> None:
         if self.state not in (TopicState.LOST, TopicState.CLOSED):
             self.state = TopicState.LOST
-            self._owner.lose(error)
+            self._of.lose(error)
 
     async def close(self) -> None:
         if self.state is not TopicState.LOST:
@@ -236,34 +241,49 @@ class NonPersistentLog:
 class NonPersistentSubscription(Subscription):
     """A subscription of connected consumers; what they do not take in time is dropped."""
 
+    pump: NonPersistentPump
+
     def __init__(
         self, name: str, log: NonPersistentLog, clock: Clock, config: BrokerConfig, applied: Applied
     ) -> None:
         cursor = Cursor(log.shape, CursorState(log.shape.last))
         super().__init__(name, log, cursor, None, clock, config, applied, tracks=False)
-        self._recent = log.reader
-        self._next_index = log.shape.end_index
+        self.pump = NonPersistentPump(self, log, clock, config)
 
     def join(self, consumer: Consumer, type_: SubscriptionType) -> None:
         if not self.consumers:
-            self._go_on_after(self._log.shape.last, self._log.shape.end_index)
+            self.pump.go_on_after(self.log.shape.last, self.log.shape.end_index)
         super().join(consumer, type_)
 
-    def _go_on_after(self, mark: Position, next_index: int) -> None:
-        self.cursor.seek(mark)
-        self.dispatcher.seek()
+
+class NonPersistentPump(Pump):
+    """Hands out what is in memory, and counts as dropped what no longer is."""
+
+    __slots__ = ("_next_index", "_of", "_recent")
+
+    def __init__(
+        self, subscription: NonPersistentSubscription, log: NonPersistentLog, clock: Clock, config: BrokerConfig
+    ) -> None:
+        super().__init__(subscription, clock, config)
+        self._of = subscription
+        self._recent = log.reader
+        self._next_index = log.shape.end_index
+
+    def go_on_after(self, mark: Position, next_index: int) -> None:
+        self._of.cursor.seek(mark)
+        self._of.dispatcher.seek()
         self._next_index = next_index
 
-    def _pump(self) -> None:
-        shape, start = self._log.shape, self._recent.start
-        if shape.at_or_after(self.dispatcher.read_position) < start.position:
-            self.dropped += start.first_index - self._next_index
-            self._go_on_after(shape.before(start.position), start.first_index)
-        super()._pump()
-        here = shape.at_or_after(self.dispatcher.read_position)
+    def hand_out(self) -> None:
+        of, shape, start = self._of, self._of.log.shape, self._recent.start
+        if shape.at_or_after(of.dispatcher.read_position) < start.position:
+            of.dropped += start.first_index - self._next_index
+            self.go_on_after(shape.before(start.position), start.first_index)
+        super().hand_out()
+        here = shape.at_or_after(of.dispatcher.read_position)
         self._next_index = self._recent.index_at(here)
-        if not self.dispatcher.replay_entries and self.cursor.ack_cumulative(shape.before(here)):
-            self.dispatcher.acked_up_to(self.cursor.mark)
+        if not of.dispatcher.replay_entries and of.cursor.ack_cumulative(shape.before(here)):
+            of.dispatcher.acked_up_to(of.cursor.mark)
 
 
 class NonPersistent(msgspec.Struct, frozen=True):
@@ -272,17 +292,17 @@ class NonPersistent(msgspec.Struct, frozen=True):
     world: World
     config: BrokerConfig
 
-    def log(self, owner: Owner) -> NonPersistentLog:
-        return NonPersistentLog(self.world, owner)
+    def log(self, topic: Topic) -> NonPersistentLog:
+        return NonPersistentLog(self.world, topic)
 
-    async def subscriptions(self, owner: Owner, shape: LogShape) -> list[Subscription]:
+    async def subscriptions(self, topic: Topic, shape: LogShape) -> list[Subscription]:
         return []
 
     async def create(
-        self, owner: Owner, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
+        self, topic: Topic, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
     ) -> Subscription:
-        return self.passing(owner, name, shape.last, shape, tracks=False)
+        return self.passing(topic, name, shape.last, shape, tracks=False)
 
-    def passing(self, owner: Owner, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
-        assert isinstance(owner.log, NonPersistentLog), "made by this storage"
-        return NonPersistentSubscription(name, owner.log, self.world.clock, self.config, owner.applied)
+    def passing(self, topic: Topic, name: str, mark: Position, shape: LogShape, *, tracks: bool) -> Subscription:
+        assert isinstance(topic.log, NonPersistentLog), "made by this storage"
+        return NonPersistentSubscription(name, topic.log, self.world.clock, self.config, topic.applied)

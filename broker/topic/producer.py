@@ -1,7 +1,6 @@
 """A connected producer: its entries are passed to the log, and the answers to its outlet.
 
-`publish` is called for each entry, in order. Answers leave in the same order: a receipt after the entry is stored on
-an
+`publish` is called for each entry, in order. Answers leave in the same order: a receipt after the entry is stored on an
 ack quorum; the answer to a refused entry, or to a duplicate, keeps its place among them, and the entries after it
 continue. With deduplication (broker/topic/core/dedup.py) an entry that fails, or whose twin is in flight, closes the
 producer: the client opens it again and sends again what has no answer, in its order. The session bounds what is in
@@ -13,26 +12,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ...proto.applied import Applied
 from ...proto.entry import checked_head, sequence_id_of
 from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge
 from ...proto.model import AccessMode
-from ...proto.names import Position, TopicName
+from ...proto.names import Position
 from ...proto.states import TopicState
 from ...runtime.access import LOCAL, Principal
 from ...runtime.files import Buffer
 from ..common.refusals import PublishRefusal
 from ..common.transactions import writer_of
 from ..log.core.sequence_range import ID_END, SPAN_MAX
-from ..log.log import Log
 from ..log.publish import Publish
 from .core.dedup import DedupVerdict
 from .core.publish import refusal
-from .dedup import Deduplication, numbers_of
-from .statistics import TopicStatistics
-from .transactions import Awaited, TopicTransactions, txn_of
+from .dedup import numbers_of
+from .transactions import Awaited, txn_of
+
+if TYPE_CHECKING:
+    from .topic import Topic
 
 UNNUMBERED = -1
 """The sequence id of a refused entry that names none."""
@@ -71,24 +70,6 @@ class ProducerOutlet(Outcomes, Protocol):
         ...
 
 
-class Published(Protocol):
-    """A topic, as its producers use it."""
-
-    name: TopicName
-    log: Log
-    dedup: Deduplication
-    transactions: TopicTransactions
-
-    @property
-    def applied(self) -> Applied: ...
-
-    traffic: TopicStatistics
-
-    def check_delay(self, at_ms: int) -> None:
-        """Raises NotAllowed if an entry may not be delayed until then."""
-        ...
-
-
 class Producer:
     """A connected producer; see the module. `id` is unique in the process; `epoch` is the topic's, while this producer
     is exclusive."""
@@ -101,7 +82,7 @@ class Producer:
     )  # fmt: skip
 
     def __init__(
-        self, id_: int, name: str, mode: AccessMode, topic: Published, outlet: ProducerOutlet, *,
+        self, id_: int, name: str, mode: AccessMode, topic: Topic, outlet: ProducerOutlet, *,
         address: str, instance: str, size_max: int, connection: int = 0, epoch: int = 0,
         principal: Principal = LOCAL, client: str = "", since_ms: int = 0, properties: dict[str, str] | None = None,
         room: int = 0,
@@ -179,7 +160,7 @@ class Producer:
             return Awaited(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
-        elif self.transactions.join_now(txn, self.writer):
+        elif self.transactions.joins.join_now(txn, self.writer):
             verdict = dedup.stored(self.name, numbers)
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, metadata.producer_name, numbers)

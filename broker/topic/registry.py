@@ -9,33 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ...proto.applied import Applied
 from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
 from ...proto.model import AccessMode
-from ...proto.names import TopicName
-from ..log.log import Log
-from .core.admission import Admission
 from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, epoch, next_epoch
-from .dedup import Deduplication
-from .maintenance import TopicMaintenance
 from .producer import Producer
-from .transactions import TopicTransactions
 
-
-class Joined(Protocol):
-    """A topic, as the registry of its producers uses it."""
-
-    name: TopicName
-    applied: Applied
-    admission: Admission
-    life: TopicMaintenance
-    log: Log
-    dedup: Deduplication
-    transactions: TopicTransactions
-
-    def check_open(self) -> None: ...
+if TYPE_CHECKING:
+    from .topic import Topic
 
 
 class ProducerRegistry:
@@ -43,7 +25,7 @@ class ProducerRegistry:
 
     __slots__ = ("_epochs", "_here", "_table", "_topic")
 
-    def __init__(self, topic: Joined) -> None:
+    def __init__(self, topic: Topic) -> None:
         self._topic = topic
         self._table = ProducerTable()
         self._here: dict[int, Producer] = {}

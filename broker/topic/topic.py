@@ -13,10 +13,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from ...ledger import LedgerClient
-from ...metadata.update import Change
 from ...proto.applied import Applied
-from ...proto.errors import AlreadyExists, Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
-from ...proto.names import Position, TopicName, check_subscription_name
+from ...proto.errors import Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
+from ...proto.names import Position, TopicName
 from ...proto.states import LedgerStays, TopicState
 from ...runtime.unbroken import unbroken
 from ...runtime.world import World
@@ -29,9 +28,6 @@ from ..log.compaction import Compaction
 from ..log.core.log_shape import LogShape
 from ..log.core.trimming import NOTHING, Retention, Safe, trimmable, verdicts
 from ..log.log import ReadableLog
-from ..subscription.consumer import Consumer
-from ..subscription.core.policies import SubscriptionType
-from ..subscription.core.redelivery_backoff import check_properties
 from ..subscription.subscription import Subscription
 from . import backlog
 from .core.admission import Admission
@@ -44,51 +40,44 @@ from .registry import ProducerRegistry
 from .replay import replay
 from .statistics import BrokerRates, TopicStatistics
 from .storage import Storage
+from .subscription_registry import SubscriptionRegistry
 from .transactions import TopicTransactions
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
 NOWHERE = Position(-1, -1)
-NAMES_BYTES_MAX = 64 << 10
-"""Most bytes of the names of subscriptions in a topic's record, a sixteenth of what a record holds; with more it names
-none."""
-RECORD_LOST = "magnetar.record-lost-ms"
-"""The property of a subscription that was made anew because its record was lost: when."""
-
 
 class Topic:
     """A loaded topic. Its `storage` decides where log and subscriptions are kept; its `parts` are called in order."""
 
     __slots__ = (
         "_broker_rates",
-        "_changing",
         "_deleting",
         "_dispatch_rate",
         "_ended",
-        "_going",
         "_on_lost",
         "_publish_rate",
         "_settled",
-        "_storage",
-        "_unnamed",
         "_woken_at",
-        "_world",
         "admission",
         "applied",
         "compaction",
         "dedup",
         "gate",
+        "is_going",
         "life",
         "log",
         "name",
         "owned",
         "parts",
         "producers",
+        "registry",
         "replication",
         "shown",
         "subscriptions",
         "traffic",
         "transactions",
+        "world",
     )  # fmt: skip
 
     def __init__(
@@ -101,14 +90,12 @@ class Topic:
         self.owned = owned
         self.producers = ProducerRegistry(self)
         self.subscriptions: dict[str, Subscription] = {}
+        self.registry = SubscriptionRegistry(self, storage)
         self.traffic = TopicStatistics(world.clock)
-        self._world = world
-        self._storage = storage
-        self._changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
+        self.world = world
         self._on_lost, self._settled = on_lost, settled
         self._deleting: asyncio.Lock | None = None
-        self._ended = self._going = False  # it takes nothing any more; it is being deleted
-        self._unnamed = False  # the record does not name the subscriptions that there are
+        self._ended = self.is_going = False  # it takes nothing any more; it is being deleted
         self._publish_rate, self._dispatch_rate = Rate(), Rate()
         self._woken_at = NOWHERE  # the last stable position when subscriptions were woken
         self._broker_rates = rates
@@ -143,7 +130,7 @@ class Topic:
 
     def apply(self, applied: Applied) -> None:
         """Sets other policies from here on."""
-        self.applied, now = applied, self._world.clock.monotonic()
+        self.applied, now = applied, self.world.clock.monotonic()
         self._publish_rate.change(applied.publish_rate_messages, applied.publish_rate_bytes, now)
         self._dispatch_rate.change(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
         self.dedup.apply(applied)
@@ -151,16 +138,16 @@ class Topic:
         for producer in self.producers:
             producer.size_max = applied.max_message_bytes + producer.room
         for subscription in self.subscriptions.values():
-            self._apply_to(subscription)
+            self.apply_to(subscription)
 
-    def _apply_to(self, subscription: Subscription) -> None:
-        applied, own = self.applied, subscription.rates[0]
+    def apply_to(self, subscription: Subscription) -> None:
+        applied, own = self.applied, subscription.pump.rates[0]
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
-        own.change(messages, size, self._world.clock.monotonic())
-        subscription.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
+        own.change(messages, size, self.world.clock.monotonic())
+        subscription.pump.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
         subscription.apply(applied)
         if subscription.consumers:
-            subscription.wake()
+            subscription.pump.wake()
 
     def released(self) -> None:
         """Lets waiting producers continue: the backlog quota is met again."""
@@ -182,63 +169,12 @@ class Topic:
             for part in self.parts:
                 await part.open(self.applied)
             await replay(self.log, self.dedup, self.transactions)
-            for subscription in await self._storage.subscriptions(self, self.compaction.shape):
-                self._add(subscription)
-                mark = subscription.cursor.mark
-                if self.compaction.shape.after(mark) != self.log.shape.after(mark):
-                    subscription.read_from(self.compaction.view)  # it has not read all that is left of trimmed ledgers
-            await self._make_lost_ones()
+            await self.registry.open()
             self.transactions.loaded()
         except BaseException:
             self._ended = True
             await self._close_subscriptions()
             raise
-
-    async def _make_lost_ones(self) -> None:
-        """Makes subscriptions that the record names, and that have no record: each was lost, not deleted. It begins
-        anew at the oldest message, so that nothing is skipped, and nothing is trimmed that it did not acknowledge."""
-        if not self.name.persistent:
-            return
-        named = self.log.record.subscriptions
-        self._unnamed = named is None
-        for name in [each for each in named or () if each not in self.subscriptions]:
-            _LOG.error(
-                "%s/%s: the record of the subscription is lost, and it was not deleted: it begins anew at the oldest "
-                "message", self.name, name,
-            )  # fmt: skip
-            properties = {RECORD_LOST: str(self._world.clock.wall_ms())}
-            shape = self.shape(compacted=False)
-            making = self._storage.create(self, name, self.log.shape.start, properties, shape)
-            self._add(await unbroken(making))
-
-    async def commit_subscription(self, name: str, record: Change) -> None:
-        """Commits the record of a new subscription, and in the same commit its name in the topic's record: beside those
-        that are there, also of lost ones that are not made anew yet. The caller runs to its end once it has begun."""
-        named = self.log.record.subscriptions or ()
-        await self.log.note(together=(record,), within=True, subscriptions=self._names({name, *named}))
-        self._unnamed = False
-
-    async def _name_subscriptions(self) -> None:
-        """Commits their names: before the record of one that is deleted goes."""
-        if not self.name.persistent:
-            return
-        names = self._names(set())
-        if names != self.log.record.subscriptions:
-            self._unnamed = True
-            await self.log.note(subscriptions=names)
-        self._unnamed = False
-
-    def _names(self, new: set[str]) -> tuple[str, ...] | None:
-        """Returns the names of the durable subscriptions and the new one; None: they are too long for the record."""
-        names = () if self._going else tuple(sorted(new.union(each.name for each in self._durable())))
-        return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
-
-    def _add(self, subscription: Subscription) -> Subscription:
-        self.subscriptions[subscription.name] = subscription
-        if self.shown is not self.log and not subscription.compacted:  # made before the first transaction, perhaps
-            subscription.show(self.readable(uncommitted=subscription.uncommitted))
-        self._apply_to(subscription)
-        return subscription
 
     def confirmed(self) -> None:
         """Hands out new entries. While a transaction hides them, only subscriptions that read uncommitted are woken."""
@@ -248,69 +184,27 @@ class Topic:
             self._woken_at = core.stable
         for subscription in self.subscriptions.values():
             if subscription.consumers and (not waits or subscription.uncommitted):
-                subscription.wake()
+                subscription.pump.wake()
 
     def crowded(self) -> None:
         """Hands out now, because the log drops entries otherwise."""
         for subscription in self.subscriptions.values():
             if subscription.consumers:
-                subscription.hand_out()
+                subscription.pump.hand_out()
 
     def delayed(self, position: Position, at_ms: int) -> None:
         """Tells subscriptions the delivery time of a new entry."""
         for subscription in self.subscriptions.values():
-            subscription.noted(position, at_ms)
+            subscription.pump.noted(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
         """Raises NotAllowed if the delivery time is later than the longest delay. (Types that do not delay deliver it
         at once.)"""
-        limit, delay = self.applied.max_delay_ms, at_ms - self._world.clock.wall_ms()
+        limit, delay = self.applied.max_delay_ms, at_ms - self.world.clock.wall_ms()
         if limit and delay > limit and self.applied.delayed_delivery:
             raise PublishRefusal.DELAY.error(
                 f"topic {self.name}: a delay of {delay} ms is above the longest, {limit} ms"
             )
-
-    # ------------------------------------------------------------------ subscriptions
-    async def subscribe(
-        self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
-        exclusive: bool = False, compacted: bool = False, by_consumer: bool = False,
-    ) -> Subscription:  # fmt: skip
-        """The durable subscription; made with its mark there (None: at the end) when it does not exist.
-
-        `exclusive`: AlreadyExists when it does. `compacted`: the mark is of a consumer that reads compacted.
-        `by_consumer`: a consumer's request makes it, which may be forbidden.
-        """
-        check_subscription_name(name)
-        async with self._changing:
-            self.check_open()
-            found = self.subscriptions.get(name)
-            if found is not None:
-                if exclusive:
-                    raise AlreadyExists(f"subscription {name!r} of topic {self.name} exists already")
-                if self._unnamed and found.durable:
-                    await unbroken(self._name_subscriptions())
-                return found
-            self.check_subscription(name, by_consumer=by_consumer)
-            if properties:
-                check_properties(properties)
-            return await unbroken(self._make(name, mark, properties or {}, self.shape(compacted=compacted)))
-
-    async def _make(
-        self, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
-    ) -> Subscription:
-        subscription = await self._storage.create(self, name, mark, properties, shape)
-        self.check_open()
-        return self._add(subscription)
-
-    def check_subscription(self, name: str, *, by_consumer: bool) -> None:
-        """Whether one more may be made (core/admission.py)."""
-        self.admission.check_subscription(self.applied, name, len(self.subscriptions), by_consumer=by_consumer)
-
-    def check_consumer(self, subscription: Subscription, type_: SubscriptionType, consumer: Consumer) -> None:
-        """Whether the consumer may join (core/admission.py)."""
-        everybody = [each for other in self.subscriptions.values() for each in other.consumers.values()]
-        mine = subscription.consumers.values()
-        self.admission.check_consumer(self.applied, type_, consumer, subscription.name, everybody, mine)
 
     def shape(self, *, compacted: bool) -> LogShape:
         """Returns the positions of the topic as a consumer that reads compacted, or any other consumer, sees them."""
@@ -348,68 +242,11 @@ class Topic:
             if subscription.compacted and subscription.needs(horizon):
                 subscription.disconnect_all(Unavailable(f"topic {self.name} was compacted; subscribe again"))
 
-    def passing(self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False) -> Subscription:
-        """A subscription that ends with its last consumer, and keeps no data (storage.py)."""
-        return self._storage.passing(self, name, mark, self.shape(compacted=compacted), tracks=tracks)
-
-    def shared_passing(self, name: str) -> Subscription | None:
-        """Returns the subscription of that name which does not last and which other consumers may join; None: there is
-        none. NotAllowed: it is durable."""
-        found = self.subscriptions.get(name)
-        if found is not None and found.durable:
-            raise SubscribeRefusal.LASTS.error(
-                f"subscription {name!r} of topic {self.name} is durable: ask for a durable one, or choose another name"
-            )
-        return found
-
-    def attach(self, subscription: Subscription) -> None:
-        """Registers a subscription that does not last; if its name is taken it gets another. NotOwner: the topic has
-        ended, and the consumer would not be notified of it.
-        """
-        self.check_open()
-        key = subscription.name
-        while key in self.subscriptions:
-            key = f"{subscription.name}-{self._world.rng.randbytes(4).hex()}"
-        subscription.name = key
-        self._add(subscription)
-
-    async def detach(self, subscription: Subscription) -> None:
-        """Ends a subscription that does not last after its last consumer."""
-        if subscription.durable or subscription.consumers:
-            return
-        if self.subscriptions.get(subscription.name) is subscription:
-            del self.subscriptions[subscription.name]
-            await subscription.close()
-
     def subscription(self, name: str) -> Subscription:
         found = self.subscriptions.get(name)
         if found is None or (self.name.persistent and not found.durable):  # that of a reader has no name
             raise SubscriptionNotFound(f"topic {self.name} has no subscription {name!r}", subscription=name)
         return found
-
-    async def unsubscribe(self, name: str, *, force: bool = False) -> None:
-        """Removes a subscription for good. Busy while consumers are connected, unless by force."""
-        async with self._changing:
-            subscription = self.subscription(name)
-            if subscription.consumers and not force:
-                raise Busy(f"subscription {name!r} of {self.name} has {len(subscription.consumers)} consumers")
-            await unbroken(self._remove(subscription))
-
-    async def _remove(self, subscription: Subscription) -> None:
-        del self.subscriptions[subscription.name]
-        subscription.disconnect_all(SubscriptionNotFound(f"subscription {subscription.name!r} was removed"))
-        subscription.stop()
-        if subscription.store is not None:
-            await self._name_subscriptions()
-            await subscription.store.delete()
-        await subscription.close()
-
-    async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
-        """Replaces all properties of a durable subscription. Its dead-letter policy among them applies from here on."""
-        check_properties(properties)
-        assert subscription.store is not None, "it is durable"
-        await unbroken(subscription.store.set_properties(properties))
-        subscription.wake()
 
     # ------------------------------------------------------------------ transactions
     async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
@@ -417,9 +254,6 @@ class Topic:
         NotOwner."""
         self.check_open()
         return await self.transactions.settle(settlements, timeout_s)
-
-    def pending_acks(self) -> list[Subscription]:
-        return [each for each in self.subscriptions.values() if each.durable]
 
     def merge_numbers(self, end: TxnEnd) -> None:
         self.dedup.merged(end.numbers, end.sent, end.back)
@@ -440,7 +274,7 @@ class Topic:
     async def truncate(self) -> None:
         """Makes every durable subscription acknowledge everything, and deletes every ledger that is not written."""
         await self.log.roll()
-        for subscription in [each for each in self.subscriptions.values() if each.durable]:
+        for subscription in self.registry.durable():
             await backlog.skip(self.shown, subscription, -1)
         await self.trim(retained=False)
 
@@ -465,14 +299,14 @@ class Topic:
         """Removes ledgers that no holder needs (broker/log/core/trimming.py); `retained` False: also those that
         retention, or the want of a subscription, keeps.
         """
-        async with self._changing:
+        async with self.registry.changing:
             if self._ended:
                 return []
             kept = (self.retention(), self.unread()) if retained else (NOTHING, NOTHING)
             return await unbroken(self._trim(*kept))
 
     async def _trim(self, retention: Retention, unread: Retention) -> list[int]:
-        now_ms = self._world.clock.wall_ms()
+        now_ms = self.world.clock.wall_ms()
         before = {span.ledger_id: span for span in self.log.shape.spans}
         gone = await self.log.trim(lambda: trimmable(self.log.shape, self.holders(), retention, now_ms, unread))
         for ledger_id in gone:
@@ -490,7 +324,7 @@ class Topic:
 
     def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
         """Returns each ledger, oldest first, and why it stays; None: the next trim removes it."""
-        now_ms = self._world.clock.wall_ms()
+        now_ms = self.world.clock.wall_ms()
         return verdicts(self.log.shape, self.holders(), self.retention(), now_ms, self.unread())
 
     # ------------------------------------------------------------------ ending
@@ -500,9 +334,9 @@ class Topic:
         return self._ended
 
     def check_open(self) -> None:
-        """Raises NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of
-        it."""
-        if self._ended or self._going or self.log.state is TopicState.LOST:
+        """Raises NotOwner when the topic has ended here: its end may be old, and a caller would get nothing more of it.
+        """
+        if self._ended or self.is_going or self.log.state is TopicState.LOST:
             raise NotOwner(f"topic {self.name} is not served here any more; look it up again", topic=self.name)
 
     def check_end(self) -> None:
@@ -537,7 +371,7 @@ class Topic:
 
     async def close(self, error: MagnetarError | None = None) -> None:
         """Unloads the topic in order; clients get `error` (NotOwner: look it up again). Idempotent."""
-        async with self._changing:
+        async with self.registry.changing:
             unloaded = NotOwner(f"topic {self.name} was unloaded; look it up again", topic=self.name)
             await unbroken(self._close(error or unloaded))
 
@@ -563,11 +397,8 @@ class Topic:
             await part.close()
         await self.log.close()
 
-    def _durable(self) -> list[Subscription]:
-        return [each for each in self.subscriptions.values() if each.durable]
-
     def _check_unused(self) -> None:
-        durable = len(self._durable())
+        durable = len(self.registry.durable())
         if self.users or durable:
             raise Busy(
                 f"topic {self.name} has {len(self.producers)} producers and {durable} subscriptions; "
@@ -597,11 +428,11 @@ class Topic:
                 await self.transactions.leave(force=abort)
                 if not force:
                     self._check_unused()  # in the same turn as the next line
-                self._going = True  # publishing is refused from here on: the message would have no subscriber
-                for name in [each.name for each in self._durable()]:
-                    await self.unsubscribe(name, force=True)
+                self.is_going = True  # publishing is refused from here on: the message would have no subscriber
+                for name in [each.name for each in self.registry.durable()]:
+                    await self.registry.unsubscribe(name, force=True)
             except BaseException:
-                self._going = False
+                self.is_going = False
                 self.transactions.stay()
                 raise
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))

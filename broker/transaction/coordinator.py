@@ -58,7 +58,7 @@ from .core.intents import (
     Verb,
     WatchHalves,
 )
-from .core.records import HalfMessage, Participant, SinkBatch, Tag
+from .core.records import HalfMessage, Participant, Tag
 from .halves import HalfWork
 from .log import CoordinatorLog
 from .settling import Settler, Topics
@@ -90,8 +90,8 @@ class RunningCoordinator:
         self.number, self.epoch = core.number, core.epoch
         self.loading_ms = self.loaded_ms = 0  # since the epoch: the take-over
         self._clock = world.clock
-        self._log = log
-        self._core = core
+        self.log = log
+        self.core = core
         self._close_s = close_s
         self._on_over = on_over
         self._settler = Settler(world, topics, self._settled)
@@ -138,12 +138,12 @@ class RunningCoordinator:
         """Joins a topic. `topic` is empty: none joins, and its time begins. InvalidRequest: the role did not begin it;
         `owner` is None: a topic asks by itself."""
         state = await self._state(lambda to: Join(to, txn.least, topic, owner))
-        owed = self._core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
+        owed = self.core.owed(txn.least, topic) if state is TxnState.COMMITTED else None
         return self._settlement(txn.least, True, owed) if owed is not None else state
 
     def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         """Whether the topic is a participant. False: `join`, which waits while it is in doubt, or says why not."""
-        return self._core.join_now(txn[1], topic, owner, self._clock.monotonic())
+        return self.core.join_now(txn[1], topic, owner, self._clock.monotonic())
 
     def _settlement(self, txn: int, committed: bool, participant: Participant) -> Settlement:
         last = Position(participant.ledger, participant.entry)
@@ -155,7 +155,7 @@ class RunningCoordinator:
     ) -> None:  # fmt: skip
         """Ends a transaction like `end`, with others that came together; answered by a TxnState, or an error."""
         intent = End(to, txn.least, verb, owner, participants, prepared_s, visible)
-        self._do(self._core.receive(intent, self._clock.monotonic()))
+        self._do(self.core.receive(intent, self._clock.monotonic()))
 
     async def end(
         self, txn: TxnId, verb: Verb, owner: str, participants: Sequence[Participant] = (), *,
@@ -225,66 +225,49 @@ class RunningCoordinator:
                 while True:
                     yield await member.next()
             finally:
-                self._core.halves.left(member, self._clock.monotonic())
-                self._do(self._core.take_effects())
+                self.core.halves.left(member, self._clock.monotonic())
+                self._do(self.core.take_effects())
 
     def half_rows(self, half: TxnId | None, group: str, limit: int) -> list[HalfRow]:
         now = self._clock.monotonic()
-        return self._core.halves.rows(now, half.least if half is not None else None, group, limit)
+        return self.core.halves.rows(now, half.least if half is not None else None, group, limit)
 
     def half_statistics(self) -> dict[str, int]:
         """Returns the numbers of open and parked halves, their bytes; and counters since the take-over."""
-        return {**self._core.halves.counters, **self._core.halves.statistics()}
+        return {**self.core.halves.counters, **self.core.halves.statistics()}
 
     def _published(self, each: PublishHalf, listed: list[Participant]) -> None:
-        self._core.halves.published(each.half, each.txn, listed, self._clock.monotonic())
-        self._do(self._core.take_effects())
+        self.core.halves.published(each.half, each.txn, listed, self._clock.monotonic())
+        self._do(self.core.take_effects())
 
     def _not_published(self, each: PublishHalf, error: MagnetarError) -> None:
         _LOG.info("half %s is not published: %s", TxnId(self.number, each.half), error)
-        self._core.halves.not_published(each.half, each.txn, error, self._clock.monotonic())
-        self._do(self._core.take_effects())
-
-    def sink(self, sink_id: str, owner: str) -> SinkBatch | None:
-        return self._core.sink(sink_id, owner)
+        self.core.halves.not_published(each.half, each.txn, error, self._clock.monotonic())
+        self._do(self.core.take_effects())
 
     def rows(self, txn: TxnId | None, limit: int) -> list[Row]:
-        return self._core.rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
+        return self.core.rows(self._clock.monotonic(), txn.least if txn is not None else None, limit)
 
     def statistics(self) -> dict[str, int]:
         """Returns statistics; `committed` and what is after it count since the take-over."""
-        counters = self._core.counters
+        counters = self.core.counters
         return {
-            **self._core.statistics(), "begun": counters.begun, "settled": counters.settled,
+            **self.core.statistics(), "begun": counters.begun, "settled": counters.settled,
             "records": counters.records, "settle_failures": self._settler.failures,
             "settling_topics": self._settler.topics_waiting,
         }  # fmt: skip
 
     def aborted(self) -> dict[str, int]:
         """Returns the aborts by reason, since the take-over."""
-        return {reason.name.lower(): self._core.counters.aborted.get(reason, 0) for reason in Reason}
+        return {reason.name.lower(): self.core.counters.aborted.get(reason, 0) for reason in Reason}
 
     def lasted(self) -> tuple[Sequence[int], float]:
         """Returns how long transactions were open until their outcome: counts by LASTED_S, and the sum in seconds."""
-        return self._core.counters.lasted, self._core.counters.lasted_s
-
-    @property
-    def ledger(self) -> tuple[int, int, int]:
-        """See CoordinatorLog.place."""
-        return self._log.place
+        return self.core.counters.lasted, self.core.counters.lasted_s
 
     @property
     def oldest_s(self) -> float:
-        return self._core.oldest_s(self._clock.monotonic())
-
-    @property
-    def next_id(self) -> int:
-        """Returns `least` of the next transaction."""
-        return self._core.next_id
-
-    @property
-    def done_below(self) -> int:
-        return self._core.done_below
+        return self.core.oldest_s(self._clock.monotonic())
 
     async def _state(self, make: Callable[[object], Intent]) -> TxnState:
         found = await self._ask(make)
@@ -293,7 +276,7 @@ class RunningCoordinator:
 
     async def _ask(self, make: Callable[[object], Intent]) -> Any:
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._do(self._core.receive(make(answered), self._clock.monotonic()))
+        self._do(self.core.receive(make(answered), self._clock.monotonic()))
         if answered.done():
             return answered.result()
         try:
@@ -322,13 +305,13 @@ class RunningCoordinator:
                     _LOG.warning("half %s of group %r is parked, an operator decides: %s", text, group, why)
                 case _:
                     assert_never(effect)
-        if self._core.has_decided and not self._is_writing:
+        if self.core.has_decided and not self._is_writing:
             self._is_writing = True
             self._quiet.clear()
             self._loop.call_soon(self._write)  # what is asked in this turn goes together
 
     def _settled(self, settlement: Settlement, topic: str) -> None:
-        self._do(self._core.settled(settlement.txn.least, topic))
+        self._do(self.core.settled(settlement.txn.least, topic))
 
     # ------------------------------------------------------------------ writing
     def _write(self) -> None:
@@ -336,13 +319,13 @@ class RunningCoordinator:
         durable."""
         if self._is_stopped:
             return
-        append = self._core.take()
+        append = self.core.take()
         if append is None:
             self._is_writing = False
             self._quiet.set()
             return
         try:
-            appended = self._log.append_now(append.records)
+            appended = self.log.append_now(append.records)
         except Exception as error:  # as an append of unknown outcome
             self._fail(error)
             return
@@ -365,7 +348,7 @@ class RunningCoordinator:
     async def _append(self, append: Append, failed: MagnetarError | None) -> None:
         """Appends where a ledger has to be made first, or the last one failed."""
         try:
-            await self._log.append(append.records, self._core.state, failed)
+            await self.log.append(append.records, self.core.state, failed)
         except MagnetarError as error:
             self._end(self._lose(error))
         except Exception as error:
@@ -375,7 +358,7 @@ class RunningCoordinator:
 
     def _is_durable(self, append: Append) -> None:
         try:
-            self._do(self._core.appended(append.number, self._clock.monotonic()))
+            self._do(self.core.appended(append.number, self._clock.monotonic()))
         except Exception as error:
             self._fail(error)
         else:
@@ -389,19 +372,19 @@ class RunningCoordinator:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._do(self._core.tick(self._clock.monotonic()))
-            if self._core.has_lazy:
-                self._core.hurry()
+            self._do(self.core.tick(self._clock.monotonic()))
+            if self.core.has_lazy:
+                self.core.hurry()
                 self._do(())
 
     # ------------------------------------------------------------------ the end
     @property
     def is_over(self) -> bool:
-        return self._core.is_over
+        return self.core.is_over
 
     async def is_ours(self) -> bool:
         """Whether no other broker has taken it over, as the metadata says."""
-        return await self._log.is_ours()
+        return await self.log.is_ours()
 
     def _end(self, work: Any) -> None:
         if self._ending is not None:
@@ -422,7 +405,7 @@ class RunningCoordinator:
         await asyncio.shield(self._ending)
 
     async def _close(self) -> None:
-        core = self._core
+        core = self.core
         core.is_over = True
         try:
             async with asyncio.timeout(self._close_s):
@@ -430,7 +413,7 @@ class RunningCoordinator:
                 await self._background.close()
                 await self._halves.close()
                 records = core.hand_over(self._clock.monotonic())
-                await self._log.close(records, core.state, idle=core.is_idle)
+                await self.log.close(records, core.state, idle=core.is_idle)
         except (MagnetarError, TimeoutError) as error:
             _LOG.warning("coordinator %d is not handed over in order: %s", self.number, error)
         except Exception:  # its owner goes on with its own end
@@ -438,7 +421,7 @@ class RunningCoordinator:
         await self._stop()
 
     async def _lose(self, error: MagnetarError) -> None:
-        self._core.is_over = True
+        self.core.is_over = True
         _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, error)
         await self._stop()
 
@@ -448,8 +431,8 @@ class RunningCoordinator:
         await self._background.close()
         await self._settler.close()
         await self._halves.close()
-        self._do(self._core.given_up())
-        await self._log.abandon()
+        self._do(self.core.given_up())
+        await self.log.abandon()
         self._on_over(self)
 
 

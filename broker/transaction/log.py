@@ -50,8 +50,6 @@ from .format.entries import RECORDS, SNAPSHOT_END, DamagedCoordinator
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
-TAKE_OVER = ("read_record", "recover_ledger", "claim_record", "serve")
-"""The order of a take-over, as names of methods of CoordinatorLog."""
 ROLL = ("create", "append", "name", "delete")
 """Steps of a roll, in their order."""
 
@@ -100,7 +98,7 @@ class CoordinatorLog:
         """The state and this owner's epoch. CoordinatorFenced: another broker was faster. DataLost: the record or
         the ledger is lost or damaged, and nothing is claimed."""
         for step in TAKE_OVER:
-            await getattr(self, step)()
+            await step(self)
         return self._state, self.epoch
 
     async def read_record(self) -> None:
@@ -287,3 +285,9 @@ class CoordinatorLog:
     async def abandon(self) -> None:
         """Ends without a hand-over: the next owner recovers."""
         await self._abandon()
+
+
+TAKE_OVER = (
+    CoordinatorLog.read_record, CoordinatorLog.recover_ledger, CoordinatorLog.claim_record, CoordinatorLog.serve,
+)  # fmt: skip
+"""The order of a take-over."""

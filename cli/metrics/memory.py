@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ...broker.server import Broker
     from ...metadata.server import MetadataServer
     from ...metadata.sqlite import SqliteStore
-    from ...runtime.access import CallerMemory
+    from ...runtime.memory.budget import CallerMemory
     from ...runtime.memory.shares import Plan
     from ...runtime.monitoring.metrics import Page
 

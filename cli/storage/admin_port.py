@@ -11,8 +11,8 @@ from ..common.exits import Failure
 
 if TYPE_CHECKING:
     from ...metadata.members import Members
-    from ...runtime.access import PeerCalling
     from ...runtime.network import Peer
+    from ...runtime.peer.keys import PeerCalling
     from ...runtime.world import World
     from ..common.session import Session
     from .operator import Operator
@@ -54,7 +54,7 @@ class BookiePeer:
         from ...metadata import paths
         from ...metadata.records import BookieRecord
         from ...proto.errors import NotFound
-        from ...runtime.access import CLEAR, PeerCalling
+        from ...runtime.peer.keys import CLEAR, PeerCalling
         from .operator import Operator
 
         world, self._members = await (self._operator or Operator()).join()
@@ -68,7 +68,7 @@ class BookiePeer:
 
     def join(self, world: World, key: str) -> None:
         """Connects as the member that `world` is, to the process that has `key`: of one operator that asks many."""
-        from ...runtime.access import PeerCalling
+        from ...runtime.peer.keys import PeerCalling
 
         self._peer = self._reach(world, PeerCalling(key))
 

@@ -7,17 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn, cast
 
 from ...proto.errors import NotAllowed
-from ...runtime.access import (
-    CLEAR,
-    NOTHING,
-    OPEN,
-    CallerAccess,
-    KeyPair,
-    ListenerAccess,
-    PeerCalling,
-    PeerListening,
-    TlsFiles,
-)
+from ...runtime.access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from ...runtime.clock import SystemClock
 from ...runtime.files import Files
 from ...runtime.grpc import client
@@ -32,6 +22,7 @@ from ...runtime.network import (
     PeerServing,
     Serving,
 )
+from ...runtime.peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
 from ...runtime.threads import SystemWorkers
 from ...runtime.world import World
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from ...proto.errors import MagnetarError, TopicNotFound
 from ...proto.names import TopicName, check_subscription_name
@@ -28,7 +28,7 @@ from ..common.errors import (
     Timeout,
 )
 from ..connect.connections import Connections
-from ..connect.topic_watch import Changed
+from ..connect.topic_watch import TopicWatch
 from ..core.transaction import InTransaction
 from ..model.events import ActiveEvents
 from ..model.message import Message
@@ -42,17 +42,6 @@ from .partition_consumers import PartitionConsumers, check_timeout
 from .receiver_queue import ReceiverQueue
 
 _LOG = logging.getLogger("magnetar.client")
-
-
-class TopicsWatch(Protocol):
-    """Reports created and deleted topics (client/connect/topic_watch.py)."""
-
-    @property
-    def title(self) -> str: ...
-    def follow(self, changed: Changed) -> None: ...
-    def left(self, topic: TopicName) -> None: ...
-    def stop(self) -> None: ...
-    async def close(self) -> None: ...
 
 
 class Consumer(ClosedAfterAsyncWith):
@@ -79,7 +68,7 @@ class Consumer(ClosedAfterAsyncWith):
         self._name = name
         self._subscription = subscription
         self._closed = False
-        self._watch: TopicsWatch | None = None
+        self._watch: TopicWatch | None = None
         listener = settings.consumer_event_listener
         self._events = ActiveEvents(listener) if listener is not None else None
         self._dead_letters = DeadLetterProducers(connections, subscription, settings, self.consumer_name)
@@ -87,7 +76,7 @@ class Consumer(ClosedAfterAsyncWith):
     @classmethod
     async def open(
         cls, connections: Connections, topics: Sequence[TopicName], subscription: str, settings: ConsumerSettings,
-        policy: ConsumerBatchReceivePolicy | None = None, watch: TopicsWatch | None = None,
+        policy: ConsumerBatchReceivePolicy | None = None, watch: TopicWatch | None = None,
     ) -> Consumer:  # fmt: skip
         """Subscribes to all partitions of all topics; to none when one refuses. `watch` reports later topics."""
         check_subscription_name(subscription)

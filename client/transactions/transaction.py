@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, suppress
 from threading import Lock
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import MagnetarError, TimedOut
@@ -35,7 +35,6 @@ from ..common.errors import (
     Timeout,
     TransactionEnded,
 )
-from ..connect.connections import Connections
 from ..core.transaction import (
     WAITING,
     End,
@@ -50,7 +49,9 @@ from ..core.transaction import (
     TransactionState,
     Verb,
 )
-from .coordinators import Coordinators
+
+if TYPE_CHECKING:
+    from .transactions import Transactions
 
 _LOG = logging.getLogger("magnetar.client")
 VERBS = {Verb.COMMIT: wire.EndItem.COMMIT, Verb.ABORT: wire.EndItem.ABORT, Verb.PREPARE: wire.EndItem.PREPARE}
@@ -60,22 +61,6 @@ UNTIL = Check("a number of seconds, 0 or more", (int, float), lambda until: 0 <=
 LEAVE_S = 5.0
 """Seconds that a body which was cancelled waits for its abort, which goes on after it."""
 Wait = Literal["durable", "visible"]
-
-
-class Home(Protocol):
-    """The transactions of its client (client/transactions/transactions.py)."""
-
-    connections: Connections
-    coordinators: Coordinators
-    now: Callable[[], float]
-
-    async def begin(self, transaction: Transaction) -> TxnId: ...
-    def begin_now(self, transaction: Transaction) -> TxnId | None: ...
-    def ended(self, transaction: Transaction) -> None: ...
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]: ...
-    def soon(self, work: Callable[[], None]) -> None: ...
-    def enter_body(self, transaction: Transaction) -> None: ...
-    def leave_body(self, transaction: Transaction) -> None: ...
 
 
 class Transaction(InTransaction):
@@ -89,7 +74,7 @@ class Transaction(InTransaction):
     TransactionAborted (nothing of it counts: run it again), TransactionEnded, TransactionFenced, OutcomeUnknown.
     """
 
-    def __init__(self, home: Home, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
+    def __init__(self, home: Transactions, timeout_s: float, name: str | None, begun: TxnId | None = None) -> None:
         """Makes a transaction. `begun`: it has its id."""
         self.timeout_s = timeout_s
         self.name = name

@@ -30,9 +30,9 @@ from ...proto.errors import (
 )
 from ..access import NOTHING, CallerAccess
 from ..http2 import frames
-from ..http2.connection import FRAME_BYTES_MAX, HEADER_BYTES_MAX, STREAM_WINDOW, Http2Connection
+from ..http2.connection import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
 from ..http2.frames import Code, Setting
-from ..http2.headers import Header, HeaderDecoder, block
+from ..http2.headers import HEADER_BYTES_MAX, Header, HeaderDecoder, block
 from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
 from .access import HEADER, ChannelTls, authorization_of, check_clear
 from .errors import ERROR_TRAILER, Status, copy_of, details_of, error_of
@@ -110,16 +110,16 @@ class _UnaryCall(MessageStream):
         return self.done.done()
 
     def begin(self, connection: _ClientConnection, head: bytes) -> None:
-        if connection.fits(self, len(self.data)):
+        if connection.out.fits(self, len(self.data)):
             data, self.data = bytes(self.data), memoryview(b"")
-            connection.send_headers(self, head, ends=True, data=data)
+            connection.out.send_headers(self, head, ends=True, data=data)
         else:
-            connection.send_headers(self, head, ends=False)
+            connection.out.send_headers(self, head, ends=False)
             self.writable()
 
     def writable(self) -> None:
         if self.connection is not None and not self.out_ended:
-            sent = self.connection.send_data(self, self.data, ends=True)
+            sent = self.connection.out.send_data(self, self.data, ends=True)
             self.data = self.data[sent:]
 
     def headers_came(self, head: _Head, ended: bool) -> None:
@@ -176,7 +176,7 @@ class _ClientStream(GrpcStream):
         return self.is_broken
 
     def begin(self, connection: _ClientConnection, head: bytes) -> None:
-        connection.send_headers(self, head, ends=False)
+        connection.out.send_headers(self, head, ends=False)
         if self.queued_bytes:
             self._flush()
 
@@ -220,7 +220,7 @@ class _ClientStream(GrpcStream):
                 await self.finish()
                 self._closing = True
                 if self.connection is not None and not self.out_ended:
-                    self.connection.send_data(self, memoryview(b""), ends=True)
+                    self.connection.out.send_data(self, memoryview(b""), ends=True)
                 self._credit()  # without a reader it reads on
                 while self._end is None:
                     await self._change()
@@ -259,7 +259,7 @@ class _ClientConnection(Http2Connection[_Head]):
             Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
             Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
-        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.ready: asyncio.Future[None] = self.loop.create_future()
         self._next = 1
         self._waiting: deque[tuple[_Call, bytes]] = deque()  # the server takes so many streams at a time
         self.is_draining = False
@@ -267,7 +267,7 @@ class _ClientConnection(Http2Connection[_Head]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.open_whole_window()
+        self.window.open_whole()
 
     def settings_came(self) -> None:
         if not self.ready.done():
@@ -310,7 +310,7 @@ class _ClientConnection(Http2Connection[_Head]):
     def stream_forgotten(self) -> None:
         self._start_waiting()
         if self.is_draining and not self.streams and not self._waiting:
-            self._loop.call_soon(self.close, ConnectionLost("the connection is not used any more"))
+            self.loop.call_soon(self.close, ConnectionLost("the connection is not used any more"))
 
     def drain(self) -> None:
         """Ends with the last of its calls."""
@@ -530,7 +530,7 @@ class GrpcChannel:
     async def answers(self, timeout_s: float) -> bool:
         connection = self._opened()
         if connection is not None:
-            return await connection.answers(timeout_s)
+            return await connection.liveness.answers(timeout_s)
         await asyncio.sleep(timeout_s)
         return self._opened() is not None
 

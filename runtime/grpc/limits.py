@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
-from ..access import Limits, MemoryBudget
+from ..access import Limits
+from ..memory.budget import MemoryBudget
 from ..network import network_of
 from .stream import CROWDED_BYTES
 

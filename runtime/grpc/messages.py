@@ -10,7 +10,8 @@ import struct
 from collections.abc import Callable
 from functools import partial
 
-from ..http2.connection import DIRECT_BYTES, REFUSED, Http2Stream
+from ..http2.connection import DIRECT_BYTES, Http2Stream
+from ..http2.patience import REFUSED
 from ..memory.arrivals import Arrivals
 
 PREFIX = struct.Struct("!BI")
@@ -87,7 +88,7 @@ class MessageStream(Http2Stream):
                 compressed, size = PREFIX.unpack_from(data, offset)
                 offset += PREFIX_BYTES
             if compressed or size > self.in_bytes_max:
-                self.connection.charge(REFUSED)
+                self.connection.patience.charge(REFUSED)
                 self.message_refused(-1 if compressed else size)
                 return end
             if end - offset >= size:
@@ -170,7 +171,7 @@ class MessageStream(Http2Stream):
         if self._arrivals is not None:
             self._arrivals.read(self)
         if self.connection is not None:
-            self.connection.consumed(self, cost)
+            self.connection.window.consumed(self, cost)
             if self._message is not None:
                 self._credit_long()
 
@@ -180,5 +181,5 @@ class MessageStream(Http2Stream):
         if message is None or 2 * len(message) <= self._window or self._has_waiting or not self.is_read:
             return
         if connection is not None:
-            connection.consumed(self, self._cost)
+            connection.window.consumed(self, self._cost)
             self._cost = 0

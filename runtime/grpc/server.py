@@ -32,19 +32,15 @@ from ..clock import Clock
 from ..http2 import frames
 from ..http2.connection import (
     FRAME_BYTES_MAX,
-    HEADER_BYTES_MAX,
     LOOK_S,
-    PATIENCE,
-    PATIENCE_KNOWN,
-    PATIENCE_RATE,
-    REFUSED,
     STREAM_WINDOW,
     Http2Connection,
     Http2Stream,
     peer_of,
 )
 from ..http2.frames import Code, Setting
-from ..http2.headers import Header, HeaderDecoder, block
+from ..http2.headers import HEADER_BYTES_MAX, Header, HeaderDecoder, block
+from ..http2.patience import PATIENCE, PATIENCE_KNOWN, PATIENCE_RATE, REFUSED
 from ..memory.descriptors import PROCESS
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc, rpcs_of
 from ..tcp.listening import Listening, listen
@@ -219,7 +215,7 @@ class _Listener:
             except MagnetarError:
                 connection.refused(cost)
                 raise
-        if not connection.is_known:
+        if not connection.patience.is_known:
             connection.admitted()
         return found
 
@@ -272,8 +268,8 @@ class _ServerConnection(Http2Connection[_Head]):
             Setting.MAX_FRAME_SIZE: FRAME_BYTES_MAX,
             Setting.MAX_HEADER_LIST_SIZE: HEADER_BYTES_MAX,
         })  # fmt: skip
-        self.be_patient(PATIENCE, PATIENCE_RATE / 100)
-        self.share = listener.share
+        self.patience.allow(PATIENCE, PATIENCE_RATE / 100)
+        self.patience.share = listener.share
         self._listener = listener
         self._last = 0
         self._greeting = b""
@@ -304,7 +300,7 @@ class _ServerConnection(Http2Connection[_Head]):
 
     def admitted(self) -> None:
         """Notes that a call of the connection was admitted, for the first time."""
-        self.be_patient(PATIENCE_KNOWN, PATIENCE_RATE)
+        self.patience.allow(PATIENCE_KNOWN, PATIENCE_RATE)
         self._listener.strangers.left(self)
 
     def was_lost(self, error: MagnetarError) -> None:
@@ -319,7 +315,7 @@ class _ServerConnection(Http2Connection[_Head]):
         self._greeting += view[:size]
         if not frames.PREFACE.startswith(self._greeting):
             if self._greeting[:4] in (b"GET ", b"POST", b"HEAD", b"PUT ", b"DELE", b"OPTI"):
-                self.write(_NOT_HTTP2)
+                self.out.write(_NOT_HTTP2)
             self.close(ConnectionLost(f"{self.peer} does not speak HTTP/2"))
             return view[:0]
         self.is_greeted = len(self._greeting) == len(frames.PREFACE)
@@ -331,7 +327,7 @@ class _ServerConnection(Http2Connection[_Head]):
     def looked(self, looks: int) -> None:
         if self.streams or self.calls:
             self._idle_since = looks
-        elif not self.is_known and looks >= STRANGER_LOOKS:
+        elif not self.patience.is_known and looks >= STRANGER_LOOKS:
             self.close(ConnectionLost(f"no call of {self.peer} was admitted in {STRANGER_LOOKS * LOOK_S:g} s"))
         elif looks - self._idle_since >= _IDLE_LOOKS:
             self.go_away()
@@ -341,17 +337,17 @@ class _ServerConnection(Http2Connection[_Head]):
         """Takes no more calls; those that are open go on."""
         if not self.is_draining:
             self.is_draining = True
-            self.write(frames.goaway(self._last, Code.NO_ERROR))
+            self.out.write(frames.goaway(self._last, Code.NO_ERROR))
 
     def refused(self, cost: int) -> None:
         """Charges for a call of the connection that was refused, whose header block has this cost."""
         try:
-            self.charge(REFUSED + cost)
+            self.patience.charge(REFUSED + cost)
         except frames.BrokenRules as error:
             self.break_off(error.code, str(error))
 
     def caller(self, authorization: str) -> Caller:
-        found: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        found: ssl.SSLObject | None = self.out.transport.get_extra_info("ssl_object")
         if found is not None and self._certificate is None:
             certificate = found.getpeercert(binary_form=True)
             self._certificate = ssl.DER_cert_to_PEM_cert(certificate).encode() if certificate else b""
@@ -363,18 +359,18 @@ class _ServerConnection(Http2Connection[_Head]):
         self._last = id_
         cost = self._decoder.cost
         if self.is_draining:
-            self.charge(1 + cost)
+            self.patience.charge(1 + cost)
             return  # the caller was told, and what follows of this stream is ignored
         if max(self.calls, len(self.streams)) >= CALLS_MAX:
-            self.charge(REFUSED + cost)
-            self.write(frames.rst_stream(id_, Code.REFUSED_STREAM))
+            self.patience.charge(REFUSED + cost)
+            self.out.write(frames.rst_stream(id_, Code.REFUSED_STREAM))
             return
         refusal = self._refusal(head)
         if refusal is not None:
-            self.charge(REFUSED + cost)
+            self.patience.charge(REFUSED + cost)
             self.open(stream := Http2Stream(), id_, has_head=True)
             stream.in_ended = ended
-            self.send_headers(stream, block(refusal), ends=True)
+            self.out.send_headers(stream, block(refusal), ends=True)
             if not ended:
                 self.reset(stream, Code.NO_ERROR)
             return
@@ -403,7 +399,7 @@ def _refuse(stream: Http2Stream, error: BaseException, *, begun: bool) -> None:
     trailers, connection = trailers_of(error), stream.connection
     if connection is None or stream.out_ended:
         return
-    connection.send_headers(stream, block(trailers if begun else [*_ANSWER, *trailers]), ends=True)
+    connection.out.send_headers(stream, block(trailers if begun else [*_ANSWER, *trailers]), ends=True)
     if stream.connection is not None:
         connection.reset(stream, Code.NO_ERROR)
 
@@ -430,7 +426,7 @@ class _UnaryCall(MessageStream):
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
         self.read(cost)
         if self._request and self.connection is not None:
-            self.connection.charge(REFUSED)
+            self.connection.patience.charge(REFUSED)
             self._stop(WrongProtocol("a unary call has one request"))
         else:
             self._request.append(data)
@@ -486,7 +482,7 @@ class _UnaryCall(MessageStream):
     async def _whole(self, connection: _ServerConnection) -> bytes | bytearray:
         """The request. ConnectionLost: it did not come, or not in time."""
         if self.connection is not None:
-            connection.open_window(self)
+            connection.window.open(self)
         limit_s = self._listener.access.limits.first_frame_s
         try:
             async with asyncio.timeout(limit_s):
@@ -516,20 +512,20 @@ class _UnaryCall(MessageStream):
         if connection is None:
             return
         message = prefix(len(data)) + data
-        if connection.fits(self, len(message)):
-            connection.send_whole(self, _ANSWER_BLOCK, message, _OK_BLOCK)
+        if connection.out.fits(self, len(message)):
+            connection.out.send_whole(self, _ANSWER_BLOCK, message, _OK_BLOCK)
         else:
-            connection.send_headers(self, _ANSWER_BLOCK, ends=False)
+            connection.out.send_headers(self, _ANSWER_BLOCK, ends=False)
             self._place = memoryview(message)  # its own place is free: the request is whole
             self.writable()
 
     def writable(self) -> None:
         connection = self.connection
         if connection is not None:
-            sent = connection.send_data(self, self._place)
+            sent = connection.out.send_data(self, self._place)
             self._place = self._place[sent:]
             if not self._place:
-                connection.send_headers(self, _OK_BLOCK, ends=True)
+                connection.out.send_headers(self, _OK_BLOCK, ends=True)
 
 
 # ---------------------------------------------------------------------------------- streams
@@ -567,7 +563,7 @@ class _ServerStream(GrpcStream):
             arrivals = self._listener.memory.arrivals
             window = arrivals.open_window(STREAM_WINDOW)
             held.callback(arrivals.close_window, window)
-            connection.open_window(self, window)
+            connection.window.open(self, window)
             self.window_opened()
             self._listener.streams.add(self, who.peer)
             try:
@@ -602,12 +598,12 @@ class _ServerStream(GrpcStream):
 
     def answer(self) -> None:
         if self.connection is not None:
-            self.connection.send_headers(self, _ANSWER_BLOCK, ends=False)
+            self.connection.out.send_headers(self, _ANSWER_BLOCK, ends=False)
 
     def drained_out(self) -> None:
         connection = self.connection
         if self._ending and connection is not None and not self.out_ended:
-            connection.send_headers(self, _OK_BLOCK if self._trailers is None else block(self._trailers), ends=True)
+            connection.out.send_headers(self, _OK_BLOCK if self._trailers is None else block(self._trailers), ends=True)
             if self.connection is not None:
                 connection.reset(self, Code.NO_ERROR)
             self.fail(ConnectionLost("the stream is over"))

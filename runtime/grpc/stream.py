@@ -31,8 +31,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
 from ...proto.varint import varint
-from ..access import CallerMemory
 from ..files import Buffer
+from ..memory.budget import CallerMemory
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream, Pieces
 from .envelope import (
     ITEMS_AT_ONCE,
@@ -160,7 +160,7 @@ class GrpcStream(MessageStream):
             if not self._leaving_bytes:
                 self._leaving_size, self._leaving = self._next_envelope()
                 self._leaving_bytes = PREFIX_BYTES + self._leaving_size
-            self._leaving_bytes -= connection.send_parts(self, self._leaving, self._leaving_bytes)
+            self._leaving_bytes -= connection.out.send_parts(self, self._leaving, self._leaving_bytes)
             if self._leaving_bytes or self._broken is not None:
                 return  # there is no room, or the stream broke meanwhile
             self.queued_bytes -= self._leaving_size
@@ -211,7 +211,7 @@ class GrpcStream(MessageStream):
             self._came.append(data)
             self._came_bytes += len(data)
         elif self.connection is not None:
-            self.connection.charge()
+            self.connection.patience.charge()
         self._came_cost += cost
         if not self._came or (self._closing and not self._reading):  # it is not read any more: the end has to come
             self._credit()

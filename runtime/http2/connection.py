@@ -8,16 +8,15 @@ given to the transport in the step that wrote it.
 message is read straight into the place that its stream names (`direct_room`).
 **Out.** `send_data` takes as much as the windows of the other end and the transport allow; a stream that waits for room
 gets `writable`.
-**Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`open_window`): so a
-stranger can make this process keep no more. Bytes that the service has read are credited (`consumed`).
+**Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`ReceiveWindow.open`): so
+a stranger can make this process keep no more. Bytes that the service has read are credited (`consumed`).
 **Slices.** A connection has SLICE_S of handling in a turn of the loop, however much the system hands over. What came
 beyond that waits (`_rest`), the socket is not read meanwhile, and the other connections have their turn.
 What is charged for more than CHARGED_A_TURN in a slice ends it, and the connection rests for REST_S: so a flood has a
 tenth of the loop, and the steps of an honest call have their turns between. At a server all that rest, and all whose
 callers are not known, have such a part together (runtime/tcp/share.py), however many they are.
 **Patience.** What carries nothing (pings, settings, window updates that no sent byte pays for, resets, empty DATA, …)
-and what is refused is charged (`charge`). A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with
-a call that was admitted; it grows by PATIENCE_RATE a second. Past it the connection ends: ENHANCE_YOUR_CALM.
+and what is refused is charged (patience.py). Past what this end takes the connection ends: ENHANCE_YOUR_CALM.
 **Liveness.** One timer looks every LOOK_S. It counts looks and not seconds: a process that was stopped blames no peer
 for the time that it did not see. Nothing came for SILENT_LOOKS: a PING; still nothing after DEAD_LOOKS: it is lost.
 `answers` pings on behalf of a service that wants to know earlier (client/connect/silence.py), and ends nothing.
@@ -30,7 +29,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import struct
 import threading
 from collections import deque
@@ -39,10 +37,11 @@ from typing import Any, Generic, TypeVar, cast
 
 from ...proto.errors import ConnectionLost, MagnetarError
 from ..files import Buffer
-from ..tcp.share import Share, Turn
+from ..tcp.share import Turn
 from . import frames
-from .frames import CONTINUATION, DATA, PADDED, BrokenRules, Code, Setting
-from .headers import HeaderDecoder
+from .frames import CONTINUATION, DATA, PADDED, BrokenRules, Code, Setting, unpadded
+from .headers import HEADER_BYTES_MAX, HeaderBlocks, HeaderDecoder
+from .patience import CHARGED_A_TURN, LIGHT, REFUSED, STRANGERS_TURN, FrameAllowance
 
 READ_BYTES = 256 << 10
 DIRECT_BYTES = 64 << 10
@@ -57,9 +56,6 @@ STREAM_WINDOW = 2 << 20
 CONNECTION_WINDOW = 16 << 20
 """Window of a server's connection with a stream that is read. A client takes all that its server sends (each stream has
 its own window), so that a stream that is not read holds up no other."""
-HEADER_BYTES_MAX = 32 << 10
-"""Most bytes of a header block, and of its decoded headers."""
-CONTINUATIONS_MAX = 16
 UNSENT_CONTROL_BYTES_MAX = 1 << 20
 """Most bytes that no window bounds and the other end does not read: headers, resets, answers to pings and settings.
 Above it, the connection is cut."""
@@ -78,27 +74,12 @@ SLICE_BYTES = 2 << 10
 CALL_S = 0.0001
 """Seconds of a slice that count for a call that begins: its task runs after the slice."""
 
-CHARGED_A_TURN = 100
-"""Frames that carry nothing: 0.15 ms. No honest connection sends so many at once."""
 REST_S = 0.002
 
-STRANGERS_TURN = 25
 STRANGERS_BYTES = 256
 """Bytes of the slice of a stranger that has waited, and between two looks at it: many wait."""
-LIGHT = 64
-"""Charge below which a stranger goes before the others: an honest one is charged about ten."""
-
-PATIENCE, PATIENCE_KNOWN = 500.0, 20_000.0
-"""Frames that carry nothing; handling one takes 1.5 µs. A client sends about ten before its first call is admitted."""
-PATIENCE_RATE = 2_000.0
-"""Growth of the patience a second, for a connection that is known: 0.3 % of the loop. A stranger's grows a hundred
-times slower: it has seconds at most."""
-REFUSED = 20
-"""Cost of a call that is refused, or reset before its end, in frames that carry nothing."""
 SMALL_DATA = 64
 """Bytes of DATA below which it costs more than it carries, before the stream's service reads it."""
-SMALL_UPDATE = 8
-"""Bytes of a window update below which it costs more than it carries."""
 
 LOOK_S = 2.5
 HANDSHAKE_LOOKS = 2
@@ -168,28 +149,275 @@ class Http2Stream:
         """Called when the stream is over: reset by the other end with `code`, or its connection is lost."""
 
 
+class Http2Output:
+    """What leaves on a connection: it gives frames to the transport, as far as that and the windows of the other end
+    allow. A stream that waits for room gets `writable`."""
+
+    __slots__ = (
+        "_connection", "_cutting", "blocked", "is_paused", "peer_frame", "peer_window", "send_left", "transport",
+    )  # fmt: skip
+
+    transport: asyncio.Transport
+
+    def __init__(self, connection: Http2Connection[Any]) -> None:
+        self._connection = connection
+        self.send_left = frames.WINDOW_DEFAULT
+        self.peer_window = frames.WINDOW_DEFAULT
+        self.peer_frame = frames.FRAME_DEFAULT
+        self.is_paused = False
+        self.blocked: dict[Http2Stream, None] = {}
+        self._cutting: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        """Writes a frame that no window bounds. A peer that makes us write it and does not read is cut, in a step of
+        its own: the caller may be in the middle of what it does to a stream."""
+        if self._connection.is_lost:
+            return
+        if self.is_paused and self._cutting is None and self.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            lost = ConnectionLost(f"{self._connection.peer} does not read the answers to what it asks")
+            self._cutting = self._connection.loop.call_soon(self._connection.abort, lost)
+        if self._cutting is None:
+            self.transport.write(data)
+
+    def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
+        """Sends headers. `data`: is sent in the same write, when the windows allow; the caller has asked `fits`."""
+        framed = frames.header_block(stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame)
+        if data:
+            stream.send_left -= len(data)
+            self.send_left -= len(data)
+            flags = frames.END_STREAM if ends else 0
+            framed += frames.header(len(data), DATA, flags, stream.id) + data
+        self.write(framed)
+        if ends:
+            self._connection.output_ended(stream)
+
+    def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
+        """Sends all that a stream sends, in one write; the caller has asked `fits`."""
+        id_, size = stream.id, len(data)
+        stream.send_left -= size
+        self.send_left -= size
+        self.write(b"".join((
+            frames.header_block(id_, head, 0, self.peer_frame), frames.header(size, DATA, 0, id_), data,
+            frames.header_block(id_, trailers, frames.END_STREAM, self.peer_frame),
+        )))  # fmt: skip
+        self._connection.output_ended(stream)
+
+    def fits(self, stream: Http2Stream, size: int) -> bool:
+        """Whether DATA of so many bytes may leave now, as one frame."""
+        return size <= min(stream.send_left, self.send_left, self.peer_frame) and not self.is_paused
+
+    def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
+        """Sends as much of it as there is room for, and returns how much; a stream with a rest gets `writable`. The end
+        goes with the last byte. `data` must not change afterwards."""
+        size, sent, id_ = len(data), 0, stream.id
+        while not self.is_paused and not self._connection.is_lost:
+            part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
+            if part <= 0 and (size - sent or not ends):
+                break
+            stream.send_left -= part
+            self.send_left -= part
+            last = ends and sent + part == size
+            head = frames.header(part, DATA, frames.END_STREAM if last else 0, id_)
+            if part <= JOINED_BYTES:
+                self.transport.write(head + data[sent : sent + part])
+            else:
+                self.transport.write(head)
+                self.transport.write(data[sent : sent + part])
+            sent += part
+            if sent == size:
+                if last:
+                    self._connection.output_ended(stream)
+                return sent
+        if sent < size or ends:
+            self._waits(stream, size - sent)
+        return sent
+
+    def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
+        """Sends parts like `send_data`, `size` bytes in all: what it sends is taken from `parts`, without a copy."""
+        sent, id_ = 0, stream.id
+        while not self.is_paused and not self._connection.is_lost:
+            left = part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
+            if part <= 0:
+                break
+            stream.send_left -= part
+            self.send_left -= part
+            leaving: list[Buffer] = [frames.HEADER.pack(part >> 8, part & 0xFF, DATA, 0, id_)]
+            while left:
+                first = parts[0]
+                if len(first) <= left:
+                    leaving.append(parts.popleft())
+                    left -= len(first)
+                else:
+                    view = memoryview(first)
+                    leaving.append(view[:left])
+                    parts[0], left = view[left:], 0
+            if part <= JOINED_BYTES:
+                self.transport.write(b"".join(leaving))
+            else:
+                self.transport.writelines(leaving)
+            sent += part
+            if sent == size:
+                return sent
+        self._waits(stream, size - sent)
+        return sent
+
+    def _waits(self, stream: Http2Stream, left: int) -> None:
+        """Lets a stream wait for room in its own window, or in the connection's and the transport; an end alone needs
+        no window."""
+        if left and stream.send_left <= 0:
+            stream.is_shut = True
+        else:
+            self.blocked[stream] = None
+
+    def unblock(self) -> None:
+        """Lets blocked streams write, in turn, as far as the connection has room: those whose own window is shut are
+        not among them."""
+        blocked = self.blocked
+        while blocked and not self.is_paused and self.send_left > 0 and not self._connection.is_lost:
+            stream = next(iter(blocked))
+            del blocked[stream]
+            stream.writable()
+
+    def windows_changed(self, change: int) -> None:
+        """Applies the windows once for all that one SETTINGS says: it may say it thousands of times, of a thousand
+        streams."""
+        self._connection.patience.charge(len(self._connection.streams) // 10)
+        for stream in list(self._connection.streams.values()):
+            stream.send_left += change
+            if stream.send_left > frames.WINDOW_MAX:
+                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
+            self.opened(stream)
+
+    def opened(self, stream: Http2Stream) -> None:
+        """Handles that the other end has opened the stream's window."""
+        if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
+            stream.is_shut = False
+            if self.is_paused or self.send_left <= 0:
+                self.blocked[stream] = None
+            else:
+                stream.writable()
+
+    def stop(self) -> None:
+        if self._cutting is not None:
+            self._cutting.cancel()
+        self.blocked.clear()
+
+
+class ReceiveWindow:
+    """The window of a connection for what comes, and how the windows of its streams are opened and credited."""
+
+    __slots__ = ("_connection", "left", "owed", "size")
+
+    def __init__(self, connection: Http2Connection[Any]) -> None:
+        self._connection = connection
+        self.size = self.left = frames.WINDOW_DEFAULT
+        self.owed = 0  # read, and not credited yet
+
+    def open(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
+        """Opens the window of a stream that the service reads: it gets this window, and the connection its whole one.
+        """
+        stream.is_read = True
+        if stream._window < window:
+            more, stream._window = window - stream._window, window
+            stream.receive_left += more
+            if not stream.in_ended:
+                self._connection.out.write(frames.window_update(stream.id, more))
+        self.open_whole()
+
+    def open_whole(self) -> None:
+        if self.size < CONNECTION_WINDOW:
+            more, self.size = CONNECTION_WINDOW - self.size, CONNECTION_WINDOW
+            self.left += more
+            self._connection.out.write(frames.window_update(0, more))
+
+    def consumed(self, stream: Http2Stream, size: int) -> None:
+        """Credits so many bytes of the stream that the service has read."""
+        stream.unread -= size
+        if not self._connection.credits_at_once:
+            self.owed += size
+            if self.owed * 4 >= self.size:
+                self.credit()
+        stream._owed += size
+        if stream._owed * 4 >= stream._window and not stream.in_ended and stream.connection is not None:
+            self._connection.out.write(frames.window_update(stream.id, stream._owed))
+            stream.receive_left += stream._owed
+            stream._owed = 0
+
+    def credit(self, size: int = 0) -> None:
+        self.owed += size
+        if self.owed * 4 >= self.size and not self._connection.is_lost:
+            self._connection.out.write(frames.window_update(0, self.owed))
+            self.left += self.owed
+            self.owed = 0
+
+
+class Liveness:
+    """Whether anything is received from the other end: one timer, which counts looks and not seconds."""
+
+    __slots__ = ("_answer", "_connection", "_looks", "_silent", "received", "timer")
+
+    def __init__(self, connection: Http2Connection[Any]) -> None:
+        self._connection = connection
+        self.received = False
+        self._silent = 0
+        self._looks = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self._answer: asyncio.Future[None] | None = None  # to a PING of `answers`
+
+    def look(self) -> None:
+        """Looks whether anything was received, and again in LOOK_S."""
+        connection = self._connection
+        self.timer = connection.loop.call_later(LOOK_S, self.look)
+        self._looks += 1
+        self._silent = 0 if self.received else self._silent + 1
+        self.received = False
+        if not connection.is_ready and self._looks >= HANDSHAKE_LOOKS:
+            connection.abort(ConnectionLost(f"{connection.peer} sent no settings in {HANDSHAKE_LOOKS * LOOK_S:g} s"))
+        elif self._silent == SILENT_LOOKS:
+            connection.out.write(frames.ping(b"magnetar"))
+        elif self._silent >= DEAD_LOOKS:
+            connection.abort(ConnectionLost(f"{connection.peer} answers no ping"))
+        else:
+            connection.looked(self._looks)
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the other end answers a PING in time, this one or an earlier one."""
+        if self._answer is None:
+            self._answer = self._connection.loop.create_future()
+        self._connection.out.write(frames.ping(b"magnetar"))
+        done, _ = await asyncio.wait((self._answer,), timeout=timeout_s)
+        return bool(done)
+
+    def ping_came(self, flags: int, id_: int, payload: bytes) -> None:
+        if id_ or len(payload) != 8:
+            raise BrokenRules(_size_error(not id_), "a PING that is none")
+        if not flags & frames.ACK:
+            self._connection.out.write(frames.ping(payload, frames.ACK))
+        elif self._answer is not None:
+            answer, self._answer = self._answer, None
+            answer.set_result(None)
+
+
 class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     """A connection of HTTP/2. `T`: what the service makes of a header block."""
 
     def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
         """Begins a connection. `first`: what is sent before the settings (a client's preface)."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._decoder = decoder
         self._first = first + frames.settings(settings)
-        self._transport: asyncio.Transport
         self.peer = "?"
         self.streams: dict[int, Http2Stream] = {}
         self.is_lost = False
         self.is_greeted = True  # a server's is not, until the client's preface has come
         self.is_ready = False  # the other end's settings are here
         self.lost_for: MagnetarError | None = None
-        # out
-        self._send_left = frames.WINDOW_DEFAULT
-        self._peer_window = frames.WINDOW_DEFAULT
-        self._peer_frame = frames.FRAME_DEFAULT
         self.peer_streams = frames.STREAM_MASK
-        self._paused = False
-        self._blocked: dict[Http2Stream, None] = {}
+        self.patience = FrameAllowance(self.loop)
+        self.out = Http2Output(self)
+        self.window = ReceiveWindow(self)
+        self.liveness = Liveness(self)
+        self._leaves: asyncio.TimerHandle | None = None  # what was written has so long to leave
         # in
         self._view = _buffer()
         self._partial = bytearray()  # of a frame that is not DATA, or of a header
@@ -198,35 +426,13 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self._data_ends = False
         self._data_stream: Http2Stream | None = None
         self._direct = False
-        self._window = self._receive_left = frames.WINDOW_DEFAULT
-        self._owed = 0
-        self._continued: tuple[int, int, bytearray] | None = None
-        self._continuations = 0
+        self._blocks = HeaderBlocks(self.patience)
         self._room = 0  # what `get_buffer` gave
         self._is_full = False  # the last read filled it: the system may hand over more in the same turn
         self._until = 0.0  # of the slice
         self._rest = memoryview(b"")  # came, and waits for a later turn
         self._ahead = b""  # of the padded DATA that is being taken: comes before `_rest`
         self._later: asyncio.Handle | Turn | None = None
-        # what carries nothing
-        self._patience = self._patience_max = math.inf  # a client has chosen its server
-        self._patience_rate = 0.0
-        self.is_known = True  # a call of it was admitted; or it is a server that this end has chosen
-        self._patience_since = self._loop.time()
-        self._charged = 0.0  # less CHARGED_A_TURN for each slice
-        self.share: Share | None = None  # of the port, whose connections are bounded together
-        self._drawn = 0  # charged to it
-        self._granted = 0  # by the other end: of the connection's window …
-        self._granted_streams = 0  # … and of all streams'
-        self._granted_most = 0  # more than was sent, of the connection's window …
-        self._granted_streams_most = 0  # … and of all streams'
-        # liveness
-        self._heard = False
-        self._silent = 0
-        self._looks = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._cutting: asyncio.Handle | None = None
-        self._answer: asyncio.Future[None] | None = None  # to a PING of `answers`
 
     # ------------------------------------------------------------------ for the ends
     def preface(self, view: memoryview) -> memoryview:
@@ -254,11 +460,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     # ------------------------------------------------------------------ asyncio's protocol
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        own = self.out.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        own.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self.peer = peer_of(transport)
-        self._transport.write(self._first)
-        self._timer = self._loop.call_later(LOOK_S, self._look)
+        own.write(self._first)
+        self.liveness.timer = self.loop.call_later(LOOK_S, self.liveness.look)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._data_left > DIRECT_BYTES and (stream := self._data_stream) is not None and stream.connection:
@@ -272,10 +478,10 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard = True
+        self.liveness.received = True
         if not self._is_full:
             self._until = perf_counter() + SLICE_S
-            self._charged = max(self._charged - CHARGED_A_TURN, 0.0)
+            self.patience.charged = max(self.patience.charged - CHARGED_A_TURN, 0.0)
         self._is_full = nbytes >= self._room
         try:
             if self._direct:
@@ -285,7 +491,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._data_left -= nbytes
                 stream.unread += nbytes
                 if self.credits_at_once:
-                    self._credit(nbytes)
+                    self.window.credit(nbytes)
                 stream.direct_came(nbytes)
                 if self._data_ends and not self._data_left:
                     self._data_ended()
@@ -293,7 +499,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 view = self._view[:nbytes]
                 if not self.is_greeted:
                     view = self.preface(view)
-                taken = 0 if not self.is_known and self._must_wait else self._take(view)
+                taken = 0 if not self.patience.is_known and self.patience.must_wait else self._take(view)
                 if (taken < len(view) or self._ahead) and not self.is_lost:
                     self._wait(memoryview(self._ahead + bytes(view[taken:])))
         except Exception as error:
@@ -304,30 +510,27 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def _wait(self, rest: memoryview) -> None:
         """Ends the slice: `rest` is taken in the next turn, and what comes after it is read then."""
         self._rest, self._ahead = rest, b""
-        if self._later is None and not self._transport.is_closing():
-            self._transport.pause_reading()
-        tired = self._charged >= CHARGED_A_TURN
-        self._later = self._rest_later() if tired or self._must_wait else self._loop.call_soon(self._go_on)
-
-    @property
-    def _must_wait(self) -> bool:
-        """Whether it is a stranger's, and all strangers of the port have used up what they have together."""
-        return not self.is_known and self.share is not None and self.share.is_spent
+        if self._later is None and not self.out.transport.is_closing():
+            self.out.transport.pause_reading()
+        tired = self.patience.charged >= CHARGED_A_TURN
+        self._later = self._rest_later() if tired or self.patience.must_wait else self.loop.call_soon(self._go_on)
 
     def _rest_later(self) -> asyncio.TimerHandle | Turn:
-        if self.share is None:
-            return self._loop.call_later(REST_S, self._go_on)
-        if self.is_known:
-            self.share.spend(CHARGED_A_TURN)  # of a stranger it is spent already
-        return self.share.later(self._go_on, is_light=self._drawn < LIGHT)
+        if self.patience.share is None:
+            return self.loop.call_later(REST_S, self._go_on)
+        if self.patience.is_known:
+            self.patience.share.spend(CHARGED_A_TURN)  # of a stranger it is spent already
+        return self.patience.share.later(self._go_on, is_light=self.patience.drawn < LIGHT)
 
     def _go_on(self) -> None:
         was_lost = self.is_lost  # it is looked at again below: setup.py
         if was_lost:
             return
-        self._heard = True  # what waits here has come
+        self.liveness.received = True  # what waits here has come
         self._until = perf_counter() + SLICE_S
-        self._charged = max(self._charged - CHARGED_A_TURN, 0.0 if self.is_known else CHARGED_A_TURN - STRANGERS_TURN)
+        patience = self.patience
+        least = 0.0 if patience.is_known else CHARGED_A_TURN - STRANGERS_TURN
+        patience.charged = max(patience.charged - CHARGED_A_TURN, least)
         rest = self._rest
         try:
             taken = self._take(rest)
@@ -340,8 +543,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             self._wait(memoryview(self._ahead + bytes(rest[taken:])) if self._ahead else rest[taken:])
             return
         self._rest, self._later, self._is_full = memoryview(b""), None, False
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        if not self.out.transport.is_closing():
+            self.out.transport.resume_reading()
 
     def _failed(self, error: Exception) -> None:
         if isinstance(error, BrokenRules):
@@ -354,26 +557,26 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._leaves is not None:
+            self._leaves.cancel()
         self._end(ConnectionLost(f"{self.peer}: the connection is lost" + (f": {exc}" if exc else "")))
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self.out.is_paused = True
 
     def resume_writing(self) -> None:
-        self._paused = False
-        self._unblock()
+        self.out.is_paused = False
+        self.out.unblock()
 
     # ------------------------------------------------------------------ in
     def _take(self, view: memoryview) -> int:
         """Takes what came, until the slice is over; returns how many bytes it took. `_ahead` comes before the rest."""
-        step = SLICE_BYTES if self.is_known else STRANGERS_BYTES
+        step = SLICE_BYTES if self.patience.is_known else STRANGERS_BYTES
         offset, end, look = 0, len(view), step
         unpack = frames.HEADER.unpack_from
         while offset < end and not self.is_lost:
             if offset >= look:
-                if perf_counter() >= self._until or self._charged >= CHARGED_A_TURN or self._must_wait:
+                if perf_counter() >= self._until or self.patience.charged >= CHARGED_A_TURN or self.patience.must_wait:
                     return offset
                 look = offset + step
             if self._data_left:
@@ -433,28 +636,28 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         return offset
 
     def _check_length(self, kind: int, length: int) -> None:
-        if kind == DATA and length > self._receive_left:  # padded: it is kept until it is whole
+        if kind == DATA and length > self.window.left:  # padded: it is kept until it is whole
             raise BrokenRules(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
         limit = FRAME_BYTES_MAX if kind == DATA else HEADER_BYTES_MAX if kind in _OF_HEADERS else CONTROL_BYTES_MAX
         if length > limit:
             raise BrokenRules(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}")
 
     def _data_begins(self, length: int, flags: int, id_: int, padding: int = 0) -> None:
-        if self._continued is not None:
+        if self._blocks.continued is not None:
             raise BrokenRules(Code.PROTOCOL_ERROR, "DATA within a header block")
         if not self.is_ready:
             raise BrokenRules(Code.PROTOCOL_ERROR, "DATA before SETTINGS")
         if length > FRAME_BYTES_MAX:
             raise BrokenRules(Code.FRAME_SIZE_ERROR, f"DATA of {length} bytes, more than {FRAME_BYTES_MAX}")
-        if length > self._receive_left:
+        if length > self.window.left:
             raise BrokenRules(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
-        self._receive_left -= length
+        self.window.left -= length
         stream = self.streams.get(id_)
         if stream is None:
             if not id_ or self.is_idle(id_):
                 raise BrokenRules(Code.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
-            if length < SMALL_DATA or not self.is_known:
-                self.charge()
+            if length < SMALL_DATA or not self.patience.is_known:
+                self.patience.charge()
         elif stream.in_ended:
             self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
             stream = None
@@ -464,11 +667,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         else:
             stream.receive_left -= length
             if length < SMALL_DATA and not ((length and stream.is_read) or flags & frames.END_STREAM):
-                self.charge()
+                self.patience.charge()
         self._data_stream, self._data_left = stream, length - padding
         self._data_ends = bool(flags & frames.END_STREAM)
         if padding:
-            self._credit(padding)
+            self.window.credit(padding)
             if stream is not None:
                 stream._owed += padding
         if self._data_ends and not self._data_left:
@@ -478,15 +681,16 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         """Returns how many of the `size` bytes the stream took."""
         stream, taken = self._data_stream, size
         if stream is None or stream.connection is None:
-            self._credit(size)
+            self.window.credit(size)
         else:
             stream.unread += size
             taken = stream.data_came(data)
             stream.unread -= size - taken
             if self.credits_at_once:
-                self._owed += taken
-                if self._owed * 4 >= self._window:
-                    self._credit()
+                window = self.window
+                window.owed += taken
+                if window.owed * 4 >= window.size:
+                    window.credit()
         self._data_left -= taken
         if self._data_ends and not self._data_left:
             self._data_ended()
@@ -505,17 +709,17 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         stream.input_ended()
 
     def _take_frame(self, kind: int, flags: int, id_: int, payload: bytes) -> None:
-        if self._continued is not None and kind != CONTINUATION:
+        if self._blocks.continued is not None and kind != CONTINUATION:
             raise BrokenRules(Code.PROTOCOL_ERROR, "another frame within a header block")
         if not self.is_ready and kind != frames.SETTINGS:
             raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         match kind:
             case frames.HEADERS:
-                self._take_headers(flags, id_, payload)
+                self._header_block(self._blocks.begin(flags, id_, payload))
             case frames.DATA:  # padded
-                data, padding = _unpadded(flags, payload)
+                data, padding = unpadded(flags, payload)
                 if padding and len(data) < SMALL_DATA:
-                    self.charge()
+                    self.patience.charge()
                 self._data_begins(len(payload), flags, id_, padding)
                 if data:
                     taken = self._take_data(memoryview(data), len(data))
@@ -523,63 +727,40 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             case frames.WINDOW_UPDATE:
                 self._take_window(id_, payload)
             case frames.PING:
-                self.charge()
-                self._take_ping(flags, id_, payload)
+                self.patience.charge()
+                self.liveness.ping_came(flags, id_, payload)
             case frames.SETTINGS:
-                self.charge(1 + len(payload) // 24)
+                self.patience.charge(1 + len(payload) // 24)
                 self._take_settings(flags, id_, payload)
             case frames.RST_STREAM:
                 self._take_reset(id_, payload)
             case frames.GOAWAY:
-                self.charge()
+                self.patience.charge()
                 if id_ or len(payload) < 8:
                     raise BrokenRules(_size_error(not id_), "a GOAWAY that is none")
                 last, code = struct.unpack_from("!II", payload)
                 self.went_away(last & frames.STREAM_MASK, code, payload[8:].decode("utf-8", "replace"))
             case frames.CONTINUATION:
-                self._take_continuation(flags, id_, payload)
+                self._header_block(self._blocks.go_on(flags, id_, payload))
             case frames.PRIORITY:
-                self.charge()
+                self.patience.charge()
                 if not id_ or len(payload) != 5:
                     raise BrokenRules(_size_error(id_), "a PRIORITY that is none")
             case frames.PUSH_PROMISE:
                 raise BrokenRules(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
             case _:
-                self.charge()  # a later kind (RFC 9113, 5.5)
+                self.patience.charge()  # a later kind (RFC 9113, 5.5)
 
-    def _take_headers(self, flags: int, id_: int, payload: bytes) -> None:
-        if not id_:
-            raise BrokenRules(Code.PROTOCOL_ERROR, "HEADERS without a stream")
-        block, _ = _unpadded(flags, payload)
-        if flags & frames.HAS_PRIORITY:
-            if len(block) < 5:
-                raise BrokenRules(Code.FRAME_SIZE_ERROR, "HEADERS without their priority")
-            block = block[5:]
-        if flags & frames.END_HEADERS:
-            self._header_block(flags, id_, block)
-        else:
-            self._continued, self._continuations = (id_, flags, bytearray(block)), 0
-
-    def _take_continuation(self, flags: int, id_: int, payload: bytes) -> None:
-        if self._continued is None or self._continued[0] != id_:
-            raise BrokenRules(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
-        _, first, block = self._continued
-        self._continuations += 1
-        self.charge()
-        if len(block) + len(payload) > HEADER_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
-            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes")
-        block += payload
-        if flags & frames.END_HEADERS:
-            self._continued = None
-            self._header_block(first, id_, bytes(block))
-
-    def _header_block(self, flags: int, id_: int, block: bytes) -> None:
+    def _header_block(self, whole: tuple[int, int, bytes] | None) -> None:
+        if whole is None:
+            return  # its continuations have to come
+        flags, id_, block = whole
         head = self._decoder.decode(block)  # also when no stream wants it: the decoder has state
         ended = bool(flags & frames.END_STREAM)
         stream = self.streams.get(id_)
         if stream is not None:
             if cost := self._decoder.cost:
-                self.charge(cost)
+                self.patience.charge(cost)
             if stream.in_ended:
                 self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end"))
                 return
@@ -592,23 +773,23 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 self._input_ended(stream)
         elif self.is_idle(id_):
             self._until -= CALL_S
-            if not self.is_known:
-                self._charged += REFUSED  # its task finds out later who calls
+            if not self.patience.is_known:
+                self.patience.charged += REFUSED  # its task finds out later who calls
             self.stream_opened(id_, head, ended)
         else:
-            self.charge(self._decoder.cost + REFUSED)
+            self.patience.charge(self._decoder.cost + REFUSED)
 
     def _take_window(self, id_: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise BrokenRules(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
         size = int.from_bytes(payload, "big") & frames.STREAM_MASK
-        self._charge_update(id_, size)
+        self.patience.charge_update(id_, size, self.out.send_left)
         if not id_:
-            self._send_left += size
-            if not size or self._send_left > frames.WINDOW_MAX:
+            self.out.send_left += size
+            if not size or self.out.send_left > frames.WINDOW_MAX:
                 code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
                 raise BrokenRules(code, "a window above its maximum, or an update by nothing")
-            self._unblock()
+            self.out.unblock()
             return
         stream = self.streams.get(id_)
         if stream is None:
@@ -620,31 +801,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
             self.reset(stream, code, ConnectionLost("the other end broke the rules of the stream's window"))
         else:
-            self._opened(stream)
-
-    def _charge_update(self, id_: int, size: int) -> None:
-        """Charges for window updates: an update gives back what was sent. One that grants more than any before, or
-        little, is charged."""
-        sent = frames.WINDOW_DEFAULT + self._granted - self._send_left
-        if id_:
-            self._granted_streams += size
-            more, most = self._granted_streams - sent, self._granted_streams_most
-            self._granted_streams_most = max(most, more)
-        else:
-            self._granted += size
-            more, most = self._granted - sent, self._granted_most
-            self._granted_most = max(most, more)
-        if size < SMALL_UPDATE or more > most:
-            self.charge()
-
-    def _take_ping(self, flags: int, id_: int, payload: bytes) -> None:
-        if id_ or len(payload) != 8:
-            raise BrokenRules(_size_error(not id_), "a PING that is none")
-        if not flags & frames.ACK:
-            self.write(frames.ping(payload, frames.ACK))
-        elif self._answer is not None:
-            answer, self._answer = self._answer, None
-            answer.set_result(None)
+            self.out.opened(stream)
 
     def _take_settings(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) % 6 or (flags & frames.ACK and payload):
@@ -653,53 +810,34 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             if not self.is_ready:
                 raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
             return
-        window = self._peer_window
+        window = self.out.peer_window
         for key, value in struct.iter_unpack("!HI", payload):
             self._set(key, value)
-        self.write(frames.SETTINGS_ACK)  # first: from there on the other end counts with the new windows
+        self.out.write(frames.SETTINGS_ACK)  # first: from there on the other end counts with the new windows
         self.is_ready = True
-        if self._peer_window != window:
-            self._windows_changed(self._peer_window - window)
+        if self.out.peer_window != window:
+            self.out.windows_changed(self.out.peer_window - window)
         self.settings_came()
 
     def _set(self, key: int, value: int) -> None:
         if key == Setting.INITIAL_WINDOW_SIZE:
             if value > frames.WINDOW_MAX:
                 raise BrokenRules(Code.FLOW_CONTROL_ERROR, "an initial window above its maximum")
-            self._peer_window = value
+            self.out.peer_window = value
         elif key == Setting.MAX_FRAME_SIZE:
             if not frames.FRAME_DEFAULT <= value <= frames.FRAME_MAX:
                 raise BrokenRules(Code.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
-            self._peer_frame = min(value, FRAME_BYTES_MAX)
+            self.out.peer_frame = min(value, FRAME_BYTES_MAX)
         elif key == Setting.MAX_CONCURRENT_STREAMS:
             self.peer_streams = value
         elif key == Setting.ENABLE_PUSH and value > 1:
             raise BrokenRules(Code.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
 
-    def _windows_changed(self, change: int) -> None:
-        """Applies the windows once for all that one SETTINGS says: it may say it thousands of times, of a thousand
-        streams."""
-        self.charge(len(self.streams) // 10)
-        for stream in list(self.streams.values()):
-            stream.send_left += change
-            if stream.send_left > frames.WINDOW_MAX:
-                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
-            self._opened(stream)
-
-    def _opened(self, stream: Http2Stream) -> None:
-        """Handles that the other end has opened the stream's window."""
-        if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
-            stream.is_shut = False
-            if self._paused or self._send_left <= 0:
-                self._blocked[stream] = None
-            else:
-                stream.writable()
-
     def _take_reset(self, id_: int, payload: bytes) -> None:
         if not id_ or len(payload) != 4:
             raise BrokenRules(_size_error(id_), "an RST_STREAM that is none")
         stream = self.streams.get(id_)
-        self.charge(REFUSED if stream is not None else 1)
+        self.patience.charge(REFUSED if stream is not None else 1)
         if stream is not None:
             code = int.from_bytes(payload, "big")
             self._forget(stream)
@@ -707,189 +845,15 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         elif self.is_idle(id_):
             raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
-    # ------------------------------------------------------------------ patience
-    def be_patient(self, most: float, rate: float) -> None:
-        """Sets the patience: from now on `most` frames that carry nothing are taken at once, and `rate` more a second.
-        """
-        self._patience = self._patience_max = most
-        self._patience_rate, self._patience_since = rate, self._loop.time()
-        self.is_known = most > PATIENCE
-
-    def charge(self, frames_: int = 1) -> None:
-        """Charges for what costs as much as so many frames that carry nothing. BrokenRules: it was too much."""
-        if self._patience_max == math.inf:
-            return
-        self._charged += frames_
-        self._patience -= frames_
-        if not self.is_known and self.share is not None:
-            self._drawn += frames_
-            self.share.spend(frames_)
-        if self._patience < 0:
-            now = self._loop.time()
-            more = (now - self._patience_since) * self._patience_rate
-            self._patience_since = now
-            self._patience = min(self._patience + more, self._patience_max)
-            if self._patience < 0:
-                raise BrokenRules(Code.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing")
-
-    # ------------------------------------------------------------------ windows
-    def open_window(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
-        """Opens the window of a stream that the service reads: it gets this window, and the connection its whole one.
-        """
-        stream.is_read = True
-        if stream._window < window:
-            more, stream._window = window - stream._window, window
-            stream.receive_left += more
-            if not stream.in_ended:
-                self.write(frames.window_update(stream.id, more))
-        self.open_whole_window()
-
-    def open_whole_window(self) -> None:
-        if self._window < CONNECTION_WINDOW:
-            more, self._window = CONNECTION_WINDOW - self._window, CONNECTION_WINDOW
-            self._receive_left += more
-            self.write(frames.window_update(0, more))
-
-    def consumed(self, stream: Http2Stream, size: int) -> None:
-        """Credits so many bytes of the stream that the service has read."""
-        stream.unread -= size
-        if not self.credits_at_once:
-            self._owed += size
-            if self._owed * 4 >= self._window:
-                self._credit()
-        stream._owed += size
-        if stream._owed * 4 >= stream._window and not stream.in_ended and stream.connection is not None:
-            self.write(frames.window_update(stream.id, stream._owed))
-            stream.receive_left += stream._owed
-            stream._owed = 0
-
-    def _credit(self, size: int = 0) -> None:
-        self._owed += size
-        if self._owed * 4 >= self._window and not self.is_lost:
-            self.write(frames.window_update(0, self._owed))
-            self._receive_left += self._owed
-            self._owed = 0
-
-    def _unblock(self) -> None:
-        """Lets blocked streams write, in turn, as far as the connection has room: those whose own window is shut are
-        not among them."""
-        blocked = self._blocked
-        while blocked and not self._paused and self._send_left > 0 and not self.is_lost:
-            stream = next(iter(blocked))
-            del blocked[stream]
-            stream.writable()
-
-    # ------------------------------------------------------------------ out
-    def write(self, data: bytes) -> None:
-        """Writes a frame that no window bounds. A peer that makes us write it and does not read is cut, in a step of
-        its own: the caller may be in the middle of what it does to a stream."""
-        if self.is_lost:
-            return
-        if self._paused and self._cutting is None and self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            lost = ConnectionLost(f"{self.peer} does not read the answers to what it asks")
-            self._cutting = self._loop.call_soon(self.abort, lost)
-        if self._cutting is None:
-            self._transport.write(data)
-
     def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
         """Opens a stream. `has_head`: the other end opened it."""
         stream.connection, stream.id, stream.has_head = self, id_, has_head
         stream._window = stream.receive_left = self.stream_window
         stream.is_read = self.credits_at_once
-        stream.send_left = self._peer_window
+        stream.send_left = self.out.peer_window
         self.streams[id_] = stream
 
-    def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
-        """Sends headers. `data`: is sent in the same write, when the windows allow; the caller has asked `fits`."""
-        framed = frames.header_block(stream.id, block, frames.END_STREAM if ends and not data else 0, self._peer_frame)
-        if data:
-            stream.send_left -= len(data)
-            self._send_left -= len(data)
-            flags = frames.END_STREAM if ends else 0
-            framed += frames.header(len(data), DATA, flags, stream.id) + data
-        self.write(framed)
-        if ends:
-            self._output_ended(stream)
-
-    def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
-        """Sends all that a stream sends, in one write; the caller has asked `fits`."""
-        id_, size = stream.id, len(data)
-        stream.send_left -= size
-        self._send_left -= size
-        self.write(b"".join((
-            frames.header_block(id_, head, 0, self._peer_frame), frames.header(size, DATA, 0, id_), data,
-            frames.header_block(id_, trailers, frames.END_STREAM, self._peer_frame),
-        )))  # fmt: skip
-        self._output_ended(stream)
-
-    def fits(self, stream: Http2Stream, size: int) -> bool:
-        """Whether DATA of so many bytes may leave now, as one frame."""
-        return size <= min(stream.send_left, self._send_left, self._peer_frame) and not self._paused
-
-    def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
-        """Sends as much of it as there is room for, and returns how much; a stream with a rest gets `writable`. The end
-        goes with the last byte. `data` must not change afterwards."""
-        size, sent, id_ = len(data), 0, stream.id
-        while not self._paused and not self.is_lost:
-            part = min(size - sent, stream.send_left, self._send_left, self._peer_frame)
-            if part <= 0 and (size - sent or not ends):
-                break
-            stream.send_left -= part
-            self._send_left -= part
-            last = ends and sent + part == size
-            head = frames.header(part, DATA, frames.END_STREAM if last else 0, id_)
-            if part <= JOINED_BYTES:
-                self._transport.write(head + data[sent : sent + part])
-            else:
-                self._transport.write(head)
-                self._transport.write(data[sent : sent + part])
-            sent += part
-            if sent == size:
-                if last:
-                    self._output_ended(stream)
-                return sent
-        if sent < size or ends:
-            self._waits(stream, size - sent)
-        return sent
-
-    def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
-        """Sends parts like `send_data`, `size` bytes in all: what it sends is taken from `parts`, without a copy."""
-        sent, id_ = 0, stream.id
-        while not self._paused and not self.is_lost:
-            left = part = min(size - sent, stream.send_left, self._send_left, self._peer_frame)
-            if part <= 0:
-                break
-            stream.send_left -= part
-            self._send_left -= part
-            leaving: list[Buffer] = [frames.HEADER.pack(part >> 8, part & 0xFF, DATA, 0, id_)]
-            while left:
-                first = parts[0]
-                if len(first) <= left:
-                    leaving.append(parts.popleft())
-                    left -= len(first)
-                else:
-                    view = memoryview(first)
-                    leaving.append(view[:left])
-                    parts[0], left = view[left:], 0
-            if part <= JOINED_BYTES:
-                self._transport.write(b"".join(leaving))
-            else:
-                self._transport.writelines(leaving)
-            sent += part
-            if sent == size:
-                return sent
-        self._waits(stream, size - sent)
-        return sent
-
-    def _waits(self, stream: Http2Stream, left: int) -> None:
-        """Lets a stream wait for room in its own window, or in the connection's and the transport; an end alone needs
-        no window."""
-        if left and stream.send_left <= 0:
-            stream.is_shut = True
-        else:
-            self._blocked[stream] = None
-
-    def _output_ended(self, stream: Http2Stream) -> None:
+    def output_ended(self, stream: Http2Stream) -> None:
         stream.out_ended = True
         if stream.in_ended:
             self._forget(stream)
@@ -898,20 +862,20 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         """Ends the stream at once. With `error` it is `lost` for that, which the other end did."""
         if stream.connection is None:
             return
-        self.write(frames.rst_stream(stream.id, code))
+        self.out.write(frames.rst_stream(stream.id, code))
         self._forget(stream)
         if error is not None:
             stream.lost(error, None)
-            self.charge(REFUSED)
+            self.patience.charge(REFUSED)
 
     def _forget(self, stream: Http2Stream) -> None:
         stream.connection = None
         self.streams.pop(stream.id, None)
-        self._blocked.pop(stream, None)
+        self.out.blocked.pop(stream, None)
         if self._data_stream is stream and not self._data_left:
             self._data_stream = None  # it would stay in memory until other data comes
         if not self.credits_at_once:
-            self._credit(stream.unread)
+            self.window.credit(stream.unread)
         stream.unread = 0
         self.stream_forgotten()
 
@@ -921,7 +885,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if self.is_lost:
             return
         _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
-        self.write(frames.goaway(max(self.streams, default=0), code, text))
+        self.out.write(frames.goaway(max(self.streams, default=0), code, text))
         self._end(ConnectionLost(f"{self.peer}: {text}"))
         self._let_leave()
 
@@ -933,47 +897,38 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def _let_leave(self) -> None:
         """Closes the transport. What was written has LEAVE_S to leave; of a peer that reads nothing it would stay."""
-        if self._paused:
-            self._transport.abort()
+        if self.out.is_paused:
+            self.out.transport.abort()
             return
-        self._transport.close()
-        if self._transport.get_write_buffer_size():
-            self._timer = self._loop.call_later(LEAVE_S, self._transport.abort)
+        self.out.transport.close()
+        if self.out.transport.get_write_buffer_size():
+            self._leaves = self.loop.call_later(LEAVE_S, self.out.transport.abort)
 
     def abort_now(self) -> None:
         """Gives up an attempt to connect: there may be no transport yet."""
-        if hasattr(self, "_transport"):
+        if hasattr(self.out, "transport"):
             self.abort(ConnectionLost("the attempt to connect was given up"))
 
     def abort(self, error: MagnetarError) -> None:
         if not self.is_lost:
             self._end(error)
-            self._transport.abort()
+            self.out.transport.abort()
 
     def _end(self, error: MagnetarError) -> None:
         if self.is_lost:
             return
         self.is_lost, self.lost_for = True, error
-        if self._timer is not None:
-            self._timer.cancel()
-        for waiting in (self._cutting, self._later):
-            if waiting is not None:
-                waiting.cancel()
+        if self.liveness.timer is not None:
+            self.liveness.timer.cancel()
+        if self._later is not None:
+            self._later.cancel()
         self._rest = memoryview(b"")
-        self._blocked.clear()
+        self.out.stop()
         streams, self.streams = list(self.streams.values()), {}
         for stream in streams:
             stream.connection = None
             stream.lost(error, None)
         self.was_lost(error)
-
-    async def answers(self, timeout_s: float) -> bool:
-        """Whether the other end answers a PING in time, this one or an earlier one."""
-        if self._answer is None:
-            self._answer = self._loop.create_future()
-        self.write(frames.ping(b"magnetar"))
-        done, _ = await asyncio.wait((self._answer,), timeout=timeout_s)
-        return bool(done)
 
     def check(self) -> None:
         """Checks that the windows are conserved: what the other end may send, what came and is not credited, and what
@@ -982,27 +937,13 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             return
         coming, of = self._data_left, self._data_stream
         unread = 0 if self.credits_at_once else sum(stream.unread for stream in self.streams.values())
-        found = self._receive_left + self._owed + unread + coming
-        assert found == self._window, f"the connection's window of {self._window} bytes has {found}"
+        found = self.window.left + self.window.owed + unread + coming
+        assert found == self.window.size, f"the connection's window of {self.window.size} bytes has {found}"
         for id_, stream in self.streams.items():
             found = stream.receive_left + stream._owed + stream.unread + (coming if stream is of else 0)
             assert found == stream._window, f"the window of {stream._window} bytes of stream {id_} has {found}"
             assert min(stream.receive_left, stream._owed, stream.unread) >= 0, f"a window of stream {id_} is overdrawn"
-        assert self._blocked.keys() <= set(self.streams.values()), "what waits for room is open"
-
-    def _look(self) -> None:
-        self._timer = self._loop.call_later(LOOK_S, self._look)
-        self._looks += 1
-        self._silent = 0 if self._heard else self._silent + 1
-        self._heard = False
-        if not self.is_ready and self._looks >= HANDSHAKE_LOOKS:
-            self.abort(ConnectionLost(f"{self.peer} sent no settings in {HANDSHAKE_LOOKS * LOOK_S:g} s"))
-        elif self._silent == SILENT_LOOKS:
-            self.write(frames.ping(b"magnetar"))
-        elif self._silent >= DEAD_LOOKS:
-            self.abort(ConnectionLost(f"{self.peer} answers no ping"))
-        else:
-            self.looked(self._looks)
+        assert self.out.blocked.keys() <= set(self.streams.values()), "what waits for room is open"
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
@@ -1018,13 +959,3 @@ _OF_HEADERS = (frames.HEADERS, CONTINUATION)
 def _size_error(has_its_stream: object) -> Code:
     """Returns the code for a frame that is on the wrong stream, or has the wrong length."""
     return Code.FRAME_SIZE_ERROR if has_its_stream else Code.PROTOCOL_ERROR
-
-
-def _unpadded(flags: int, payload: bytes) -> tuple[bytes, int]:
-    """The payload without its padding, and how many bytes that had with its length."""
-    if not flags & PADDED:
-        return payload, 0
-    if not payload or payload[0] >= len(payload):
-        raise BrokenRules(Code.PROTOCOL_ERROR, "more padding than payload")
-    padding = payload[0]
-    return payload[1 : len(payload) - padding], padding + 1

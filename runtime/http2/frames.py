@@ -109,3 +109,13 @@ def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes
     framed += [header(len(part), CONTINUATION, 0, stream) + part for part in parts[1:-1]]
     framed.append(header(len(parts[-1]), CONTINUATION, END_HEADERS, stream) + parts[-1])
     return b"".join(framed)
+
+
+def unpadded(flags: int, payload: bytes) -> tuple[bytes, int]:
+    """The payload without its padding, and how many bytes that had with its length."""
+    if not flags & PADDED:
+        return payload, 0
+    if not payload or payload[0] >= len(payload):
+        raise BrokenRules(Code.PROTOCOL_ERROR, "more padding than payload")
+    padding = payload[0]
+    return payload[1 : len(payload) - padding], padding + 1

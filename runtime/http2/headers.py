@@ -17,12 +17,16 @@ from typing import Generic, NamedTuple, TypeVar
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
-from . import huffman
-from .frames import BrokenRules, Code
+from . import frames, huffman
+from .frames import BrokenRules, Code, unpadded
+from .patience import FrameAllowance
 
 Header = tuple[bytes, bytes]
 T = TypeVar("T")
 
+HEADER_BYTES_MAX = 32 << 10
+"""Most bytes of a header block, and of its decoded headers."""
+CONTINUATIONS_MAX = 16
 SIZE_UPDATES_MAX = 2
 """Most size updates of the dynamic table in one block (RFC 7541, 4.2: the smallest size, and the last one)."""
 FIELDS_MAX = 256
@@ -200,3 +204,43 @@ class HeaderDecoder(Generic[T]):
             if left < 0:
                 raise OversizedHeaderListError("more headers than are taken")
         return found
+
+
+class HeaderBlocks:
+    """The header block that comes on a connection: at most one at a time, in one frame or several."""
+
+    __slots__ = ("_continuations", "_patience", "continued")
+
+    def __init__(self, patience: FrameAllowance) -> None:
+        self._patience = patience
+        self.continued: tuple[int, int, bytearray] | None = None  # stream, flags, and what of it has come
+        self._continuations = 0
+
+    def begin(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
+        """Takes HEADERS. Returns (flags, stream, block) when it is whole; None: its continuations have to come."""
+        if not id_:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "HEADERS without a stream")
+        block, _ = unpadded(flags, payload)
+        if flags & frames.HAS_PRIORITY:
+            if len(block) < 5:
+                raise BrokenRules(Code.FRAME_SIZE_ERROR, "HEADERS without their priority")
+            block = block[5:]
+        if flags & frames.END_HEADERS:
+            return flags, id_, block
+        self.continued, self._continuations = (id_, flags, bytearray(block)), 0
+        return None
+
+    def go_on(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
+        """Takes a CONTINUATION, as `begin`."""
+        if self.continued is None or self.continued[0] != id_:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
+        _, first, block = self.continued
+        self._continuations += 1
+        self._patience.charge()
+        if len(block) + len(payload) > HEADER_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
+            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes")
+        block += payload
+        if flags & frames.END_HEADERS:
+            self.continued = None
+            return first, id_, bytes(block)
+        return None

@@ -45,7 +45,6 @@ from ...proto.errors import (
     WrongIdentity,
     WrongProtocol,
 )
-from ..access import CLEAR, KeyPair, PeerCalling
 from ..clock import Clock
 from ..files import Buffer
 from ..network import Asker, Endpoint, Reply
@@ -53,6 +52,7 @@ from ..tasks import Tasks
 from .envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, WrongMagic, encode
 from .greeting import mechanism_of
 from .in_flight import Awaiting, InFlight
+from .keys import CLEAR, KeyPair, PeerCalling
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, Context, Wire, address
 

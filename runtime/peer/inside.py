@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
-from ..access import CLEAR, LOCAL, PeerCalling, PeerListening, Principal
+from ..access import LOCAL, Principal
 from ..clock import Clock
 from ..files import Buffer
 from ..network import (
@@ -42,6 +42,7 @@ from ..network import (
     Reply,
 )
 from .in_flight import Awaiting, InFlight
+from .keys import CLEAR, PeerCalling, PeerListening
 from .outbox import ITEM_BYTES, QUEUE_BYTES_MAX
 from .sockets import TURN_BYTES
 

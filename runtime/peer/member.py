@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..access import CLEAR, NOTHING, OPEN, CallerAccess, ListenerAccess, PeerCalling, PeerListening
+from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess
 from ..network import Channel, Endpoint, Network, Peer, PeerService, PeerServing, Serving
+from .keys import CLEAR, PeerCalling, PeerListening
 
 
 class MemberNetwork:

@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...proto.errors import Busy
-from ..access import LOCAL, PeerListening, Principal
+from ..access import LOCAL, Principal
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
 from .accepted import Accepted
 from .envelope import IDENTITY_BYTES, EnvelopeKind, WrongMagic, encode, refuse
+from .keys import PeerListening
 from .outbox import Outbox, bytes_of
 from .sockets import MULTIPARTS_PER_TURN, TURN_BYTES, Context, Wire, address
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...proto.errors import InvalidConfiguration
-from ..access import NO_KEY, KeyPair, PeerListening
 from ..files import Buffer
 from ..network import MESSAGE_BYTES_MAX, Endpoint
 from .envelope import Envelope, Malformed, WrongMagic, decode
+from .keys import NO_KEY, KeyPair, PeerListening
 from .zap import ZAP_ENDPOINT, Admission
 
 if TYPE_CHECKING:

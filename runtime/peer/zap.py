@@ -17,8 +17,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from ...proto.errors import MagnetarError
-from ..access import PeerGate
 from ..tasks import Tasks
+from .keys import PeerGate
 
 if TYPE_CHECKING:
     import zmq

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...proto.errors import ConnectionLost, MagnetarError
 from ..access import Caller, Guard
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room
 from ..tasks import Tasks
-from .wires import End, Owner, Wires
+from .wires import End, Wires
+
+if TYPE_CHECKING:
+    from .world import SimProcess
 
 WINDOW_BYTES = 1 << 20
 """Bytes in transit or unread in one direction."""
@@ -130,7 +133,7 @@ class SimByteServing:
     is_encrypted = False
 
     def __init__(
-        self, wires: Wires, owner: Owner, endpoint: Endpoint, service: ByteService, guard: Guard | None = None
+        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, service: ByteService, guard: Guard | None = None
     ) -> None:
         self.owner = owner
         self._guard = guard

@@ -13,7 +13,7 @@ import hashlib
 import random
 
 from ...proto.errors import MagnetarError
-from ..access import KeyPair, PeerCalling, PeerListening
+from ..peer.keys import KeyPair, PeerCalling, PeerListening
 
 HELLO, WELCOME, REFUSED = b"HELLO", b"WELCOME", b"REFUSED"
 

@@ -25,26 +25,17 @@ import selectors
 from asyncio import events
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .trace import Trace
+
+if TYPE_CHECKING:
+    from .world import SimProcess
 
 T = TypeVar("T")
 
 
-class Process(Protocol):
-    """The owner of a step, as the loop knows it."""
-
-    alive: bool
-    held: list[events.Handle] | None
-    """Steps of a stopped process since then; None: it is not stopped."""
-
-    def adopt(self, task: SimTask[Any]) -> None:
-        """Keeps the task, so that it is not collected when the process dies."""
-        ...
-
-
-PROCESS: ContextVar[Process | None] = ContextVar("magnetar_process", default=None)
+PROCESS: ContextVar[SimProcess | None] = ContextVar("magnetar_process", default=None)
 
 CLOCK_RESOLUTION_S = 1e-9
 """Least resolution of the clock. It is two steps of its floating point number where that is more, after years: a due
@@ -68,7 +59,7 @@ class SimTask(asyncio.Task[T]):
 
     _serials = 0
     serial: int
-    process: Process | None
+    process: SimProcess | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SimTask[T]:
         task = super().__new__(cls)

@@ -7,34 +7,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from ..access import (
-    CLEAR,
-    NOTHING,
-    OPEN,
-    CallerAccess,
-    KeyPair,
-    ListenerAccess,
-    PeerCalling,
-    PeerListening,
-    TlsFiles,
-)
+from ..access import NOTHING, OPEN, CallerAccess, ListenerAccess, TlsFiles
 from ..clock import Clock
 from ..network import ByteService, Endpoint, PeerService
+from ..peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
 from . import keys
 from .byte_streams import SimByteServing, SimByteStream
 from .files import DeadProcess
 from .peer_server import SimPeerServer
 from .peers import SimPeer
 from .rpc import SimChannel, SimServing
-from .wires import Owner, Wires
+from .wires import Wires
+
+if TYPE_CHECKING:
+    from .world import SimProcess
 
 
 class SimNetwork:
     """The network of a simulated process. When the process is dead, any use raises DeadProcess."""
 
     def __init__(
-        self, wires: Wires, owner: Owner, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
+        self, wires: Wires, owner: SimProcess, clock: Clock, is_alive: Callable[[], bool], rng: random.Random
     ) -> None:
         self._wires = wires
         self._owner = owner

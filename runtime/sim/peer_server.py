@@ -8,15 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ..access import LOCAL, PeerListening, Principal
+from ..access import LOCAL, Principal
 from ..files import Buffer
 from ..network import SLOW_S, Endpoint, PeerService
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, encode, refuse
+from ..peer.keys import PeerListening
 from ..tasks import Tasks
 from . import keys
 from .peers import PeerItem, batches, decoded
-from .wires import End, Owner, Wires
+from .wires import End, Wires
+
+if TYPE_CHECKING:
+    from .world import SimProcess
 
 
 class SimRequest:
@@ -50,7 +55,7 @@ class SimPeerServer:
     """A listener of peers. `owner` is the process that serves."""
 
     def __init__(
-        self, wires: Wires, owner: Owner, endpoint: Endpoint, identity: bytes, service: PeerService,
+        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, identity: bytes, service: PeerService,
         access: PeerListening | None = None,
     ) -> None:  # fmt: skip
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"

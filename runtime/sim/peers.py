@@ -13,14 +13,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ...proto import errors
-from ..access import CLEAR, PeerCalling
 from ..files import Buffer
 from ..network import COALESCE_BYTES, Asker, Endpoint, Reply, pass_on
 from ..peer.envelope import IDENTITY_BYTES, Envelope, EnvelopeKind, decode, encode
+from ..peer.keys import CLEAR, PeerCalling
 from . import keys
-from .wires import End, Owner, Wires
+from .wires import End, Wires
+
+if TYPE_CHECKING:
+    from .world import SimProcess
 
 RECONNECT_S = 0.05
 RECONNECT_MAX_S = 1.0
@@ -32,7 +36,7 @@ class SimPeer:
     """The client end (`runtime.network.Peer`)."""
 
     def __init__(
-        self, wires: Wires, owner: Owner, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR
+        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, identity: bytes, access: PeerCalling = CLEAR
     ) -> None:
         assert len(identity) == IDENTITY_BYTES, f"an identity has {IDENTITY_BYTES} bytes, not {len(identity)}"
         self._wires = wires

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...proto import errors
 from ...proto import wire_pb2 as wire
@@ -35,7 +35,10 @@ from ..network import (
     rpcs_of,
 )
 from .streams import SimStream
-from .wires import End, Owner, Wires
+from .wires import End, Wires
+
+if TYPE_CHECKING:
+    from .world import SimProcess
 
 
 def _error_bytes(error: BaseException) -> bytes:
@@ -50,7 +53,7 @@ class SimChannel:
     """A `runtime.network.Channel` over simulated cables."""
 
     def __init__(
-        self, wires: Wires, owner: Owner, endpoint: Endpoint, authorization: Callable[[], str] | None = None
+        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, authorization: Callable[[], str] | None = None
     ) -> None:
         self._wires = wires
         self._authorization = authorization or str
@@ -196,7 +199,7 @@ class SimServing:
     """A listener of gRPC (`runtime.network.Serving`). `owner` is the process that serves."""
 
     def __init__(
-        self, wires: Wires, owner: Owner, endpoint: Endpoint, services: Sequence[tuple[str, object]],
+        self, wires: Wires, owner: SimProcess, endpoint: Endpoint, services: Sequence[tuple[str, object]],
         guard: Guard | None, clock: Clock,
     ) -> None:  # fmt: skip
         self.owner = owner

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError, Message
 
@@ -23,7 +23,10 @@ from ...proto import errors
 from ...proto import wire_pb2 as wire
 from ...proto.varint import varint
 from ..network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream, Pieces
-from .wires import End, Owner
+from .wires import End
+
+if TYPE_CHECKING:
+    from .world import SimProcess
 
 WINDOW_BYTES = 4 << 20
 """Bytes in transit or unread in one direction of a stream (HTTP/2's window)."""
@@ -39,7 +42,7 @@ class SimStream:
     they are taken; an item may be given as its bytes.
     """
 
-    def __init__(self, envelope: type[Message], path: str, owner: Owner, *, is_client: bool) -> None:
+    def __init__(self, envelope: type[Message], path: str, owner: SimProcess, *, is_client: bool) -> None:
         self._envelope = envelope
         self.path = path
         self._owner = owner

@@ -21,14 +21,16 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...proto import errors
 from ..network import Endpoint
 from .loop import VirtualLoop
 from .trace import Trace
+
+if TYPE_CHECKING:
+    from .world import SimProcess
 
 DIAL_TIMEOUT_S = 20.0
 """Seconds after which a connection attempt into a partition ends (as runtime/grpc/client.py)."""
@@ -38,16 +40,6 @@ PING_S = 0.0005
 
 FIRST_PORT = 20000
 _WILDCARDS = ("", "0.0.0.0", "::")
-
-
-class Owner(Protocol):
-    """The process at an end."""
-
-    @property
-    def node(self) -> str: ...
-    @property
-    def context(self) -> Context: ...
-    alive: bool
 
 
 @dataclass(slots=True)
@@ -65,7 +57,7 @@ class NetworkFaults:
 class Listener(Protocol):
     """A listener that accepts connections at a port."""
 
-    owner: Owner
+    owner: SimProcess
 
     def accept(self, end: End) -> None:
         """Called when a connection was made. Sets the end's `receive` and `lost`."""
@@ -75,7 +67,7 @@ class Listener(Protocol):
 class End:
     """An end of a connection. `receive(message)` and `lost()` are called in its owner's context."""
 
-    def __init__(self, wires: Wires, owner: Owner, number: int) -> None:
+    def __init__(self, wires: Wires, owner: SimProcess, number: int) -> None:
         self.owner = owner
         self.number = number
         self.open = True
@@ -141,14 +133,14 @@ class Wires:
         if self._listeners.get(port) is listener:
             del self._listeners[port]
 
-    def dial(self, owner: Owner, endpoint: Endpoint) -> asyncio.Future[End]:
+    def dial(self, owner: SimProcess, endpoint: Endpoint) -> asyncio.Future[End]:
         """A connection, or errors.Unavailable: no listener (at once), or no answer for DIAL_TIMEOUT_S."""
         future: asyncio.Future[End] = self._loop.create_future()
         self._loop.call_later(self._delay(), self._knock, owner, endpoint, future, context=owner.context)
         self._loop.call_later(DIAL_TIMEOUT_S, self._dial_timed_out, endpoint, future, context=owner.context)
         return future
 
-    def _knock(self, owner: Owner, endpoint: Endpoint, future: asyncio.Future[End]) -> None:
+    def _knock(self, owner: SimProcess, endpoint: Endpoint, future: asyncio.Future[End]) -> None:
         if future.done():
             return
         listener = self._listeners.get(endpoint.port)
@@ -168,7 +160,7 @@ class Wires:
         if not future.done():
             future.set_exception(errors.Unavailable(f"no answer from {endpoint} in {DIAL_TIMEOUT_S} s"))
 
-    def _join(self, near_owner: Owner, far_owner: Owner) -> tuple[End, End]:
+    def _join(self, near_owner: SimProcess, far_owner: SimProcess) -> tuple[End, End]:
         self._numbers += 1
         near, far = End(self, near_owner, self._numbers), End(self, far_owner, self._numbers)
         near.other, far.other = far, near
@@ -232,7 +224,7 @@ class Wires:
             else:
                 self._clogged.pop(pair, None)
 
-    def process_died(self, owner: Owner, *, silent: bool) -> None:
+    def process_died(self, owner: SimProcess, *, silent: bool) -> None:
         """Breaks the connections of a process that died. `silent`: its machine lost power, and the others notice when a
         keep-alive fails."""
         for end in [end for end in self._ends.values() if end.owner is owner]:

@@ -1,7 +1,7 @@
 """The share of the loop that all strangers of a port have together, and connections that send too much that carries
 nothing.
 
-    share.spend(frames)          what such a connection was charged (`Http2Connection.charge`)
+    share.spend(frames)          what such a connection was charged (`FrameAllowance.charge`)
     share.is_spent               nothing is left now: a stranger's bytes wait
     share.later(go_on, is_light) calls it when something is left again; `turn` waits for that
 

@@ -23,7 +23,7 @@ async def _lose(running: Cluster) -> tuple[int, str]:
     """A ledger of the topic is lost with four messages; (its id, the bookie that had it and is not forgotten yet)."""
     await _publish(running, *range(4))
     topic = await running.brokers[0].owned.topic(NAME)
-    await topic.subscribe("s", topic.log.shape.start)
+    await topic.registry.subscribe("s", topic.log.shape.start)
     (ledger,) = [span.ledger_id for span in topic.log.shape.spans]
     await running.brokers[0].owned.unload(NAME)
     gone = await _replace_bookie(running)

@@ -46,6 +46,10 @@ def _replace(stack: contextlib.ExitStack, owner: Any, name: str, new: Any) -> No
     stack.enter_context(mock.patch.object(owner, name, new))
 
 
+def _replace_step(stack: contextlib.ExitStack, old: checkpoint.Step, new: checkpoint.Step) -> None:
+    _replace(stack, checkpoint, "STEPS", tuple(new if step is old else step for step in checkpoint.STEPS))
+
+
 def fence_lost_on_checkpoint(stack: contextlib.ExitStack) -> None:
     real = ledger_index.encode_ledger
 
@@ -115,34 +119,32 @@ def tombstone_in_memory_only(stack: contextlib.ExitStack) -> None:
 
 
 def mark_captured_at_the_end(stack: contextlib.ExitStack) -> None:
-    steps = [step for step in checkpoint.STEPS if step != "capture_mark"]
-    steps.insert(steps.index("write_mark"), "capture_mark")
+    steps = [step for step in checkpoint.STEPS if step is not Checkpoint.capture_mark]
+    steps.insert(steps.index(Checkpoint.write_mark), Checkpoint.capture_mark)
     _replace(stack, checkpoint, "STEPS", tuple(steps))
 
 
 def facts_only_with_entries(stack: contextlib.ExitStack) -> None:
-    real = Checkpoint._write_ledgers
 
     async def write(self: Checkpoint) -> None:
-        await real(self)
+        await self.write_ledgers()
         if self._flush is None:
             old = self.mark
             self._next = self._next._replace(
                 ledgers_generation=old.ledgers_generation, ledgers_end=old.ledgers_end
             )
 
-    _replace(stack, Checkpoint, "_write_ledgers", write)
+    _replace_step(stack, Checkpoint.write_ledgers, write)
 
 
 def journals_released_before_the_mark(stack: contextlib.ExitStack) -> None:
-    real = Checkpoint._write_mark
 
     async def write(self: Checkpoint) -> None:
         assert self._captured is not None
         await self._worker.run(self._source.release, self._captured)
-        await real(self)
+        await self.write_mark()
 
-    _replace(stack, Checkpoint, "_write_mark", write)
+    _replace_step(stack, Checkpoint.write_mark, write)
 
 
 def sources_removed_before_the_commit(stack: contextlib.ExitStack) -> None:
@@ -196,7 +198,7 @@ def fences_of_limbo_end_with_it(stack: contextlib.ExitStack) -> None:
 
 def extent_lost_when_a_flush_ends_beside_its_move(stack: contextlib.ExitStack) -> None:
     flushes = 0
-    begin, publish = Mover.__init__, Checkpoint._publish
+    begin = Mover.__init__
     began: dict[int, int] = {}
 
     def init(self: Mover, *arguments: Any) -> None:
@@ -206,7 +208,7 @@ def extent_lost_when_a_flush_ends_beside_its_move(stack: contextlib.ExitStack) -
     def publish_and_count(self: Checkpoint) -> None:
         nonlocal flushes
         flushes += self._written is not None
-        publish(self)
+        self.publish()
 
     def finish(self: Mover) -> Written | None:
         extents, tables = self._out.end()
@@ -216,7 +218,7 @@ def extent_lost_when_a_flush_ends_beside_its_move(stack: contextlib.ExitStack) -
 
     _replace(stack, Mover, "__init__", init)
     _replace(stack, Mover, "finish", finish)
-    _replace(stack, Checkpoint, "_publish", publish_and_count)
+    _replace_step(stack, Checkpoint.publish, publish_and_count)
 
 
 def repeated_flush_without_the_bytes_before_it(stack: contextlib.ExitStack) -> None:
@@ -290,7 +292,7 @@ def flush_waits_for_its_last_write(stack: contextlib.ExitStack) -> None:
             await written
         self._flush = flush
 
-    _replace(stack, Checkpoint, "_write_entries", write_entries)
+    _replace_step(stack, Checkpoint.write_entries, write_entries)
 
 
 MUTANTS: dict[str, Patch] = {

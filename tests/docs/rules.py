@@ -15,7 +15,7 @@
 | `python -m tests.crashes`      | replays a state; of a run the options are read: tests/crashes is one            |
 | `python -m tests.chaos`        | reads its options; tests/chaos runs it on each store                            |
 | `python -m tests.spark.kills`  | reads its options                                                               |
-| `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 20000`                          |
+| `python -m benchmarks`         | runs it with `--runs 1 --seconds 0.2 --messages 2000`                           |
 | `python -m benchmarks.peers`   | reads its options; tests/benchmarks/peers has its parts                         |
 | `… pulsar-java-…`, `… --peer`  | its name and options are those of `--help`; Maven brings what it runs           |
 | `.venv/bin/pytest …`           | collects with the same arguments: some tests are found                          |
@@ -242,13 +242,13 @@ def _benchmark(place: Place, command: Command) -> None:
     words = [word for word in command.words[1:] if word != "--json"]
     if not place.is_first(re.sub(r" --(seconds|runs) \S+", "", " ".join(words))):
         return
-    small = ("--runs", "1", "--seconds", "0.2", "--messages", "20000", "--json")
-    result = json.loads(place.run(sys.executable, *words, *small, timeout_s=600))
-    assert result["benchmark"] == words[2]
-    if not result["value"]:  # a machine that is busy does nothing in so short a time
-        small = ("--runs", "1", "--seconds", "5", "--messages", "20000", "--json")
+    for seconds in ("0.2", "0.9", "5"):  # a machine that is busy does nothing in so short a time
+        small = ("--runs", "1", "--seconds", seconds, "--messages", "2000", "--json")
         result = json.loads(place.run(sys.executable, *words, *small, timeout_s=600))
-    assert result["value"] > 0
+        assert result["benchmark"] == words[2]
+        if result["value"] > 0:
+            return
+    raise AssertionError(f"{result['value']} is no figure")
 
 
 def _benchmark_of_java(place: Place, command: Command) -> None:

@@ -18,7 +18,7 @@ from magnetar.broker.subscription.core.deliveries import Delivery
 from magnetar.broker.subscription.core.dispatch import Dispatcher
 from magnetar.broker.subscription.core.policies.key_shared import KeyShared
 from magnetar.broker.subscription.core.policies.policy import Entry, Member
-from magnetar.broker.subscription.subscription import Subscription
+from magnetar.broker.subscription.pump import Pump
 from magnetar.broker.topic import topic
 from magnetar.broker.topic.core.dedup import Dedup, SequenceProgress
 from magnetar.broker.topic.dedup import Deduplication
@@ -122,13 +122,13 @@ def key_moves_with_its_owner(stack: Stack) -> None:
 
 def seek_answered_after_its_messages(stack: Stack) -> None:
     """M39: a subscription that is moved hands out from the new place before that is stored and its mover answered."""
-    honest = Subscription._hand_out
+    honest = Pump._hand_out_some
 
-    def hand_out(self: Subscription) -> None:
-        self._moving = False
+    def hand_out(self: Pump) -> None:
+        self.is_moving = False
         honest(self)
 
-    put(stack, Subscription, "_hand_out", hand_out)
+    put(stack, Pump, "_hand_out_some", hand_out)
 
 
 def redelivery_is_free(stack: Stack) -> None:

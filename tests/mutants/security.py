@@ -17,7 +17,7 @@ from magnetar.broker.protocols.grpc.admin import AdminService
 from magnetar.broker.session import consumer
 from magnetar.broker.session.reader import RangeReader
 from magnetar.broker.topic.topic import Topic
-from magnetar.broker.topic.transactions import TopicTransactions
+from magnetar.broker.topic.txn_joins import TxnJoins
 from magnetar.broker.transaction.core.coordinator import Coordinator
 from magnetar.broker.transaction.core.owned import OwnedTable
 from magnetar.broker.transaction.core.table import Table
@@ -184,7 +184,7 @@ def keys_end_with_the_session(stack: Stack) -> None:
 # ------------------------------------------------------------------------------------ owners
 def anybody_writes(stack: Stack) -> None:
     """M63: in a transaction that is open in a topic each role writes and acknowledges."""
-    put(stack, TopicTransactions, "_is_writer", lambda *_: True)
+    put(stack, TxnJoins, "_is_writer", lambda *_: True)
 
 
 def anybody_ends(stack: Stack) -> None:

@@ -11,6 +11,7 @@ from magnetar.broker.topic.core.transactions import Transactions, TxnEnd, TxnPha
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.transactions import TopicTransactions
+from magnetar.broker.topic.txn_joins import TxnJoins
 from magnetar.proto.names import Position
 from magnetar.proto.transactions import TxnId, TxnState
 from tests.mutants.ledgers import Stack, put
@@ -19,17 +20,18 @@ from tests.mutants.ledgers import Stack, put
 def join_is_skipped(stack: Stack) -> None:
     """M80: a topic takes entries of a transaction without asking its coordinator."""
 
-    async def patiently(self: TopicTransactions, txn: TxnId, owner: str | None) -> TxnState:
+    async def patiently(self: TxnJoins, txn: TxnId, owner: str | None) -> TxnState:
         return TxnState.OPEN
 
-    def join_now(self: TopicTransactions, txn: TxnId, owner: str | None = None) -> bool:
-        if self.core is not None and self.core.may_join(txn):
-            self.core.ask(txn)
-            self._is_in(self.core, txn, owner)
-        return self.is_open(txn)
+    def join_now(self: TxnJoins, txn: TxnId, owner: str | None = None) -> bool:
+        core = self._of.core
+        if core is not None and core.may_join(txn):
+            core.ask(txn)
+            self._is_in(core, txn, owner)
+        return self._of.is_open(txn)
 
-    put(stack, TopicTransactions, "_patiently", patiently)
-    put(stack, TopicTransactions, "join_now", join_now)
+    put(stack, TxnJoins, "_patiently", patiently)
+    put(stack, TxnJoins, "join_now", join_now)
 
 
 def settled_before_it_is_stored(stack: Stack) -> None:
@@ -72,7 +74,7 @@ def numbers_at_append(stack: Stack) -> None:
     def confirmed(self: TopicTransactions, txn: TxnId, name: str, *args: Any) -> None:
         honest(self, txn, name, *args)
         if self.core is not None and (found := self.core.known.get(txn)) is not None:
-            self._topic.merge_numbers(TxnEnd({name: found.numbers[name].progress}, shown=False))
+            self.topic.merge_numbers(TxnEnd({name: found.numbers[name].progress}, shown=False))
 
     put(stack, TopicTransactions, "confirmed", confirmed)
 

@@ -6,6 +6,7 @@ import math
 
 from magnetar.runtime.http2 import connection
 from magnetar.runtime.http2.connection import Http2Connection, Http2Stream
+from magnetar.runtime.http2.patience import FrameAllowance
 from tests.mutants.ledgers import Stack, put
 
 
@@ -22,7 +23,7 @@ def reset_and_not_credited(stack: Stack) -> None:
 
 def patient_for_ever(stack: Stack) -> None:
     """M65b: frames that carry nothing and refused calls are never counted."""
-    put(stack, Http2Connection, "charge", lambda self, frames_=1: None)
+    put(stack, FrameAllowance, "charge", lambda self, frames_=1: None)
 
 
 def slice_without_end(stack: Stack) -> None:

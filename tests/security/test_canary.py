@@ -21,7 +21,8 @@ from cryptography.hazmat.primitives import serialization
 import magnetar
 from magnetar.cli.common.processes import Processes
 from magnetar.proto.errors import InvalidConfiguration as WireInvalidConfiguration
-from magnetar.runtime.access import Caller, CallerAccess, KeyPair, Principal, PrincipalKind
+from magnetar.runtime.access import Caller, CallerAccess, Principal, PrincipalKind
+from magnetar.runtime.peer.keys import KeyPair
 from magnetar.runtime.process import real_world
 from magnetar.security.authenticator import SecuredNetwork
 from magnetar.security.secrets import Secret

@@ -13,8 +13,8 @@ import pytest
 from magnetar.cli.common.processes import Processes
 from magnetar.ledger.format.peer import NO_KEY, Flags, Op, RequestHead, encode_admin, encode_ping
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthorized
-from magnetar.runtime.access import PeerCalling
 from magnetar.runtime.network import Endpoint
+from magnetar.runtime.peer.keys import PeerCalling
 from magnetar.runtime.process import real_world
 from tests.support.processes import run_cli
 from tests.support.secured import SecuredCluster

@@ -246,7 +246,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         self, request: wire.DeleteSubscriptionRequest, context: CallContext
     ) -> None:
         topic = await self._topic(request.topic)
-        await topic.unsubscribe(request.name, force=request.force)
+        await topic.registry.unsubscribe(request.name, force=request.force)
 
     async def reset_subscription(self, request: wire.ResetSubscriptionRequest, context: CallContext) -> None:
         to = MessageId.from_wire(request.message_id) if request.HasField("message_id") else None

@@ -17,23 +17,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ....proto import wire_pb2 as wire
 from ....proto.errors import BackPressure, ConnectionLost, InternalError, InvalidRequest, MagnetarError, to_wire
 from ....proto.names import Position
 from ....proto.varint import varint
 from ....runtime.grpc.envelope import LongItem
-from ....runtime.network import CallContext, Pieces, Stream
 from ...common.turns import Turns
-from ...node.topic_manager import TopicManager
 from ...session.consumer import ConsumerSession
 from ...session.producer import ProducerSession
 from ...subscription.core.deliveries import Delivery
 from ...topic.producer import UNNUMBERED
 from . import translate
 from .delivery import delivery_items
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 
@@ -45,37 +46,6 @@ REQUESTS_MAX = 1000
 
 Work = Callable[[], Awaitable[wire.ServerFrame | None]]
 """A request; its answer, or None for `done`."""
-
-
-class Connection(Protocol):
-    """The stream of a handler, as the handler uses it."""
-
-    broker: TopicManager
-    caller: CallContext
-    stream: Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
-
-    def send(self, frame: wire.ServerFrame | Pieces) -> None: ...
-    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs it; cancelled with the stream."""
-        ...
-
-    def owes(self, answers: int) -> None:
-        """Counts so many answers more (or less) that are to come and that no task waits for."""
-        ...
-
-    def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
-        """Ends a handler's id; `leaving` is run to its end in any case."""
-        ...
-
-    def deferred(self, size: int) -> None:
-        """Counts so many bytes of frames more (or less) that wait for work of their handler."""
-        ...
-
-    def deliver(self, handler: ConsumerHandler, items: Iterable[Pieces]) -> bool:
-        """Delivers items. True: more than it should be of the handler's deliveries has not left yet."""
-        ...
-
-    async def drained(self, handler: ConsumerHandler) -> None: ...
 
 
 class Handler:

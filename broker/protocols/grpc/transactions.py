@@ -122,7 +122,7 @@ class TransactionService(HalfService):
 
     async def sink_status(self, request: wire.SinkRequest, context: CallContext) -> wire.SinkReply:
         running = await self._broker.transactions.here(request.coordinator)
-        found = running.sink(request.sink_id, context.principal.name)
+        found = running.core.sink(request.sink_id, context.principal.name)
         if found is None:
             return wire.SinkReply(batch=-1)
         return wire.SinkReply(known=True, query_id=found.query_id, batch=found.batch)
@@ -189,12 +189,12 @@ class TransactionAdminService(HalfAdminService):
         if not await self._broker.transactions.has_begun(number):
             return wire.ListTransactionsReply(ledger_id=-1)  # and it is not loaded for the question
         coordinator = await self._broker.transactions.here(number)
-        found, ledger = coordinator.statistics(), coordinator.ledger
+        found, ledger = coordinator.statistics(), coordinator.log.place
         rows = coordinator.rows(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
         return wire.ListTransactionsReply(
             items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],
             unsettled=found["unsettled"], epoch=coordinator.epoch, committed=found["committed"],
-            aborted=found["aborted"], next_least=coordinator.next_id, done_below=coordinator.done_below,
+            aborted=found["aborted"], next_least=coordinator.core.next_id, done_below=coordinator.core.done_below,
             loading_ms=coordinator.loading_ms, loaded_ms=coordinator.loaded_ms, ledger_id=ledger[0],
             ledger_entries=ledger[1], ledger_bytes=ledger[2],
         )  # fmt: skip

@@ -9,7 +9,7 @@ all connections (runtime/memory/arrivals.py); HELD_BYTES of entries whose produc
 have not left, and REQUESTS_MAX requests under way beside one of each producer and consumer, past which the connection
 is not read: what waits is no refusal; `connection_ids` producers and consumers.
 While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the others of their subscriptions do. What it
-holds counts in the memory for all callers (runtime/access.py `CallerMemory`). One that takes nothing is cut.
+holds counts in the memory for all callers (runtime/memory/budget.py `CallerMemory`). One that takes nothing is cut.
 
 A client that is silent is sent a PING after KEEP_ALIVE_S, and is cut when it stays silent as long again. Credentials
 that expire are asked for anew (AUTH_CHALLENGE) RENEW_S before, or half of their time when that is less, and again when
@@ -29,21 +29,20 @@ from typing import Any, NoReturn, TypeVar
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.errors import ConnectionLost, InvalidRequest, MagnetarError, Unauthenticated
 from ....proto.versions import PRODUCT
-from ....runtime.access import ROOM_S
 from ....runtime.files import Buffer
 from ....runtime.grpc.callers import Callers
+from ....runtime.memory.budget import ROOM_S
 from ....runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from ....runtime.tasks import Tasks
 from ...common.turns import Turns
 from ...node.topic_manager import TopicManager
 from . import lookup, topic_lists
-from .consumer import ConsumerHandler
 from .credentials import caller_of
 from .errors import number_of
 from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, Spare, frame, parse
+from .handlers import Handlers, Take
 from .names import ProducerNames
-from .ports import Handler
-from .producer import ProducerHandler, payload_bytes_max
+from .producer import payload_bytes_max
 
 KEEP_ALIVE_S = 30.0
 PINGS_MAX = 1_000
@@ -83,9 +82,7 @@ class Connection:
         self._stream = stream
         self._clock = broker.world.clock
         self._frames = Frames(FIRST_FRAME_BYTES, spare)
-        self._producers: dict[int, ProducerHandler] = {}
-        self._consumers: dict[int, ConsumerHandler] = {}
-        self._lists = topic_lists.TopicLists(self)
+        self.handlers = Handlers(self)
         self._tasks = Tasks()  # cancelled with the connection …
         self._leaving = Tasks()  # … and what goes on to its end
         self._out: list[Buffer] = []
@@ -105,17 +102,7 @@ class Connection:
         self._ended: MagnetarError | None = None  # nothing is taken or delivered any more …
         self._waits: asyncio.Task[Any] | None = None  # … and what it waits for ends
         self._alarm: asyncio.TimerHandle | None = None  # None: the clock has to be looked at
-        self._takes: dict[int, Callable[[Command, memoryview], Iterator[None] | None]] = {
-            Command.SEND: self._send, Command.FLOW: self._flow, Command.ACK: self._ack,
-            Command.PING: self._ping, Command.PONG: self._pong,
-            Command.REDELIVER_UNACKNOWLEDGED_MESSAGES: self._redeliver, Command.PRODUCER: self._open_producer,
-            Command.SUBSCRIBE: self._subscribe, Command.CLOSE_PRODUCER: self._close_producer,
-            Command.CLOSE_CONSUMER: self._close_consumer, Command.UNSUBSCRIBE: self._of_consumer,
-            Command.SEEK: self._of_consumer, Command.GET_LAST_MESSAGE_ID: self._of_consumer,
-            Command.CONSUMER_STATS: self._of_consumer,
-            Command.WATCH_TOPIC_LIST: lambda command, rest: self._lists.watch(command.watch_topic_list),
-            Command.WATCH_TOPIC_LIST_CLOSE: lambda command, rest: self._lists.unwatch(command.watch_topic_list_close),
-        }  # fmt: skip
+        self._takes: dict[int, Take] = {**self.handlers.takes, Command.PING: self._ping, Command.PONG: self._pong}
 
     # ------------------------------------------------------------------ the stream
     async def serve(self) -> None:
@@ -325,8 +312,7 @@ class Connection:
             self._alarm.cancel()
             self._alarm = None
         self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
-        handlers: list[ProducerHandler | ConsumerHandler] = [*self._producers.values(), *self._consumers.values()]
-        for handler in handlers:
+        for handler in self.handlers.all():
             handler.renewed(principal)
 
     def _refuse(self, error: MagnetarError) -> NoReturn:
@@ -400,7 +386,7 @@ class Connection:
         """Whether the connection has as many requests under way as it may. Each producer and consumer has one of its
         own, its opening: one that waits for exclusive access may wait until the client closes another, which then has
         to be read."""
-        return len(self._tasks) >= REQUESTS_MAX + len(self._producers) + len(self._consumers)
+        return len(self._tasks) >= REQUESTS_MAX + len(self.handlers.producers) + len(self.handlers.consumers)
 
     async def _has_turn(self) -> None:
         """Returns when the next command may be taken."""
@@ -421,84 +407,6 @@ class Connection:
         """Runs to its end in any case."""
         self._leaving.spawn(work, "pulsar-leaves")
 
-    # ------------------------------------------------------------------ producers
-    def _open_producer(self, command: Command, rest: memoryview) -> None:
-        asked = command.producer
-        known = self._producers.get(asked.producer_id)
-        if known is not None and (not known.opened or known.epoch >= asked.epoch):
-            known.opened_again(asked.request_id)
-            return
-        if known is not None:
-            known.replaced()
-        if self._has_ids(asked.request_id):
-            handler = self._producers[asked.producer_id] = ProducerHandler(self, asked)
-            handler.open()
-
-    def _has_ids(self, request_id: int) -> bool:
-        limit = self.broker.config.connection_ids
-        if len(self._producers) + len(self._consumers) < limit:
-            return True
-        self.error(request_id, InvalidRequest(f"a connection carries {limit} producers and consumers, and no more"))
-        return False
-
-    def _send(self, command: Command, rest: memoryview) -> None:
-        handler = self._producers.get(command.send.producer_id)
-        if handler is not None:
-            handler.publish(command.send, rest)
-        # else it was closed while this was on its way: the client sends it again to the next one
-
-    def _close_producer(self, command: Command, rest: memoryview) -> None:
-        asked = command.close_producer
-        handler = self._producers.pop(asked.producer_id, None)
-        if handler is None:
-            self.success(asked.request_id)
-        else:
-            self.leave_later(handler.close(asked.request_id))
-
-    def forget_producer(self, handler: Handler) -> None:
-        if self._producers.get(handler.id) is handler:
-            del self._producers[handler.id]
-
-    # ------------------------------------------------------------------ consumers
-    def _subscribe(self, command: Command, rest: memoryview) -> None:
-        asked = command.subscribe
-        known = self._consumers.get(asked.consumer_id)
-        if known is not None and not known.sought:
-            known.opened_again(asked.request_id)
-        elif known is not None or self._has_ids(asked.request_id):
-            handler = self._consumers[asked.consumer_id] = ConsumerHandler(self, asked, known)
-            handler.open()
-
-    def _flow(self, command: Command, rest: memoryview) -> None:
-        handler = self._consumers.get(command.flow.consumer_id)
-        if handler is not None:
-            handler.flow(command.flow.messagePermits)
-
-    def _ack(self, command: Command, rest: memoryview) -> Iterator[None] | None:
-        handler = self._consumers.get(command.ack.consumer_id)
-        return handler.ack(command.ack) if handler is not None else None
-
-    def _redeliver(self, command: Command, rest: memoryview) -> Iterator[None] | None:
-        asked = command.redeliver_unacknowledged_messages
-        handler = self._consumers.get(asked.consumer_id)
-        return handler.redeliver(asked) if handler is not None else None
-
-    def _close_consumer(self, command: Command, rest: memoryview) -> None:
-        asked = command.close_consumer
-        handler = self._consumers.pop(asked.consumer_id, None)
-        if handler is None:
-            self.success(asked.request_id)
-        else:
-            self.leave_later(handler.close(asked.request_id))
-
-    def _of_consumer(self, command: Command, rest: memoryview) -> None:
-        asked = getattr(command, Command.Type.Name(command.type).lower())
-        self.start(lookup.of_consumer(self, command.type, asked, self._consumers.get(asked.consumer_id)))
-
-    def forget_consumer(self, handler: Handler) -> None:
-        if self._consumers.get(handler.id) is handler:
-            del self._consumers[handler.id]
-
     def _ping(self, command: Command, rest: memoryview) -> None:
         self._pong(command, rest)
         self.send(frame(pong=pulsar.CommandPong()))
@@ -512,12 +420,7 @@ class Connection:
     # ------------------------------------------------------------------ the end
     async def end(self) -> None:
         """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
-        handlers: list[ProducerHandler | ConsumerHandler] = [*self._producers.values(), *self._consumers.values()]
-        self._producers.clear()
-        self._consumers.clear()
-        left = await asyncio.gather(
-            self._tasks.close(), self._lists.close(), *[handler.leave() for handler in handlers], return_exceptions=True
-        )
+        left = await asyncio.gather(self._tasks.close(), *self.handlers.leaving(), return_exceptions=True)
         for failure in left:
             if isinstance(failure, BaseException):
                 _LOG.error("a producer or consumer did not leave in order", exc_info=failure)

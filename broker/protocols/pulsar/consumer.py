@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -32,8 +33,10 @@ from ...subscription.core.policies.slot_owners import KeySharedOptions
 from . import translate
 from .errors import number_of, typed
 from .frames import NO_REQUEST, frame, message_frame
-from .ports import Connection
 from .transactions import has_txn, txn_of
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
@@ -89,7 +92,7 @@ class ConsumerHandler:
                 since_ms = max(0, connection.broker.world.clock.wall_ms() - back_ms)
                 await undone_by(session.seek_time(since_ms), session.leave)
         except Exception as error:
-            connection.forget_consumer(self)
+            connection.handlers.forget_consumer(self)
             why = typed(error)
             assign = asked.subType == pulsar.CommandSubscribe.Key_Shared and why.fields.get("refusal") in SLOTS
             connection.error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
@@ -185,13 +188,13 @@ class ConsumerHandler:
 
     async def _after_seek(self) -> None:
         if self._asked.durable:
-            self._connection.forget_consumer(self)
+            self._connection.handlers.forget_consumer(self)
             await self.leave()
 
     async def unsubscribe(self, *, force: bool) -> None:
         session = self._opened()
         await session.unsubscribe(force=force)
-        self._connection.forget_consumer(self)
+        self._connection.handlers.forget_consumer(self)
         await self.leave()
 
     @property
@@ -252,7 +255,7 @@ class ConsumerHandler:
         if not self._over:
             self._over = True
             self._close_at_client()
-            self._connection.forget_consumer(self)
+            self._connection.handlers.forget_consumer(self)
             self._connection.leave_later(self.leave())
 
     def _close_at_client(self) -> None:

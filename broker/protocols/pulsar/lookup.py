@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto import subscription_types
@@ -34,8 +34,10 @@ from . import transactions
 from .consumer import ConsumerHandler
 from .errors import number_of, typed
 from .frames import frame
-from .ports import Connection
 from .translate import schema_of, wire_id, wire_schema
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 Command = pulsar.BaseCommand
 

@@ -6,22 +6,17 @@ the same host with a higher epoch is the producer that was cut off, and replaces
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-
-class Named(Protocol):
-    """An open producer and its name."""
-
-    epoch: int
-    place: str  # its host
-    instance: str  # as the session has it (broker/session/producer.py)
+if TYPE_CHECKING:
+    from .producer import ProducerHandler
 
 
 class ProducerNames:
     """The names of producers on Pulsar's protocol."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], Named] = {}
+        self._open: dict[tuple[str, str], ProducerHandler] = {}
 
     def instance(self, topic: str, name: str, place: str, epoch: int) -> str:
         """Returns the instance of the producer that was cut off, if this is it; empty: it is another one."""
@@ -29,9 +24,9 @@ class ProducerNames:
         returns = known is not None and known.place == place and known.epoch < epoch
         return known.instance if known is not None and returns else ""
 
-    def add(self, topic: str, name: str, producer: Named) -> None:
+    def add(self, topic: str, name: str, producer: ProducerHandler) -> None:
         self._open[topic, name] = producer
 
-    def remove(self, topic: str, name: str, producer: Named) -> None:
+    def remove(self, topic: str, name: str, producer: ProducerHandler) -> None:
         if self._open.get((topic, name)) is producer:
             del self._open[topic, name]

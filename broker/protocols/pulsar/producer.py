@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import TYPE_CHECKING
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.entry import parse_header
@@ -36,9 +37,11 @@ from ...common.config import BrokerConfig
 from ...session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, room_of
 from .errors import number_of, typed
 from .frames import NO_REQUEST, entry_of, frame, receipt_frame
-from .ports import Connection
 from .transactions import has_txn
 from .translate import schema_of
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 WAIT_NOTICE_S = 0.05
 """Seconds after which a producer that waits for its turn is told so, which stops its client's time-out."""
@@ -107,7 +110,7 @@ class ProducerHandler:
                 notice = asyncio.get_running_loop().call_later(WAIT_NOTICE_S, self._waits, options.name)
             session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         except Exception as error:
-            self._connection.forget_producer(self)
+            self._connection.handlers.forget_producer(self)
             self._connection.error(request_id, typed(error))
             return
         finally:
@@ -219,7 +222,7 @@ class ProducerHandler:
     def replaced(self) -> None:
         """Leaves, because another producer has its id, or will."""
         self._over = True
-        self._connection.forget_producer(self)
+        self._connection.handlers.forget_producer(self)
         self._connection.leave_later(self.leave())
 
     async def close(self, request_id: int) -> None:

@@ -17,7 +17,7 @@ import asyncio
 import importlib.util
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....proto import pulsar_pb2 as pulsar
 from ....proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, Unavailable
@@ -30,7 +30,9 @@ from ...session.topics import Topics
 from .errors import typed
 from .frames import frame
 from .lookup import hash_of
-from .ports import Connection
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 WATCHERS_MAX = 100
 PATTERN_MAX = 1_000

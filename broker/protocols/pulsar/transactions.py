@@ -36,10 +36,10 @@ from ...transaction.coordinators import ASSIGN_TOPIC
 from ...transaction.core.intents import Verb
 from .errors import number_of
 from .frames import frame
-from .ports import Connection
 
 if TYPE_CHECKING:
     from ...transaction.coordinator import RunningCoordinator
+    from .connection import Connection
 
 ADDED_MAX = 1000
 """Topics or subscriptions that one command adds."""
@@ -152,7 +152,7 @@ def _number(error: MagnetarError) -> pulsar.ServerError:
     return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else number_of(error)
 
 
-Answer = tuple[Callable[[Connection, Any], Awaitable[bytes]], Callable[[int, MagnetarError], bytes]]
+Answer = tuple[Callable[["Connection", Any], Awaitable[bytes]], Callable[[int, MagnetarError], bytes]]
 ANSWERS: dict[str, Answer] = {
     "tc_client_connect_request": (connect, connect_failed),
     "new_txn": (begin, _failed("new_txn_response")),

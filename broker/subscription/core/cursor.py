@@ -24,7 +24,7 @@ tests/broker/subscription/test_cursor_model.py (with crashes).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pyroaring import BitMap
@@ -38,13 +38,11 @@ from .cursor_state import (
     BATCH_INDEXES_MAX,
     COUNT_BYTES,
     NO_COUNT,
-    NOWHERE,
     ChunkKey,
     ChunkKind,
     Count,
     CursorState,
     Partial,
-    TxnAcks,
     key_of,
     keys_of_holes,
 )
@@ -54,32 +52,82 @@ _NONE: SortedDict[Position, Any] = SortedDict()
 """The empty dictionary of most cursors. One for all of them, because it costs 2 KB: never add to it."""
 
 
-class Measures:
-    """The known sizes of a cursor's bitmaps. Most cursors have none, so it is made with the first."""
+class Holes:
+    """The whole entries that a cursor has acknowledged after its mark, by ledger, and what is known of their bitmaps.
+    Most cursors have none, so it is made with the first."""
 
-    __slots__ = ("full", "sizes", "unsized")
+    __slots__ = ("_acked", "_sizes", "_unsized", "full")
 
-    def __init__(self, acked: Iterable[int]) -> None:
+    def __init__(self, acked: dict[int, BitMap]) -> None:
+        self._acked = acked
         self.full: dict[int, tuple[int, int]] = {}
         """Ledger, all holes → (last entry, version) seen so first."""
-        self.sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
         """Bytes of the bitmap of a ledger."""
-        self.unsized = set(acked)
+        self._unsized = set(acked)
         """Ledgers whose bitmap has changed since it was measured."""
+
+    def to_change(self, ledger_id: int) -> BitMap:
+        """Returns the holes of a ledger, which the caller changes."""
+        holes = self._acked.get(ledger_id)
+        if holes is None:
+            holes = self._acked[ledger_id] = BitMap()
+        self._unsized.add(ledger_id)
+        return holes
+
+    def drop(self, ledger_id: int) -> None:
+        del self._acked[ledger_id]
+        self.full.pop(ledger_id, None)
+        self._sizes.pop(ledger_id, None)
+        self._unsized.discard(ledger_id)
+
+    def drop_up_to(self, mark: Position) -> None:
+        """Drops what the mark has passed."""
+        ledger_id, entry_id = mark
+        for id_ in [id_ for id_ in self._acked if id_ < ledger_id]:
+            self.drop(id_)
+        holes = self._acked.get(ledger_id)
+        if holes is not None and holes.min() <= entry_id:
+            holes.remove_range(0, entry_id + 1)
+            self._unsized.add(ledger_id)
+            if not holes:
+                self.drop(ledger_id)
+
+    @property
+    def ranges(self) -> int:
+        """Returns the number of contiguous ranges."""
+        return sum(ranges(holes) for holes in self._acked.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the bitmaps take in memory; only changed ones are measured again."""
+        for ledger_id in self._unsized:
+            self._sizes[ledger_id] = bytes_of(self._acked[ledger_id])
+        self._unsized.clear()
+        return sum(self._sizes.values())
+
+    def check(self, mark: Position, following: Position) -> None:
+        """Checks that no hole is at or before the mark, none touches it, and no empty bitmap is kept."""
+        holes = self._acked.get(following[0])
+        assert holes is None or following[1] < 0 or following[1] not in holes, "the mark could advance and did not"
+        for ledger_id, holes in self._acked.items():
+            assert holes, "an empty bitmap is kept"
+            assert Position(ledger_id, holes.min()) > mark, "a hole is before the mark"
+        assert set(self._acked) == set(self._sizes) | self._unsized, "a bitmap is not measured"
 
 
 class Cursor:
     """The acknowledgement state of one subscription, over the shape of its log."""
 
     __slots__ = (
-        "_changed", "_measures", "_partial_bytes", "_shape", "acked", "counts", "counts_first", "mark", "partial",
+        "_changed", "_holes", "_partial_bytes", "_shape", "acked", "counts", "counts_first", "mark", "partial",
         "partial_messages", "pending", "persisted", "persisted_mark", "version",
     )  # fmt: skip
 
     def __init__(self, shape: LogShape, state: CursorState) -> None:
         self._shape = shape
         self._changed: set[ChunkKey] | None = None
-        self._measures: Measures | None = None
+        self._holes: Holes | None = None
         self.mark = state.mark
         self.acked = state.acked
         self.partial: SortedDict[Position, Partial] = SortedDict(state.partial) if state.partial else _NONE
@@ -101,11 +149,11 @@ class Cursor:
         return changed
 
     @property
-    def _known(self) -> Measures:
-        measures = self._measures
-        if measures is None:
-            measures = self._measures = Measures(self.acked)
-        return measures
+    def holes(self) -> Holes:
+        holes = self._holes
+        if holes is None:
+            holes = self._holes = Holes(self.acked)
+        return holes
 
     # ------------------------------------------------------------------ intents
     def ack(self, position: Position) -> bool:
@@ -125,7 +173,7 @@ class Cursor:
             return True
         self._forget(position)
         ledger_id, entry_id = position
-        self._holes_of(ledger_id).add(entry_id)
+        self.holes.to_change(ledger_id).add(entry_id)
         self.changed.add(key_of(ChunkKind.HOLES, position))
         return True
 
@@ -146,7 +194,7 @@ class Cursor:
                 return new
         self.version += 1
         self._forget_set(ledger_id, new)
-        holes = self._holes_of(ledger_id)
+        holes = self.holes.to_change(ledger_id)
         holes |= new
         self.changed.update(keys_of_holes(ledger_id, new))
         self._advance()
@@ -178,8 +226,9 @@ class Cursor:
         if partial.size:
             bits &= (1 << partial.size) - 1
         if bits != partial.bits:
-            if self.counts_first and first_zero(bits) != first_zero(partial.bits):
-                self._count_anew(position)
+            other_first = self.counts_first and first_zero(bits) != first_zero(partial.bits)  # and was not given back
+            if other_first and self.counts and self.counts.pop(position, None) is not None:
+                self.changed.add(key_of(ChunkKind.COUNTS, position))
             self._partial_bytes -= partial.memory_bytes
             self.partial_messages += bits.bit_count() - partial.bits.bit_count()
             partial.bits = bits
@@ -247,7 +296,7 @@ class Cursor:
         self.acked.clear()
         self.partial.clear()
         self.counts.clear()
-        self._changed = self._measures = None
+        self._changed = self._holes = None
         self._partial_bytes = self.partial_messages = 0
 
     def given_back(self, position: Position, until_ms: int = 0) -> int:
@@ -260,12 +309,6 @@ class Cursor:
         self.version += 1
         self.changed.add(key_of(ChunkKind.COUNTS, position))
         return times
-
-    def _count_anew(self, position: Position) -> None:
-        """Counts anew for an entry: another message of it is the first that is left, and was not given back yet."""
-        if self.counts and self.counts.pop(position, None) is not None:
-            self.version += 1
-            self.changed.add(key_of(ChunkKind.COUNTS, position))
 
     def redeliveries(self, position: Position) -> int:
         found: Count = self.counts.get(position, NO_COUNT)
@@ -281,38 +324,19 @@ class Cursor:
             span = shape.span(ledger_id)
             holes &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
             if not holes:
-                self._drop_ledger(ledger_id)
+                self.holes.drop(ledger_id)
         for position in [position for position in self.partial if not shape.readable(position)]:
             self._forget_partial(position)
         for position in [position for position in self.counts if not shape.readable(position)]:
             del self.counts[position]
         if self.pending is not None:
-            self._fit_pending()
+            self.pending = self.pending.fitted(shape, self.mark, self.is_acked)
         self._advance()
-
-    def _fit_pending(self) -> None:
-        assert self.pending is not None, "something is pending"
-        kept = {}
-        for txn, acks in self.pending.of.items():
-            for ledger_id, entries in acks.entries.items():
-                span = self._shape.span(ledger_id)
-                entries &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
-                entries -= BitMap(each for each in entries if self.is_acked(Position(ledger_id, each)))
-            left = {ledger_id: entries for ledger_id, entries in acks.entries.items() if entries}
-            parts = {
-                each: part for each, part in acks.parts.items()
-                if self._shape.readable(each) and not self.is_acked(each)
-            }  # fmt: skip
-            up_to = min(acks.up_to, self._shape.last)
-            fitted = TxnAcks(left, parts, up_to if up_to > self.mark else NOWHERE)
-            if fitted:
-                kept[txn] = fitted
-        self.pending = PendingAcks(kept) if kept else None
 
     def trimmed(self, ledger_id: int) -> None:
         """Drops a ledger that was deleted: all of it was acknowledged. (`fit` does the same after a restart.)"""
         if ledger_id in self.acked:
-            self._drop_ledger(ledger_id)
+            self.holes.drop(ledger_id)
 
     def over(self, shape: LogShape) -> None:
         """Continues over that shape, which has the same entries, and maybe older ones."""
@@ -352,10 +376,10 @@ class Cursor:
             span, hidden = self._shape.span(ledger_id), self._shape.hidden_in(ledger_id)
             done = len(holes) if hidden is None else holes.union_cardinality(hidden)
             if span is not None and done == span.last_entry + 1:
-                last, version = self._known.full.get(ledger_id, (-1, 0))
+                last, version = self.holes.full.get(ledger_id, (-1, 0))
                 full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
-        if full or self._measures is not None:
-            self._known.full = full
+        if full or self._holes is not None:
+            self.holes.full = full
         mark = self._shape.passed(self.safe_mark)
         return Safe(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
@@ -403,20 +427,6 @@ class Cursor:
     def has_parts(self) -> bool:
         """Whether of any batch only some messages are acknowledged or pending."""
         return bool(self.partial or (self.pending is not None and self.pending.parts))
-
-    def touched_in(self, entries: dict[int, BitMap]) -> list[Position]:
-        """The batches among the entries of which some messages are acknowledged or pending."""
-        found: list[Position] = []
-        for ledger_id, each in entries.items():
-            if not each:
-                continue
-            if self.partial:
-                span = self.partial.irange(Position(ledger_id, each.min()), Position(ledger_id, each.max()))
-                found += [position for position in span if position[1] in each]
-            if self.pending is not None:
-                batches = self.pending.parts_in(ledger_id, each)
-                found += [position for position in batches if position not in self.partial]
-        return found
 
     def acked_indexes(self, position: Position) -> list[int]:
         """Returns the batch indexes of the entry that are done and are not to be shown again."""
@@ -484,39 +494,16 @@ class Cursor:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the state takes in memory; only changed ledgers are measured again."""
-        if self.acked:
-            for ledger_id in self._known.unsized:
-                self._known.sizes[ledger_id] = bytes_of(self.acked[ledger_id])
-            self._known.unsized.clear()
+        """Bytes that the state takes in memory."""
         counted: int = COUNT_BYTES * len(self.counts)
         pending = self.pending.memory_bytes if self.pending is not None else 0
-        holes = sum(self._known.sizes.values()) if self.acked else 0
+        holes = self.holes.memory_bytes if self.acked else 0
         return holes + self._partial_bytes + counted + pending
 
     @property
     def hole_entries(self) -> int:
         """Entries acknowledged after the mark."""
         return sum(len(holes) for holes in self.acked.values())
-
-    @property
-    def hole_ranges(self) -> int:
-        """Returns the number of contiguous ranges of holes."""
-        return sum(ranges(holes) for holes in self.acked.values())
-
-    def chunks(self) -> Iterator[ChunkKey]:
-        """Yields the keys of the chunks of the state, without the mark."""
-        for ledger_id, holes in sorted(self.acked.items()):
-            yield from keys_of_holes(ledger_id, holes)
-        for kind, positions in ((ChunkKind.PARTIALS, self.partial), (ChunkKind.COUNTS, self.counts)):
-            last: ChunkKey | None = None
-            for position in positions:
-                key = key_of(kind, position)
-                if key != last:
-                    yield key
-                last = key
-        if self.pending is not None:
-            yield from self.pending.keys()
 
     def state(self) -> CursorState:
         """Returns a copy of the state, to be stored."""
@@ -532,10 +519,7 @@ class Cursor:
         """Checks that no hole is at or before the mark, none touches it, no empty bitmap is kept, and partial entries
         are not done."""
         assert self.persisted <= self.version, "more is stored than was ever changed"
-        assert not self.is_hole(self._shape.after(self.mark)), "the mark could advance and did not"
-        for ledger_id, holes in self.acked.items():
-            assert holes, "an empty bitmap is kept"
-            assert Position(ledger_id, holes.min()) > self.mark, "a hole is before the mark"
+        self.holes.check(self.mark, self._shape.after(self.mark))
         for position, partial in self.partial.items():
             assert not self.is_acked(position), "a finished entry is kept as partial"
             assert partial.bits, "nothing of an entry is acknowledged and it is kept as partial"
@@ -543,60 +527,23 @@ class Cursor:
         assert not any(map(self.is_acked, self.counts)), "a finished entry is still counted"
         assert self._partial_bytes == sum(each.memory_bytes for each in self.partial.values()), "weighed wrong"
         assert self.partial_messages == sum(each.bits.bit_count() for each in self.partial.values()), "miscounted"
-        assert set(self.acked) == set(self._known.sizes) | self._known.unsized, "a bitmap is not measured"
         if self.pending is not None:
-            self._check_pending(self.pending)
-
-    def _check_pending(self, pending: PendingAcks) -> None:
-        pending.check()
-        assert pending.of, "pending acknowledgements without a transaction are kept"
-        for ledger_id, entries in pending.whole.items():
-            assert not any(self.is_acked(Position(ledger_id, each)) for each in entries), "acknowledged, and pending"
-        for position, part in pending.parts.items():
-            assert not self.is_acked(position), "a batch is acknowledged, and pending in part"
-            acked = self.partial[position].bits if position in self.partial else 0
-            assert not part.bits & acked, "a message is acknowledged, and pending"
-        assert pending.up_to == NOWHERE or pending.up_to >= self._shape.start, "pending before the log"
-
-    def is_hole(self, position: Position) -> bool:
-        holes = self.acked.get(position[0])
-        return holes is not None and position[1] >= 0 and position[1] in holes
-
-    def _holes_of(self, ledger_id: int) -> BitMap:
-        holes = self.acked.get(ledger_id)
-        if holes is None:
-            holes = self.acked[ledger_id] = BitMap()
-        self._known.unsized.add(ledger_id)
-        return holes
+            self.pending.check_beside(self._shape, self.partial, self.is_acked)
 
     def _advance(self) -> None:
         following = self._shape.after(self.mark)
-        while self.is_hole(following):
-            self.mark = Position(following[0], run_end(self.acked[following[0]], following[1]))
+        while (holes := self.acked.get(following[0])) is not None and following[1] >= 0 and following[1] in holes:
+            self.mark = Position(following[0], run_end(holes, following[1]))
             following = self._shape.after(self.mark)
         self._forget_up_to_mark()
 
     def _forget_up_to_mark(self) -> None:
-        ledger_id, entry_id = self.mark
         if self.acked:
-            for id_ in [id_ for id_ in self.acked if id_ < ledger_id]:
-                self._drop_ledger(id_)
-            holes = self.acked.get(ledger_id)
-            if holes is not None and holes.min() <= entry_id:
-                holes.remove_range(0, entry_id + 1)
-                self._known.unsized.add(ledger_id)
-                if not holes:
-                    self._drop_ledger(ledger_id)
+            self.holes.drop_up_to(self.mark)
         while self.partial and self.partial.keys()[0] <= self.mark:
             self._gone(self.partial.popitem(0)[1])
         while self.counts and self.counts.keys()[0] <= self.mark:
             self.counts.popitem(0)
-
-    def _drop_ledger(self, ledger_id: int) -> None:
-        del self.acked[ledger_id]
-        self._known.full.pop(ledger_id, None)
-        self._known.sizes.pop(ledger_id, None)
-        self._known.unsized.discard(ledger_id)
 
     def _forget_partial(self, position: Position) -> None:
         self._gone(self.partial.pop(position))

@@ -14,6 +14,7 @@ tests/broker/subscription/core/test_cursor_log.py, tests/broker/subscription/tes
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +23,7 @@ from ....proto.names import Position
 from ..format import cursor as stored
 from ..format.cursor import Row
 from .cursor import Cursor
-from .cursor_state import ChunkKey
+from .cursor_state import ChunkKey, ChunkKind, key_of, keys_of_holes
 
 LIVE_BYTES_MIN = 4 << 20
 """Bytes below which a cursor ledger is never too empty: a roll costs a ledger and a metadata write."""
@@ -67,7 +68,7 @@ class CursorLog:
 
     def plan(self, cursor: Cursor, sequence: int) -> CursorWrite:
         """The next write; nothing of it counts yet. A first one holds the whole state."""
-        valid = list(cursor.chunks())
+        valid = list(chunks_of(cursor))
         wanted = [key for key in valid if key in cursor.changed or key not in self._rows]
         cursor.changed.clear()
         entries: list[bytes] = []
@@ -99,3 +100,18 @@ class CursorLog:
         if self._bytes >= LIVE_BYTES_MIN and self._live_bytes < bounds.live_share * self._bytes:
             return Ends.EMPTY
         return None
+
+
+def chunks_of(cursor: Cursor) -> Iterator[ChunkKey]:
+    """Yields the keys of the chunks of the state, without the mark."""
+    for ledger_id, holes in sorted(cursor.acked.items()):
+        yield from keys_of_holes(ledger_id, holes)
+    for kind, positions in ((ChunkKind.PARTIALS, cursor.partial), (ChunkKind.COUNTS, cursor.counts)):
+        last: ChunkKey | None = None
+        for position in positions:
+            key = key_of(kind, position)
+            if key != last:
+                yield key
+            last = key
+    if cursor.pending is not None:
+        yield from cursor.pending.keys()

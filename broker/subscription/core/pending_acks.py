@@ -257,3 +257,18 @@ def freed(cursor: Cursor, settled: Settled, *, tail: bool) -> Iterator[Position]
 
 _NOTHING = TxnAcks()
 """The acknowledgements of a transaction that has nothing pending: never add to it."""
+
+
+def touched_in(cursor: Cursor, entries: dict[int, BitMap]) -> list[Position]:
+    """Returns the batches among the entries of which some messages are acknowledged or pending."""
+    found: list[Position] = []
+    for ledger_id, each in entries.items():
+        if not each:
+            continue
+        if cursor.partial:
+            span = cursor.partial.irange(Position(ledger_id, each.min()), Position(ledger_id, each.max()))
+            found += [position for position in span if position[1] in each]
+        if cursor.pending is not None:
+            batches = cursor.pending.parts_in(ledger_id, each)
+            found += [position for position in batches if position not in cursor.partial]
+    return found

@@ -9,10 +9,13 @@ Guarding tests: tests/broker/subscription/core/test_pending_acks.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from pyroaring import BitMap
 
 from ....proto.names import Position
 from ....proto.transactions import TxnId
+from ...log.core.log_shape import LogShape
 from .bits import at_most
 from .cursor_state import NOWHERE, ChunkKey, Partial, TxnAcks, keys_of_pending
 
@@ -152,6 +155,36 @@ class PendingAcks:
 
     def keys(self) -> list[ChunkKey]:
         return sorted(set().union(*self.keys_of.values()))
+
+    def fitted(self, shape: LogShape, mark: Position, is_acked: Callable[[Position], bool]) -> PendingAcks | None:
+        """Returns what is left of it after a restart: entries that exist and are not acknowledged. None: nothing."""
+        kept = {}
+        for txn, acks in self.of.items():
+            for ledger_id, entries in acks.entries.items():
+                span = shape.span(ledger_id)
+                entries &= BitMap(range(span.last_entry + 1)) if span is not None else BitMap()
+                entries -= BitMap(each for each in entries if is_acked(Position(ledger_id, each)))
+            left = {ledger_id: entries for ledger_id, entries in acks.entries.items() if entries}
+            parts = {each: part for each, part in acks.parts.items() if shape.readable(each) and not is_acked(each)}
+            up_to = min(acks.up_to, shape.last)
+            fitted = TxnAcks(left, parts, up_to if up_to > mark else NOWHERE)
+            if fitted:
+                kept[txn] = fitted
+        return PendingAcks(kept) if kept else None
+
+    def check_beside(
+        self, shape: LogShape, partial: Mapping[Position, Partial], is_acked: Callable[[Position], bool]
+    ) -> None:
+        """Checks that nothing is acknowledged and pending."""
+        self.check()
+        assert self.of, "pending acknowledgements without a transaction are kept"
+        for ledger_id, entries in self.whole.items():
+            assert not any(is_acked(Position(ledger_id, each)) for each in entries), "acknowledged, and pending"
+        for position, part in self.parts.items():
+            assert not is_acked(position), "a batch is acknowledged, and pending in part"
+            acked = partial[position].bits if position in partial else 0
+            assert not part.bits & acked, "a message is acknowledged, and pending"
+        assert self.up_to == NOWHERE or self.up_to >= shape.start, "pending before the log"
 
     def check(self) -> None:
         """Checks: one holder for each message; the union is the sum of its parts."""

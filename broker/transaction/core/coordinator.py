@@ -174,7 +174,7 @@ class Coordinator(Begins):
             raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
         return state_of(found)
 
-    # ------------------------------------------------------------------ of halves (core/halves.py `Desk`)
+    # ------------------------------------------------------------------ of halves (core/halves.py)
     def decide(self, record: HalfRecord, *, lazily: bool = False) -> None:
         (self._lazy if lazily else self._gathered).append(Decision(record))
 
@@ -278,7 +278,7 @@ class Coordinator(Begins):
         if record.sink is not None:
             self._batch_ended(record.sink, now)
         if record.half:
-            self.halves.committed(record.half, now)
+            self.halves.over(record.half, "committed", now)
 
     # ------------------------------------------------------------------ time
     def tick(self, now: float) -> list[Effect]:
@@ -350,7 +350,7 @@ class Coordinator(Begins):
             grouped.setdefault(id(lease), (lease, []))[1].append(txn)
         leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
         records: list[AnyRecord] = [
-            *(each.record for each in self._lazy), *self.halves.hand_over(now), *self._idle_notes(now)
+            *(each.record for each in self._lazy), *self.halves.notes(now), *self._idle_notes(now)
         ]  # fmt: skip
         for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
             end = start + HANDED_MAX

@@ -35,9 +35,9 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Protocol, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 from pyroaring import BitMap64
@@ -60,7 +60,6 @@ from .intents import (
     Answer,
     AskHalf,
     ChangeHalf,
-    Effect,
     EndHalf,
     HalfChange,
     HalfIntent,
@@ -77,6 +76,9 @@ from .intents import (
 )
 from .records import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesForgotten, Participant
 from .stored_halves import StoredHalves, size_of
+
+if TYPE_CHECKING:
+    from .coordinator import Coordinator
 
 WHY_MAX = 300
 ASKED_MAX = 16
@@ -121,41 +123,6 @@ class Waits(Exception):
     """Raised when the intent waits for what is on its way."""
 
 
-class Desk(Protocol):
-    """The coordinator of halves, as they use it (core/coordinator.py)."""
-
-    def decide(self, record: HalfRecord, *, lazily: bool = False) -> None:
-        """Decides a record. `lazily`: with the next append, in any order."""
-        ...
-
-    def do(self, effect: Effect) -> None: ...
-    def again(self, intents: Iterable[Intent], now: float) -> None: ...
-    def take_half_id(self, half: int, now: float) -> bool:
-        """Uses up the id of a half. False: it was used, or is void. NotOwner, InvalidRequest. `check_owner` came
-        before."""
-        ...
-
-    def check_owner(self, half: int, owner: str | None) -> None:
-        """Raises InvalidRequest, as of an id that was never given, if another role has it. `owner` None: an operator
-        asks."""
-        ...
-
-    def check_id(self, half: int) -> None:
-        """Raises NotOwner if a later epoch gave it, InvalidRequest if it was never given."""
-        ...
-
-    def begin_own(self, owner: str, timeout_s: float, now: float) -> int:
-        """A transaction of the coordinator itself. NotOwner: there is no id."""
-        ...
-
-    def commit_own(self, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
-        """Decides the commit, in one record with the half. TransactionAborted."""
-        ...
-
-    def abort_own(self, txn: int, now: float) -> None: ...
-    def text_of(self, half: int) -> str: ...
-
-
 class Half(msgspec.Struct):
     """A half that has no outcome."""
 
@@ -195,11 +162,13 @@ class Group(msgspec.Struct):
 class Halves:
     """The half messages of one coordinator."""
 
-    def __init__(self, state: StoredHalves, limits: HalfLimits, desk: Desk, epoch: int, now: float) -> None:
+    def __init__(
+        self, state: StoredHalves, limits: HalfLimits, coordinator: Coordinator, epoch: int, now: float
+    ) -> None:
         self.counters = dict.fromkeys(("prepared", "committed", "rolled_back", "parked", "asked"), 0)
         self._state = state
         self._limits = limits
-        self._desk = desk
+        self._coordinator = coordinator
         self._check = epoch << 40  # the last number of a question: none is used in two epochs
         self._halves: dict[int, Half] = {}
         self._groups: dict[tuple[str, str], Group] = {}
@@ -236,7 +205,7 @@ class Halves:
                 assert_never(intent)
 
     def _answer(self, intent: Intent, result: Result) -> None:
-        self._desk.do(Answer(intent.request, result))
+        self._coordinator.do(Answer(intent.request, result))
 
     def is_of_another(self, half: int, owner: str) -> bool:
         """Whether it is a half that another role prepared."""
@@ -246,7 +215,7 @@ class Halves:
     def state_of(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
         """Returns the state of a half; None: it is none. InvalidRequest: another role has it. Raises Waits while that
         is being decided."""
-        self._desk.check_owner(half, owner)
+        self._coordinator.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
             return self._state.outcome(half)
@@ -265,8 +234,8 @@ class Halves:
             return
         group = self._groups.get((intent.owner, intent.group))
         self._check_size(intent, group.halves if group is not None else 0)
-        if not self._desk.take_half_id(intent.half, now):
-            text = self._desk.text_of(intent.half)
+        if not self._coordinator.take_half_id(intent.half, now):
+            text = self._coordinator.text_of(intent.half)
             raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
         after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
         record = HalfStored(
@@ -274,7 +243,7 @@ class Halves:
         )
         self._add(Half(record, now, Phase.STORING, [intent]))
         self._storing_bytes += size_of(record)
-        self._desk.decide(record)
+        self._coordinator.decide(record)
 
     def _check_size(self, intent: PrepareHalf, open_halves: int) -> None:
         limits = self._limits
@@ -301,7 +270,7 @@ class Halves:
 
     # ------------------------------------------------------------------ decisions
     def _end(self, intent: EndHalf, now: float) -> None:
-        self._desk.check_owner(intent.half, intent.owner)
+        self._coordinator.check_owner(intent.half, intent.owner)
         half = self._halves.get(intent.half)
         if half is None:
             self._answer(intent, self._ended_as(intent, now))
@@ -315,30 +284,30 @@ class Halves:
         if half.phase is Phase.PARKED:
             why = half.record.parked
             raise HalfParked(
-                f"{self._desk.text_of(intent.half)} is parked ({why}): an operator decides, by "
+                f"{self._coordinator.text_of(intent.half)} is parked ({why}): an operator decides, by "
                 "'magnetar transactions halves'", reason=why,
             )  # fmt: skip
         self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
 
     def _ended_as(self, intent: EndHalf, now: float) -> TxnState:
         """Returns the answer to an end of a half that is not open."""
-        self._desk.check_id(intent.half)
+        self._coordinator.check_id(intent.half)
         outcome = self._state.outcome(intent.half)
         if outcome is None:
-            taken = intent.verb is HalfVerb.ROLLBACK and self._desk.take_half_id(intent.half, now)
+            taken = intent.verb is HalfVerb.ROLLBACK and self._coordinator.take_half_id(intent.half, now)
             if not taken:
                 raise TransactionForgotten(
-                    f"{self._desk.text_of(intent.half)} is not known: it was never stored, or ended long ago"
+                    f"{self._coordinator.text_of(intent.half)} is not known: it was never stored, or ended long ago"
                 )
             return TxnState.ABORTED  # and it is not stored later
         if intent.verb is HalfVerb.COMMIT and outcome is TxnState.ABORTED:
             raise self._rolled_back(intent.half)
         if intent.verb is HalfVerb.ROLLBACK and outcome is TxnState.COMMITTED:
-            raise TransactionEnded(f"{self._desk.text_of(intent.half)} is committed")
+            raise TransactionEnded(f"{self._coordinator.text_of(intent.half)} is committed")
         return outcome
 
     def _rolled_back(self, half: int) -> MagnetarError:
-        return TransactionAborted(f"{self._desk.text_of(half)} is rolled back", reason="rolled back")
+        return TransactionAborted(f"{self._coordinator.text_of(half)} is rolled back", reason="rolled back")
 
     def _wait_if_deciding(self, half: Half, intent: Intent) -> None:
         if half.phase in DECIDING:
@@ -352,20 +321,20 @@ class Halves:
             half.try_until, half.tries = now + TRIES_S, 0
         else:
             half.phase = Phase.ROLLING_BACK
-            self._desk.decide(HalfRolledBack(half.record.half))
+            self._coordinator.decide(HalfRolledBack(half.record.half))
         half.later.append(intent)
         self._ask(half.key, now)
 
     def _change(self, intent: ChangeHalf, now: float) -> None:
         half = self._halves.get(intent.half)
         if half is None:
-            self._desk.check_id(intent.half)
+            self._coordinator.check_id(intent.half)
             wanted = {HalfChange.COMMIT: TxnState.COMMITTED, HalfChange.ROLLBACK: TxnState.ABORTED}.get(intent.verb)
             outcome = self._state.outcome(intent.half)
             if outcome is None:
-                raise NotFound(f"{self._desk.text_of(intent.half)} is not open")
+                raise NotFound(f"{self._coordinator.text_of(intent.half)} is not open")
             if outcome is not wanted:
-                raise TransactionEnded(f"{self._desk.text_of(intent.half)} is {_past(outcome)} already")
+                raise TransactionEnded(f"{self._coordinator.text_of(intent.half)} is {_past(outcome)} already")
             self._answer(intent, None)
             return
         self._wait_if_deciding(half, intent)
@@ -378,7 +347,7 @@ class Halves:
             case HalfChange.REVIVE if half.phase is Phase.PARKED:
                 half.phase, half.born = Phase.REVIVING, now
                 half.later.append(intent)
-                self._desk.decide(HalfNoted(half.record.half, 0, 0.0, ""))
+                self._coordinator.decide(HalfNoted(half.record.half, 0, 0.0, ""))
             case HalfChange.REVIVE if half.phase is Phase.WAITING:
                 self._make_ready(half, now)
                 self._answer(intent, None)
@@ -388,24 +357,24 @@ class Halves:
     # ------------------------------------------------------------------ publishing
     def _publish(self, half: Half, now: float) -> None:
         """Publishes a half in a transaction. NotOwner: this epoch has no ids any more, and ends."""
-        half.txn = self._desk.begin_own(half.record.owner, PUBLISH_S, now)
+        half.txn = self._coordinator.begin_own(half.record.owner, PUBLISH_S, now)
         half.phase = Phase.PUBLISHING
-        self._desk.do(PublishHalf(half.record.half, half.txn, half.record.messages))
+        self._coordinator.do(PublishHalf(half.record.half, half.txn, half.record.messages))
 
     def published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
         found = self._halves.get(half)
         if found is None or found.phase is not Phase.PUBLISHING or found.txn != txn:
-            self._desk.abort_own(txn, now)
+            self._coordinator.abort_own(txn, now)
             return
         try:
-            self._desk.commit_own(txn, listed, half, now)
+            self._coordinator.commit_own(txn, listed, half, now)
         except MagnetarError as error:
             self._failed(found, error, now)
             return
         found.phase = Phase.COMMITTING
 
     def not_published(self, half: int, txn: int, error: MagnetarError, now: float) -> None:
-        self._desk.abort_own(txn, now)
+        self._coordinator.abort_own(txn, now)
         found = self._halves.get(half)
         if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
             self._failed(found, error, now)
@@ -419,7 +388,8 @@ class Halves:
             return
         told = error
         if not stays:
-            told = Unavailable(f"{self._desk.text_of(half.record.half)}: {half.why}; nothing of it counts so far")
+            text = self._coordinator.text_of(half.record.half)
+            told = Unavailable(f"{text}: {half.why}; nothing of it counts so far")
         self._refuse(half, told)
         if stays:
             self._park(half, half.why, now)
@@ -492,7 +462,7 @@ class Halves:
             self.counters["asked"] += 1
             self._arm(half, now + self._limits.answer_s)
             record = half.record
-            self._desk.do(AskHalf(
+            self._coordinator.do(AskHalf(
                 member, record.half, half.check, record.check_key, record.unknown, now - half.born,
                 self._limits.answer_s, record.messages,
             ))  # fmt: skip
@@ -510,7 +480,7 @@ class Halves:
             # the count is this object's too, before it is durable: the next answer counts on
             noted = HalfNoted(half.record.half, half.record.unknown + 1, now - half.born, "")
             half.record = _noted(half.record, noted)
-            self._desk.decide(noted)
+            self._coordinator.decide(noted)
         self._ask(half.key, now)
 
     def _leave(self, half: Half) -> None:
@@ -538,7 +508,7 @@ class Halves:
     def _park(self, half: Half, why: str, now: float, *, unknown: int = 0) -> None:
         self._leave(half)
         half.phase = Phase.PARKING
-        self._desk.decide(HalfNoted(half.record.half, half.record.unknown + unknown, now - half.born, why))
+        self._coordinator.decide(HalfNoted(half.record.half, half.record.unknown + unknown, now - half.born, why))
         self._ask(half.key, now)
 
     # ------------------------------------------------------------------ what is durable
@@ -554,7 +524,7 @@ class Halves:
             case HalfNoted():
                 self._is_noted(record, now)
             case HalfRolledBack():
-                self._over(record.half, "rolled_back", now)
+                self.over(record.half, "rolled_back", now)
 
     def _is_noted(self, record: HalfNoted, now: float) -> None:
         half = self._halves.get(record.half)
@@ -564,7 +534,7 @@ class Halves:
             half.phase = Phase.PARKED
             half.record = _noted(half.record, record)
             self.counters["parked"] += 1
-            self._desk.do(HalfIsParked(record.half, half.record.group, record.parked))
+            self._coordinator.do(HalfIsParked(record.half, half.record.group, record.parked))
             self._resolved(half, now)
         elif half.phase is Phase.REVIVING and not record.parked:
             half.record = _noted(half.record, record)
@@ -572,10 +542,8 @@ class Halves:
             self._make_ready(half, now)
             self._resolved(half, now)
 
-    def committed(self, half: int, now: float) -> None:
-        self._over(half, "committed", now)
-
-    def _over(self, number: int, how: str, now: float) -> None:
+    def over(self, number: int, how: str, now: float) -> None:
+        """Ends a half, "committed" or "rolled_back", whose outcome is durable."""
         half = self._halves.pop(number)
         self.counters[how] += 1
         self._groups[half.key].halves -= 1
@@ -591,7 +559,7 @@ class Halves:
 
     def _resolved(self, half: Half, now: float) -> None:
         later, half.later = half.later, []
-        self._desk.again(later, now)
+        self._coordinator.again(later, now)
 
     def _add(self, half: Half) -> None:
         self._halves[half.record.half] = half
@@ -622,8 +590,8 @@ class Halves:
         self._forget(now)
         if now - self._noted >= self._limits.open_s / NOTES:
             self._noted = now
-            for note in self._notes(now):
-                self._desk.decide(note)
+            for note in self.notes(now):
+                self._coordinator.decide(note)
 
     def _passed(self, half: Half, now: float) -> None:
         match half.phase:
@@ -645,9 +613,10 @@ class Halves:
         """Forgets outcomes that were kept for `retention_s`, up to an eighth longer."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
-            self._desk.decide(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
+            self._coordinator.decide(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
 
-    def _notes(self, now: float) -> list[HalfNoted]:
+    def notes(self, now: float) -> list[HalfNoted]:
+        """Returns notes with the ages of the halves."""
         return [
             HalfNoted(number, half.record.unknown, now - half.born, "")
             for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
@@ -660,10 +629,6 @@ class Halves:
         for half in self._halves.values():
             half.later = []
         return waiting
-
-    def hand_over(self, now: float) -> list[HalfNoted]:
-        """Returns notes with the ages of the halves."""
-        return self._notes(now)
 
     @property
     def own(self) -> set[int]:

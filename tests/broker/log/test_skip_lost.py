@@ -129,7 +129,7 @@ async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_an
         broker, world = running.brokers[0], running.world
         topic = await broker.owned.topic(NAME)
         for name in ("acked", "old"):
-            await topic.subscribe(name, topic.log.shape.start)
+            await topic.registry.subscribe(name, topic.log.shape.start)
         await _publish(running, *range(6))
         acked = await TestConsumer(world, broker, TOPIC, subscription="acked").ready()
         await acked.ack(*[await acked.receive() for _ in range(6)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.common.config import BrokerConfig, Replication
+from magnetar.broker.log import topic_log
 from magnetar.broker.log.appender import AGE_LOOK_MS
 from magnetar.broker.log.cache import TailCache
 from magnetar.broker.log.core.sequence_range import SequenceRange
@@ -136,6 +137,20 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 
 # ---------------------------------------------------------------------------------------------- take-over
+Step = Callable[[TopicLog], Awaitable[None]]
+
+
+def replaced(
+    monkeypatch: pytest.MonkeyPatch, log: TopicLog, step: Step, then: Callable[[], Awaitable[None]]
+) -> None:
+    """Runs `then` in place of a step of the take-over of `log`."""
+
+    async def run(other: TopicLog) -> None:
+        await (then() if other is log else step(other))
+
+    monkeypatch.setattr(topic_log, "TAKE_OVER", tuple(run if each is step else each for each in TAKE_OVER))
+
+
 async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     first = await bench.owner()
     first.publish(3)
@@ -157,9 +172,14 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
     record(owner.log._chain.listed, "read", "read_list")
     record(owner.ledgers, "recover_to_close", "recover_ledgers")
     record(owner.log._chain.listed, "change", "claim_list")
-    record(owner.log, "serve", "serve")
+
+    async def serve() -> None:
+        await owner.log.serve()
+        done.append("serve")
+
+    replaced(monkeypatch, owner.log, TopicLog.serve, serve)
     await owner.log.open()
-    assert tuple(done) == TAKE_OVER
+    assert done == [step.__name__ for step in TAKE_OVER]
 
 
 async def test_take_over_keeps_what_was_confirmed_and_continues_the_indexes(bench: Bench) -> None:
@@ -207,13 +227,12 @@ async def test_a_former_owner_that_believes_in_itself_loses_at_the_list(bench: B
 async def test_a_list_that_changed_under_the_take_over_fences(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = Owner(bench)
     bench.owners.append(owner)
-    original = owner.log.claim_list
 
     async def late() -> None:
         await bench.owner()  # another broker goes through all of it
-        await original()
+        await owner.log.claim_list()
 
-    monkeypatch.setattr(owner.log, "claim_list", late)
+    replaced(monkeypatch, owner.log, TopicLog.claim_list, late)
     with pytest.raises(TopicFenced):
         await owner.log.open()
     assert owner.log.state is TopicState.OPENING
@@ -354,22 +373,21 @@ async def test_whatever_answers_of_the_metadata_are_lost_a_take_over_ends_with_o
             assert (record.state, record.last_entry + 1) == (CLOSED, each.entries)
 
 
-@pytest.mark.parametrize("step", TAKE_OVER)
+@pytest.mark.parametrize("step", TAKE_OVER, ids=lambda step: step.__name__)
 async def test_a_crash_after_any_step_of_a_take_over_leaves_a_topic_that_opens(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: str
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
     first = await bench.owner()
     first.publish(4)
     await first.settled(4)
     crashing = Owner(bench)
     bench.owners.append(crashing)
-    original = getattr(crashing.log, step)
 
     async def crash() -> None:
-        await original()
-        raise ConnectionAbortedError(step)
+        await step(crashing.log)
+        raise ConnectionAbortedError(step.__name__)
 
-    monkeypatch.setattr(crashing.log, step, crash)
+    replaced(monkeypatch, crashing.log, step, crash)
     with pytest.raises(ConnectionAbortedError):
         await crashing.log.open()
     third = await bench.owner()

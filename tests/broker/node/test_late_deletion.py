@@ -228,7 +228,7 @@ async def test_an_owner_that_stood_still_takes_no_subscription_from_the_next_one
             topic = await running.brokers[0].owned.topic(NAME, create=False)
             store, path = running.store.session(), paths.cursor("public", "default", "named", "s")
             before = await get_record(store, path, CursorRecord)
-            storage: Any = topic._storage
+            storage: Any = topic.registry._storage
             with pytest.raises(TopicFenced, match="taken over"):
                 await storage._store(topic, "s", "of the former owner").open(topic.log.shape)
             assert await get_record(store, path, CursorRecord) == before

@@ -24,8 +24,8 @@ from magnetar.broker.node.state_memory import (
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked
-from magnetar.runtime.access import CallerMemory
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.memory.budget import CallerMemory
 from tests.support.cluster import TestConsumer, TestProducer, cluster
 
 MIB = 1 << 20
@@ -96,7 +96,7 @@ async def test_topics_subscriptions_and_clients_are_counted_and_holes_past_the_s
         subscription.dispatcher.memory_bytes_max = 10
         await producer.send(b"new")
         async with asyncio.timeout(10):
-            while subscription.blocked is not Blocked.HOLES:  # noqa: ASYNC110
+            while subscription.pump.blocked is not Blocked.HOLES:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         await state.look(broker.topics.values())
         assert subscription.dispatcher.memory_bytes_max == HOLES_BYTES_MIN

@@ -190,7 +190,7 @@ async def test_complaint_10_a_subscription_past_its_memory_says_so_once_and_goes
         mine = await consumer(running, permits=1, type=wire.Subscribe.SHARED)
         subscription = running.brokers[0].topics[TOPIC].subscription("s")
         kept = []
-        while subscription.blocked is not Blocked.HOLES:
+        while subscription.pump.blocked is not Blocked.HOLES:
             delivery = await mine.receive()
             if delivery.entry_id % 2:
                 await mine.ack(delivery)

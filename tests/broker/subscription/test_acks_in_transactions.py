@@ -47,6 +47,7 @@ class Joins:
 
     def __init__(self, honest: Any) -> None:
         self.honest = honest
+        self.joins = self
         self.joined: set[TxnId] = set()
         self.ended: set[TxnId] = set()
         self.asked: list[TxnId] = []
@@ -161,7 +162,7 @@ async def test_a_pending_entry_is_not_delivered_after_nack_disconnect_or_restart
     assert subscription.pending_transactions == (X,)
     subscription.settle(X, committed)
     subscription.settle(X, committed)
-    await subscription.stored()
+    await subscription.durable_now()
     assert not subscription.cursor.dirty
     assert subscription.pending_transactions == ()
     if committed:
@@ -301,7 +302,7 @@ async def test_a_refused_acknowledgement_leaves_no_trace(running: Cluster) -> No
     with pytest.raises(NotAllowed, match="cumulative"):
         await ack_in(mine, X, deliveries[2], kind=wire.Ack.CUMULATIVE)
     assert (subscription.cursor.state(), subscription.dispatcher.unacked) == (before, unacked)
-    await subscription.stored()
+    await subscription.durable_now()
     assert subscription.store is not None
     assert subscription.store.writes == writes
     await ack_in(mine, Y, deliveries[1])
@@ -494,7 +495,7 @@ async def test_the_end_of_a_terminated_topic_is_told_when_nothing_can_come_back(
     deliveries = await received(mine, 2)
     await ack_in(mine, X, deliveries[1])
     await topic_of(running).log.terminate()
-    subscription_of(running).wake()
+    subscription_of(running).pump.wake()
     await mine.ack(deliveries[0])
     subscription_of(running).settle(X, False)
     assert (await mine.receive()).entry_id == 1
@@ -552,14 +553,14 @@ async def test_a_subscription_that_cannot_store_an_end_holds_up_no_other_transac
     mine, other = await consumer(running), await consumer(running, subscription="other")
     await ack_in(mine, X, (await received(mine, 2))[0])
     await ack_in(other, Y, (await received(other, 2))[1])
-    topic, go_on, honest = topic_of(running), asyncio.Event(), Subscription.stored
+    topic, go_on, honest = topic_of(running), asyncio.Event(), Subscription.durable_now
 
     async def stored(self: Subscription) -> None:
         if self.name == "s":
             await go_on.wait()
         await honest(self)
 
-    monkeypatch.setattr(Subscription, "stored", stored)
+    monkeypatch.setattr(Subscription, "durable_now", stored)
     ends = [coordinator.settlement(each, True) for each in (X, Y)]
     late, done = await topic.settle(ends, 0.2)
     assert isinstance(late, TimedOut), "it is not stored, and not told to be"

@@ -58,7 +58,7 @@ async def moved_on(at: Deployment, seconds: float) -> None:
     """The clock goes on; whoever sleeps looks at it."""
     at.clock.ahead_s += seconds
     for each in at.topic.subscriptions.values():
-        each.wake()
+        each.pump.wake()
 
 
 async def restarted(at: Deployment) -> None:
@@ -169,7 +169,7 @@ async def test_a14_a_restart_finds_the_buckets_and_reads_nothing_of_the_log(
 
         monkeypatch.setattr(TopicLogReader, "read", counted)
         shared = await at.consumer("s", type=SHARED)
-        await until(lambda: subscription(at).blocked is Blocked.DELAYED)
+        await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
         assert subscription(at).dispatcher.delays is not None
         assert subscription(at).dispatcher.delays.count == 100
         assert reads == [], "the buckets say what waits"
@@ -194,8 +194,8 @@ async def test_buckets_go_when_they_are_drained_and_with_their_subscription(tmp_
         await moved_on(at, 11 * 60)
         await shared.receive_payloads(50)
         await until(lambda: not mine.buckets)
-        await at.topic.unsubscribe("other", force=True)
-        ledger_client = at.topic._storage.ledgers
+        await at.topic.registry.unsubscribe("other", force=True)
+        ledger_client = at.topic.registry._storage.ledgers
         for ledger_id in ledgers:
             await until_gone(ledger_client, ledger_id)
 
@@ -218,10 +218,10 @@ async def test_a_bucket_that_cannot_be_read_costs_reading_the_log_and_no_message
         store = subscription(at).store
         assert store is not None
         for bucket in store.buckets:
-            await at.topic._storage.ledgers.delete(bucket.ledger_id)
+            await at.topic.registry._storage.ledgers.delete(bucket.ledger_id)
         await restarted(at)
         shared = await at.consumer("s", type=SHARED)
-        await until(lambda: subscription(at).blocked is Blocked.DELAYED)
+        await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
         assert await shared.quiet(), "what is read again is still early"
         await moved_on(at, 10 * 60)
         assert sorted(await shared.receive_payloads(50)) == sorted(payloads)
@@ -235,7 +235,7 @@ async def test_a_segment_that_is_lost_later_costs_no_message_either(tmp_path: Pa
         store = subscription(at).store
         assert store is not None
         for bucket in store.buckets:
-            await at.topic._storage.ledgers.delete(bucket.ledger_id)
+            await at.topic.registry._storage.ledgers.delete(bucket.ledger_id)
         await moved_on(at, 10 * 60)
         assert sorted(await shared.receive_payloads(50)) == sorted(payloads)
 
@@ -287,7 +287,7 @@ async def test_complaint_19_past_the_memory_budget_more_is_sealed_and_nothing_is
         await until(lambda: delays._sealing is None and not delays.core.seals)
         assert delays.core.buckets > 0
         assert delays.core.count == 200
-        assert subscription(at).blocked is Blocked.DELAYED
+        assert subscription(at).pump.blocked is Blocked.DELAYED
         await moved_on(at, 10)
         assert sorted(await shared.receive_payloads(200)) == sorted(payloads)
 
@@ -305,7 +305,7 @@ async def test_while_buckets_cannot_be_written_it_says_so_and_goes_on_by_itself(
 
         monkeypatch.setattr(StateLedgers, "create_closed", away)
         await delayed(at, 300, 5000)
-        await until(lambda: subscription(at).blocked is Blocked.DELAYS)
+        await until(lambda: subscription(at).pump.blocked is Blocked.DELAYS)
         assert subscription(at).dispatcher.delays.count < 300  # type: ignore[union-attr]
         monkeypatch.setattr(StateLedgers, "create_closed", write)
         await until(lambda: subscription(at).dispatcher.delays.count == 300)  # type: ignore[union-attr]
@@ -328,7 +328,7 @@ async def test_complaint_20_consumers_that_leave_and_return_cause_no_reading(
         read = TopicLogReader.read
         monkeypatch.setattr(TopicLogReader, "read", never)
         second = await at.consumer("s", type=SHARED)
-        await until(lambda: subscription(at).blocked is Blocked.DELAYED)
+        await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
         assert subscription(at).dispatcher.delays.count == 100  # type: ignore[union-attr]
         monkeypatch.setattr(TopicLogReader, "read", read)
         await moved_on(at, 10 * 60)
@@ -371,7 +371,7 @@ async def test_while_a_bucket_is_looked_for_the_loop_does_not_turn_in_circles(
         at.clock.ahead_s += 9  # what the first bucket holds is near
         await until(lambda: subscription(at).dispatcher.delays.count >= 20)  # type: ignore[union-attr]
         before = len(rings)
-        subscription(at).wake()
+        subscription(at).pump.wake()
         for _ in range(100):
             await asyncio.sleep(0)
         assert len(rings) - before < 5
@@ -491,7 +491,7 @@ async def test_what_is_reconsumed_later_waits_in_the_retry_topic_also_over_a_res
             assert retries.dispatcher.delays is not None
             assert retries.dispatcher.delays.count == 1
             at.clock.ahead_s += 601
-            retries.wake()
+            retries.pump.wake()
             again = await mine.receive(5000)
             assert (again.data(), again.properties()["RECONSUMETIMES"]) == (b"later", "1")
             assert (again.properties()["DELAY_TIME"], again.properties()["why"]) == ("600000", "busy")
@@ -502,7 +502,7 @@ async def test_statistics_say_that_what_is_left_is_due_later_and_how_old_it_is(t
     async with deployment(tmp_path) as at:
         shared, producer, now_ms = await at.consumer("s", type=SHARED), await at.producer(), at.clock.wall_ms()
         await producer.send(b"later", deliver_at_ms=now_ms + 10 * MINUTE)
-        await until(lambda: subscription(at).blocked is Blocked.DELAYED)
+        await until(lambda: subscription(at).pump.blocked is Blocked.DELAYED)
         (found,) = (await statistics.of_topic(at.topic, "here")).subscriptions
         assert (found.backlog, found.delayed, found.blocked) == (1, 1, "what is left is to be delivered later")
         assert found.oldest_ms >= now_ms

@@ -57,7 +57,7 @@ async def crashed(at: Deployment) -> None:
     topic.lose(NotOwner("crashed"))
     await topic.close()
     await at.consumer("other", type=SHARED)
-    await at.topic.unsubscribe("other", force=True)
+    await at.topic.registry.unsubscribe("other", force=True)
 
 
 async def all_comes(at: Deployment) -> None:
@@ -68,7 +68,7 @@ async def all_comes(at: Deployment) -> None:
     assert await consumer.receive_payloads(1) == [b"8"]
     assert await consumer.quiet()
     at.clock.ahead_s += 601
-    at.topic.subscription("s").wake()
+    at.topic.subscription("s").pump.wake()
     assert await consumer.receive_payloads(1) == [b"0"]
 
 

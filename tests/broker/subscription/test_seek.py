@@ -95,7 +95,7 @@ class Store:
     async def pump(self) -> None:
         """The subscription hands out whatever it may."""
         for _ in range(20):
-            self.subscription.wake()
+            self.subscription.pump.wake()
             await asyncio.sleep(0)
 
 
@@ -127,7 +127,7 @@ async def test_nothing_from_the_new_place_comes_before_the_seek_is_answered(
     await store.wait_asked()
     await producer.send(b"3")
     await store.pump()
-    assert store.subscription.blocked is Blocked.MOVING
+    assert store.subscription.pump.blocked is Blocked.MOVING
     store.asked[0].set_result(None)
     assert await _order(consumer, 4) == ["done", "0", "1", "2", "3"]
 

@@ -50,9 +50,9 @@ async def test_a_throttled_subscription_has_one_timer_however_often_it_is_woken(
         subscription = at.topic.subscription("s")
         await producer.send(b"waits")
         for _ in range(100):
-            subscription.wake()
+            subscription.pump.wake()
             await _turns()
-        assert subscription.blocked is Blocked.THROTTLED
+        assert subscription.pump.blocked is Blocked.THROTTLED
         assert timers.pending == 1
         await at.lay_down(subscription_dispatch_rate_messages=0)  # the limit is lifted: it does not wait for the timer
         assert await consumer.receive_payloads(1) == [b"waits"]

@@ -106,7 +106,7 @@ async def test_acknowledgements_in_a_transaction_are_aborted_too(scene: Scene) -
     await scene.coordinator.end(topic, scene.txn, False)
     await (await scene.producer()).send(b"1")
     consumer = await TestConsumer(scene.running.world, scene.broker, TOPIC).ready()
-    await topic.transactions.join(txn)
+    await topic.transactions.joins.join(txn)
     await scene.delete(force=True)
     assert scene.coordinator.states[txn] is TxnState.ABORTED
     await consumer.close()

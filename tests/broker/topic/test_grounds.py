@@ -243,7 +243,7 @@ async def test_whatever_is_loaded_goes_on_after_a_first_delayed_message_and_a_fi
         await on.producer.send(b"late", key="l", deliver_at_ms=on.running.world.clock.wall_ms() + 400)
         for each in ("away", "unread"):
             subscription = on.topic.subscription(each)
-            await on.topic.set_properties(subscription, {"dead-letter.max-redeliver-count": "3"})
+            await on.topic.registry.set_properties(subscription, {"dead-letter.max-redeliver-count": "3"})
         assert len(held) == 2
         unread.frame(redeliver=wire.Redeliver())
         unread.permits(100)

@@ -25,7 +25,7 @@ async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Clus
     await TestProducer(running.world, running.brokers[0], TOPIC).opened()
     broker = running.brokers[0].owned
     topic = await broker.topic(TopicName.parse(TOPIC))
-    subscription = await topic.subscribe("s")
+    subscription = await topic.registry.subscribe("s")
     config = replace(broker.config, state_memory_bytes=1 << 20)
     await StateMemory(config, running.world.clock, broker.cache, broker.memory).look([topic])
     store, letters, delayed = subscription.store, subscription.dead_letters, subscription.delayed
@@ -34,8 +34,8 @@ async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Clus
     assert delayed is not None
     assert (delayed._used, delayed.core._used, topic.transactions._under_way) == (None, None, None)
     assert (topic.compaction._progress, topic.compaction._view, topic.compaction._tasks) == (None, None, None)
-    assert (subscription.cursor._changed, subscription.cursor._measures) == (None, None)
-    assert (subscription._buffer, subscription._returned, subscription._started) == (None, None, None)
+    assert (subscription.cursor._changed, subscription.cursor._holes) == (None, None)
+    assert (subscription.pump._buffer, subscription.pump._returned, subscription.pump._started) == (None, None, None)
     assert (store._ledger_used, store._log, store._waiting) == (None, None, None)
     assert (topic._deleting, topic.producers._epochs, topic.dedup._ledger_used, letters._message) == (None,) * 4
 
@@ -50,4 +50,4 @@ async def test_what_is_used_is_made(running: Cluster) -> None:
     assert subscription.store is not None
     await subscription.durable_now()
     assert subscription.store._ledger_used is not None
-    assert subscription._buffer is not None
+    assert subscription.pump._buffer is not None

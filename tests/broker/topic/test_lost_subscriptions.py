@@ -12,7 +12,8 @@ import pytest
 from magnetar.broker.log.ledger_list import path_of as topic_path
 from magnetar.broker.subscription.cursors import path_of
 from magnetar.broker.topic.storage import DurableStorage
-from magnetar.broker.topic.topic import NAMES_BYTES_MAX, RECORD_LOST, Topic
+from magnetar.broker.topic.subscription_registry import NAMES_BYTES_MAX, RECORD_LOST
+from magnetar.broker.topic.topic import Topic
 from magnetar.metadata.records import CursorRecord
 from magnetar.metadata.sqlite import LocalSession
 from magnetar.metadata.store import ANY, Check, Delete, Operation
@@ -101,7 +102,7 @@ async def test_a_deleted_subscription_keeps_nothing_and_does_not_come_back(tmp_p
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         topic = await _published(running)
-        await topic.unsubscribe("lost")
+        await topic.registry.unsubscribe("lost")
         await broker.owned.unload(NAME)
         topic = await broker.owned.topic(NAME)
         assert sorted(topic.subscriptions) == ["kept"]
@@ -124,12 +125,12 @@ async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscripti
 
         monkeypatch.setattr(DurableCursor, "delete", fail)
         with pytest.raises(Unavailable):
-            await topic.unsubscribe("lost")
+            await topic.registry.unsubscribe("lost")
         monkeypatch.setattr(DurableCursor, "delete", delete)
         await broker.owned.unload(NAME)
         topic = await broker.owned.topic(NAME)
         assert sorted(topic.subscriptions) == ["kept", "lost"], "its record was there"
-        await topic.unsubscribe("lost")
+        await topic.registry.unsubscribe("lost")
         await broker.owned.unload(NAME)
         assert sorted((await broker.owned.topic(NAME)).subscriptions) == ["kept"]
 
@@ -140,12 +141,12 @@ async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_lis
         await topic.log.note(subscriptions=None)
         await running.brokers[0].owned.unload(NAME)
         topic = await running.brokers[0].owned.topic(NAME)
-        await topic.subscribe("kept")
+        await topic.registry.subscribe("kept")
         assert topic.log.record.subscriptions == ("kept", "lost")
         for number in range(NAMES_BYTES_MAX // 200 + 1):
             if topic.log.record.subscriptions is None:
                 break
-            await topic.subscribe(f"{number:0200d}")
+            await topic.registry.subscribe(f"{number:0200d}")
         assert topic.log.record.subscriptions is None
 
 
@@ -186,7 +187,7 @@ async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in
 
         monkeypatch.setattr(LocalSession, "commit", counted)
         for name in ("a", "b"):
-            await topic.subscribe(name)
+            await topic.registry.subscribe(name)
         topics = topic_path(NAME)
         assert commits == [[path_of(NAME, "a"), topics], [path_of(NAME, "b"), topics]]
         await broker.owned.unload(NAME)
@@ -195,8 +196,8 @@ async def test_a_subscription_is_made_in_the_commit_that_names_it_and_claimed_in
         assert commits == [[path_of(NAME, "a"), path_of(NAME, "b"), topics]]
         records = [await get_record(running.sessions[0], path_of(NAME, each), CursorRecord) for each in ("a", "b")]
         assert {each[0].claim for each in records if each is not None} == {topic.log.record.claim}
-        await topic.unsubscribe("a")
-        await topic.subscribe("a")
+        await topic.registry.unsubscribe("a")
+        await topic.registry.subscribe("a")
         made = await get_record(running.sessions[0], path_of(NAME, "a"), CursorRecord)
         assert made is not None
         assert made[0].claim != topic.log.record.claim, "what is left of the deleted one cannot write here"

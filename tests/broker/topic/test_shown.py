@@ -13,6 +13,7 @@ import pytest
 import magnetar
 from magnetar.broker.session.backlogs import Backlogs
 from magnetar.broker.session.statistics import of_topic
+from magnetar.broker.subscription.pump import Pump
 from magnetar.broker.topic import backlog
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
@@ -37,6 +38,7 @@ MAY_READ_THE_LOG = {
     "broker/topic/maintenance.py": "of the ledgers: quota, rolls, state",
     "broker/topic/producer.py": "publishes",
     "broker/topic/registry.py": "the record",
+    "broker/topic/subscription_registry.py": "the record of names, and where the first entry is",
     "broker/topic/storage.py": "ends the topic, and loads cursors over all of it",
     "broker/topic/nonpersistent.py": "it takes no transactions",
 }
@@ -280,10 +282,9 @@ async def test_a_reader_at_the_last_stable_position_sleeps_until_it_moves(
 ) -> None:
     async with filled(tmp_path, coordinator) as at:
         await at.consumer.receive_payloads(2)
-        subscription = at.topic.subscription("t")
         pumped: list[int] = []
-        honest = subscription._pump
-        subscription._pump = lambda: (pumped.append(1), honest())  # type: ignore[method-assign]
+        honest = Pump.hand_out
+        monkeypatch.setattr(Pump, "hand_out", lambda pump: (pumped.append(1), honest(pump)))
         for number in range(5):
             await at.producer.send(b"behind %d" % number)
         assert not pumped, "a plain entry behind the last stable position wakes no reader"

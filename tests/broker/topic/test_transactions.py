@@ -171,7 +171,7 @@ async def test_a_refused_send_is_never_in_the_log(tmp_path: Path, coordinator: F
 async def test_a_coordinator_that_does_not_answer_holds_up_its_own_producer_alone(
     tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.broker.topic.transactions.JOIN_S", 0.3)
+    monkeypatch.setattr("magnetar.broker.topic.txn_joins.JOIN_S", 0.3)
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         producer = await TxnProducer(running.world, broker, TOPIC).opened()
@@ -524,7 +524,7 @@ async def test_an_entry_after_the_last_receipt_stays_hidden_after_a_crash(
         await until_owned_by(running, second)
         topic = await loaded(second)
         if told == "COMMITTED":
-            await until(lambda: txn in topic.transactions._here.committed_at)
+            await until(lambda: txn in topic.transactions.questions._committed_at)
             assert await shown(second) == []
             await settle_at(topic, settlement)
         await until(lambda: not topic.transactions.still_open)
@@ -535,8 +535,8 @@ async def test_what_its_coordinator_lost_is_aborted_when_it_is_asked_for(
     tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No settlement comes from a coordinator that was taken over and knows no participant."""
-    monkeypatch.setattr("magnetar.broker.topic.transactions.OPEN_ASK_S", 0.1)
-    monkeypatch.setattr("magnetar.broker.topic.transactions.ASK_S_MAX", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_questions.OPEN_ASK_S", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_questions.ASK_S_MAX", 0.1)
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         consumer = await TestConsumer(running.world, broker, TOPIC).ready()
@@ -552,8 +552,8 @@ async def test_an_answer_that_tells_no_outcome_shows_nothing_and_the_topic_asks_
     tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No coordinator tells a topic "forgotten" (invariant 87). One that did would not make entries count."""
-    monkeypatch.setattr("magnetar.broker.topic.transactions.OPEN_ASK_S", 0.1)
-    monkeypatch.setattr("magnetar.broker.topic.transactions.ASK_S_MAX", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_questions.OPEN_ASK_S", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_questions.ASK_S_MAX", 0.1)
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         consumer = await TestConsumer(running.world, broker, TOPIC).ready()

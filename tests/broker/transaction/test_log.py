@@ -196,19 +196,20 @@ async def test_a_lost_or_damaged_record_is_not_taken_for_one_that_never_was() ->
     assert begun == TransactionsRecord(coordinators=2, begun=(0,))
 
 
-async def test_take_over_goes_in_its_order() -> None:
+async def test_take_over_goes_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage()
     await (await Owner(storage).open()).write("a")
-    owner, steps = Owner(storage), list[str]()
-    for step in TAKE_OVER:
-        method = getattr(owner.log, step)
+    steps: list[str] = []
 
-        async def recorded(step: str = step, method: Any = method) -> None:
-            steps.append(step)
-            await method()
+    def recorded(step: Any) -> Any:
+        async def run(log: CoordinatorLog) -> None:
+            steps.append(step.__name__)
+            await step(log)
 
-        setattr(owner.log, step, recorded)
-    await owner.open()
+        return run
+
+    monkeypatch.setattr("magnetar.broker.transaction.log.TAKE_OVER", tuple(recorded(step) for step in TAKE_OVER))
+    await Owner(storage).open()
     assert steps == ["read_record", "recover_ledger", "claim_record", "serve"]
 
 

@@ -16,8 +16,8 @@ from magnetar.broker.subscription.core.cursor_state import CursorState
 from magnetar.broker.topic.statistics import TopicStatistics
 from magnetar.cli.metrics.samples import Measured
 from magnetar.proto.names import Position, TopicName
-from magnetar.runtime.access import CallerMemory
 from magnetar.runtime.clock import SystemClock
+from magnetar.runtime.memory.budget import CallerMemory
 from magnetar.runtime.monitoring.metrics import SECONDS, Histogram, Page
 from tests.support.steps import Steps, slowness
 

@@ -186,8 +186,8 @@ async def test_strangers_have_a_share_of_the_connections_and_leave_for_those_tha
     for stranger in list(listener.strangers):
         stranger.is_ready = True  # it sent its settings, and makes no call
         for _ in range(STRANGER_LOOKS):
-            stranger._heard = True
-            stranger._look()
+            stranger.liveness.received = True
+            stranger.liveness.look()
     assert not len(listener.strangers)
     assert await call(first) == await call(late) == "here"
     for each in idle:

@@ -206,7 +206,15 @@ async def test_the_credit_for_many_bytes_leaves_a_turn_before_they_are_worked_on
         loop.call_soon(turn)
 
     turn()
-    monkeypatch.setattr(pair.client, "consumed", lambda *_: credited.append(passed))
+    honest = http2.ReceiveWindow.consumed
+
+    def consumed(window: http2.ReceiveWindow, stream: http2.Http2Stream, size: int) -> None:
+        if window is pair.client.window:
+            credited.append(passed)
+        else:
+            honest(window, stream, size)
+
+    monkeypatch.setattr(http2.ReceiveWindow, "consumed", consumed)
     (item,) = await stream.receive()
     assert (item.id, passed - credited[0]) == (size, turns)
 
@@ -227,7 +235,7 @@ async def test_a_stranger_makes_a_server_keep_no_more_than_the_first_window(pair
     """Before a handler reads: the call is being authenticated, or is none."""
     give(pair.server, OPENED + HEADERS)
     stream = pair.server.streams[1]
-    assert (stream.receive_left, pair.server._receive_left) == (65_535, 65_535)
+    assert (stream.receive_left, pair.server.window.left) == (65_535, 65_535)
     give(pair.server, frames.header(5, frames.DATA, 0, 1) + client.prefix(1 << 20))
     for _ in range(4):
         assert not pair.down.is_closed
@@ -411,14 +419,14 @@ async def test_a_dead_peer_is_noticed_by_looks_and_one_that_answers_is_not(pair:
     assert call.done.done()
     for _ in range(20):
         for end in (pair.client, pair.server):
-            end._look()
-            assert end._timer is not None
+            end.liveness.look()
+            assert end.liveness.timer is not None
         await pair.run(rng, 1000)
     assert not pair.client.is_lost
-    pair.client._look()  # it heard something since the last one
+    pair.client.liveness.look()  # it heard something since the last one
     for number in range(1, http2.DEAD_LOOKS + 1):
         assert not pair.client.is_lost, number
-        pair.client._look()
+        pair.client.liveness.look()
     assert pair.client.is_lost
     assert bytes(pair.up.written).endswith(frames.ping(b"magnetar"))
 
@@ -426,23 +434,23 @@ async def test_a_dead_peer_is_noticed_by_looks_and_one_that_answers_is_not(pair:
 async def test_whether_the_other_end_answers_is_asked_by_a_ping_and_ends_nothing(pair: Pair) -> None:
     rng = random.Random(6)
     await pair.run(rng, 1000)
-    asking = asyncio.ensure_future(pair.client.answers(60.0))
+    asking = asyncio.ensure_future(pair.client.liveness.answers(60.0))
     await pair.run(rng, 1000)
     assert await asking
-    assert not await pair.client.answers(0.0)
-    later = asyncio.ensure_future(pair.client.answers(60.0))
+    assert not await pair.client.liveness.answers(0.0)
+    later = asyncio.ensure_future(pair.client.liveness.answers(60.0))
     await pair.run(rng, 1000)
     assert await later, "the answer to the one before counts, too"
     await pair.run(rng, 1000)
     assert not pair.client.is_lost
     pair.client.abort(ConnectionLost("the test is over"))
-    assert not await pair.client.answers(0.0)
+    assert not await pair.client.liveness.answers(0.0)
 
 
 async def test_a_connection_without_settings_is_given_up() -> None:
     pair = Pair()
     for _ in range(http2.HANDSHAKE_LOOKS):
-        pair.server._look()
+        pair.server.liveness.look()
     assert pair.server.is_lost
     pair.client.close(ConnectionLost("the test is over"))
 
@@ -453,15 +461,15 @@ async def test_an_idle_connection_is_closed_and_one_with_a_stream_is_not(pair: P
     pair.stream()
     await pair.run(rng, 1000)
     for _ in range(server._IDLE_LOOKS + 2):
-        pair.server._heard = True
-        pair.server._look()
+        pair.server.liveness.received = True
+        pair.server.liveness.look()
     assert not pair.server.is_lost
     next(iter(pair.client.streams.values())).cancel()  # type: ignore[attr-defined]
     await pair.run(rng, 1000)
     for _ in range(server._IDLE_LOOKS + 2):
-        pair.server._heard = True
+        pair.server.liveness.received = True
         if not pair.server.is_lost:
-            pair.server._look()
+            pair.server.liveness.look()
     assert pair.server.is_lost
 
 

@@ -67,7 +67,7 @@ class Unread(Wire):
 
     def write(self, data: Any) -> None:
         super().write(data)
-        if len(self.written) > http2.WRITE_BUFFER_BYTES and not self.protocol._paused:
+        if len(self.written) > http2.WRITE_BUFFER_BYTES and not self.protocol.out.is_paused:
             self.protocol.pause_writing()
 
 
@@ -168,9 +168,9 @@ async def test_who_breaks_the_rules_and_does_not_read_is_aborted(made: Callable[
     served = made(unread := Unread())
     aborted: list[bool] = []
     unread.abort = lambda: aborted.append(True)  # type: ignore[method-assign]
-    served.end.be_patient(math.inf, 0)
+    served.end.patience.allow(math.inf, 0)
     give(served.end, OPENED + b"".join(frames.ping(bytes(8)) for _ in range(70_000)))
-    assert served.end._paused
+    assert served.end.out.is_paused
     give(served.end, frames.window_update(0, 0))
     assert aborted == [True]
 
@@ -194,7 +194,7 @@ async def test_streams_that_are_reset_at_once_begin_no_more_handlers_than_calls_
 ) -> None:
     served = made(Wire())
     give(served.end, OPENED)
-    served.end.be_patient(math.inf, 0)
+    served.end.patience.allow(math.inf, 0)
     for first in range(0, 20_000, 500):
         numbers = range(2 * first + 1, 2 * first + 1001, 2)
         give(served.end, b"".join(begun(id_, LOOKUP) + frames.rst_stream(id_, Code.CANCEL) for id_ in numbers))
@@ -215,10 +215,10 @@ async def test_one_settings_that_changes_a_window_thousands_of_times_visits_each
     made: Callable[[Wire], Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = made(Wire())
-    served.end.be_patient(math.inf, 0)
+    served.end.patience.allow(math.inf, 0)
     give(served.end, OPENED + b"".join(begun(2 * n + 1, CONNECT) for n in range(CALLS_MAX)))
     visited: list[Any] = []
-    monkeypatch.setattr(http2.Http2Connection, "_opened", lambda connection, stream: visited.append(stream))
+    monkeypatch.setattr(http2.Http2Output, "opened", lambda out, stream: visited.append(stream))
     payload = b"".join(struct.pack("!HI", Setting.INITIAL_WINDOW_SIZE, n) for n in range(2_700))
     give(served.end, frames.header(len(payload), frames.SETTINGS, 0, 0) + payload)
     assert len(visited) == len(served.end.streams) == CALLS_MAX
@@ -231,10 +231,10 @@ async def test_a_window_that_opens_by_a_byte_at_a_time_wakes_one_stream_at_a_tim
 ) -> None:
     served = made(Wire())
     calls = b"".join(call(2 * n + 1) for n in range(CALLS_MAX))
-    served.end._send_left = 0
+    served.end.out.send_left = 0
     give(served.end, OPENED + calls)
     await served.turns()
-    assert len(served.end._blocked) == CALLS_MAX
+    assert len(served.end.out.blocked) == CALLS_MAX
     woken: list[int] = []
     honest = server._UnaryCall.writable
 
@@ -258,7 +258,7 @@ async def test_a_stream_whose_own_window_is_shut_is_not_woken_by_that_of_the_con
     served = made(Wire())
     give(served.end, frames.PREFACE + frames.settings({Setting.INITIAL_WINDOW_SIZE: 0}) + call(1) + call(3) + call(5))
     await served.turns()
-    assert not served.end._blocked
+    assert not served.end.out.blocked
     give(served.end, frames.window_update(0, 1000) + frames.window_update(3, 1000))
     assert list(served.end.streams) == [1, 5]
     give(served.end, frames.settings({Setting.INITIAL_WINDOW_SIZE: 50}))

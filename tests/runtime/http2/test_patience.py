@@ -19,6 +19,7 @@ from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import server
 from magnetar.runtime.http2 import connection as http2
 from magnetar.runtime.http2 import frames
+from magnetar.runtime.http2 import patience as limits
 from magnetar.runtime.http2.frames import Code, Setting
 from magnetar.runtime.http2.headers import FIELDS_MAX, FOLDED_BYTES_MAX, BrokenRules, HeaderDecoder, block
 from magnetar.runtime.network import CallContext, EndOfStream
@@ -166,14 +167,14 @@ FLOODS: dict[str, Callable[[int], bytes]] = {
 async def test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soon(served: Served, what: str) -> None:
     give(served.end, OPENED)
     number = 0
-    while not served.end.is_lost and number < 4 * http2.PATIENCE:
+    while not served.end.is_lost and number < 4 * limits.PATIENCE:
         give(served.end, FLOODS[what](number))
         number += 1
         if number % 8 == 0:
             await served.turns()
         served.end.check()
     assert served.ended()[-1] == (frames.GOAWAY, 0, Code.ENHANCE_YOUR_CALM)
-    assert number <= http2.PATIENCE + 8
+    assert number <= limits.PATIENCE + 8
     assert served.wire.is_closed
     await served.turns()
     assert not served.end.streams
@@ -183,7 +184,7 @@ async def test_a_stranger_that_sends_what_carries_nothing_is_told_to_be_calm_soo
 async def known(served: Served) -> None:
     give(served.end, OPENED + begun(1, authorization=b"right"))
     await served.turns()
-    assert served.end.is_known
+    assert served.end.patience.is_known
 
 
 @pytest.mark.parametrize("what", [
@@ -192,9 +193,9 @@ async def known(served: Served) -> None:
 ])  # fmt: skip
 async def test_one_that_was_admitted_has_more_patience_and_not_for_ever(served: Served, what: str) -> None:
     await known(served)
-    before = http2.PATIENCE if "stream" not in what and "calls" not in what else http2.PATIENCE / http2.REFUSED
+    before = limits.PATIENCE if "stream" not in what and "calls" not in what else limits.PATIENCE / http2.REFUSED
     number = 0
-    while not served.end.is_lost and number < 2 * http2.PATIENCE_KNOWN:
+    while not served.end.is_lost and number < 2 * limits.PATIENCE_KNOWN:
         give(served.end, b"".join(FLOODS[what](number + each + 10) for each in range(20)))
         number += 20
         if number % 100 == 0:
@@ -207,11 +208,11 @@ async def test_one_that_was_admitted_has_more_patience_and_not_for_ever(served: 
 async def test_patience_grows_with_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     await known(served)
     monkeypatch.setattr(http2, "CHARGED_A_TURN", 1e9)
-    now = served.end._loop.time()
-    monkeypatch.setattr(served.end, "_loop", Clock(lambda: now))
+    now = served.end.loop.time()
+    monkeypatch.setattr(served.end.patience, "_loop", Clock(lambda: now))
     for _ in range(10):
         give(served.end, frames.ping(bytes(8)) * 10_000)
-        now += 10_000 / http2.PATIENCE_RATE
+        now += 10_000 / limits.PATIENCE_RATE
     assert not served.end.is_lost
     give(served.end, frames.ping(bytes(8)) * 30_001)
     assert served.end.is_lost
@@ -221,9 +222,9 @@ async def test_an_idle_client_that_pings_every_few_seconds_uses_no_patience_for_
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await known(served)
-    now = served.end._loop.time()
-    monkeypatch.setattr(served.end, "_loop", Clock(lambda: now))
-    for _ in range(int(2 * http2.PATIENCE_KNOWN)):
+    now = served.end.loop.time()
+    monkeypatch.setattr(served.end.patience, "_loop", Clock(lambda: now))
+    for _ in range(int(2 * limits.PATIENCE_KNOWN)):
         give(served.end, frames.ping(bytes(8)))
         served.wire.written.clear()
         now += UNANSWERED_S
@@ -248,17 +249,17 @@ async def test_honest_traffic_uses_no_patience() -> None:
         assert call.done.done()
     stream = pair.stream()
     await pair.run(rng, 1 << 20)
-    begin = pair.server._patience
+    begin = pair.server.patience._left
     for each in range(300):
         stream.send_nowait(wire.ClientFrame(publish=rng.randbytes(rng.choice((1, 100, 100_000)))))
-        sent = pair.server._send_left
+        sent = pair.server.out.send_left
         await pair.run(rng, 1 << 20)
         assert len(await stream.receive()) == 1
-        if (size := sent - pair.server._send_left) >= http2.SMALL_UPDATE and each % 2:
+        if (size := sent - pair.server.out.send_left) >= limits.SMALL_UPDATE and each % 2:
             give(pair.server, frames.window_update(0, size) + frames.window_update(stream.id, size))
     for end in (pair.client, pair.server):
         end.check()
-    assert begin - pair.server._patience <= 25, "some bytes are given back twice here"
+    assert begin - pair.server.patience._left <= 25, "some bytes are given back twice here"
     await pair.close()
 
 
@@ -303,7 +304,7 @@ async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn
 ) -> None:
     """What the buffer has beyond the slice waits, and the socket is not read; it is taken in later turns, in order."""
     await known(served)
-    served.end.be_patient(1e9, 0)
+    served.end.patience.allow(1e9, 0)
     monkeypatch.setattr(http2, "perf_counter", clock := Ticks())
     count = http2.READ_BYTES // len(flood) - 1
     slices, others = list[float](), list[int]()
@@ -358,21 +359,21 @@ async def test_a_flood_is_handled_a_hundred_frames_at_a_time_and_rests_between(
 ) -> None:
     """Counted in what is charged, on a clock that stands still: however fast the machine is."""
     await known(served) if is_known else give(served.end, OPENED)
-    served.end.be_patient(1e9, 0)
-    served.end.is_known = is_known
+    served.end.patience.allow(1e9, 0)
+    served.end.patience.is_known = is_known
     monkeypatch.setattr(http2, "perf_counter", lambda: 0.0)
     charged = [0]
-    honest = served.end.charge
+    honest = limits.FrameAllowance.charge
 
-    def charge(frames_: int = 1) -> None:
+    def charge(patience: limits.FrameAllowance, frames_: int = 1) -> None:
         charged[-1] += frames_
-        honest(frames_)
+        honest(patience, frames_)
 
     def rest() -> asyncio.Handle:
         charged.append(0)
         return asyncio.get_running_loop().call_soon(served.end._go_on)
 
-    monkeypatch.setattr(served.end, "charge", charge)
+    monkeypatch.setattr(limits.FrameAllowance, "charge", charge)
     monkeypatch.setattr(served.end, "_rest_later", rest)
     sent = b"".join(FLOODS[what](2 * is_known + each) for each in range(3000))[: http2.READ_BYTES]
     served.end.get_buffer(-1)[: len(sent)] = sent
@@ -390,7 +391,7 @@ async def test_honest_traffic_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> 
     rests = list[bool]()
     monkeypatch.setattr(pair.client, "_rest_later", lambda: pytest.fail("a client rests"))
     honest = pair.server._rest_later
-    monkeypatch.setattr(pair.server, "_rest_later", lambda: (rests.append(pair.server.is_known), honest())[1])
+    monkeypatch.setattr(pair.server, "_rest_later", lambda: (rests.append(pair.server.patience.is_known), honest())[1])
     calls = [pair.call(f"t{each}") for each in range(60)]
     async with asyncio.timeout(30):
         while not all(call.done.done() for call in calls):
@@ -407,7 +408,7 @@ async def test_honest_traffic_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> 
 async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system hands over one full buffer after the other."""
     await known(served)
-    served.end.be_patient(1e9, 0)
+    served.end.patience.allow(1e9, 0)
     monkeypatch.setattr(http2, "perf_counter", Ticks())
     long = frames.header(16_000, 77, 0, 0) + bytes(16_000)
     stream = memoryview(long * (40 * http2.READ_BYTES // len(long)))
@@ -424,7 +425,7 @@ async def test_reads_of_one_turn_have_one_slice(served: Served, monkeypatch: pyt
 
 async def test_a_connection_that_is_lost_while_its_bytes_wait_takes_none_of_them(served: Served) -> None:
     await known(served)
-    served.end.be_patient(1e9, 0)
+    served.end.patience.allow(1e9, 0)
     sent = frames.ping(bytes(8)) * 14_000
     served.end.get_buffer(-1)[: len(sent)] = sent
     served.end.buffer_updated(len(sent))
@@ -448,13 +449,13 @@ async def test_bytes_of_streams_that_are_reset_before_they_are_read_are_credited
         served.end.check()
         await served.turns()
     assert not served.end.is_lost
-    assert served.end._receive_left > http2.CONNECTION_WINDOW // 2
+    assert served.end.window.left > http2.CONNECTION_WINDOW // 2
 
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_windows_are_conserved_whatever_comes(served: Served, seed: int) -> None:
     rng = random.Random(seed)
-    served.end.be_patient(1e9, 0)
+    served.end.patience.allow(1e9, 0)
     give(served.end, OPENED)
     last, open_ = -1, list[int]()
     for _ in range(400):
@@ -480,7 +481,7 @@ async def test_windows_are_conserved_whatever_comes(served: Served, seed: int) -
                 sent = data(id_, (message(bytes(max(size - 5, 0))) * 2)[:size])
             case _:
                 sent = frames.ping(bytes(8))
-        if served.end._receive_left < len(sent):
+        if served.end.window.left < len(sent):
             continue
         cut = rng.randrange(len(sent))
         for part in (sent[:cut], sent[cut:]):

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from magnetar.proto.errors import BackPressure, ConnectionLost, TimedOut, Unauthorized, WrongIdentity
-from magnetar.runtime.access import CLEAR, PeerCalling, PeerListening, Principal
+from magnetar.runtime.access import Principal
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import COALESCE_BYTES, Endpoint, Peer, PeerService, PeerServing, Reply, Request
 from magnetar.runtime.peer import inside
 from magnetar.runtime.peer.inside import InsideNetwork
+from magnetar.runtime.peer.keys import CLEAR, PeerCalling, PeerListening
 from magnetar.runtime.peer.sockets import TURN_BYTES
 from magnetar.runtime.process import SystemNetwork
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from magnetar.proto.errors import ConnectionLost, Unauthorized, Unavailable
-from magnetar.runtime.access import KeyPair, PeerCalling, PeerListening, Principal, PrincipalKind
+from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.network import Endpoint, Request
 from magnetar.runtime.peer.client import ZmqPeer
+from magnetar.runtime.peer.keys import KeyPair, PeerCalling, PeerListening
 from magnetar.runtime.peer.server import ZmqPeerServer, serve
 from magnetar.runtime.peer.sockets import Context, new_keys
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from magnetar.proto import errors
-from magnetar.runtime.access import KeyPair, PeerCalling, PeerListening, Principal, PrincipalKind
+from magnetar.runtime.access import Principal, PrincipalKind
 from magnetar.runtime.network import Endpoint, Request
+from magnetar.runtime.peer.keys import KeyPair, PeerCalling, PeerListening
 from magnetar.runtime.sim.world import Simulation
 
 ANY = Endpoint("127.0.0.1", 0)

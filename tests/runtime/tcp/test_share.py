@@ -77,7 +77,7 @@ class Port(Served):
         end, wire = self.connect_one()
         arrives(end, OPENED + call(1))
         await self.turns()
-        assert end.is_known
+        assert end.patience.is_known
         return end, wire
 
     async def close(self) -> None:
@@ -124,7 +124,7 @@ async def test_a_caller_that_comes_while_a_crowd_waits_is_admitted_at_the_next_l
         arrives(end, OPENED + call(1))
         await port.ticks.tick()
         await port.ticks.tick()
-        assert end.is_known, number
+        assert end.patience.is_known, number
         assert b"\n\1t" in bytes(wire.written), "it has its answer"
 
 
@@ -144,7 +144,7 @@ async def test_a_caller_that_is_known_waits_for_no_share(port: Port) -> None:
 async def test_known_connections_that_flood_have_the_same_share_together(port: Port) -> None:
     several = [await port.known() for _ in range(50)]
     for end, _ in several:
-        end.be_patient(1e9, 0)
+        end.patience.allow(1e9, 0)
     spent = [port.share.spent]
     for end, _ in several:
         arrives(end, PINGS * 20)

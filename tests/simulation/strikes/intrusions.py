@@ -20,8 +20,8 @@ from magnetar.metadata import paths
 from magnetar.metadata.records import MAGIC, VERSION
 from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.proto.errors import MagnetarError, NotFound
-from magnetar.runtime.access import CLEAR, PeerCalling
 from magnetar.runtime.network import Channel, Endpoint, rpc
+from magnetar.runtime.peer.keys import CLEAR, PeerCalling
 from magnetar.runtime.sim.loop import SimTask, throw_into
 from magnetar.runtime.sim.world import NodeCrashed
 from magnetar.runtime.world import World

@@ -141,7 +141,7 @@ class RightsJudge:
 
         def delivered(pump: Pump, deliveries: Sequence[Delivery]) -> None:
             for id_ in dict.fromkeys(each.member.id for each in deliveries):
-                self.used(47, pump.consumers[id_].principal, "consume")
+                self.used(47, pump._subscription.consumers[id_].principal, "consume")
             deliver(pump, deliveries)
 
         with mock.patch.object(Producer, "publish", published), mock.patch.object(Pump, "_deliver", delivered):

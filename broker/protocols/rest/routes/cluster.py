@@ -37,7 +37,7 @@ async def healthz(call: Call) -> Response:
 @route("GET", "/readyz", "The broker is registered and can make ledgers; else 503 and why not.", answer='text "ok"',
        is_open=True)  # fmt: skip
 async def readyz(call: Call) -> Response:
-    why = await call.broker.why_not_ready()
+    why = await call.broker.readiness.why_not()
     return PlainTextResponse(f"not ready: {why}\n" if why else "ok\n", 503 if why else 200)
 
 
@@ -94,7 +94,7 @@ async def leader(call: Call) -> object:
 
 @route("GET", BROKERS + "/health", "As /readyz, with an error for 503.", answer='text "ok"', is_open=True)
 async def health(call: Call) -> Response:
-    if why := await call.broker.why_not_ready():
+    if why := await call.broker.readiness.why_not():
         raise Unavailable(why)
     return PlainTextResponse("ok")
 

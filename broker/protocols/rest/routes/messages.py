@@ -23,7 +23,7 @@ from .....proto.entry import PROPERTIES_LONG, EntryHeader, open_entry, propertie
 from .....proto.entry_pb2 import MessageMetadata
 from .....proto.errors import BackPressure, NotFound
 from .....proto.names import MessageId, Position
-from .....runtime.access import MemoryBudget
+from .....runtime.memory.budget import MemoryBudget
 from ....log.unfolding import aside
 from ....session.backlogs import PEEK_MESSAGES_MAX
 from ..call import Call

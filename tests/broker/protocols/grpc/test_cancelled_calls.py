@@ -96,7 +96,7 @@ async def terminate(broker: TopicManager) -> None:
 
 async def set_properties(broker: TopicManager) -> None:
     topic = await broker.topic(NAME)
-    await topic.set_properties(topic.subscription("s"), {"a": "b"})
+    await topic.registry.set_properties(topic.subscription("s"), {"a": "b"})
 
 
 VERBS: tuple[Verb, ...] = (unload, unload_namespace, delete, unsubscribe, subscribe, trim, terminate, set_properties)

@@ -33,7 +33,7 @@ from magnetar.proto.errors import (
 from magnetar.proto.model import ENTRY_COST_BYTES
 from magnetar.proto.names import TopicName
 from magnetar.proto.states import BacklogQuotaState
-from magnetar.runtime.access import MemoryBudget
+from magnetar.runtime.memory.budget import MemoryBudget
 from magnetar.runtime.network import rpc
 from tests.compiled import replaces_code
 from tests.support.cluster import Cluster, client_part, cluster, payloads_of

@@ -109,7 +109,7 @@ async def test_a_watch_names_its_group_and_ends_with_its_coordinator(running: Cl
         stream.send_nowait(item)
         if item.group:
             coordinator = await broker.owned.transactions.here(NUMBER)
-            while not coordinator._core.halves._groups:  # noqa: ASYNC110 - the core has no event for it
+            while not coordinator.core.halves._groups:  # noqa: ASYNC110 - the core has no event for it
                 await asyncio.sleep(0.01)
             await coordinator.close()
         with pytest.raises(error):

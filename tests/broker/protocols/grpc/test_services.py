@@ -319,7 +319,7 @@ async def test_s14_a_readers_cursor_holds_no_data_and_dies_with_its_connection(d
     reader.permits(10)
     reader.requests = 1
     assert await reader.receive_payloads(1) == [b"3"]
-    assert not await topic._storage.metadata.children(paths.cursors("public", "default", "t"))
+    assert not await topic.registry._storage.metadata.children(paths.cursors("public", "default", "t"))
     await reader.ask(close=1)
     assert not topic.subscriptions
     lasting = await deployment.consumer(subscription="kept", initial_position=EARLIEST)
@@ -379,7 +379,7 @@ async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader
     with pytest.raises(NotOwner):
         await deployment.call("Offsets", asked)
     with pytest.raises(NotOwner):
-        topic.attach(topic.passing("late", topic.log.shape.start))
+        topic.registry.attach(topic.registry.passing("late", topic.log.shape.start))
 
 
 async def test_a_question_for_the_end_that_cannot_be_answered_says_why(deployment: Deployment) -> None:

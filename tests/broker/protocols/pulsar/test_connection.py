@@ -875,7 +875,7 @@ class OneConnection:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.leaving: list[Any] = []
-        self.names = self
+        self.names = self.handlers = self
         self.caller = SimpleNamespace(peer="127.0.0.1:1", principal=None)
         self.broker = SimpleNamespace(name="b", config=BrokerConfig())
 

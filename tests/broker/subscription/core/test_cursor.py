@@ -89,7 +89,7 @@ def test_a_hundred_thousand_holes_are_kept_and_counted() -> None:
     cursor = cursor_on(shape)
     for entry in range(1, 200_001, 2):
         cursor.ack(Position(10, entry))
-    assert (cursor.hole_entries, cursor.hole_ranges, cursor.mark) == (100_000, 100_000, Position(10, -1))
+    assert (cursor.hole_entries, cursor.holes.ranges, cursor.mark) == (100_000, 100_000, Position(10, -1))
     cursor.ack(Position(10, 0))
     assert cursor.mark == (10, 1)
     cursor.check()

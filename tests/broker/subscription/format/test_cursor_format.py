@@ -6,7 +6,7 @@ import pytest
 from pyroaring import BitMap
 
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_log import CursorLog
+from magnetar.broker.subscription.core.cursor_log import CursorLog, chunks_of
 from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind, Count, CursorState, Partial
 from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.names import Position
@@ -59,7 +59,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
 
 def test_a_chunk_that_contradicts_itself_is_damage() -> None:
     cursor = Cursor(shape_of(4000, 4000), state())
-    for key in cursor.chunks():
+    for key in chunks_of(cursor):
         body = stored.body_of(key, cursor)
         other = ChunkKey(key.kind, key.ledger_id, key.block + 1)
         with pytest.raises(stored.DamagedState):

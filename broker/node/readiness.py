@@ -1,0 +1,52 @@
+"""Whether a broker is ready: registered, sure of what it owns, and able to make a ledger, as far as that is known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from ...ledger import LedgerClient
+from ...ledger.core.striping import Striping
+from ...proto.errors import MagnetarError, NotEnoughBookies
+from ...runtime.clock import Clock
+from ..common.config import BrokerConfig
+from ..log.core.quorums import allowed
+
+_LOG = logging.getLogger("magnetar.broker")
+
+PLACE_S = 1.0
+"""Seconds that the answer stays valid whether a ledger could be made, and the longest wait for it."""
+
+
+class Readiness:
+    """The readiness of one broker. `ledgers`: None while it has no metadata session, or does not know what it owns."""
+
+    def __init__(self, config: BrokerConfig, clock: Clock, ledgers: Callable[[], LedgerClient | None]) -> None:
+        self._config = config
+        self._clock = clock
+        self._ledgers = ledgers
+        self._placed = -PLACE_S, ""  # when it was looked, and why no ledger can be made
+
+    async def why_not(self) -> str:
+        """Returns why the broker is not ready; empty: it is. The bookies are asked for at most every PLACE_S: strangers
+        may ask this."""
+        ledgers, now_s = self._ledgers(), self._clock.monotonic()
+        if ledgers is None:
+            return "the broker is not registered now"
+        if now_s - self._placed[0] >= PLACE_S:
+            self._placed = now_s, self._placed[1]  # others take the answer before
+            self._placed = now_s, await self._why_no_place(ledgers)
+        return self._placed[1]
+
+    async def _why_no_place(self, ledgers: LedgerClient) -> str:
+        config = self._config
+        shape = Striping(config.ensemble_size, config.write_quorum, config.ack_quorum)
+        try:
+            async with asyncio.timeout(PLACE_S):
+                await ledgers.check_place(shape, shrink=allowed(degraded_writes=config.degraded_writes))
+        except NotEnoughBookies as error:
+            return f"no new ledger can be made: {error.message}; ledgers that are open go on while their bookies answer"
+        except (MagnetarError, TimeoutError) as error:
+            _LOG.debug("whether a ledger could be made is not known: %r", error)
+        return ""

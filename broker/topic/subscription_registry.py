@@ -1,0 +1,206 @@
+"""The subscriptions of a topic: how they are made, found again after a loss, and removed.
+
+The topic's record names the durable ones, in the same commit as a new one's record: so one whose record is lost is told
+from one that was deleted, and is made anew. Changes are serialised by `changing`, with trimming and the topic's end: a
+subscription that is being made keeps its data (invariant 34).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ...metadata.update import Change
+from ...proto.errors import AlreadyExists, Busy, SubscriptionNotFound
+from ...proto.names import Position, check_subscription_name
+from ...runtime.unbroken import unbroken
+from ..common.refusals import SubscribeRefusal
+from ..log.core.log_shape import LogShape
+from ..subscription.consumer import Consumer
+from ..subscription.core.policies import SubscriptionType
+from ..subscription.core.redelivery_backoff import check_properties
+from ..subscription.subscription import Subscription
+from .storage import Storage
+
+if TYPE_CHECKING:
+    from .topic import Topic
+
+_LOG = logging.getLogger("magnetar.broker.topic")
+
+NAMES_BYTES_MAX = 64 << 10
+"""Most bytes of the names of subscriptions in a topic's record, a sixteenth of what a record holds; with more it names
+none."""
+RECORD_LOST = "magnetar.record-lost-ms"
+"""The property of a subscription that was made anew because its record was lost: when."""
+
+
+class SubscriptionRegistry:
+    """The subscriptions of one topic, as changes of them go."""
+
+    __slots__ = ("_by_name", "_storage", "_topic", "_unnamed", "changing")
+
+    def __init__(self, topic: Topic, storage: Storage) -> None:
+        self._topic = topic
+        self._storage = storage
+        self._by_name = topic.subscriptions
+        self._unnamed = False  # the record does not name the subscriptions that there are
+        self.changing = asyncio.Lock()  # serialises changes of the set of subscriptions, and trimming
+
+    def durable(self) -> list[Subscription]:
+        return [each for each in self._by_name.values() if each.durable]
+
+    async def open(self) -> None:
+        """Opens those that are stored, after the log was taken over."""
+        topic = self._topic
+        for subscription in await self._storage.subscriptions(topic, topic.compaction.shape):
+            self.add(subscription)
+            mark = subscription.cursor.mark
+            if topic.compaction.shape.after(mark) != topic.log.shape.after(mark):
+                subscription.read_from(topic.compaction.view)  # it has not read all that is left of trimmed ledgers
+        await self._make_lost_ones()
+
+    async def _make_lost_ones(self) -> None:
+        """Makes subscriptions that the record names, and that have no record: each was lost, not deleted. It begins
+        anew at the oldest message, so that nothing is skipped, and nothing is trimmed that it did not acknowledge."""
+        if not self._topic.name.persistent:
+            return
+        named = self._topic.log.record.subscriptions
+        self._unnamed = named is None
+        for name in [each for each in named or () if each not in self._by_name]:
+            _LOG.error(
+                "%s/%s: the record of the subscription is lost, and it was not deleted: it begins anew at the oldest "
+                "message", self._topic.name, name,
+            )  # fmt: skip
+            properties = {RECORD_LOST: str(self._topic.world.clock.wall_ms())}
+            shape = self._topic.shape(compacted=False)
+            making = self._storage.create(self._topic, name, self._topic.log.shape.start, properties, shape)
+            self.add(await unbroken(making))
+
+    async def commit(self, name: str, record: Change) -> None:
+        """Commits the record of a new subscription, and in the same commit its name in the topic's record: beside those
+        that are there, also of lost ones that are not made anew yet. The caller runs to its end once it has begun."""
+        named = self._topic.log.record.subscriptions or ()
+        await self._topic.log.note(together=(record,), within=True, subscriptions=self._names({name, *named}))
+        self._unnamed = False
+
+    async def _name_subscriptions(self) -> None:
+        """Commits their names: before the record of one that is deleted goes."""
+        if not self._topic.name.persistent:
+            return
+        names = self._names(set())
+        if names != self._topic.log.record.subscriptions:
+            self._unnamed = True
+            await self._topic.log.note(subscriptions=names)
+        self._unnamed = False
+
+    def _names(self, new: set[str]) -> tuple[str, ...] | None:
+        """Returns the names of the durable subscriptions and the new one; None: they are too long for the record."""
+        names = () if self._topic.is_going else tuple(sorted(new.union(each.name for each in self.durable())))
+        return names if sum(len(each.encode()) for each in names) <= NAMES_BYTES_MAX else None
+
+    def add(self, subscription: Subscription) -> Subscription:
+        self._by_name[subscription.name], topic = subscription, self._topic
+        if topic.shown is not topic.log and not subscription.compacted:  # made before the first transaction, perhaps
+            subscription.show(topic.readable(uncommitted=subscription.uncommitted))
+        topic.apply_to(subscription)
+        return subscription
+
+    async def subscribe(
+        self, name: str, mark: Position | None = None, properties: dict[str, str] | None = None, *,
+        exclusive: bool = False, compacted: bool = False, by_consumer: bool = False,
+    ) -> Subscription:  # fmt: skip
+        """The durable subscription; made with its mark there (None: at the end) when it does not exist.
+
+        `exclusive`: AlreadyExists when it does. `compacted`: the mark is of a consumer that reads compacted.
+        `by_consumer`: a consumer's request makes it, which may be forbidden.
+        """
+        check_subscription_name(name)
+        async with self.changing:
+            self._topic.check_open()
+            found = self._by_name.get(name)
+            if found is not None:
+                if exclusive:
+                    raise AlreadyExists(f"subscription {name!r} of topic {self._topic.name} exists already")
+                if self._unnamed and found.durable:
+                    await unbroken(self._name_subscriptions())
+                return found
+            self.check_subscription(name, by_consumer=by_consumer)
+            if properties:
+                check_properties(properties)
+            return await unbroken(self._make(name, mark, properties or {}, self._topic.shape(compacted=compacted)))
+
+    async def _make(
+        self, name: str, mark: Position | None, properties: dict[str, str], shape: LogShape
+    ) -> Subscription:
+        subscription = await self._storage.create(self._topic, name, mark, properties, shape)
+        self._topic.check_open()
+        return self.add(subscription)
+
+    def check_subscription(self, name: str, *, by_consumer: bool) -> None:
+        """Whether one more may be made (core/admission.py)."""
+        self._topic.admission.check_subscription(self._topic.applied, name, len(self._by_name), by_consumer=by_consumer)
+
+    def check_consumer(self, subscription: Subscription, type_: SubscriptionType, consumer: Consumer) -> None:
+        """Whether the consumer may join (core/admission.py)."""
+        everybody = [each for other in self._by_name.values() for each in other.consumers.values()]
+        mine = subscription.consumers.values()
+        self._topic.admission.check_consumer(self._topic.applied, type_, consumer, subscription.name, everybody, mine)
+
+    def passing(self, name: str, mark: Position, *, compacted: bool = False, tracks: bool = False) -> Subscription:
+        """A subscription that ends with its last consumer, and keeps no data (storage.py)."""
+        return self._storage.passing(self._topic, name, mark, self._topic.shape(compacted=compacted), tracks=tracks)
+
+    def shared_passing(self, name: str) -> Subscription | None:
+        """Returns the subscription of that name which does not last and which other consumers may join; None: there is
+        none. NotAllowed: it is durable."""
+        found = self._by_name.get(name)
+        if found is not None and found.durable:
+            raise SubscribeRefusal.LASTS.error(
+                f"subscription {name!r} of topic {self._topic.name} is durable: "
+                "ask for a durable one, or choose another name"
+            )
+        return found
+
+    def attach(self, subscription: Subscription) -> None:
+        """Registers a subscription that does not last; if its name is taken it gets another. NotOwner: the topic has
+        ended, and the consumer would not be notified of it.
+        """
+        self._topic.check_open()
+        key = subscription.name
+        while key in self._by_name:
+            key = f"{subscription.name}-{self._topic.world.rng.randbytes(4).hex()}"
+        subscription.name = key
+        self.add(subscription)
+
+    async def detach(self, subscription: Subscription) -> None:
+        """Ends a subscription that does not last after its last consumer."""
+        if subscription.durable or subscription.consumers:
+            return
+        if self._by_name.get(subscription.name) is subscription:
+            del self._by_name[subscription.name]
+            await subscription.close()
+
+    async def unsubscribe(self, name: str, *, force: bool = False) -> None:
+        """Removes a subscription for good. Busy while consumers are connected, unless by force."""
+        async with self.changing:
+            subscription = self._topic.subscription(name)
+            if subscription.consumers and not force:
+                raise Busy(f"subscription {name!r} of {self._topic.name} has {len(subscription.consumers)} consumers")
+            await unbroken(self._remove(subscription))
+
+    async def _remove(self, subscription: Subscription) -> None:
+        del self._by_name[subscription.name]
+        subscription.disconnect_all(SubscriptionNotFound(f"subscription {subscription.name!r} was removed"))
+        subscription.stop()
+        if subscription.store is not None:
+            await self._name_subscriptions()
+            await subscription.store.delete()
+        await subscription.close()
+
+    async def set_properties(self, subscription: Subscription, properties: dict[str, str]) -> None:
+        """Replaces all properties of a durable subscription. Its dead-letter policy among them applies from here on."""
+        check_properties(properties)
+        assert subscription.store is not None, "it is durable"
+        await unbroken(subscription.store.set_properties(properties))
+        subscription.pump.wake()
