@@ -75,13 +75,13 @@ class DeadLetters:
     """The dead letters and held-back entries of one subscription. `wake` makes it check what it may deliver."""
 
     __slots__ = (
-        "_applied", "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message",
-        "_store", "_subscription", "_tasks", "_timer", "_topic", "_wake", "held", "letters",
+        "_clock", "_cursor", "_dispatcher", "_forward", "_incarnation", "_log", "_loop", "_message",
+        "_store", "_subscription", "_tasks", "_timer", "_topic", "_wake", "applied", "held", "letters",
     )  # fmt: skip
 
     def __init__(
         self, subscription: str, log: ReadableLog, cursor: Cursor, store: DurableCursor, dispatcher: Dispatcher,
-        clock: Clock, *, topic: TopicName, applied: Callable[[], Applied], incarnation: int,
+        clock: Clock, *, topic: TopicName, applied: Applied, incarnation: int,
         forward: Forward, wake: Callable[[], None],
     ) -> None:  # fmt: skip
         self.letters = 0  # entries that were moved
@@ -92,7 +92,8 @@ class DeadLetters:
         self._store = store
         self._dispatcher = dispatcher
         self._clock = clock
-        self._topic, self._applied, self._incarnation = topic, applied, incarnation
+        self._topic, self._incarnation = topic, incarnation
+        self.applied = applied  # `Subscription.apply` changes it
         self._forward = forward
         self._wake = wake
         self._tasks: Tasks | None = None  # most topics have none
@@ -105,7 +106,7 @@ class DeadLetters:
 
     def _policy(self) -> DeadLetterPolicy:
         """Returns the policy that is in force now."""
-        return policy_of(self._applied(), self._store.properties).at(self._topic, self._subscription)
+        return policy_of(self.applied, self._store.properties).at(self._topic, self._subscription)
 
     @property
     def on(self) -> bool:

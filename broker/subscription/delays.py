@@ -87,14 +87,14 @@ class DelayedDelivery:
     """The delayed entries of one subscription: timer, sealing to buckets, loading and dropping them."""
 
     __slots__ = (
-        "_applied", "_closed", "_config", "_dropping", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
-        "_places", "_replication", "_sealing", "_timer", "_timer_ms", "_topic", "_used", "_wake", "_world", "core",
-        "ready",
+        "_closed", "_config", "_dropping", "_ledger_client", "_looked_ms", "_loop", "_on_fenced",
+        "_places", "_replication", "_sealing", "_timer", "_timer_ms", "_topic", "_used", "_wake", "_world", "applied",
+        "core", "ready",
     )  # fmt: skip
 
     def __init__(
         self, world: World, ledgers: LedgerClient, config: BrokerConfig, store: DurableCursor, core: DelayIndex, *,
-        applied: Callable[[], Applied], replication: Policy, on_fenced: Callable[[MagnetarError], None],
+        applied: Applied, replication: Policy, on_fenced: Callable[[MagnetarError], None],
     ) -> None:  # fmt: skip
         self.core = core
         self.ready = not store.buckets
@@ -104,7 +104,7 @@ class DelayedDelivery:
         self._config = config
         self._places = store
         self._topic = store.topic
-        self._applied = applied
+        self.applied = applied  # `Subscription.apply` changes it
         self._on_fenced = on_fenced
         self._used: _Used | None = None
         self._sealing: asyncio.Task[None] | None = None
@@ -134,7 +134,7 @@ class DelayedDelivery:
 
     @property
     def on(self) -> bool:
-        return self._applied().delayed_delivery
+        return self.applied.delayed_delivery
 
     # ------------------------------------------------------------------ in
     def start(self, wake: Callable[[], None]) -> None:
@@ -156,7 +156,7 @@ class DelayedDelivery:
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_drained:
             self._look(dispatcher, now_ms)
-        return now_ms if self._applied().delayed_delivery else ALL_TIME
+        return now_ms if self.applied.delayed_delivery else ALL_TIME
 
     def _look(self, dispatcher: Dispatcher, now_ms: int) -> None:
         core = self.core
@@ -183,7 +183,7 @@ class DelayedDelivery:
             return
         if not self.ready:
             return  # `_find` wakes when it has all
-        next_ms, applied, now_ms = self.core.next_look_ms, self._applied(), self.now_ms
+        next_ms, applied, now_ms = self.core.next_look_ms, self.applied, self.now_ms
         if next_ms is None:
             return
         next_ms = max(next_ms, self._looked_ms + applied.delayed_tick_ms)

@@ -99,6 +99,10 @@ class Subscription:
 
     def apply(self, applied: Applied) -> None:
         """Takes over changed policies of the topic."""
+        if self.delayed is not None:
+            self.delayed.applied = applied
+        if self.dead_letters is not None:
+            self.dead_letters.applied = applied
         if self.dispatcher.limits != _limits(applied):
             self.dispatcher.limit(_limits(applied))
             self.pump.wake()

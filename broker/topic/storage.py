@@ -106,9 +106,8 @@ class DurableStorage(msgspec.Struct, frozen=True):
     def _subscription(self, topic: Topic, store: DurableCursor) -> Subscription:
         config, log, clock = self.config, topic.shown, self.world.clock
         delays = DelayIndex(log.shape, store.cursor, config.delayed_seal_entries, config.delayed_memory_bytes)
-        applied = lambda: topic.applied
         delayed = DelayedDelivery(
-            self.world, self.ledgers, config, store, delays, applied=applied, replication=topic.replication,
+            self.world, self.ledgers, config, store, delays, applied=topic.applied, replication=topic.replication,
             on_fenced=topic.log.lose,
         )  # fmt: skip
         subscription = Subscription(
@@ -116,7 +115,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
         )
         subscription.dead_letters = DeadLetters(
             store.subscription, log, store.cursor, store, subscription.dispatcher, clock,
-            topic=topic.name, incarnation=topic.incarnation, applied=applied, forward=self.forward,
+            topic=topic.name, incarnation=topic.incarnation, applied=topic.applied, forward=self.forward,
             wake=subscription.pump.wake,
         )  # fmt: skip
         return subscription

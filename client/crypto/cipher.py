@@ -11,13 +11,14 @@ Guard: tests/client/crypto/test_keys.py, tests/client/crypto/test_pulsar.py.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..common.checks import shown
 from ..common.errors import CryptoError, OperationNotSupported
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 DATA_KEY_BYTES = 32
 IV_BYTES = 12
@@ -25,13 +26,6 @@ TAG_BYTES = 16
 RSA_BITS_MIN = 2048
 RSA_BITS_MAX = 16384
 """Most bits of a key. The cost of an unwrapping grows with the third power of the length: 0.1 s at this one."""
-
-
-class DataKey(Protocol):
-    """A data key: encrypts and decrypts payloads."""
-
-    def encrypt(self, nonce: bytes, data: bytes, associated_data: bytes | None) -> bytes: ...
-    def decrypt(self, nonce: bytes, data: bytes, associated_data: bytes | None) -> bytes: ...
 
 
 def _load(name: str) -> Any:
@@ -46,12 +40,12 @@ def require_package() -> None:
     _load("hazmat.primitives.ciphers.aead")
 
 
-def data_key(key: bytes) -> DataKey:
-    found: DataKey = _load("hazmat.primitives.ciphers.aead").AESGCM(key)
+def data_key(key: bytes) -> AESGCM:
+    found: AESGCM = _load("hazmat.primitives.ciphers.aead").AESGCM(key)
     return found
 
 
-def decrypted(key: DataKey, iv: bytes, ciphertext: bytes) -> bytes:
+def decrypted(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
     """Decrypts. CryptoError: the ciphertext is not of this key and IV, or was changed."""
     try:
         return key.decrypt(iv, ciphertext, None)

@@ -24,11 +24,12 @@ from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
 from ..common.checks import shown
 from ..common.errors import CryptoError
 from ..common.guard import own
-from .cipher import IV_BYTES, TAG_BYTES, DataKey, data_key, decrypted, private_key, require_package, unwrapped
+from .cipher import IV_BYTES, TAG_BYTES, data_key, decrypted, private_key, require_package, unwrapped
 from .key_reader import KEPT_S, EncryptionKeyInfo, KeyReader
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEYS_MAX = 100
 """Most keys of one entry: readers that it is encrypted for."""
@@ -73,8 +74,8 @@ class Decryptor:
         if reader is not None:
             require_package()
         self._reader = reader
-        self._data_keys: _Kept[DataKey] = _Kept(now)  # by their wrapped bytes
-        self._failures: _Kept[DataKey] = _Kept(now)  # by the whole EncryptionKeys
+        self._data_keys: _Kept[AESGCM] = _Kept(now)  # by their wrapped bytes
+        self._failures: _Kept[AESGCM] = _Kept(now)  # by the whole EncryptionKeys
         self._private_keys: _Kept[RSAPrivateKey] = _Kept(now)  # by name and metadata
         self._parsed: _Kept[RSAPrivateKey] = _Kept(now)  # by their PEM
 
@@ -119,7 +120,7 @@ class Decryptor:
 
         return encrypt
 
-    def _data_key(self, reader: KeyReader, keys: list[EncryptionKeys]) -> DataKey:
+    def _data_key(self, reader: KeyReader, keys: list[EncryptionKeys]) -> AESGCM:
         if not 0 < len(keys) <= KEYS_MAX:
             raise CryptoError(f"it is encrypted for {len(keys)} keys; the limit is {KEYS_MAX}")
         for key in keys:
@@ -135,7 +136,7 @@ class Decryptor:
             whys.append(found.message)
         raise CryptoError(f"no private key decrypts it: {whys[0]}")
 
-    def _unwrapped(self, reader: KeyReader, key: EncryptionKeys) -> DataKey | CryptoError:
+    def _unwrapped(self, reader: KeyReader, key: EncryptionKeys) -> AESGCM | CryptoError:
         if not isinstance(key.key, str) or key.ByteSize() > KEY_BYTES_MAX:
             return CryptoError(f"an encryption key is not UTF-8, or larger than {KEY_BYTES_MAX} bytes")
         whole = key.SerializePartialToString()
@@ -170,7 +171,7 @@ class Decryptor:
         return found
 
 
-def _unwrapped_with(private: RSAPrivateKey, key: EncryptionKeys) -> DataKey | CryptoError:
+def _unwrapped_with(private: RSAPrivateKey, key: EncryptionKeys) -> AESGCM | CryptoError:
     found = unwrapped(key.value, private)
     if found is None:
         return CryptoError(f"the private key of {shown(key.key)} is not the one that it is encrypted for")

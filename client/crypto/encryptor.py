@@ -18,13 +18,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
 from ..common.checks import shown
 from ..common.errors import CryptoError
 from ..common.guard import own
-from .cipher import DATA_KEY_BYTES, IV_BYTES, DataKey, data_key, public_key, require_package, wrapped
+from .cipher import DATA_KEY_BYTES, IV_BYTES, data_key, public_key, require_package, wrapped
 from .key_reader import KEPT_S, EncryptionKeyInfo, KeyReader
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 USES_MAX = 1 << 31
 """Most uses of a key: half of what random IVs of 96 bits allow."""
@@ -61,7 +65,7 @@ class Encryptor:
     def _renew(self) -> None:
         fresh = self._random(DATA_KEY_BYTES)
         found = [self._wrapped_for(name, fresh) for name in self._names]
-        self._key: DataKey = data_key(fresh)
+        self._key: AESGCM = data_key(fresh)
         self._wrapped = found
         self._uses = 0
         self._until = self._now() + KEPT_S

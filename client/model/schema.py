@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...proto.schema import SchemaInfo, SchemaType
 from ..common.checks import TEXT, WrongMessageType, WrongValue, check_one, enum, shown
@@ -19,17 +19,10 @@ from .avro_names import reader_for
 from .fields import Text
 from .record import Record
 
+if TYPE_CHECKING:
+    from .message import Message
+
 __all__ = ["AvroSchema", "BytesSchema", "JsonSchema", "Schema", "StringSchema"]
-
-
-class Encoded(Protocol):
-    """A message, for a schema."""
-
-    def data(self) -> bytes: ...
-    def key_bytes(self) -> bytes: ...
-    def has_null_key(self) -> bool: ...
-    def has_null_value(self) -> bool: ...
-    def writer(self) -> SchemaInfo | None: ...
 
 
 class SchemaTypeOfClient(ClientEnum):
@@ -138,7 +131,7 @@ class Schema:
         """Returns the value of a payload."""
         raise NotImplementedError
 
-    def decode_message(self, msg: Encoded) -> Any:
+    def decode_message(self, msg: Message) -> Any:
         """The value of a message. `Message.value` calls it."""
         if self.separated:
             key = None if msg.has_null_key() else msg.key_bytes()

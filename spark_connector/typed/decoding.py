@@ -13,11 +13,10 @@ batch holds such a value, each value is tried alone.
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +29,9 @@ from ...proto.schema import SchemaInfo, SchemaType
 from .columns import column
 from .registry import Typed
 from .shapes import Field, narrowed
+
+if TYPE_CHECKING:
+    from ..rows import RowBuilder
 
 Decode = Callable[[bytes], Any]
 PIECE_ROWS = 2000
@@ -46,35 +48,7 @@ class Versions(Protocol):
     def __call__(self, version: int) -> SchemaInfo: ...
 
 
-class Named(Protocol):
-    """An entry, and the schema that it names."""
-
-    schema_version: int | None
-
-
-class Run(Protocol):
-    """Consecutive rows of one entry."""
-
-    @property
-    def entry(self) -> Named: ...
-    @property
-    def rows(self) -> int: ...
-
-
-class Rows(Protocol):
-    """The rows of a batch: a RowBuilder."""
-
-    topic: str
-    partition: int
-    values: list[bytes | None]
-    unfit: Counter[str]
-
-    @property
-    def runs(self) -> Sequence[Run]: ...
-    def offset_of(self, row: int) -> int: ...
-
-
-Build = Callable[[Rows, pa.DataType], pa.Array]
+Build = Callable[["RowBuilder", pa.DataType], pa.Array]
 
 
 class Decoding:
@@ -96,7 +70,7 @@ class Decoding:
         self._blank = _blank(self._reader)
 
         def building(name: str) -> Build:
-            def build(rows: Rows, type_: pa.DataType) -> pa.Array:
+            def build(rows: RowBuilder, type_: pa.DataType) -> pa.Array:
                 if not self._cells:
                     with without_collection():
                         self._cells = self._columns(rows, wanted)
@@ -106,11 +80,13 @@ class Decoding:
 
         return {name: building(name) for name in names}
 
-    def _columns(self, builder: Rows, wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
+    def _columns(self, builder: RowBuilder, wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
         pieces = [self._piece(builder, first, rows, wanted) for first, rows in self._decoded(builder)]
         return {name: pa.concat_arrays([each[name] for each in pieces]) for name in wanted}
 
-    def _piece(self, builder: Rows, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
+    def _piece(
+        self, builder: RowBuilder, first: int, rows: list[Any], wanted: dict[str, pa.DataType]
+    ) -> dict[str, pa.Array]:
         try:
             return self._arrays(rows, wanted)
         except WRONG_VALUE:
@@ -118,7 +94,7 @@ class Decoding:
             return self._arrays(rows, wanted)
 
     # ------------------------------------------------------------------------------ payloads to rows
-    def _decoded(self, builder: Rows) -> Iterator[tuple[int, list[Any]]]:
+    def _decoded(self, builder: RowBuilder) -> Iterator[tuple[int, list[Any]]]:
         """The rows of whole runs, PIECE_ROWS at a time or some more, and the number of the first of them."""
         first, blank = 0, self._blank
         rows: list[Any] = []
@@ -139,13 +115,13 @@ class Decoding:
         if rows:
             yield first, rows
 
-    def _one(self, builder: Rows, decode: Decode, value: bytes | None, row: int) -> Any:
+    def _one(self, builder: RowBuilder, decode: Decode, value: bytes | None, row: int) -> Any:
         try:
             return self._blank if value is None else decode(value)
         except WRONG_PAYLOAD as error:
             return self._unfit(builder, row, error)
 
-    def _unfit(self, builder: Rows, row: int, error: Exception) -> Any:
+    def _unfit(self, builder: RowBuilder, row: int, error: Exception) -> Any:
         """Returns a row of nulls for a payload that is not of its schema; InvalidMessage with schemaErrors=fail."""
         if self._is_strict:
             raise InvalidMessage(
@@ -203,7 +179,7 @@ class Decoding:
         field = self._fields[name]
         return _converted(column(cells, field.shape), field, type_)
 
-    def _without_unfit(self, builder: Rows, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> None:
+    def _without_unfit(self, builder: RowBuilder, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> None:
         """Puts the blank row in the place of each row with a value that its column cannot hold."""
         cells = self._cells_of(rows)
         for name, type_ in wanted.items():

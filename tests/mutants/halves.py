@@ -63,7 +63,7 @@ def dropped_when_unknown(stack: Stack) -> None:
             return
         self._leave(half)
         half.phase = HalfPhase.ROLLING_BACK
-        self._desk.decide(HalfRolledBack(half.record.half))
+        self._coordinator.decide(HalfRolledBack(half.record.half))
         self._ask(half.key, now)
 
     put(stack, Halves, "_park", park)

@@ -61,7 +61,8 @@ async def test_a_closed_ledger_that_is_lost_is_passed_over_on_purpose_and_everyt
         await acked.leave()
         await broker.owned.unload(NAME)
         (ledger,) = [span.ledger_id for span in (await broker.owned.topic(NAME)).log.shape.spans]
-        await (await broker.owned.topic(NAME)).subscribe("late", (await broker.owned.topic(NAME)).log.shape.start)
+        topic = await broker.owned.topic(NAME)
+        await topic.registry.subscribe("late", topic.log.shape.start)
         gone = await _replace_bookie(running)
         assert await _publish(running, 4, 5) == [4, 5]
         broker.owned.cache.forget(ledger)
@@ -261,7 +262,7 @@ async def test_by_force_what_a_silent_bookie_may_have_is_given_up_and_that_is_wr
 async def test_what_is_there_is_never_passed_over(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         broker, world = running.brokers[0], running.world
-        await (await broker.owned.topic(NAME)).subscribe("s", (await broker.owned.topic(NAME)).log.shape.start)
+        await (await broker.owned.topic(NAME)).registry.subscribe("s", (await broker.owned.topic(NAME)).log.shape.start)
         await _publish(running, 0, 1)
         await broker.owned.unload(NAME)
         await _publish(running, 2)

@@ -55,7 +55,7 @@ class Life:
             await self.store.create(SHAPE, SHAPE.start, {}, alone(session))
         self.delays = DelayIndex(SHAPE, self.store.cursor, CONFIG.delayed_seal_entries)
         self.driver = DelayedDelivery(
-            world, session, CONFIG, self.store, self.delays, applied=Applied,
+            world, session, CONFIG, self.store, self.delays, applied=Applied(),
             replication=one_copy, on_fenced=_never,
         )
         self.driver.start(lambda: None)

@@ -79,11 +79,11 @@ async def delete(broker: TopicManager) -> None:
 
 
 async def unsubscribe(broker: TopicManager) -> None:
-    await (await broker.topic(NAME)).unsubscribe("s", force=True)
+    await (await broker.topic(NAME)).registry.unsubscribe("s", force=True)
 
 
 async def subscribe(broker: TopicManager) -> None:
-    await (await broker.topic(NAME)).subscribe("another")
+    await (await broker.topic(NAME)).registry.subscribe("another")
 
 
 async def trim(broker: TopicManager) -> None:
