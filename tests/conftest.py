@@ -10,7 +10,7 @@ import gc
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ import pytest
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.demo.java import why_no_spark
 from magnetar.runtime.process import GC_THRESHOLDS
+from tests.compiled import COMPILED
 
 os.environ.setdefault(
     "SPARK_SUBMIT_OPTS",
@@ -33,9 +34,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--walks", type=int, default=1, metavar="N", help="random walks: N times as many as usual (1)")
 
 
+OF_THE_TWIN = 4
+"""One walk in so many is walked on the compiled twin too: the sources have all of them."""
+
+
 @pytest.fixture
-def walks(request: pytest.FixtureRequest) -> int:
-    return int(request.config.getoption("--walks"))
+def walks(request: pytest.FixtureRequest) -> Callable[[int], range]:
+    """`walks(usual)`: the seeds of random walks."""
+    times = int(request.config.getoption("--walks"))
+    return lambda usual: range(usual * times // (OF_THE_TWIN if COMPILED else 1))
 
 
 LONGEST = (
