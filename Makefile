@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test compiled test-compiled wheels lint types bench peers proto lock docs clean
+.PHONY: demo test collected compiled test-compiled wheels lint types bench peers proto lock docs clean
 .DEFAULT_GOAL := test
 
 # Again when pyproject.toml changes; a half-made environment has no stamp and is completed.
@@ -42,8 +42,8 @@ demo: $(STAMP)
 # done takes of the tests of others: none is idle while the last has minutes of work (tests/conftest.py: which begin, and
 # which stay together).
 # The second stage reads the files alone that name its marks: each worker reads them all.
-# pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself: it takes 15 s of
-# each worker.
+# pytest keeps what it made of a test's file (TESTED), also where Python may not write bytecode by itself. Workers that
+# begin together each make all of it, which takes 15 s of each: `collected` makes it once, beside the compiler.
 TESTED := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 test: $(STAMP)
 	@$(BIN)/python -m tests.java
@@ -51,6 +51,9 @@ test: $(STAMP)
 	$(TESTED) -m 'not processes and not spark and not interop' --numprocesses 4 --dist worksteal
 	$(TESTED) -m 'processes or spark' --numprocesses 6 --dist loadgroup --durations 25 \
 		$$(grep -lrE 'mark\.(processes|spark)' --include='test_*.py' tests)
+
+collected: $(STAMP)
+	@$(TESTED) --collect-only -qq >$(VENV)/collected.txt || { tail -n 40 $(VENV)/collected.txt; exit 1; }
 
 # The compiled wheel (setup.py) beside the sources: PYTHONPATH=$(CURDIR)/$(VENV)/compiled runs on it. The path is
 # absolute, as the servers that benchmarks and tests start run in another folder.
@@ -77,7 +80,7 @@ TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/connect/test_pa
 	tests/runtime/http2 tests/runtime/tcp tests/runtime/peer tests/runtime/memory tests/runtime/monitoring \
 	tests/broker/common tests/broker/log tests/broker/subscription/core tests/broker/session tests/broker/topic \
 	tests/broker/protocols/grpc tests/broker/protocols/pulsar
-test-compiled: compiled
+test-compiled: compiled collected
 	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(TESTED) --numprocesses 3 --dist worksteal \
 		-m 'not processes and not spark and not interop' $(TEST_COMPILED)
 

@@ -10,13 +10,15 @@ import gc
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from magnetar.cli.common.processes import Processes
 from magnetar.cli.demo.java import why_no_spark
+from magnetar.runtime.process import GC_THRESHOLDS
+from tests.compiled import COMPILED
 
 os.environ.setdefault(
     "SPARK_SUBMIT_OPTS",
@@ -24,14 +26,23 @@ os.environ.setdefault(
 )
 """A Spark session of a test lives for seconds: so it takes half of the processor's time (19 s → 9 s)."""
 
+gc.set_threshold(*GC_THRESHOLDS)
+"""As servers have it. With Python's own the trees of all modules take 9 s to parse, and so 4.8 s."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--walks", type=int, default=1, metavar="N", help="random walks: N times as many as usual (1)")
 
 
+OF_THE_TWIN = 4
+"""One walk in so many is walked on the compiled twin too: the sources have all of them."""
+
+
 @pytest.fixture
-def walks(request: pytest.FixtureRequest) -> int:
-    return int(request.config.getoption("--walks"))
+def walks(request: pytest.FixtureRequest) -> Callable[[int], range]:
+    """`walks(usual)`: the seeds of random walks."""
+    times = int(request.config.getoption("--walks"))
+    return lambda usual: range(usual * times // (OF_THE_TWIN if COMPILED else 1))
 
 
 LONGEST = (

@@ -18,7 +18,7 @@ ADMINISTRATION = (
     "proto/policy_table.py", "proto/pulsar_json.py", "client/admin",
     "broker/access/core/table.py",
     "broker/protocols/rest", "broker/protocols/grpc/admin.py", "broker/session/administration.py",
-    "broker/session/statistics.py", "cli/admin", "cli/metrics/samples.py",
+    "broker/session/other_brokers.py", "broker/session/statistics.py", "cli/admin", "cli/metrics/samples.py",
 )  # fmt: skip
 NO_CODE = frozenset((tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
                      tokenize.ENCODING, tokenize.ENDMARKER))  # fmt: skip

@@ -142,6 +142,7 @@ def wrong_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, "`__new__` calls `__init__`"
 
 
+@pytest.mark.skipif(COMPILED, reason="it reads the sources, which are those of the other twin")
 @pytest.mark.parametrize("path", hot())
 def test_no_compiled_module_says_what_the_compiler_understands_otherwise(path: str) -> None:
     assert list(wrong_of(ast.parse((ROOT / path).read_text()))) == []

@@ -13,8 +13,8 @@ session (BackPressure). So what one producer has in flight is bounded, and no ot
 **The gate** (broker/topic/gate.py). While a backlog quota or a publish rate blocks the topic's producers, new entries
 wait here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
 meanwhile. An entry that still waits here when the producer is closed was never published. While the memory of the
-process is tight (memory/budget.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its client
-opens it again, without credit until the gate opens, and sends again what has no answer.
+process is tight (runtime/memory/budget.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its
+client opens it again, without credit until the gate opens, and sends again what has no answer.
 
 **Transactions.** An entry whose transaction the topic has not joined yet waits here while the topic joins it, and the
 later entries of the producer wait after it, in order; other producers go on. A join that is refused fails that entry

@@ -10,31 +10,10 @@ import logging
 from dataclasses import replace
 from typing import cast
 
+from ...proto import states
+from ...proto import statistics as values
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
-from ...proto.states import (
-    BacklogQuotaState,
-    Blocked,
-    KeyDistribution,
-    LedgerState,
-    LedgerStays,
-    SubscriptionType,
-    TopicState,
-)
-from ...proto.statistics import (
-    CompactionStatus,
-    ConsumerStats,
-    DrainingSlot,
-    LedgerStats,
-    PendingOfTransaction,
-    ProducerStats,
-    SlotRange,
-    SubscriptionStats,
-    TopicInternalStats,
-    TopicStats,
-    TopicTransactions,
-    TransactionHere,
-)
 from ...proto.transactions import TxnId
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import NOWHERE
@@ -52,54 +31,55 @@ OLDEST_S = 1.0
 """Seconds for the read of a subscription's oldest message."""
 
 
-async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> TopicStats:
+async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
     """Returns the statistics of a topic. `precise`: the backlog counts batches that are acknowledged, wholly or in
     part, message by message. `ages` False: no `oldest_ms`, which may be a read from a bookie for each subscription."""
     shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.life
-    return TopicStats(
+    return values.TopicStats(
         name=topic.name.full, owner=owner, partitions=0, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
         messages_out=traffic.messages_out, bytes_out=traffic.bytes_out, rate_in=rates.messages_in,
         rate_out=rates.messages_out, throughput_in=rates.bytes_in, throughput_out=rates.bytes_out,
         storage_bytes=shape.size, earliest_index=shape.first_index, end_index=shape.end_index,
         producers=tuple(
-            ProducerStats(each.name, each.address, each.messages, each.bytes, each.last_sequence_id)
+            values.ProducerStats(each.name, each.address, each.messages, each.bytes, each.last_sequence_id)
             for each in topic.producers
         ),
         subscriptions=tuple(
             [await of_subscription(topic, each, precise, ages) for each in [*topic.subscriptions.values()]]
         ),
-        dropped=topic.dropped, quota=life.quota or BacklogQuotaState.NOT_REACHED,
+        dropped=topic.dropped, quota=life.quota or states.BacklogQuotaState.NOT_REACHED,
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
-        terminated=topic.log.state is TopicState.TERMINATED, created_ms=topic.incarnation,
+        terminated=topic.log.state is states.TopicState.TERMINATED, created_ms=topic.incarnation,
         published_ms=topic.log.published_ms, unsubscribed=topic.unread().told(), transactions=_transactions(topic),
     )  # fmt: skip
 
 
-def _transactions(topic: Topic) -> TopicTransactions | None:
+def _transactions(topic: Topic) -> values.TopicTransactions | None:
     found = topic.transactions.statistics()
     if found is None:
         return None
-    return TopicTransactions(
+    return values.TopicTransactions(
         found.last_stable, found.stable_index, found.open, found.oldest, found.oldest_ms, found.aborted_entries,
         found.aborted_bytes, found.commits, found.aborts,
     )  # fmt: skip
 
 
-def of_transaction(topic: Topic, txn: TxnId) -> TransactionHere:
+def of_transaction(topic: Topic, txn: TxnId) -> values.TransactionHere:
     subscriptions = tuple(
-        PendingOfTransaction(each.name, acks.count, acks.up_to if acks.up_to != NOWHERE else None)
+        values.PendingOfTransaction(each.name, acks.count, acks.up_to if acks.up_to != NOWHERE else None)
         for each in topic.subscriptions.values()
         if each.cursor.pending is not None and (acks := each.cursor.pending.of.get(txn)) is not None
     )
     found = topic.transactions.open_here(txn)
     if found is None:
-        return TransactionHere(bool(subscriptions), None, 0, 0, False, 0, subscriptions)
-    return TransactionHere(True, found.first, found.entries, found.size, found.holds, found.waiting, subscriptions)
+        return values.TransactionHere(bool(subscriptions), None, 0, 0, False, 0, subscriptions)
+    entries = found.entries, found.size, found.holds, found.waiting
+    return values.TransactionHere(True, found.first, *entries, subscriptions)
 
 
 async def of_subscription(
     topic: Topic, subscription: Subscription, precise: bool = False, ages: bool = True
-) -> SubscriptionStats:  # fmt: skip
+) -> values.SubscriptionStats:  # fmt: skip
     log = topic.readable(uncommitted=subscription.uncommitted)
     backlog = (await analyze(log, subscription)).messages if precise else await size(log, subscription)
     oldest_ms = await _oldest_ms(topic, subscription) if ages else 0
@@ -107,21 +87,21 @@ async def of_subscription(
     type_, blocked = subscription.type, subscription.pump.blocked
     active, keys = dispatcher.policy.statistics()
     keys = keys if keys is not None and subscription.consumers else Keys("", False, 0, [], [])
-    slots: dict[int, list[SlotRange]] = {id_: [] for id_ in subscription.consumers}
+    slots: dict[int, list[values.SlotRange]] = {id_: [] for id_ in subscription.consumers}
     for first, last, owner in keys.ranges:
-        slots[owner.id].append(SlotRange(first, last))
+        slots[owner.id].append(values.SlotRange(first, last))
     delays = subscription.delayed.core if subscription.delayed is not None else None
-    return SubscriptionStats(
+    return values.SubscriptionStats(
         name=subscription.name, type=_name(type_), durable=subscription.durable,
         backlog=backlog, backlog_bytes=backlog_bytes(topic.log.shape, cursor.mark), oldest_ms=oldest_ms,
         unacked=dispatcher.unacked, mark_delete=cursor.mark, read_position=dispatcher.read_position,
         acked_ranges=cursor.holes.ranges if cursor.acked else 0,
         consumers=tuple(_consumer(each, slots[id_]) for id_, each in subscription.consumers.items()),
         active_consumer=active.name if active is not None else "",
-        blocked=blocked or Blocked.NO, blocked_on_unacked=dispatcher.full,
+        blocked=blocked or states.Blocked.NO, blocked_on_unacked=dispatcher.full,
         dispatch_throttled=subscription.pump.rates[0].throttled, replay_entries=dispatcher.replay_entries,
-        key_shared_mode=KeyDistribution(keys.mode), allow_out_of_order_delivery=keys.out_of_order,
-        draining=tuple(DrainingSlot(*each) for each in keys.draining), drained_total=keys.drained_total,
+        key_shared_mode=states.KeyDistribution(keys.mode), allow_out_of_order_delivery=keys.out_of_order,
+        draining=tuple(values.DrainingSlot(*each) for each in keys.draining), drained_total=keys.drained_total,
         delayed=delays.count if delays is not None else 0,
         delayed_buckets=delays.buckets if delays is not None else 0,
         delayed_memory_bytes=delays.memory_bytes if delays is not None else 0,
@@ -130,11 +110,11 @@ async def of_subscription(
     )  # fmt: skip
 
 
-def _name(type_: Registered | None) -> SubscriptionType:
+def _name(type_: Registered | None) -> states.SubscriptionType:
     """A type that is registered here alone is told by its name."""
     if type_ is None:
-        return SubscriptionType.NONE
-    return SubscriptionType.__members__.get(type_.name, cast(SubscriptionType, type_.name))
+        return states.SubscriptionType.NONE
+    return states.SubscriptionType.__members__.get(type_.name, cast(states.SubscriptionType, type_.name))
 
 
 async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
@@ -147,9 +127,9 @@ async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
         return 0
 
 
-def _consumer(consumer: Consumer, slots: list[SlotRange]) -> ConsumerStats:
+def _consumer(consumer: Consumer, slots: list[values.SlotRange]) -> values.ConsumerStats:
     member = consumer.member
-    return ConsumerStats(
+    return values.ConsumerStats(
         name=member.name, address=consumer.address, permits=member.permits, unacked=member.unacked,
         delivered_messages=member.delivered_messages, delivered_bytes=member.delivered_bytes,
         redelivered_messages=member.redelivered_messages, blocked=member.blocked, priority_level=member.priority,
@@ -157,15 +137,16 @@ def _consumer(consumer: Consumer, slots: list[SlotRange]) -> ConsumerStats:
     )  # fmt: skip
 
 
-def internals(topic: Topic, cache_bytes: int) -> TopicInternalStats:
+def internals(topic: Topic, cache_bytes: int) -> values.TopicInternalStats:
     """Returns the internal statistics of a topic's log. `cache_bytes`: of the broker."""
     log = topic.log
-    return TopicInternalStats(
+    return values.TopicInternalStats(
         state=log.state,
         ledgers=tuple(
-            LedgerStats(
-                span.ledger_id, LedgerState.OPEN if span.open else LedgerState.CLOSED, span.last_entry + 1, span.size,
-                span.first_index, log.ensemble.get(span.ledger_id, ()), stays or LedgerStays.NO,
+            values.LedgerStats(
+                span.ledger_id, states.LedgerState.OPEN if span.open else states.LedgerState.CLOSED,
+                span.last_entry + 1, span.size, span.first_index, log.ensemble.get(span.ledger_id, ()),
+                stays or states.LedgerStays.NO,
             )
             for span, (_, stays) in zip(log.shape.spans, topic.why_ledgers_stay(), strict=True)
         ),
@@ -174,9 +155,9 @@ def internals(topic: Topic, cache_bytes: int) -> TopicInternalStats:
     )  # fmt: skip
 
 
-def of_compaction(topic: Topic) -> CompactionStatus:
+def of_compaction(topic: Topic) -> values.CompactionStatus:
     progress, record = topic.compaction.progress, topic.compaction.record
-    found = CompactionStatus(
+    found = values.CompactionStatus(
         progress.state, progress.step, progress.error, progress.looked_at, progress.to_look_at, progress.rounds,
         ledger_id=-1, horizon=Position(0, 0), messages=0, entries=0, bytes=0, end_index=0, compacted_ms=0,
         due_bytes=topic.compaction.due_bytes(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import click
 from click import option
 
@@ -47,7 +50,9 @@ topics = LazyGroup(
         "unload": ROW,
         "trim": ROW,
         "compact": ROW,
-        "compaction-status": Lazy(".admin.compaction", "status", "How far the last compaction is, and what it left."),
+        "compaction-status": Lazy(
+            ".admin.topics", "compaction_status", "How far the last compaction is, and what it left."
+        ),
         "skip-lost": Lazy(".admin.backlog", "skip_lost", "Pass over entries that every replica lost."),
         "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
         "delete": Lazy(".admin.topics", "delete", "Delete a topic and its messages."),
@@ -75,6 +80,8 @@ topics = LazyGroup(
     with_rows=True,
     help="Topics: [persistent://]TENANT/NAMESPACE/NAME, or just NAME.\n\nExample: magnetar topics create orders -p 4",
 )
+POLL_S = 0.5
+COMPACTION = ("topic", "state", "step", "progress", "messages", "entries", "bytes", "horizon", "dueBytes", "error")
 
 
 def full(topic: str) -> str:
@@ -126,28 +133,21 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
 
     Example: magnetar topics stats orders --get-precise-backlog -o json
     """
-    from .stats import (
-        COLUMNS,
-        SUBSCRIPTION_COLUMNS,
-        TRANSACTION_COLUMNS,
-        subscription_rows,
-        topic_stats,
-        transaction_row,
-    )
+    from . import stats as tables
 
     parts = session.admin.parts(topic) if per_partition else [full(topic)]
-    records = [topic_stats(session, part, precise=precise) for part in parts]
+    records = [tables.topic_stats(session, part, precise=precise) for part in parts]
     if session.out.json:
         session.out.document(records if per_partition else records[0])
         return
-    session.out.rows(records, COLUMNS)
+    session.out.rows(records, tables.COLUMNS)
     for record in records:
         if record["subscriptions"]:
             print()
-            session.out.rows(subscription_rows(record["subscriptions"]), SUBSCRIPTION_COLUMNS)
-    if transacted := [transaction_row(record) for record in records if record["transactions"]]:
+            session.out.rows(tables.subscription_rows(record["subscriptions"]), tables.SUBSCRIPTION_COLUMNS)
+    if transacted := [tables.transaction_row(record) for record in records if record["transactions"]]:
         print()
-        session.out.rows(transacted, TRANSACTION_COLUMNS)
+        session.out.rows(transacted, tables.TRANSACTION_COLUMNS)
 
 
 @verb()
@@ -238,3 +238,31 @@ def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
     confirm(f"Delete {full(topic)} and all its messages", yes)
     session.admin.delete_topic(topic, force=force)
     session.out.done(f"topic {full(topic)} deleted", topic=full(topic))
+
+
+@verb(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."))
+def compaction_status(session: Session, topic: str, wait_complete: bool) -> None:
+    """The last compaction of a topic (of each partition), and what is compacted.
+
+    Example: magnetar topics compaction-status prices -w
+    """
+    rows = _compactions(session, topic)
+    while wait_complete and any(row["state"] == "RUNNING" for row in rows):
+        time.sleep(POLL_S)
+        rows = _compactions(session, topic)
+    session.out.rows(rows, COMPACTION)
+
+
+def _compactions(session: Session, topic: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for part in session.admin.parts(topic):
+        found = session.admin.compaction_status(part)
+        share = f"{min(100, 100 * found.looked_at // found.to_look_at)} %" if found.to_look_at else ""
+        rows.append(
+            {
+                "topic": part, "state": found.state, "step": found.step, "progress": share, "messages": found.messages,
+                "entries": found.entries, "bytes": found.bytes, "dueBytes": found.due_bytes, "error": found.error,
+                "horizon": str(found.horizon) if found.ledger_id >= 0 else "",
+            }
+        )  # fmt: skip
+    return rows

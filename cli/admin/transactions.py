@@ -1,4 +1,4 @@
-"""`magnetar transactions …`: what is open, who began it and what waits for it, and how an operator ends it."""
+"""`magnetar transactions …` and `… halves …`: what is open, who began it and what waits for it, and how it is ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click import option
 
+from ...proto.pulsar_json import coordinator_form, half_form, here_form, in_seconds, transaction_form
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, verb
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 COLUMNS = ("txn", "state", "owner", "address", "name", "age_s", "remaining_s", "topics", "reason")
 TOPIC_COLUMNS = ("topic", "entries", "bytes", "first", "holds", "waiting", "pending", "error")
 COORDINATOR_COLUMNS = ("coordinator", "epoch", "open", "prepared", "unsettled", "committed", "aborted")
+HALF_COLUMNS = ("half", "state", "group", "check_key", "age_s", "unknown", "members", "bytes", "topics", "reason")
 
 transactions = LazyGroup(
     "transactions",
@@ -25,10 +27,23 @@ transactions = LazyGroup(
         "status": Lazy(".admin.transactions", "status", "The coordinators: epochs and counts."),
         "abort": Lazy(".admin.transactions", "abort", "Abort an open or prepared transaction."),
         "detach": Lazy(".admin.transactions", "detach", "Stop waiting for a topic that cannot store the outcome."),
-        "halves": Lazy(".admin.halves", "halves", "Half messages: list, show, park, revive, commit, rollback."),
+        "halves": Lazy(".admin.transactions", "halves", "Half messages: list, show, park, revive, commit, rollback."),
     },
     with_rows=True,
     help="Transactions over several topics.\n\nExample: magnetar transactions list",
+)
+halves = LazyGroup(
+    "halves",
+    {
+        "list": Lazy(".admin.transactions", "list_halves", "Those that are not decided, the oldest first."),
+        "show": Lazy(".admin.transactions", "show_half", "One half message."),
+        "park": Lazy(".admin.transactions", "park", "Do not ask any more; keep it until an operator decides."),
+        "revive": Lazy(".admin.transactions", "revive", "Ask its group again, at once."),
+        "commit": Lazy(".admin.transactions", "commit", "Publish it, whatever its group says."),
+        "rollback": Lazy(".admin.transactions", "rollback", "Drop it, whatever its group says."),
+    },
+    help="Half messages: stored, and published when their group says so.\n\n"
+    "Example: magnetar transactions halves list --parked",
 )
 
 
@@ -43,8 +58,6 @@ def list_(session: Session, coordinator: int | None, limit: int) -> None:
 
     Example: magnetar transactions list -c 3
     """
-    from ...proto.pulsar_json import in_seconds, transaction_form
-
     if coordinator is None:
         found = session.admin.all_transactions(limit)
     else:
@@ -63,8 +76,6 @@ def show(session: Session, txn: str) -> None:
 
     Example: magnetar transactions show "(3,1099511627781)"
     """
-    from ...proto.pulsar_json import in_seconds, transaction_form
-
     found = session.admin.transaction(txn)
     record, at = in_seconds(transaction_form(found)), [_at(session, found, topic) for topic in found.topics]
     if session.out.json:
@@ -83,8 +94,6 @@ def status(session: Session) -> None:
 
     Example: magnetar transactions status
     """
-    from ...proto.pulsar_json import coordinator_form
-
     rows = [coordinator_form(number, each) for number, each in enumerate(session.admin.all_transactions(1))]
     session.out.rows(rows, COORDINATOR_COLUMNS)
 
@@ -112,8 +121,6 @@ def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]
     """Returns what one of its topics has of the transaction. A topic that does not answer says why: it may be what the
     transaction waits for."""
     from ...proto.errors import MagnetarError
-    from ...proto.pulsar_json import here_form
-
     try:
         return {"topic": topic, **here_form(session.admin.transaction_at(found.txn, topic), ""), "error": ""}
     except MagnetarError as error:
@@ -122,3 +129,67 @@ def _at(session: Session, found: TransactionStats, topic: str) -> dict[str, Any]
 
 def _pending(found: dict[str, dict[str, Any]]) -> str:
     return ", ".join(f"{name}: {each['entries']}" for name, each in found.items())
+
+
+# ------------------------------------------------------------------------------ half messages
+@verb(
+    option("-g", "--group", default="", help="Of this group alone."),
+    option("--parked", is_flag=True, help="Those that wait for an operator alone."),
+    option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="Of each coordinator."),
+    name="list",
+)
+def list_halves(session: Session, group: str, parked: bool, limit: int) -> None:
+    """Half messages that are not decided: who prepared them, whom it is asked of, and why one is parked.
+
+    Example: magnetar transactions halves list --group orders
+    """
+    rows = [each for found in session.admin.all_halves(group=group, limit=limit) for each in found.items]
+    wanted = [each for each in rows if each.state.name == "PARKED" or not parked]
+    forms = [half_form(each) for each in sorted(wanted, key=lambda each: -each.age_ms)]
+    session.out.rows([*map(in_seconds, forms)], HALF_COLUMNS)
+
+
+@verb(name="show")
+def show_half(session: Session, half: str) -> None:
+    """One half message by its id.
+
+    Example: magnetar transactions halves show "(3,1099511627781)"
+    """
+    session.out.record(in_seconds(half_form(session.admin.half(half))))
+
+
+@verb()
+def park(session: Session, half: str) -> None:
+    """Do not ask about a half message any more: it stays until an operator commits, rolls back or revives it.
+
+    Example: magnetar transactions halves park "(3,1099511627781)"
+    """
+    session.admin.park_half(half)
+
+
+@verb()
+def revive(session: Session, half: str) -> None:
+    """Ask the group of a parked half message again, at once, as often as of a new one. One that is not parked is asked
+    about now.
+
+    Example: magnetar transactions halves revive "(3,1099511627781)"
+    """
+    session.admin.revive_half(half)
+
+
+@verb()
+def commit(session: Session, half: str) -> None:
+    """Publish a half message, parked or not, whatever its group says.
+
+    Example: magnetar transactions halves commit "(3,1099511627781)"
+    """
+    session.admin.commit_half(half)
+
+
+@verb()
+def rollback(session: Session, half: str) -> None:
+    """Drop a half message, parked or not, whatever its group says. Its content is lost.
+
+    Example: magnetar transactions halves rollback "(3,1099511627781)"
+    """
+    session.admin.rollback_half(half)

@@ -16,12 +16,11 @@ from ...proto.operations import OPERATIONS
 from ...runtime.world import World
 from ..common.checks import PATH, SECONDS, check_one
 from ..common.closing import ClosedAfterAsyncWith
-from . import cluster, namespaces, permissions, subscriptions, topics, transactions
+from . import namespaces, permissions, subscriptions, topics, transactions
 from .arguments import checked, taken
-from .caller import Caller
 from .grpc_transport import GrpcTransport
 from .rows import made
-from .transport import Transport
+from .transport import Caller, Transport
 
 C = TypeVar("C", bound=type)
 
@@ -31,7 +30,7 @@ def with_methods(kind: C) -> C:
     for row in OPERATIONS.values():
         if row.method:
             setattr(kind, row.method, made(row))
-    for module in (namespaces, topics, subscriptions, permissions, transactions, cluster):
+    for module in (namespaces, topics, subscriptions, permissions, transactions):
         for name, function in inspect.getmembers(module, inspect.iscoroutinefunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
                 function.__qualname__ = f"{kind.__name__}.{name}"

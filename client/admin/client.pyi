@@ -93,6 +93,9 @@ class AdminClient(ClosedAfterAsyncWith):
     async def bookies(self) -> list[values.BookieInfo]:
         """Returns the registered bookies."""
 
+    async def brokers(self) -> list[values.BrokerInfo]:
+        """The registered brokers. Each reports its number of loaded topics; None: no answer within 5 s."""
+
     async def clear_namespace_backlog(self, name: str, subscription: str = '') -> int:
         """Acknowledges everything, for that subscription or for each; in how many topics and partitions."""
 
@@ -119,6 +122,11 @@ class AdminClient(ClosedAfterAsyncWith):
 
     async def delete_tenant(self, name: str) -> None:
         """Deletes a tenant. Busy: it has namespaces."""
+
+    async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
+        """Returns the orphans. `remove`: they are fenced and deleted now; brokers do it every hour. `unexplained`: also
+        those whose owner has no record, which no broker deletes by itself.
+        """
 
     async def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
         """The fields that are set for the namespace; `applied`: every field, inherited from the broker where unset."""
@@ -402,12 +410,4 @@ class AdminClient(ClosedAfterAsyncWith):
     async def transactions(self, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
         """Returns the transactions of one coordinator that are not done, the oldest first. NotFound: there is no such
         coordinator.
-        """
-
-    async def brokers(self) -> list[values.BrokerInfo]:
-        """The registered brokers. Each reports its number of loaded topics; None: no answer within 5 s."""
-
-    async def find_orphans(self, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
-        """Returns the orphans. `remove`: they are fenced and deleted now; brokers do it every hour. `unexplained`: also
-        those whose owner has no record, which no broker deletes by itself.
         """

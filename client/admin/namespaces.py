@@ -1,9 +1,10 @@
-"""Methods of AdminClient: tenants, namespaces, and the policies and properties of both levels."""
+"""Methods of AdminClient: tenants, namespaces, policies and properties of both levels, and the cluster."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ...proto import operations as op
@@ -11,12 +12,15 @@ from ...proto import statistics as values
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import TopicName, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode, encode
-from .caller import Caller, full_namespace, full_topic
 from .subscriptions import skip_messages
 from .topics import topics
+from .transport import Caller, full_namespace, full_topic
 
 AT_ONCE = 16
 """Topics of a namespace that are acted on at the same time."""
+BROKER_ASK_S = 5.0
+"""Seconds that one broker may take to report how many topics it has loaded."""
+
 
 
 async def create_tenant(
@@ -178,6 +182,29 @@ async def set_topic_properties(self: Caller, topic: str, properties: Mapping[str
 async def remove_topic_properties(self: Caller, topic: str, *keys: str) -> None:
     """Removes properties of a topic, like remove_namespace_properties."""
     await self._call(op.CHANGE_PROPERTIES, topic=full_topic(topic), remove=keys, clear=not keys)
+
+
+# ------------------------------------------------------------------------------------ the cluster
+async def brokers(self: Caller) -> list[values.BrokerInfo]:
+    """The registered brokers. Each reports its number of loaded topics; None: no answer within 5 s."""
+    return await asyncio.gather(*map(partial(_broker, self), await self._all(op.LIST_BROKERS)))
+
+
+async def _broker(self: Caller, listed: values.BrokerInfo) -> values.BrokerInfo:
+    try:
+        async with asyncio.timeout(min(BROKER_ASK_S, self._timeout_s)):
+            found = await self._transport.call(op.LIST_BROKERS, {}, at=listed.endpoint)
+    except (MagnetarError, TimeoutError):
+        found = ()
+    own = next((each.topics for each in found if each.endpoint == listed.endpoint), None)
+    return values.BrokerInfo(listed.name, listed.endpoint, own)
+
+
+async def find_orphans(self: Caller, *, remove: bool = False, unexplained: bool = False) -> values.Orphans:
+    """Returns the orphans. `remove`: they are fenced and deleted now; brokers do it every hour. `unexplained`: also
+    those whose owner has no record, which no broker deletes by itself."""
+    return await self._call(op.FIND_ORPHANS, remove=remove, unexplained=unexplained)
+
 
 
 def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> dict[str, object]:

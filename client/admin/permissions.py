@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ...proto import operations as op
 from ...proto import statistics as values
 from ...proto.names import check_subscription_name
-from .caller import Caller, full_namespace, full_topic
+from .transport import Caller, full_namespace, full_topic
 
 
 async def namespace_permissions(self: Caller, name: str) -> values.Permissions:

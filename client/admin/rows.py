@@ -17,8 +17,8 @@ from ...proto.names import check_subscription_name, check_tenant_name
 from ...proto.operation import On, Operation
 from ...proto.operations import ANSWERS
 from ..model.message_id import MessageId
-from .caller import Caller, full_namespace, full_topic
 from .stored_messages import StoredMessage
+from .transport import Caller, full_namespace, full_topic
 
 NAMED = values, MessageId, StoredMessage
 """By annotations, which are text."""

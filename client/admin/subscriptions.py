@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from ...proto import operations as op
 from ...proto.names import check_subscription_name
 from ..model.message_id import MessageId
-from .caller import Caller, full_topic, of_subscription
 from .stored_messages import StoredMessage
+from .transport import Caller, full_topic, of_subscription
 
 
 async def create_subscription(

@@ -11,8 +11,8 @@ from ...proto.errors import ConnectionLost, InvalidRequest, TimedOut, TopicNotFo
 from ...proto.names import TopicName
 from ...proto.schema import SchemaInfo, version_bytes
 from ..model.message_id import MessageId
-from .caller import Caller, full_namespace, full_topic
 from .stored_messages import StoredMessage
+from .transport import Caller, full_namespace, full_topic
 
 
 async def topics(self: Caller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:

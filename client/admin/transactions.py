@@ -9,7 +9,7 @@ from ...proto import statistics as values
 from ...proto.errors import NotFound
 from ...proto.names import TopicName
 from ...proto.transactions import COORDINATORS_MAX, TxnId, TxnState
-from .caller import Caller
+from .transport import Caller
 
 
 async def transactions(self: Caller, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:

@@ -114,10 +114,13 @@ def _named(function: Callable[..., Any], seen: frozenset[str] = frozenset()) -> 
         if name.startswith("_") or function.__module__.endswith(".stats") or is_method:
             found |= _named(function.__globals__.get(name), seen)  # type: ignore[arg-type]
     for each in ast.walk(tree):
-        if isinstance(each, ast.ImportFrom) and each.level == 1 and each.module:  # what a verb imports when it runs
-            module = importlib.import_module(f".{each.module}", function.__globals__["__package__"])
-            for name in each.names:
-                found |= _named(getattr(module, name.name, None), seen)  # type: ignore[arg-type]
+        if isinstance(each, ast.ImportFrom) and each.level == 1:  # what a verb imports when it runs
+            package = importlib.import_module(f".{each.module or ''}", function.__globals__["__package__"])
+            for alias in each.names:
+                taken = getattr(package, alias.name, None)
+                names = [name for of, name in attributes if of == alias.asname and not each.module]
+                for function_of in [*(getattr(taken, name) for name in names), taken]:
+                    found |= _named(function_of, seen)
     return found
 
 

@@ -13,10 +13,11 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, get_type_hints
+from unittest.mock import patch
 
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from tests.docs.tables import settings_table
@@ -58,7 +59,7 @@ def write(folder: Path) -> None:
     import pdoc.render
 
     pdoc.render.configure(docformat="markdown", show_source=False)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), patch.object(pdoc.doc._PrettySignature, "from_callable", _signature):
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", r"Error parsing type annotation .* for [\w.]+\._\w+:")  # of a private name
         pages = {name: _page(name) for name in MODULES}
@@ -68,6 +69,15 @@ def write(folder: Path) -> None:
             path.write_text(pdoc.render.html_module(page, pages), encoding="utf-8")
         (folder / "index.html").write_text(pdoc.render.html_index(pages), encoding="utf-8")
         (folder / "search.js").write_text(pdoc.render.search_index(pages), encoding="utf-8")
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    """Returns a signature that pdoc may change: it evaluates annotations in place, and methods of rows keep theirs."""
+    import pdoc.doc
+
+    found = inspect.signature(function)
+    parameters = [each.replace() for each in found.parameters.values()]
+    return pdoc.doc._PrettySignature(parameters, return_annotation=found.return_annotation)
 
 
 def _page(name: str) -> pdoc.doc.Module:

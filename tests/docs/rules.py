@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tomllib
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -237,18 +237,34 @@ def _crashes(place: Place, command: Command) -> None:
         place.run(sys.executable, *words[1:], timeout_s=600)
 
 
-def _benchmark(place: Place, command: Command) -> None:
-    """By one worker of a run: several pages name some."""
-    words = [word for word in command.words[1:] if word != "--json"]
-    if not place.is_first(re.sub(r" --(seconds|runs) \S+", "", " ".join(words))):
-        return
+def rehearse(place: Place, commands: Sequence[Command]) -> None:
+    """Benchmarks, one after another in one process: those with Spark share a session, which takes seconds to begin.
+    By one worker of a run: several pages name some.
+    """
+    wanted = [[word for word in command.words[1:] if word != "--json"] for command in commands]
+    wanted = [words for words in wanted if place.is_first(re.sub(r" --(seconds|runs) \S+", "", " ".join(words)))]
     for seconds in ("0.2", "0.9", "5"):  # a machine that is busy does nothing in so short a time
-        small = ("--runs", "1", "--seconds", seconds, "--messages", "2000", "--json")
-        result = json.loads(place.run(sys.executable, *words, *small, timeout_s=600))
-        assert result["benchmark"] == words[2]
-        if result["value"] > 0:
+        if not wanted:
             return
-    raise AssertionError(f"{result['value']} is no figure")
+        small = ("--runs", "1", "--seconds", seconds, "--messages", "2000", "--json")
+        called = [[*words, *small] for words in wanted]
+        program = called[0] if len(called) == 1 else ["-c", _IN_TURN, json.dumps([words[2:] for words in called])]
+        results = [json.loads(line) for line in place.run(sys.executable, *program, timeout_s=600).splitlines()]
+        assert [result["benchmark"] for result in results] == [words[2] for words in wanted]
+        wanted = [words for words, result in zip(wanted, results, strict=True) if not result["value"] > 0]
+    raise AssertionError(f"no figure of {wanted}")
+
+
+_IN_TURN = """
+import json, sys
+from benchmarks.__main__ import main
+for words in json.loads(sys.argv[1]):
+    main(words, standalone_mode=False)
+"""
+
+
+def _benchmark(place: Place, command: Command) -> None:
+    rehearse(place, [command])
 
 
 def _benchmark_of_java(place: Place, command: Command) -> None:

@@ -1,4 +1,4 @@
-"""What the faces of administration answer, in files: `rest.txt`, `cli.txt` and `help.txt`, byte for byte.
+"""What the faces of administration answer and need, in files, byte for byte: `rest.txt`, `cli.txt`, `help.txt`, …
 
     python -m pytest tests/recorded                       compares what is answered with the files
     MAGNETAR_RECORD=1 python -m pytest tests/recorded     writes the files, for a change that is meant

@@ -101,7 +101,7 @@ EDITS = st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)), min_size=1
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=EDITS, cut=st.integers(0, 5000))
 def test_a_mutated_certificate_gives_a_principal_or_is_refused_and_nothing_else(
     make_certificate: MakeCertificate, edits: list[tuple[int, int]], cut: int

@@ -289,7 +289,7 @@ VALUES = st.recursive(
 MEMBERS = st.sampled_from(["kty", "crv", "x", "y", "n", "e", "kid", "alg", "use", "d", "x5c"])
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.one_of(VALUES, st.lists(st.dictionaries(MEMBERS, VALUES), max_size=3)))
 def test_any_document_gives_keys_that_verify_or_none(keys: Any) -> None:
     for key in parse_keys(json.loads(json.dumps({"keys": keys}))):

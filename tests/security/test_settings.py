@@ -164,7 +164,7 @@ SECTIONS = st.builds(
 )  # fmt: skip
 
 
-@hypothesis.settings(max_examples=1500, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@hypothesis.settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=st.one_of(st.lists(SECTIONS, max_size=4).map("".join), st.text(max_size=60)))
 def test_any_file_gives_settings_that_fit_or_is_refused(folder: Path, text: str) -> None:
     (folder / "security.toml").write_bytes(text.encode(errors="surrogatepass"))

@@ -170,7 +170,7 @@ def test_another_key_and_a_token_of_a_megabyte_are_refused(secret_path: str) -> 
 _VERIFIER: list[TokenVerifier] = []
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(st.binary(max_size=60), min_size=1, max_size=5).map(
     lambda parts: ".".join(base64.urlsafe_b64encode(each).decode().rstrip("=") for each in parts))))  # fmt: skip
 def test_any_other_text_is_refused_and_is_not_quoted(text: str) -> None:
@@ -199,7 +199,7 @@ def _hand_signed(header: bytes, payload: bytes) -> str:
     return (text + b"." + mac).decode()
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(CLAIMS, st.one_of(st.just({}), st.dictionaries(st.sampled_from(["kid", "typ", "crit", "b64", "zip"]), JSON)))
 def test_any_signed_claims_give_a_role_or_are_refused(claims: dict[str, Any], more: dict[str, Any]) -> None:
     os.environ["MAGNETAR_TEST_TOKEN_KEY"] = "k" * 32

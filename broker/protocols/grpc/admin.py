@@ -18,21 +18,12 @@ from functools import partial
 from typing import cast
 
 from ....metadata.records import NamespaceRecord, TenantRecord
+from ....proto import statistics as values
 from ....proto import wire_pb2 as wire
 from ....proto.errors import MagnetarError, NotFound
 from ....proto.names import MessageId, NamespaceName, TopicName, check_role
 from ....proto.operation import Permission
 from ....proto.policies import decode, encode
-from ....proto.statistics import (
-    BookieInfo,
-    BrokerInfo,
-    NamespaceInfo,
-    Permissions,
-    TenantInfo,
-    TopicInternalStats,
-    TopicStats,
-    Unloaded,
-)
 from ....proto.translation import reply_of
 from ....runtime.access import Principal
 from ....runtime.network import CallContext
@@ -70,9 +61,9 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     async def create_tenant(self, request: wire.TenantSpec, context: CallContext) -> None:
         await self._broker.catalog.create_tenant(request.name, _tenant(request))
 
-    async def get_tenant(self, request: wire.Name, context: CallContext) -> TenantInfo:
+    async def get_tenant(self, request: wire.Name, context: CallContext) -> values.TenantInfo:
         record = await self._broker.catalog.tenant(request.name)
-        return TenantInfo(request.name, tuple(record.admin_roles), tuple(record.allowed_clusters))
+        return values.TenantInfo(request.name, tuple(record.admin_roles), tuple(record.allowed_clusters))
 
     async def update_tenant(self, request: wire.TenantSpec, context: CallContext) -> None:
         await self._broker.catalog.update_tenant(request.name, _tenant(request))
@@ -88,10 +79,10 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         record = _namespace(request, self._broker.config.namespace_bundles)
         await self._broker.catalog.create_namespace(NamespaceName.parse(request.name), record)
 
-    async def get_namespace(self, request: wire.Name, context: CallContext) -> NamespaceInfo:
+    async def get_namespace(self, request: wire.Name, context: CallContext) -> values.NamespaceInfo:
         record = await self._broker.catalog.namespace(NamespaceName.parse(request.name))
         creation = record.auto_topic_creation, record.default_partitions, record.is_creation_set
-        return NamespaceInfo(request.name, record.bundles, *creation)
+        return values.NamespaceInfo(request.name, record.bundles, *creation)
 
     async def update_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> None:
         record = _namespace(request, self._broker.config.namespace_bundles)
@@ -100,7 +91,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     async def delete_namespace(self, request: wire.DeleteRequest, context: CallContext) -> None:
         await self._administration.delete_namespace(NamespaceName.parse(request.name), force=request.force)
 
-    async def unload_namespace(self, request: wire.UnloadNamespaceRequest, context: CallContext) -> Unloaded:
+    async def unload_namespace(self, request: wire.UnloadNamespaceRequest, context: CallContext) -> values.Unloaded:
         name = NamespaceName.parse(request.namespace)
         return await self._administration.unload_namespace(name, request.bundle, here=request.here)
 
@@ -123,9 +114,9 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         )
 
     # ------------------------------------------------------------------ permissions
-    async def get_permissions(self, request: wire.PermissionsRequest, context: CallContext) -> Permissions:
+    async def get_permissions(self, request: wire.PermissionsRequest, context: CallContext) -> values.Permissions:
         found = await self._administration.permissions(request.namespace, request.topic)
-        return Permissions(found.roles, found.subscriptions, found.prefix_mode)
+        return values.Permissions(found.roles, found.subscriptions, found.prefix_mode)
 
     async def change_permissions(self, request: wire.ChangePermissionsRequest, context: CallContext) -> None:
         change = translate.permission_change(request)
@@ -169,7 +160,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
     async def check_delete(self, request: wire.DeleteRequest, context: CallContext) -> int:
         return await self._administration.check_delete(TopicName.parse(request.name), force=request.force)
 
-    async def topic_stats(self, request: wire.Name, context: CallContext) -> TopicStats:
+    async def topic_stats(self, request: wire.Name, context: CallContext) -> values.TopicStats:
         topic = await self._topic(request.name)
         return await statistics.of_topic(topic, self._broker.endpoint, precise=request.precise_backlog)
 
@@ -206,7 +197,7 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
             return None
         return cast(wire.TopicStatsReply, reply_of(wire.TopicStatsReply, found))
 
-    async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> TopicInternalStats:
+    async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> values.TopicInternalStats:
         return statistics.internals(await self._topic(request.name), self._broker.cache.bytes)
 
     async def unload_topic(self, request: wire.Name, context: CallContext) -> None:
@@ -271,16 +262,16 @@ class AdminService(ExamineService, SchemaService, TransactionAdminService):
         return [*map(delivery, shown)]
 
     # ------------------------------------------------------------------ the cluster
-    async def list_brokers(self, request: wire.Empty, context: CallContext) -> list[BrokerInfo]:
+    async def list_brokers(self, request: wire.Empty, context: CallContext) -> list[values.BrokerInfo]:
         broker = self._broker
         return [
-            BrokerInfo(each.name, each.endpoint, len(broker.loaded) if each.name == broker.name else 0)
+            values.BrokerInfo(each.name, each.endpoint, len(broker.loaded) if each.name == broker.name else 0)
             for each in await broker.brokers()
         ]
 
-    async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[BookieInfo]:
+    async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
         return [
-            BookieInfo(each.bookie, each.endpoint, each.read_only, each.rack, each.free_bytes, each.total_bytes)
+            values.BookieInfo(each.bookie, each.endpoint, each.read_only, each.rack, each.free_bytes, each.total_bytes)
             for each in await self._broker.bookies()
         ]
 

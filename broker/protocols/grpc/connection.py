@@ -7,9 +7,9 @@ disk's way before the rest is taken (AHEAD_FROM). No handler waits for another o
 Bounds, beside those of a handler: `connection_ids` producers and consumers. DEFERRED_BYTES of frames that wait for
 earlier work of their handlers, past which the stream is not read until that work, which is linear in what was sent, is
 done. QUEUE_BYTES of deliveries of one consumer that have not left, or SHARE_BYTES while CONNECTION_BYTES have not left
-altogether, or while memory is tight (memory/budget.py `CallerMemory`); past that the consumer gets nothing, and the
-others of its subscription do. Publishes are bounded by their credit. OUT_BYTES that have not left at all, past which
-the stream is not read: its client does not read either.
+altogether, or while memory is tight (runtime/memory/budget.py `CallerMemory`); past that the consumer gets nothing,
+and the others of its subscription do. Publishes are bounded by their credit. OUT_BYTES that have not left at all, past
+which the stream is not read: its client does not read either.
 
 What a client may not send is answered by `closed`, for its id alone: an id that was never opened (InvalidRequest), one
 that is used twice (InvalidRequest), a frame that the handler does not take. Frames of an id that has no handler

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
-from ....proto.errors import NotOwner
+from ....proto.errors import NotFound, NotOwner
 from ....proto.names import NamespaceName, TopicName
 from ....proto.operation import Operation
 from ....runtime.network import CallContext
@@ -29,27 +30,19 @@ from .stats import Meters
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
 class Call:
     """A request as its handler sees it."""
 
-    __slots__ = (
-        "body", "broker", "content_type", "context", "headers", "measure", "meters", "names", "query", "services",
-    )  # fmt: skip
-
-    def __init__(
-        self, broker: TopicManager, services: Mapping[str, Checked], context: CallContext, names: Mapping[str, str],
-        query: Mapping[str, str], headers: Mapping[str, str], body: bytes, measure: Measure, meters: Meters,
-    ) -> None:  # fmt: skip
-        self.broker = broker
-        self.services = services
-        self.context = context
-        self.names = names
-        self.query = query
-        self.headers = headers
-        self.content_type = headers.get("content-type", "")
-        self.body = body
-        self.measure = measure
-        self.meters = meters
+    broker: TopicManager
+    services: Mapping[str, Checked]
+    context: CallContext
+    names: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    measure: Measure
+    meters: Meters
 
     # ------------------------------------------------------------------ names
     @property
@@ -62,6 +55,11 @@ class Call:
         """Returns the topic of the path. Raises InvalidName."""
         tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
         return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
+
+    def check_cluster(self) -> None:
+        """Raises NotFound if the path names another cluster."""
+        if self.names["cluster"] != self.broker.config.cluster:
+            raise NotFound(f"there is no cluster {self.names['cluster'][:100]!r}")
 
     # ------------------------------------------------------------------ what it brings
     def json(self, kind: type[T]) -> T:

@@ -13,16 +13,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from ....proto import statistics as values
 from ....proto.model import AccessMode
 from ....proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, pick
-from ....proto.statistics import (
-    ConsumerStats,
-    LedgerStats,
-    ProducerStats,
-    SubscriptionStats,
-    TopicInternalStats,
-    TopicStats,
-)
 from ....proto.subscription_types import title
 from ....runtime.clock import Clock
 from ...subscription.activity import Activity
@@ -71,7 +64,7 @@ class Meters:
 
 
 def topic_stats(
-    found: TopicStats, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
+    found: values.TopicStats, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
 ) -> dict[str, Any]:
     """Returns a topic's statistics in Pulsar's form. `topic`: where it is loaded here. `publishers`, `consumers`:
     whether they are listed."""
@@ -108,7 +101,7 @@ def topic_stats(
     }  # fmt: skip
 
 
-def _transactions(found: TopicStats) -> dict[str, Any]:
+def _transactions(found: values.TopicStats) -> dict[str, Any]:
     """Returns the statistics of its transactions. `transactions` is None: the topic has seen none. `waiting`: messages
     that readers do not get before an open one ends."""
     seen = found.transactions
@@ -133,7 +126,7 @@ def _compaction(topic: Topic | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _publisher(found: ProducerStats, topic: Topic | None, meters: Meters) -> dict[str, Any]:
+def _publisher(found: values.ProducerStats, topic: Topic | None, meters: Meters) -> dict[str, Any]:
     live = _live(topic.producers, found) if topic is not None else None
     rates = meters.rates(live.id, live.since_ms, (found.messages, found.bytes)) if live is not None else (0.0, 0.0)
     return {
@@ -145,11 +138,11 @@ def _publisher(found: ProducerStats, topic: Topic | None, meters: Meters) -> dic
     }  # fmt: skip
 
 
-def _live(every: Iterable[Producer], found: ProducerStats) -> Producer | None:
+def _live(every: Iterable[Producer], found: values.ProducerStats) -> Producer | None:
     return next((each for each in every if (each.name, each.address) == (found.name, found.address)), None)
 
 
-def _connected(found: ProducerStats | ConsumerStats, live: Producer | Consumer | None) -> dict[str, Any]:
+def _connected(found: values.ProducerStats | values.ConsumerStats, live: Producer | Consumer | None) -> dict[str, Any]:
     return {
         "address": f"/{found.address}", "clientVersion": live.client if live is not None else "",
         "connectedSince": _since(live.since_ms) if live is not None else "",
@@ -160,7 +153,7 @@ def _since(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _subscription(found: SubscriptionStats, topic: Topic | None, meters: Meters, listed: bool) -> dict[str, Any]:
+def _subscription(found: values.SubscriptionStats, topic: Topic | None, meters: Meters, listed: bool) -> dict[str, Any]:
     loaded = topic.subscriptions.get(found.name) if topic is not None else None
     lives = {(each.member.name, each.address): each for each in loaded.consumers.values()} if loaded is not None else {}
     consumers = [_consumer(each, lives.get((each.name, each.address)), meters) for each in found.consumers]
@@ -190,7 +183,7 @@ def _subscription(found: SubscriptionStats, topic: Topic | None, meters: Meters,
     }  # fmt: skip
 
 
-def _consumer(found: ConsumerStats, live: Consumer | None, meters: Meters) -> dict[str, Any]:
+def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: Meters) -> dict[str, Any]:
     activity = live.activity if live is not None else Activity()
     rates: Numbers = (0.0, 0.0, 0.0, 0.0)
     if live is not None:
@@ -211,7 +204,7 @@ def _consumer(found: ConsumerStats, live: Consumer | None, meters: Meters) -> di
 
 
 # ------------------------------------------------------------------ internals
-def internal_stats(found: TopicInternalStats, stats: TopicStats) -> dict[str, Any]:
+def internal_stats(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
     """Returns the internal statistics of a topic's log (`found`) and its subscriptions (`stats`)."""
     newest = found.ledgers[-1] if found.ledgers else None
     ledgers = [_ledger(each) for each in found.ledgers]
@@ -233,7 +226,7 @@ def internal_stats(found: TopicInternalStats, stats: TopicStats) -> dict[str, An
     }  # fmt: skip
 
 
-def _ledger(found: LedgerStats) -> dict[str, Any]:
+def _ledger(found: values.LedgerStats) -> dict[str, Any]:
     is_open = found.state == "open"
     return {
         "ledgerId": found.ledger_id, "entries": 0 if is_open else found.entries, "size": 0 if is_open else found.bytes,
@@ -241,7 +234,7 @@ def _ledger(found: LedgerStats) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cursor(found: SubscriptionStats) -> dict[str, Any]:
+def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
     return {
         "markDeletePosition": str(found.mark_delete), "readPosition": str(found.read_position),
         "waitingReadOp": False, "pendingReadOps": 0, "messagesConsumedCounter": 0, "cursorLedger": -1,

@@ -11,16 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ....proto import statistics as values
 from ....proto.pulsar_json import optional
-from ....proto.statistics import (
-    CoordinatorTransactions,
-    PendingOfTransaction,
-    SubscriptionStats,
-    TopicInternalStats,
-    TopicStats,
-    TransactionHere,
-    TransactionStats,
-)
 from ....proto.transactions import TxnState
 
 ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
@@ -29,7 +21,7 @@ ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
 
 # ------------------------------------------------------------------ of a transaction
 def metadata(
-    found: TransactionStats, at: Mapping[str, TransactionHere | None], now_ms: int
+    found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
 ) -> dict[str, Any]:
     """Returns a TransactionMetadata. `at`: what each topic has of it; None: the topic does not say."""
     status = found.state.name
@@ -48,13 +40,13 @@ def metadata(
     }  # fmt: skip
 
 
-def in_buffer(here: TransactionHere | None, found: TransactionStats | None) -> dict[str, Any]:
+def in_buffer(here: values.TransactionHere | None, found: values.TransactionStats | None) -> dict[str, Any]:
     """Returns a TransactionInBufferStats."""
     first = optional(here.first) if here is not None else None
     return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
 
 
-def in_pending_acks(pending: PendingOfTransaction | None) -> dict[str, Any]:
+def in_pending_acks(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
     """Returns a TransactionInPendingAckStats."""
     return {
         "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
@@ -63,7 +55,7 @@ def in_pending_acks(pending: PendingOfTransaction | None) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------ of a coordinator
-def coordinator_stats(found: CoordinatorTransactions) -> dict[str, Any]:
+def coordinator_stats(found: values.CoordinatorTransactions) -> dict[str, Any]:
     """Returns a TransactionCoordinatorStats."""
     return {
         "state": "Ready" if found.epoch else "None", "leastSigBits": found.next_least - 1 if found.epoch else -1,
@@ -72,7 +64,7 @@ def coordinator_stats(found: CoordinatorTransactions) -> dict[str, Any]:
     }
 
 
-def coordinator_internals(number: int, found: CoordinatorTransactions) -> dict[str, Any]:
+def coordinator_internals(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
     """Returns a TransactionCoordinatorInternalStats. A coordinator has one ledger; it begins with a snapshot."""
     ledger: dict[str, Any] = {
         "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
@@ -93,7 +85,7 @@ def coordinator_internals(number: int, found: CoordinatorTransactions) -> dict[s
 
 
 # ------------------------------------------------------------------ of a topic
-def buffer_stats(stats: TopicStats, internals: TopicInternalStats) -> dict[str, Any]:
+def buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
     """Returns a TransactionBufferStats. A topic that has seen no transaction has stored nothing of them."""
     seen = stats.transactions
     return {
@@ -107,7 +99,7 @@ def buffer_stats(stats: TopicStats, internals: TopicInternalStats) -> dict[str, 
     }  # fmt: skip
 
 
-def pending_ack_stats(found: SubscriptionStats) -> dict[str, Any]:
+def pending_ack_stats(found: values.SubscriptionStats) -> dict[str, Any]:
     """Returns a TransactionPendingAckStats."""
     return {
         "state": "Ready" if found.durable else "None", "lowWaterMarks": None,

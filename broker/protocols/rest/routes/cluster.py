@@ -157,7 +157,7 @@ async def internal_configuration(call: Call) -> object:
 @route("GET", BROKERS + "/{cluster}", "The brokers that run.", answer="[host:port]")
 async def list_brokers_of_cluster(call: Call) -> object:
     found = await _http(call)
-    _check_cluster(call)
+    call.check_cluster()
     return found
 
 
@@ -186,8 +186,3 @@ async def rack(call: Call) -> object:
 
 def _rack(bookie: BookieInfo) -> dict[str, str]:
     return {"rack": bookie.rack, "hostname": bookie.id}
-
-
-def _check_cluster(call: Call) -> None:
-    if call.names["cluster"] != call.broker.config.cluster:
-        raise NotFound(f"there is no cluster {call.names['cluster'][:100]!r}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from .....proto import operations as op
-from .....proto.errors import NotFound
 from ..call import Call
 from ..errors import BadRequest
 from ..table import route
@@ -67,7 +66,7 @@ async def list_clusters(call: Call) -> list[str]:
 
 @route("GET", CLUSTER, "Where clients reach the cluster.", answer="ClusterData")
 async def get_cluster(call: Call) -> object:
-    _check(call)
+    call.check_cluster()
     mine = next((each for each in await call.broker.brokers() if each.name == call.broker.name), None)
     urls = mine.pulsar.get("", ()) if mine is not None else ()
     http = mine.http if mine is not None else ""
@@ -91,22 +90,17 @@ async def create_cluster(call: Call) -> None:
 
 @route("GET", CLUSTER + "/peers", "None: clusters are not linked.", answer="[name]")
 async def peers(call: Call) -> list[str]:
-    _check(call)
+    call.check_cluster()
     return []
 
 
 @route("GET", CLUSTER + "/failureDomains", "None: racks of bookies are theirs.", answer="{}")
 async def failure_domains(call: Call) -> dict[str, object]:
-    _check(call)
+    call.check_cluster()
     return {}
 
 
 @route("GET", CLUSTER + "/namespaceIsolationPolicies", "None.", answer="{}")
 async def isolation_policies(call: Call) -> dict[str, object]:
-    _check(call)
+    call.check_cluster()
     return {}
-
-
-def _check(call: Call) -> None:
-    if call.names["cluster"] != call.broker.config.cluster:
-        raise NotFound(f"there is no cluster {call.names['cluster'][:100]!r}")

@@ -42,8 +42,8 @@ async def list_partitioned(call: Call) -> object:
 # ------------------------------------------------------------------ partitions
 def _partitions(call: Call) -> int:
     """The number in the body: alone, or with properties. 406: it is below 1."""
-    given = call.json(int) if "partitioned-topic-metadata" not in call.content_type and call.body[:1] != b"{" else None
-    count = given if given is not None else call.json(Partitioned).partitions
+    of_metadata = "partitioned-topic-metadata" in call.headers.get("content-type", "") or call.body[:1] == b"{"
+    count = call.json(Partitioned).partitions if of_metadata else call.json(int)
     if count < 1:
         raise BadRequest(f"a partitioned topic has 1 partition or more, not {count}", 406)
     if count >= 1 << 31:

@@ -1,6 +1,7 @@
 """Transactions: Pulsar's admin REST v3, and what `magnetar transactions` does.
 
-The forms: broker/protocols/rest/transactions.py.
+Half messages are at the end: Pulsar has none; their paths are in the way of its v3.
+The forms: broker/protocols/rest/transactions.py, proto/pulsar_json.py.
 
 A coordinator of another broker is asked there, as is a topic that a transaction has something in. What is asked of one
 topic goes to its owner, by 307.
@@ -14,7 +15,7 @@ from typing import Any
 from .....proto import operations as op
 from .....proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, TransactionEnded
 from .....proto.names import Position, TopicName
-from .....proto.pulsar_json import coordinator_form, here_form, transaction_form
+from .....proto.pulsar_json import coordinator_form, half_form, here_form, transaction_form
 from .....proto.statistics import CoordinatorTransactions, SubscriptionStats, TransactionHere, TransactionStats
 from .....proto.transactions import COORDINATORS_MAX, TxnId, TxnState
 from ....subscription.core.cursor import Cursor
@@ -285,3 +286,31 @@ async def abort(call: Call) -> object:
 async def detach(call: Call) -> None:
     topic = TopicName.parse(call.json(str)).full
     await call.at_coordinator(op.DETACH_TRANSACTION, txn=txn_of(call), topic=topic)
+
+
+# ------------------------------------------------------------------ half messages, as `magnetar transactions halves`
+HALVES = BASE + "/halves"
+
+
+@route("GET", HALVES, "Half messages that are not decided, the oldest first; `coordinatorId`, `group`, `parked=true`, "
+       "`limit` (of each coordinator).", answer="[{half, state, owner, group, …, reason}]")  # fmt: skip
+async def list_halves(call: Call) -> object:
+    limit = min(call.number(call.query.get("limit", str(LIST_DEFAULT)), "limit", least=1), LIST_DEFAULT)
+    group, parked, rows = call.query.get("group", ""), call.flag("parked"), list[dict[str, Any]]()
+    for number in await numbers(call):
+        found = await call.at_coordinator(op.LIST_HALVES, coordinator=number, group=group, limit=limit)
+        rows += map(half_form, found.items)
+    return sorted((each for each in rows if each["state"] == "PARKED" or not parked), key=lambda each: -each["ageMs"])
+
+
+@route("GET", HALVES + ID, "A half message. 404: it is decided, or never was.",
+       answer="{half, state, owner, group, …, reason}")  # fmt: skip
+async def show_half(call: Call) -> object:
+    half = txn_of(call)
+    found = await call.at_coordinator(op.LIST_HALVES, half=half, limit=1)
+    if not found.items:
+        raise NotFound(f"no half {half} is open")
+    return half_form(found.items[0])
+
+
+show_half.__name__ = "show"  # in the document

@@ -27,6 +27,7 @@ from magnetar.proto.errors import ConnectionLost, InternalError, MagnetarError, 
 from magnetar.proto.names import LATEST
 from magnetar.proto.varint import varint
 from magnetar.runtime.network import Endpoint, rpc
+from tests.compiled import COMPILED
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, client_part, cluster
 from tests.support.steps import Steps, slowness
 
@@ -273,7 +274,12 @@ def envelope(*items: Message) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------ single calls
-@pytest.mark.parametrize("service", ["Broker", "Admin", "Transactions"])
+of_sources = pytest.mark.skipif(COMPILED, reason="what serves them is not compiled")
+
+
+@pytest.mark.parametrize("service", [
+    "Broker", pytest.param("Admin", marks=of_sources), pytest.param("Transactions", marks=of_sources),
+])  # fmt: skip
 async def test_no_single_call_holds_the_broker_or_fails_without_a_type(bench: Bench, service: str) -> None:
     for kind, name in (("Tenant", "extreme"), ("Namespace", "extreme/ns")):
         request = getattr(wire, f"{kind}Spec")(name=name)
