@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from magnetar.broker.transaction import log
 from magnetar.broker.transaction.core.coordinator import Coordinator
 from magnetar.broker.transaction.core.ends import Ends
 from magnetar.broker.transaction.core.halves import Waits
@@ -43,14 +44,14 @@ def done_before_all_stored(stack: Stack) -> None:
 
 def epoch_stays(stack: Stack) -> None:
     """M92: a take-over keeps the epoch, so ids are given again."""
-    honest = CoordinatorLog.claim_record
 
     async def claim_record(self: CoordinatorLog) -> None:
         before = self._record.epoch
-        await honest(self)
+        await self.claim_record()
         self.epoch = max(1, before)
 
-    put(stack, CoordinatorLog, "claim_record", claim_record)
+    steps = (claim_record if step is CoordinatorLog.claim_record else step for step in log.TAKE_OVER)
+    put(stack, log, "TAKE_OVER", tuple(steps))
 
 
 def handed_to_any_epoch(stack: Stack) -> None:

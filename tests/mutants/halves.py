@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from magnetar.broker.transaction import log
 from magnetar.broker.transaction.core.coordinator import Coordinator
 from magnetar.broker.transaction.core.halves import Half, Halves
 from magnetar.broker.transaction.core.halves import Phase as HalfPhase
@@ -78,13 +79,13 @@ class _Forgetful(State):
 
 def open_again_after_a_take_over(stack: Stack) -> None:
     """M98e: a half that is committed is open again in the next epoch, and is published once more."""
-    honest = CoordinatorLog.recover_ledger
 
     async def recover_ledger(self: CoordinatorLog) -> None:
         self._state.__class__ = _Forgetful
         try:
-            await honest(self)
+            await self.recover_ledger()
         finally:
             self._state.__class__ = State
 
-    put(stack, CoordinatorLog, "recover_ledger", recover_ledger)
+    steps = (recover_ledger if step is CoordinatorLog.recover_ledger else step for step in log.TAKE_OVER)
+    put(stack, log, "TAKE_OVER", tuple(steps))
