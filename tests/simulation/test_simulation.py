@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SEEDS = range(1, 7)
 FINDS = {
     "no sync of directories": 3, "forgotten fence": 3, "fence ignored": 3, "one status for all": 7,
-    "take-over without recovery": 3, "resend out of order": 2, "cursor ahead of its acknowledgements": 9,
+    "take-over without recovery": 3, "resend out of order": 2, "cursor ahead of its acknowledgements": 4,
 }  # fmt: skip
 """Which seed found it last, and is tried first; it need not find it for ever."""
 
@@ -139,7 +139,7 @@ def test_an_early_answer_loses_acknowledged_entries_when_the_power_goes(monkeypa
         return replace(options, kind="ledgers", times={"blackout": 2}, rates={"stall": 0.2})
 
     with SABOTAGE["answer before the sync"]():
-        for seed in range(1, 61):
+        for seed in (14, *range(1, 61)):  # the one that found it last is the first
             failures = run_seed(seed, change=blackouts).failures
             if any(failure.startswith("lost:") for failure in failures):
                 return
