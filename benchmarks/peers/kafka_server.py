@@ -13,8 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Self
 
-from magnetar.cli.common.processes import dies_with_parent
-from tests.interop.pulsar_process import free_ports
+from magnetar.cli.common.processes import dies_with_parent, free_port
 
 from .maven import HERE, Missing, jars, tool
 
@@ -55,7 +54,7 @@ class Kafka:
     """Ends with the block, or with this process; its log is in the folder."""
 
     def __init__(self, java: list[str], folder: Path) -> None:
-        broker, controller = free_ports(2)
+        broker, controller = range(first := free_port("127.0.0.1", count=2), first + 2)
         self.url = f"127.0.0.1:{broker}"
         written = folder / "server.properties"
         written.write_text("".join(f"{name}={value}\n" for name, value in settings(folder, broker, controller).items()))

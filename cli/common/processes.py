@@ -1,27 +1,51 @@
 """Real `magnetar …` processes on this machine: started, waited for, killed by pid, all ended at the end.
 
-For the demo and the tests. Everything listens on loopback with free ports. A process dies with the thread that started
-it (so start from the main one), and `close` ends those that still run. Output is collected: stdout line by line, stderr
-in a file beside the data.
+For the demo and the tests. Everything listens on loopback, at ports that no connection takes while a process is away.
+A process dies with the thread that started it (so start from the main one), and `close` ends those that still run.
+Output is collected: stdout line by line, stderr in a file beside the data.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
+PORTS = range(20_000, 32_000)  # below those that Linux gives to programs that ask for any, and to connections
 
 
 class NotReady(Exception):
     """A process ended, or printed nothing, before its ready line; the text has its output."""
+
+
+def free_port(*hosts: str, count: int = 1) -> int:
+    """Draws a port at which nothing listens now, at any of these addresses; nor at the ports after it, `count` in all.
+
+    One that the system gave may go to the connection of another program while its server is away.
+    """
+    while True:
+        port = random.SystemRandom().choice(PORTS)
+        if all(_is_free(host, port + number) for host in hosts for number in range(count)):
+            return port
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
 
 
 _FOLLOW = (
@@ -40,10 +64,20 @@ def dies_with_parent(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", _FOLLOW, str(os.getpid()), *command]
 
 
+def _with_ports(arguments: Sequence[str]) -> list[str]:
+    """Replaces each port 0 of `--listen HOST:0` and `--port 0`."""
+    found = list(arguments)
+    for at, (before, argument) in enumerate(pairwise(arguments), start=1):
+        host, _, port = argument.rpartition(":")
+        if port == "0" and before == ("--listen" if host else "--port"):
+            found[at] = argument[:-1] + str(free_port(host or "127.0.0.1"))
+    return found
+
+
 class Process:
     """A process `magnetar ARGUMENTS…`. `start` returns at once; `wait_ready` gives the ready line's URL.
 
-    A port 0 among the arguments becomes the port that was found, from the second start on. `module` is what runs.
+    A port 0 of `--listen` and `--port` becomes one that it keeps over its starts. `module` is what runs.
     """
 
     module = "magnetar.cli.main"
@@ -51,7 +85,7 @@ class Process:
     def __init__(
         self, name: str, arguments: Sequence[str], directory: Path, environment: Mapping[str, str] | None = None
     ) -> None:
-        self.name, self.arguments, self.directory = name, list(arguments), directory
+        self.name, self.arguments, self.directory = name, _with_ports(arguments), directory
         self.environment = dict(environment or {})
         self.lines: list[str] = []
         self._ready = threading.Event()
@@ -106,20 +140,8 @@ class Process:
         self._ready.wait(timeout_s)
         for line in self.lines:
             if line.startswith("ready "):
-                url = line.split()[1]
-                self._pin(url)
-                return url
+                return line.split()[1]
         raise NotReady(f"{self.name} did not become ready\n{self.output()}")
-
-    def _pin(self, url: str) -> None:
-        """Makes the next start use the port of this one, which others know by then."""
-        host, _, port = url.partition("://")[2].rpartition(":")
-        was = ("", *self.arguments)
-        for at, argument in enumerate(self.arguments):
-            if argument == f"{host}:0" and was[at] == "--listen":
-                self.arguments[at] = f"{host}:{port}"
-            elif argument == "0" and was[at] == "--port":
-                self.arguments[at] = port
 
     @property
     def address(self) -> str:

@@ -10,7 +10,6 @@ What is acknowledged is synced before (`journalSyncData`), as in a cluster of Pu
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.common.processes import dies_with_parent
+from magnetar.cli.common.processes import dies_with_parent, free_port
 from tests.interop.drivers import HERE, Unavailable, fetch, find_tool
 from tests.interop.drivers import build as compile_
 
@@ -53,22 +52,13 @@ def build(folder: Path) -> list[str]:
     return [java, "-Xmx2g", "-XX:MaxDirectMemorySize=2g", *opened, netty, "-cp", f"{folder / 'out'}:{jars}"]
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [int(each.getsockname()[1]) for each in held]
-    finally:
-        for each in held:
-            each.close()
-
-
 class Pulsar:
     """Ends with the block, or with the test run; its log is in the folder. `more` goes before SETTINGS."""
 
     def __init__(
         self, command: list[str], folder: Path, *, bookies: int = 1, more: Mapping[str, str] | None = None
     ) -> None:
-        broker, http, bookie, metrics = free_ports(4)
+        broker, http, bookie, metrics = range(first := free_port("127.0.0.1", count=4), first + 4)
         self.url, self.http_url = f"pulsar://127.0.0.1:{broker}", f"http://127.0.0.1:{http}"
         ports = {"brokerServicePort": broker, "webServicePort": http, "prometheusStatsHttpPort": metrics}
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import starmap
 from pathlib import Path
 
-from magnetar.cli.common.processes import Process, Processes
+from magnetar.cli.common.processes import Process, Processes, free_port
 from magnetar.client.connect import partitions_watcher
 from magnetar.runtime.network import Endpoint
 from tests.client.crypto.keys import files
@@ -19,7 +19,6 @@ from tests.pairs.features import changed
 from tests.pairs.pairs import Names, title
 from tests.pairs.scene import ENTRY_BYTES, Scene, Server
 from tests.support.cluster import cluster
-from tests.support.ports import free_port
 
 AT_ONCE = 12
 

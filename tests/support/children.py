@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from magnetar.cli.common.processes import Process
@@ -22,8 +23,8 @@ def children(server: Process) -> dict[str, int]:
     """Name → pid: a process is called in /proc by its name."""
     found = {}
     for pid in pids(server.pid):
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-        found[name] = pid
+        with suppress(FileNotFoundError, ProcessLookupError):  # it ended since
+            found[Path(f"/proc/{pid}/comm").read_text().strip()] = pid
     return found
 
 

@@ -23,10 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from magnetar.cli.common.processes import dies_with_parent
+from magnetar.cli.common.processes import dies_with_parent, free_port
 from magnetar.cli.demo.java import find_java
 from magnetar.runtime.access import TlsFiles
-from tests.support.ports import free_port
 
 JARS = ("zookeeper-[0-9]*", "zookeeper-jute-*", "slf4j-api-*", "metrics-core-*", "commons-io-*", "snappy-java-*")
 JUTE_MAXBUFFER = 16 << 20

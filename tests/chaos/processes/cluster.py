@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from magnetar.cli.common.processes import Processes
+from magnetar.cli.common.processes import Processes, free_port
 from magnetar.runtime.network import Endpoint
 from tests.chaos.full_disk import SETTINGS, small_disk
 from tests.chaos.processes.copies import missing_copies
@@ -30,7 +30,6 @@ from tests.chaos.processes.proxy import Proxy, owner_of
 from tests.chaos.processes.security import Security
 from tests.chaos.processes.unsynced import LIES, STALLED, UNDO, drop
 from tests.layout import ROOT
-from tests.support.ports import free_port
 from tests.support.processes import run_cli
 
 HERE, ADVERTISED = "127.0.0.1", "127.0.0.2"
