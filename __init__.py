@@ -25,15 +25,12 @@ from .proto import versions as _versions
 __version__ = _versions.PRODUCT
 
 if TYPE_CHECKING:
-    from .client import (
-        admin,  # imported by these names they have .pyi files, which say the same as _MODULES
-        functions,
-    )
+    from .client import admin, functions
     from .client import aio as asyncio  # noqa: F401 - see __all__
     from .client.blocking import table_view as tableview
     from .client.blocking.client import Client, Consumer, Producer, Reader, TableView, Transaction
-    from .client.blocking.half import Half
     from .client.blocking.process import process
+    from .client.blocking.producer import Half
     from .client.common import errors as exceptions
     from .client.common.errors import (
         AlreadyClosed,
@@ -95,7 +92,6 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
     )
     from .client.common.loggers import ConsoleLogger, FileLogger, LoggerLevel
-    from .client.common.redelivery_backoff import MultiplierRedeliveryBackoff
     from .client.connect.authentication import (
         Authentication,
         AuthenticationAthenz,
@@ -105,17 +101,13 @@ if TYPE_CHECKING:
         AuthenticationToken,
     )
     from .client.connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
-    from .client.consume.batch_receive import BatchReceivePolicy, ConsumerBatchReceivePolicy
     from .client.consume.ranges import IndexedMessage, StoredEntry
+    from .client.consume.receiver_queue import BatchReceivePolicy, ConsumerBatchReceivePolicy
     from .client.core.transaction import TransactionState
-    from .client.crypto.context import EncryptionContext, EncryptionKey
-    from .client.crypto.key_reader import CryptoKeyReader, EncryptionKeyInfo, KeyReader
-    from .client.functions.context import Context
-    from .client.functions.function import Function
-    from .client.functions.serde import IdentitySerDe, PickleSerDe, SerDe
+    from .client.functions import Context, Function, IdentitySerDe, PickleSerDe, SerDe
     from .client.model import schemas as schema
-    from .client.model.message import Message
-    from .client.model.message_batch import MessageBatch
+    from .client.model.encryption import CryptoKeyReader, EncryptionContext, EncryptionKey, EncryptionKeyInfo, KeyReader
+    from .client.model.message import Message, MessageBatch
     from .client.model.message_id import MessageId
     from .client.model.schema import BytesSchema
     from .client.model.settings import (
@@ -127,23 +119,24 @@ if TYPE_CHECKING:
         ConsumerType,
         InitialPosition,
         KeySharedMode,
+        MultiplierRedeliveryBackoff,
         PartitionsRoutingMode,
         ProducerAccessMode,
         RegexSubscriptionMode,
     )
-    from .client.native.builders import DeadLetterPolicyBuilder, KeySharedPolicy
-    from .client.native.names import (
+    from .client.native import (
         ClientConfiguration,
         ConsumerConfiguration,
+        DeadLetterPolicyBuilder,
+        KeySharedPolicy,
         ProducerConfiguration,
         ReaderConfiguration,
         SchemaInfo,
         SchemaType,
     )
-    from .client.transactions.checks import Decision, HalfCheck, HalfContent
-    from .client.transactions.output import Output
-    from .client.transactions.process import ProcessStatistics
-    from .proto.transactions import TxnId
+    from .client.transactions.halves import Decision, HalfCheck, HalfContent
+    from .client.transactions.process import Output, ProcessStatistics
+    from .proto.states import TxnId
     from .spark_connector.session import spark_session
 
 __all__ = [  # without `asyncio`: `from magnetar import *` must not hide Python's
@@ -281,35 +274,30 @@ _PLACES = {
     "client.blocking.client": ("Client", "Producer", "Consumer", "Reader", "TableView", "Transaction"),
     "client.blocking.process": ("process",),
     "client.core.transaction": ("TransactionState",),
-    "client.transactions.checks": ("Decision", "HalfCheck", "HalfContent"),
-    "client.transactions.output": ("Output",),
-    "client.transactions.process": ("ProcessStatistics",),
-    "client.blocking.half": ("Half",),
-    "proto.transactions": ("TxnId",),
+    "client.transactions.halves": ("Decision", "HalfCheck", "HalfContent"),
+    "client.transactions.process": ("Output", "ProcessStatistics"),
+    "client.blocking.producer": ("Half",),
+    "proto.states": ("TxnId",),
     "client.connect.service_info": ("AutoClusterFailover", "ServiceInfo", "ServiceInfoProvider"),
     "client.consume.ranges": ("IndexedMessage", "StoredEntry"),
-    "client.crypto.context": ("EncryptionContext", "EncryptionKey"),
-    "client.crypto.key_reader": ("CryptoKeyReader", "EncryptionKeyInfo", "KeyReader"),
-    "client.model.message": ("Message",),
+    "client.model.encryption": (
+        "EncryptionContext", "EncryptionKey", "CryptoKeyReader", "EncryptionKeyInfo", "KeyReader",
+    ),
+    "client.model.message": ("Message", "MessageBatch"),
     "spark_connector.session": ("spark_session",),
     "client.model.message_id": ("MessageId",),
-    "client.consume.batch_receive": ("BatchReceivePolicy", "ConsumerBatchReceivePolicy"),
-    "client.functions.context": ("Context",),
-    "client.functions.function": ("Function",),
-    "client.functions.serde": ("IdentitySerDe", "PickleSerDe", "SerDe"),
-    "client.native.builders": ("DeadLetterPolicyBuilder", "KeySharedPolicy"),
-    "client.model.message_batch": ("MessageBatch",),
+    "client.consume.receiver_queue": ("BatchReceivePolicy", "ConsumerBatchReceivePolicy"),
+    "client.functions": ("Context", "Function", "IdentitySerDe", "PickleSerDe", "SerDe"),
+    "client.native": (
+        "DeadLetterPolicyBuilder", "KeySharedPolicy", "ClientConfiguration", "ConsumerConfiguration",
+        "ProducerConfiguration", "ReaderConfiguration", "SchemaInfo", "SchemaType",
+    ),
     "client.common.loggers": ("ConsoleLogger", "FileLogger", "LoggerLevel"),
     "client.model.schema": ("BytesSchema",),
-    "client.native.names": (
-        "ClientConfiguration", "ConsumerConfiguration", "ProducerConfiguration", "ReaderConfiguration", "SchemaInfo",
-        "SchemaType",
-    ),
-    "client.common.redelivery_backoff": ("MultiplierRedeliveryBackoff",),
     "client.model.settings": (
-        "BatchingType", "CompressionType", "ConsumerCryptoFailureAction", "ConsumerDeadLetterPolicy",
-        "ConsumerKeySharedPolicy", "ConsumerType",
-        "InitialPosition", "KeySharedMode", "PartitionsRoutingMode", "ProducerAccessMode", "RegexSubscriptionMode",
+        "MultiplierRedeliveryBackoff", "BatchingType", "CompressionType", "ConsumerCryptoFailureAction",
+        "ConsumerDeadLetterPolicy", "ConsumerKeySharedPolicy", "ConsumerType", "InitialPosition", "KeySharedMode",
+        "PartitionsRoutingMode", "ProducerAccessMode", "RegexSubscriptionMode",
     ),
     "client.connect.authentication": (
         "Authentication", "AuthenticationAthenz", "AuthenticationBasic", "AuthenticationOauth2", "AuthenticationTLS",
@@ -318,16 +306,16 @@ _PLACES = {
 }  # fmt: skip
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 _MODULES = {
-    "_pulsar": "client.native.names",
+    "_pulsar": "client.native",
     "asyncio": "client.aio",
     "schema": "client.model.schemas",
     "admin": "client.admin",
     "exceptions": "client.common.errors",
     "tableview": "client.blocking.table_view",
     "functions": "client.functions",
-    "functions.context": "client.functions.context",
-    "functions.function": "client.functions.function",
-    "functions.serde": "client.functions.serde",
+    "functions.context": "client.functions",
+    "functions.function": "client.functions",
+    "functions.serde": "client.functions",
     "inbox": "client.inbox",
     "outbox": "client.outbox",
     "outbox.django": "client.outbox.django",

@@ -9,7 +9,7 @@ import random
 import time
 import tracemalloc
 
-from magnetar.broker.log.core.compaction import KeySurvey, cut, opened
+from magnetar.broker.log.compaction_core import KeySurvey, cut, opened
 from magnetar.proto.entry import broker_part, encode_batch, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from magnetar.runtime.http2 import frames
-from magnetar.runtime.http2.frames import Code, Setting
-from magnetar.runtime.http2.headers import block
+from magnetar.runtime.tcp import http2_frames as frames
+from magnetar.runtime.tcp.http2_frames import Code, Setting, block
 
 RATE_BYTES = 4 << 20
 OPENED = frames.PREFACE + frames.settings({})

@@ -243,8 +243,8 @@ def _keyed_consumer(client: Any, topic: str, name: str) -> Any:
 
 def _key_that_moves(first: str, second: str) -> str:
     """A key that is the first consumer's until the second one comes."""
-    from magnetar.broker.subscription.core.policies.policy import Member
-    from magnetar.broker.subscription.core.policies.slot_owners import Ring
+    from magnetar.broker.subscription.core.policy import Member
+    from magnetar.broker.subscription.core.slot_owners import Ring
     from magnetar.proto.routing import sticky_slot
 
     ring, newcomer = Ring(), Member(2, second)

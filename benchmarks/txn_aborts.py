@@ -58,7 +58,7 @@ def txn_aborts(options: Options) -> Run:
 
 def _log(entries: int) -> Any:
     """A topic's log of which only shape and record are there."""
-    from magnetar.broker.log.core.log_shape import LogShape, Span
+    from magnetar.broker.log.log_shape_core import LogShape, Span
     from magnetar.metadata.records import TopicRecord
     from magnetar.proto.names import TopicName
     from magnetar.proto.states import TopicState
@@ -91,10 +91,10 @@ def _outcomes(world: Any, client: Any, log: Any) -> Any:
 async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Random) -> tuple[int, float]:
     """Bytes that are stored, and seconds that the aborts and their writes took."""
     from magnetar.broker.common.transactions import Settlement
-    from magnetar.broker.log.core.sequence_range import SequenceRange
-    from magnetar.broker.topic.core.transactions import Transactions, TxnSnapshot
+    from magnetar.broker.log.log_queue_core import SequenceRange
+    from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
     from magnetar.proto.names import Position
-    from magnetar.proto.transactions import TxnId
+    from magnetar.proto.states import TxnId
 
     outcomes, begin = _outcomes(world, client, log), time.perf_counter()
     core = outcomes.core = Transactions(log.shape, TxnSnapshot(log.shape.start))
@@ -116,7 +116,7 @@ async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Ran
 
 
 async def _load(world: Any, client: Any, log: Any) -> Any:
-    from magnetar.broker.topic.core.transactions import Transactions
+    from magnetar.broker.topic.transactions_core import Transactions
 
     return Transactions(log.shape, await _outcomes(world, client, log).recover(log.record.transactions))
 

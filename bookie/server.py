@@ -22,32 +22,30 @@ from ..metadata import paths, records
 from ..metadata.store import MetadataStore
 from ..proto.errors import InvalidConfiguration, MagnetarError, NewerFormat, ReadOnly, Unavailable
 from ..runtime.access import Principal
-from ..runtime.monitoring.metrics import Histogram
-from ..runtime.network import Endpoint, PeerServing
-from ..runtime.supervisor import Supervisor
-from ..runtime.unbroken import unbroken
-from ..runtime.world import World
-from .format.framing import Damaged
-from .maintenance.entry_repairer import EntryRepairer
-from .maintenance.garbage import Collector, GracePeriod
+from ..runtime.memory_shares import MIB, Share
+from ..runtime.metrics import Histogram
+from ..runtime.network import Endpoint, PeerServing, World
+from ..runtime.tasks import Supervisor, unbroken
+from .disk_monitor import DiskLimits, DiskMonitor, DiskState
+from .format.journal import Damaged
+from .maintenance.garbage import Collector, GracePeriod, Schedule
 from .maintenance.limbo import LimboExit, highest_ledger
-from .maintenance.schedule import Schedule
-from .maintenance.scrub import Reports, Scrubber
+from .maintenance.repair import RepairKeeper
+from .maintenance.repair_worker import BATCH_MEMORY_BYTES, RepairConfig
+from .maintenance.scrub import EntryRepairer, Reports, Scrubber
 from .maintenance.seen import Memory
-from .node import identity
-from .node.disk_monitor import DiskLimits, DiskMonitor, DiskState
-from .node.identity import Identity
-from .node.journal_notes import JournalNotes
-from .node.registration import NewSession, Registration
-from .repair import RepairConfig, RepairKeeper
-from .requests.service import BookieService
-from .store.compaction.plan import CompactionPolicy
-from .store.data_losses import Known
+from .registration import JournalNotes, NewSession, Registration
+from .service import HELD_PARTS, BookieService
+from .store import identity
 from .store.disk import NoDescriptor, NoSpace
+from .store.entrylog.mover import CompactionPolicy
+from .store.identity import Identity
+from .store.memtable import TABLES
+from .store.state_log import Known
 from .store.store import Store, StoreConfig, StorePorts
 
 if TYPE_CHECKING:
-    from .admin.verbs import BookieAdmin
+    from .admin import BookieAdmin
 
 _LOG = logging.getLogger("magnetar.bookie")
 
@@ -240,9 +238,9 @@ class Bookie:
 
     async def _answer_admin(self, request: bytes, sender: Principal, local: bool) -> bytes:
         if self._admin is None:
-            await self._world.workers.load(*(f"{__package__}.admin.{name}" for name in ("verbs", "repair_verbs")))
-            from .admin.repair_verbs import RepairVerbs
-            from .admin.verbs import BookieAdmin
+            await self._world.workers.load(f"{__package__}.admin", f"{__package__}.admin_repair")
+            from .admin import BookieAdmin
+            from .admin_repair import RepairVerbs
 
             if self._admin is None:
                 metadata, clock = lambda: self._registration.metadata, self._world.clock
@@ -312,7 +310,7 @@ class Bookie:
         return {name: value for part in parts for name, value in part.statistics().items()} | own
 
     def histograms(self) -> dict[str, Histogram]:
-        """Returns the histograms by the names under which cli/metrics/samples.py shows them."""
+        """Returns the histograms by the names under which cli/run/metrics.py shows them."""
         return {**self._store.histograms(), **self._service.histograms()}
 
     @property
@@ -375,3 +373,22 @@ class Bookie:
             self._world.files.die(f"another process serves as bookie {self.id}, and was started on a copy of its data")
             return
         await self._reports.tell(self._registration.metadata)
+
+
+# -------------------------------------------------------------------------------------------------------- memory
+# The parts of a bookie that may take memory, and how much of `memory_bytes` each gets (runtime/memory_shares.py).
+
+
+SHARES = (
+    Share("memtables", "bookie.store.memtable_bytes", TABLES, 46, 4 * MIB, 64 * MIB,
+          "entries that are synced and not yet in an entry log"),
+    Share("journal-queue", "bookie.store.journal_queue_bytes_max", 1, 12, 6 * MIB, 32 * MIB,
+          "journal records on their way to the disk"),
+    Share("held-adds", "bookie.held_bytes_max", HELD_PARTS, 24, 2 * MIB, 32 * MIB,
+          "requests that wait: adds for room, of clients and of recoverers, fences, and first requests of a ledger"),
+    Share("index-cache", "bookie.store.index_cache_bytes", 1, 4, MIB, 16 * MIB, "extents and entry tables"),
+    Share("read-cache", "bookie.store.read_cache_bytes", 1, 18, 2 * MIB, 32 * MIB, "entries that were read ahead"),
+    Share("reads", "bookie.reads_bytes_max", 1, 8, 8 * MIB, 1 << 30, "answers that are read from the disk now"),
+    Share("repair", "bookie.repair.batches_at_once", BATCH_MEMORY_BYTES, 8, 1, 6, "batches of copies that are made"),
+)  # fmt: skip
+"""A weight is in about the mebibytes of a bookie that has 128."""

@@ -17,23 +17,21 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ..metadata.store import MetadataStore
-from ..metadata.update import ensure_ids
+from ..metadata.store import MetadataStore, ensure_ids
 from ..proto.errors import MagnetarError, SessionExpired
 from ..runtime.access import Limits, ListenerAccess
-from ..runtime.network import ByteServing, Endpoint, Serving
-from ..runtime.supervisor import Supervisor
-from ..runtime.world import World
+from ..runtime.memory_shares import MIB, NO_LIMIT, Share
+from ..runtime.network import ByteServing, Endpoint, Serving, World
+from ..runtime.tasks import Supervisor
 from .common.config import BrokerConfig
-from .common.log_throttle import LogThrottle
-from .node.state_memory import LOOK_S
+from .common.retry import LogThrottle
+from .grpc import checked as later
+from .grpc.checked import Checked
+from .grpc.connection import BrokerService
+from .node.load_turns import LOOK_S
 from .node.topic_manager import TopicManager
-from .protocols.grpc import later
-from .protocols.grpc.broker import BrokerService
-from .protocols.grpc.checked import Checked
-from .protocols.pulsar.listeners import advertised_urls
-from .protocols.pulsar.protocol import PulsarProtocol
-from .protocols.rest.protocol import RestProtocol
+from .pulsar.protocol import PulsarProtocol, advertised_urls
+from .rest.protocol import RestProtocol
 from .topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -201,7 +199,7 @@ class Broker:
 
     async def _renew(self, new_session: NewSession, giving_up: asyncio.Task[None]) -> None:
         """Enters a new metadata session. `_metadata` stays the lost session until the broker is in the new one: after
-        any failure in between it begins anew from there (runtime/supervisor.py), and no session is left open in which
+        any failure in between it begins anew from there (runtime/tasks.py), and no session is left open in which
         the broker is not registered."""
         throttle = LogThrottle(self._world.clock)
         while True:
@@ -255,3 +253,23 @@ class Broker:
         for serving in (self._http, self._pulsar, self._serving):
             if serving is not None:
                 await serving.close(grace_s)
+
+
+# -------------------------------------------------------------------------------------------------------- memory
+# The parts of a broker that may take memory, and how much of `memory_bytes` each gets (runtime/memory_shares.py).
+
+
+SHARES = (
+    Share("clients", "broker.client_memory_bytes", 1, 36, 16 * MIB, NO_LIMIT,
+          "what arrives, requests of all clients that are not handled, and answers that have not left"),
+    Share("appends", "broker.append_memory_bytes", 1, 24, 8 * MIB, 1 << 30,
+          "entries of all ledgers that a bookie has not answered yet"),
+    Share("tail-cache", "broker.cache_bytes", 1, 28, 2 * MIB, 64 * MIB, "new entries, for consumers at the tail"),
+    Share("catch-up-cache", "broker.catch_up_cache_bytes", 1, 8, MIB, 16 * MIB, "what was read last from bookies"),
+    Share("catch-up-reads", "broker.read_memory_bytes", 1, 12, 4 * MIB, 1 << 30,
+          "what was read ahead for all subscriptions, and what waits for its key's consumer"),
+    Share("compaction", "broker.compaction_memory_bytes", 1, 8, 4 * MIB, 256 * MIB, "keys of a compaction"),
+    Share("state", "broker.state_memory_bytes", 1, 24, 8 * MIB, NO_LIMIT,
+          "topics, subscriptions with their holes and delayed messages, connections"),
+)  # fmt: skip
+"""A weight is in about the mebibytes of a broker that has 128."""

@@ -11,20 +11,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ..proto.transactions import TxnId
+from ..proto.states import TxnId
 from .client import Client
 from .common.errors import PulsarException, Result, exception_of
-from .common.guard import ignored, run
-from .consume.batch_receive import ConsumerBatchReceivePolicy
+from .common.loggers import ignored, run
 from .consume.consumer import Consumer
-from .consume.ranges import IndexedMessage, StoredEntry
-from .consume.reader import Reader
+from .consume.ranges import IndexedMessage, Reader, StoredEntry
+from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.table_view import TableView
 from .core.transaction import TransactionState
-from .crypto.context import EncryptionContext, EncryptionKey
-from .crypto.key_reader import CryptoKeyReader, EncryptionKeyInfo, KeyReader
-from .model.events import ConsumerEventListener
-from .model.message import Message
+from .model.encryption import CryptoKeyReader, EncryptionContext, EncryptionKey, EncryptionKeyInfo, KeyReader
+from .model.message import ConsumerEventListener, Message
 from .model.message_id import MessageId
 from .model.settings import (
     BatchingType,
@@ -38,13 +35,11 @@ from .model.settings import (
     ProducerAccessMode,
     RegexSubscriptionMode,
 )
-from .produce.half import Half
-from .produce.messages import Extras
-from .produce.producer import Producer
-from .transactions.batches import Batch, BatchOutcome, SinkStatus
-from .transactions.checks import Decision, HalfCheck, HalfContent
-from .transactions.output import Output
-from .transactions.process import ProcessStatistics, process
+from .produce.entry_writer import Extras
+from .produce.producer import Half, Producer
+from .transactions.coordinators import Batch, BatchOutcome, SinkStatus
+from .transactions.halves import Decision, HalfCheck, HalfContent
+from .transactions.process import Output, ProcessStatistics, process
 from .transactions.transaction import Transaction
 
 

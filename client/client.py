@@ -19,8 +19,8 @@ from weakref import WeakMethod, finalize
 from ..proto.errors import MagnetarError
 from ..proto.errors import TopicNotFound as WireTopicNotFound
 from ..proto.names import TopicName, check_subscription_name
-from ..proto.transactions import TxnId
-from ..runtime.world import World
+from ..proto.states import TxnId
+from ..runtime.network import World
 from .common.checks import (
     FUNCTION,
     INT64_MAX,
@@ -40,22 +40,18 @@ from .common.checks import (
 )
 from .common.closing import ClosedAfterAsyncWith, close_all, until_quiet
 from .common.errors import AlreadyClosed, PulsarException, Timeout, TopicNotFound, translate
-from .common.loggers import attach
-from .common.redelivery_backoff import RedeliveryBackoff
-from .common.reports import Reports
+from .common.loggers import Reports, attach
 from .connect.connections import Connections
-from .connect.service import Service
-from .connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
+from .connect.service_info import AutoClusterFailover, Service, ServiceInfo, ServiceInfoProvider
 from .connect.topic_watch import TopicPattern, TopicWatch
 from .connect.world import client_world
-from .consume.batch_receive import ConsumerBatchReceivePolicy
 from .consume.consumer import Consumer
-from .consume.ranges import RangeReader, StoredEntry
-from .consume.reader import Reader
+from .consume.ranges import RangeReader, Reader, StoredEntry
+from .consume.receiver_queue import ConsumerBatchReceivePolicy
 from .consume.table_view import TableView
 from .core.transaction import TransactionState
-from .crypto.key_reader import KeyReader
-from .model.events import ConsumerEventListener
+from .model.encryption import KeyReader
+from .model.message import ConsumerEventListener
 from .model.message_id import MessageId
 from .model.options import CONSUMER, READER, client_settings, consumer_settings, given, producer_settings
 from .model.schema import Schema
@@ -69,20 +65,18 @@ from .model.settings import (
     InitialPosition,
     PartitionsRoutingMode,
     ProducerAccessMode,
+    RedeliveryBackoff,
     RegexSubscriptionMode,
 )
-from .produce.half import Half
-from .produce.messages import Extras
+from .produce.entry_writer import Extras
 from .produce.partition_producer import PartitionProducer
-from .produce.producer import Producer
-from .transactions import batches
-from .transactions.batches import Batch, BatchOutcome, SinkStatus
-from .transactions.checks import CheckWatch
+from .produce.producer import Half, Producer
+from .transactions import coordinators as batches
+from .transactions.coordinators import Batch, BatchOutcome, SinkStatus
 from .transactions.halves import TABLE as HALF
-from .transactions.halves import Halves
-from .transactions.output import Output
-from .transactions.transaction import Transaction
-from .transactions.transactions import Transactions
+from .transactions.halves import CheckWatch, Halves
+from .transactions.process import Output
+from .transactions.transaction import Transaction, Transactions
 
 T = TypeVar("T")
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
@@ -108,10 +102,10 @@ class Client(ClosedAfterAsyncWith):
     Parameters and defaults are those of `pulsar.Client`; the unit of a time is in its name (`_seconds`, `_ms`). It
     connects when first used and belongs to the event loop that uses it first. `logger` gets what all clients log, too
     (client/common/loggers.py). `memory_limit_bytes` bounds the messages of all producers without an outcome
-    (client/common/send_memory.py) and those in all receiver queues (client/common/receive_memory.py) together; without
-    it receiver queues have 64 MiB, and producers `max_pending_messages`. `world` is for tests. Errors are subclasses of
-    PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter; AlreadyClosed after
-    `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
+    (client/common/receive_memory.py) and those in all receiver queues (client/common/receive_memory.py) together;
+    without it receiver queues have 64 MiB, and producers `max_pending_messages`. `world` is for tests. Errors are
+    subclasses of PulsarException: InvalidUrl, InvalidConfiguration, OperationNotSupported for a wrong parameter;
+    AlreadyClosed after `close`; ConnectError and Timeout when no broker answers within `operation_timeout_seconds`.
     """
 
     def __init__(
@@ -197,8 +191,8 @@ class Client(ClosedAfterAsyncWith):
 
     async def batch_transaction(self, batch: Batch, timeout: float = 60) -> Transaction | None:
         """A transaction that writes a part of a batch, begun; None: the sink has the batch already, and there is
-        nothing to write. It is prepared, and committed with the batch (client/transactions/batches.py). SinkFenced:
-        another query writes the sink."""
+        nothing to write. It is prepared, and committed with the batch (client/transactions/coordinators.py).
+        SinkFenced: another query writes the sink."""
         check(TRANSACTION, {"timeout": timeout})
         check_one("batch", batches.BATCH, batch)
         batch.check()

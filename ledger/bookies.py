@@ -5,7 +5,7 @@ it may still be readable. One peer connection per bookie, endpoint and key: a bo
 another key, gets a new one, and the old one is closed. A bookie is its uuid, never its address: the transport checks it
 (docs/design/protocol.md §1.5, #4812).
 
-**Choice**: core/placement.py decides; this module supplies the candidates. A bookie's rack is the one in
+**Choice**: placement_core.py decides; this module supplies the candidates. A bookie's rack is the one in
 `/bookies/racks`, which the same watch follows, else the one it registered with. The rack of a bookie that left is
 remembered, because the ensembles that name it still count it. When the minimum of racks cannot be kept and is not
 enforced, one warning is logged, and the next one only after it could be kept again.
@@ -24,17 +24,14 @@ from ..metadata.records import BookieRecord, RacksRecord, decode
 from ..metadata.store import MetadataStore, Reset
 from ..proto.errors import BackPressure, MagnetarError, NotEnoughBookies, Unavailable
 from ..runtime.files import Buffer
-from ..runtime.network import Asker, Endpoint, Peer, Reply
+from ..runtime.network import Asker, Endpoint, Peer, Reply, World
 from ..runtime.peer.keys import PeerCalling
-from ..runtime.supervisor import Kept, Supervisor
-from ..runtime.tasks import Tasks
-from ..runtime.world import World
+from ..runtime.tasks import Kept, Supervisor, Tasks
 from .config import LedgerConfig
-from .core.bookie_health import BookieHealth, TroubleKind
-from .core.placement import UNKNOWN_RACK, Candidate, NotPlaced, Quarantine, RackRule, choose
 from .damage import DamageReports
-from .format.peer import AnswerHead, Status, decode_answer
 from .memory import AppendMemory
+from .peer_format import AnswerHead, Status, decode_answer
+from .placement_core import UNKNOWN_RACK, BookieHealth, Candidate, NotPlaced, Quarantine, RackRule, TroubleKind, choose
 
 _LOG = logging.getLogger("magnetar.ledger")
 
@@ -125,7 +122,7 @@ class Bookies:
         self.note(bookie, TroubleKind.FAILED)
 
     def note(self, bookie: str, kind: TroubleKind) -> None:
-        """Notes that a read from the bookie went wrong: for a while it is asked last (core/bookie_health.py)."""
+        """Notes that a read from the bookie went wrong: for a while it is asked last (placement_core.py)."""
         self._trouble.note(bookie, kind, self._world.clock.monotonic())
 
     def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
@@ -136,7 +133,7 @@ class Bookies:
         self.damage.note(ledger, bookie, entry)
 
     def troubled(self) -> dict[str, float]:
-        """Returns bookie → the weight of its recent trouble (core/bookie_health.py); healthy bookies are left out."""
+        """Returns bookie → the weight of its recent trouble (placement_core.py); healthy bookies are left out."""
         return self._trouble.weights(self._world.clock.monotonic())
 
     def is_quarantined(self, bookie: str) -> bool:
@@ -331,7 +328,7 @@ class Bookies:
         self._last_racks[bookie] = record.rack
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Returns bookie → counters of its connection and of its trouble (`reads_slow`, …: core/bookie_health.py)."""
+        """Returns bookie → counters of its connection and of its trouble (`reads_slow`, …: placement_core.py)."""
         return {
             bookie: {**peer.statistics(), **{f"reads_{kind.value}": count for kind, count in self._counts(bookie)}}
             for bookie, peer in self.peers.items()

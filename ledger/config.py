@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ..proto.errors import InvalidConfiguration
-from .core.striping import Striping
+from .pending_core import Striping
 
 
 class LedgerConfig(msgspec.Struct, frozen=True):

@@ -20,8 +20,7 @@ import logging
 
 from ..metadata import paths
 from ..metadata.records import DamagedEntriesRecord
-from ..metadata.store import ABSENT, MetadataStore
-from ..metadata.update import get_record, put_record
+from ..metadata.store import ABSENT, MetadataStore, get_record, put_record
 from ..proto.errors import BadVersion, MagnetarError
 from ..runtime.tasks import Tasks
 

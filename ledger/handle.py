@@ -1,4 +1,4 @@
-"""LedgerWriter: the driver of one writer core (core/writer.py states the guarantee).
+"""LedgerWriter: the driver of one writer core (writer_core.py states the guarantee).
 
 `append` never waits: at the end of the loop's turn, everything appended in it is sent to each replica in one request
 (sender.py). The caller must never change the frames: when the future is done, the slowest replica may still be on its
@@ -50,10 +50,13 @@ from ..runtime.files import Buffer
 from ..runtime.tasks import Tasks
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core.metadata import Refused, change_ensemble, close_by_writer, striping_of
-from .core.pending import AddsAcked, SendAdd
-from .core.stored import Payload, Tail
-from .core.writer import (
+from .lost import apply
+from .metadata_core import Refused, change_ensemble, close_by_writer, striping_of
+from .peer_format import Flags, Op, RequestHead
+from .pending_core import AddsAcked, SendAdd
+from .reader_core import Payload, Tail
+from .sender import AddSender, Append
+from .writer_core import (
     ChangeEnsemble,
     ChangeFact,
     CloseLedger,
@@ -73,9 +76,6 @@ from .core.writer import (
     Writer,
     WriterState,
 )
-from .format.peer import Flags, Op, RequestHead
-from .records import apply
-from .sender import AddSender, Append
 
 _LOG = logging.getLogger("magnetar.ledger")
 

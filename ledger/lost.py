@@ -5,7 +5,7 @@ NO_SUCH_LEDGER), or when its bookie was *forgotten*: an operator took its cookie
 what comes back there is another bookie. An entry is **lost** when each replica of its write set is certain. Silence,
 limbo and damage are unknown, and unknown is not lost.
 
-`end` is for a ledger whose last fragment recovery cannot fence (ledger/core/recovery.py): every bookie of the fragment
+`end` is for a ledger whose last fragment recovery cannot fence (ledger/recovery_core.py): every bookie of the fragment
 was forgotten, or answers to the fence. It ends after the last entry that one of these knows of; what was after it is
 lost, and how much is not known. With `force` bookies that do not answer count as forgotten: what they alone have is
 given up, and a writer that still reaches them is told that its entries are stored until it needs the metadata.
@@ -15,22 +15,57 @@ Guards: tests/broker/log/test_skip_lost.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
 from ..metadata import paths
-from ..metadata.records import CLOSED, LedgerRecord
-from ..metadata.store import MetadataStore
+from ..metadata.records import CLOSED, LedgerRecord, decode, encode
+from ..metadata.store import MetadataStore, Versioned, get_record, update
 from ..proto.errors import LedgerNotFound, Unavailable
+from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core import metadata as transitions
-from .core.metadata import fragment_of, striping_of
-from .core.stored import unseal
-from .format.held import ENTRIES_MAX, decode_held
-from .format.peer import Flags, Op, RequestHead, Status
-from .records import apply
+from .metadata_core import RecordWrite, Refused, Settled, Transition, fragment_of, striping_of
+from .peer_format import ENTRIES_MAX, Flags, Op, RequestHead, Status, decode_held
+from .reader_core import unseal
+
+# ------------------------------------------------------------------------------------------------------- records
+# Ledger records in the metadata tree: one transition at a time, decided by content (metadata_core.py).
+#
+# `apply` reads the record, asks the pure transition, and writes by compare-and-set until the answer is `Settled` or
+# `Refused`. After a write of unknown outcome it reads again, and the transition recognises its own write
+# (metadata/store.py, which also bounds and paces the attempts).
+
+
+Decide = Callable[[LedgerRecord | None], Transition]
+
+
+async def read(store: MetadataStore, ledger_id: int) -> LedgerRecord:
+    """The record as it is stored now. Raises LedgerNotFound."""
+    found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
+    if found is None:
+        raise LedgerNotFound(f"ledger {ledger_id} does not exist", ledger=ledger_id)
+    return found[0]
+
+
+async def apply(store: MetadataStore, ledger_id: int, decide: Decide, *, timeout_s: float) -> Settled | Refused:
+    """The stored outcome. Raises the metadata's errors; the transition may then have happened or not."""
+    path = paths.ledger(ledger_id)
+    answer: Transition | None = None  # of the last attempt: what it wrote, or found, is stored
+
+    def transform(node: Versioned | None) -> bytes | None:
+        nonlocal answer
+        answer = decide(decode(node.value, LedgerRecord, path) if node is not None else None)
+        return encode(answer.record, path) if isinstance(answer, RecordWrite) else None
+
+    await update(store, path, transform, deadline_s=timeout_s)
+    assert answer is not None, "an update that returns has asked"
+    return answer if isinstance(answer, Refused) else Settled(answer.record)
+
+
+# ---------------------------------------------------------------------------------------------------------- lost
+
 
 _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _AT_ONCE = 32
@@ -195,4 +230,3 @@ def _extend(runs: list[Run], entry: int) -> None:
         runs[-1] = (runs[-1][0], entry)
     else:
         runs.append((entry, entry))
-

@@ -1,4 +1,4 @@
-"""LedgerReader: reads entries of one ledger up to what is certainly stored (core/reader.py).
+"""LedgerReader: reads entries of one ledger up to what is certainly stored (reader_core.py).
 
 The bound of an open ledger is a *lower* bound: entries up to it are stored for ever, more may exist, and -1 does not
 mean "empty". Only a CLOSED ledger has an end. Replicas are asked one after the other; the next one also when none has
@@ -20,12 +20,14 @@ from ..metadata.records import CLOSED, LedgerRecord
 from ..metadata.store import MetadataStore
 from ..proto.errors import DataLost, InvalidRequest, MagnetarError, Unavailable
 from ..runtime.files import Buffer
-from ..runtime.unbroken import followed_by
-from . import records
+from ..runtime.tasks import followed_by
+from . import lost as records
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core.bookie_health import TroubleKind
-from .core.reader import (
+from .lost import Lost
+from .peer_format import Flags, Op, RequestHead, Status
+from .placement_core import TroubleKind
+from .reader_core import (
     Ask,
     Bound,
     Done,
@@ -37,11 +39,9 @@ from .core.reader import (
     RangeRead,
     ReadFailed,
     ReadFailure,
+    StoredCopy,
     Waited,
 )
-from .core.stored import StoredCopy
-from .format.peer import Flags, Op, RequestHead, Status
-from .lost import Lost
 
 _LOG = logging.getLogger("magnetar.ledger")
 

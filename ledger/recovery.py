@@ -1,4 +1,4 @@
-"""The driver of one recovery (core/recovery.py states the guarantee): marks IN_RECOVERY, then carries out the core's
+"""The driver of one recovery (recovery_core.py states the guarantee): marks IN_RECOVERY, then carries out the core's
 effects.
 
 Order: the record becomes IN_RECOVERY and is read; *then* the last fragment is fenced, read and written back, and the
@@ -19,15 +19,17 @@ from typing import NamedTuple
 
 from ..metadata import paths
 from ..metadata.records import CLOSED, LedgerRecord, decode, encode
-from ..metadata.store import MetadataStore, Versioned
-from ..metadata.update import Change
+from ..metadata.store import Change, MetadataStore, Versioned
 from ..proto.errors import LedgerNotFound, MagnetarError, NotEnoughBookies, OutcomeUnknown, Unavailable
 from ..runtime.files import Buffer
+from . import metadata_core as transitions
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core import metadata as transitions
-from .core.pending import AddAcked, AddFailed, AddOf, SendAdd
-from .core.recovery import (
+from .lost import apply
+from .peer_format import AnswerHead, Flags, Op, RequestHead, Status, encode_add
+from .pending_core import AddAcked, AddFailed, AddOf, SendAdd
+from .reader_core import StoredCopy, seal, unseal
+from .recovery_core import (
     Abort,
     CloseRecovered,
     CloseRefused,
@@ -45,9 +47,6 @@ from .core.recovery import (
     SendFence,
     SendRead,
 )
-from .core.stored import StoredCopy, seal, unseal
-from .format.peer import AnswerHead, Flags, Op, RequestHead, Status, encode_add
-from .records import apply
 
 _CERTAIN = (Status.NO_SUCH_ENTRY, Status.NO_SUCH_LEDGER)
 _ENTRY_BYTES_MAX = (1 << 32) - 1

@@ -24,13 +24,13 @@ from ..metadata.records import LedgerRecord
 from ..proto.errors import BackPressure
 from ..runtime.files import Buffer
 from ..runtime.peer.inside import InsideRequest
+from .adds_format import ADDS_MAX, decode_statuses, encode_adds
 from .bookies import Bookies
 from .config import LedgerConfig
-from .core.pending import AddFailed, AddsAcked, SendAdd
-from .core.stored import Payload, Tail, seal
-from .core.writer import AddRefused, Outcome
-from .format.adds import ADDS_MAX, decode_statuses, encode_adds
-from .format.peer import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add_many, pack_add
+from .peer_format import ADDED, ANSWER_BYTES, Op, Status, decode_answer, encode_add_many, pack_add
+from .pending_core import AddFailed, AddsAcked, SendAdd
+from .reader_core import Payload, Tail, seal
+from .writer_core import AddRefused, Outcome
 
 REQUEST_BYTES_MAX = 1 << 20
 """Payload of one request; the last entry may exceed it. A journal block of a bookie has the same size."""

@@ -1,7 +1,7 @@
 """The address of the metadata: HOST:PORT of `magnetar metadata`, or `zk://HOST:PORT,HOST:PORT/ROOT` of a ZooKeeper.
 
     address = parse("zk://zk1:2181,zk2:2181/magnetar")       ValueError says what is wrong with it
-    store = await connect(world, address, timeout_s)          metadata/connect.py: a store with an open session
+    store = await connect(world, address, timeout_s)          metadata/remote.py: a store with an open session
 
 `?jute_maxbuffer=BYTES` is the limit that the ZooKeeper servers were started with (ZooKeeper's default is 1 MiB - 1).
 """
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import parse_qsl
 
-from ..proto.digits import whole
+from ..proto.names import whole
 from ..runtime.network import Endpoint
-from .core.rules import check_path
+from .tree_core import check_path
 
 SCHEME = "zk://"
 PORT = 2181

@@ -22,11 +22,10 @@ from typing import NamedTuple
 
 from ..proto.errors import Busy, NotFound
 from . import paths
-from .core.commits import Commit
 from .records import BookieRecord, CounterRecord, DamagedRecord, decode
+from .store import ledgers_in, put_of
 from .tree import ENDING, Tree, private_file, sync_file
-from .unreadable import ledgers_in
-from .update import put_of
+from .tree_core import Commit
 
 
 class Contents(NamedTuple):

@@ -6,7 +6,7 @@
 
 Each process makes a pair of keys at its start, and writes the public one to `/members/<role>/<key>`, an ephemeral of a
 session of its own: a restart renews the key, and a dead process' key is refused once its session ends. Who may write
-there is decided by the metadata service (its certificates; core/rights.py), or by ZooKeeper's access lists: the
+there is decided by the metadata service (its certificates; tree_core.py), or by ZooKeeper's access lists: the
 metadata is the root of trust, and no key is in a file.
 
 - *A new member* is known before its first message: a key that is not in the table is looked up once more, by one
@@ -27,14 +27,12 @@ from dataclasses import replace
 
 from ..proto.errors import MagnetarError, Unavailable
 from ..runtime.access import NOTHING, OPEN, Principal, PrincipalKind
+from ..runtime.network import World
 from ..runtime.peer.keys import PeerListening
-from ..runtime.peer.member import MemberNetwork
-from ..runtime.supervisor import Supervisor
-from ..runtime.unbroken import unbroken
-from ..runtime.world import World
+from ..runtime.peer.sockets import MemberNetwork
+from ..runtime.tasks import Supervisor, unbroken
 from . import paths, records
-from .store import ABSENT, ANY, Delete, MetadataStore, Put, Reset
-from .update import get_record
+from .store import ABSENT, ANY, Delete, MetadataStore, Put, Reset, get_record
 
 LOOK_EVERY_S = 0.25
 RETRY_S = 0.5

@@ -106,7 +106,7 @@ class LedgerRecord(Record, frozen=True, kw_only=True):
 
 
 class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
-    """The ledgers of a page of ids that their owners deleted (ledger/deletions.py)."""
+    """The ledgers of a page of ids that their owners deleted (ledger/client.py)."""
 
     kind = 29
     page: int
@@ -115,7 +115,7 @@ class DeletedLedgersRecord(Record, frozen=True, kw_only=True):
 
 class CookieRecord(Record, frozen=True, kw_only=True):
     """The record of a bookie's directory in the cluster; a directory older than the record was rolled back
-    (bookie/node/identity.py)."""
+    (bookie/store/identity.py)."""
 
     kind = 4
     bookie: str  # uuid
@@ -196,7 +196,7 @@ class PoliciesRecord(Record, frozen=True, kw_only=True):
 
 
 class GrantsRecord(Record, frozen=True, kw_only=True):
-    """The permissions of roles in a namespace (broker/access/core/rights.py)."""
+    """The permissions of roles in a namespace (broker/access/table_core.py)."""
 
     kind = 61
     roles: dict[str, tuple[str, ...]] = {}  # role → actions
@@ -209,7 +209,7 @@ class SchemaEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a topic's schema."""
 
     version: int
-    fingerprint: bytes  # of equal definitions: equal (broker/schema/core/definition.py)
+    fingerprint: bytes  # of equal definitions: equal (broker/cluster/schema_core.py)
     created_ms: int
     user: str = ""  # the role that registered it
     deleted: bool = False
@@ -312,7 +312,7 @@ class TopicRecord(Record, frozen=True, kw_only=True):
 
 
 class DelayBucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A closed ledger with delivery times of delayed entries (broker/subscription/format/delays.py)."""
+    """A closed ledger with delivery times of delayed entries (broker/subscription/delays_format.py)."""
 
     ledger_id: int
     entries: int
@@ -343,7 +343,7 @@ class DamagedEntriesRecord(Record, frozen=True, kw_only=True):
 
 
 class UnderReplicatedRecord(Record, frozen=True, kw_only=True):
-    """A ledger that misses copies, and the result of the attempts to make them (bookie/repair/core/marks.py)."""
+    """A ledger that misses copies, and the result of the attempts to make them (bookie/maintenance/copies_core.py)."""
 
     kind = 20
     ledger_id: int

@@ -24,16 +24,16 @@ from ..proto.errors import (
     ConnectionLost,
     CredentialsExpired,
     InternalError,
+    InvalidConfiguration,
+    InvalidRequest,
     MagnetarError,
     SessionExpired,
     TimedOut,
     Unavailable,
     from_wire,
 )
-from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream
-from ..runtime.world import World
-from .core.rules import check_operations, check_path, check_prefix
-from .messages import CHILDREN, COMMIT, GET, SESSION, commit_request, news_of
+from ..runtime.network import EndOfStream, Endpoint, Rpc, Stream, World, rpc
+from .address import Address
 from .session import (
     CLOSE_TIMEOUT_S,
     PAUSE_S_LAST,
@@ -43,7 +43,72 @@ from .session import (
     SessionState,
     SessionStore,
 )
-from .store import Changed, Operation, Reset, Versioned
+from .store import ABSENT, Changed, Check, Delete, MetadataStore, Operation, Put, Reset, Versioned
+from .tree_core import check_operations, check_path, check_prefix
+
+# ------------------------------------------------------------------------------------------------------ messages
+# The tree's values as messages of proto/wire.proto, for both ends of the metadata service.
+
+
+GET = rpc("Metadata", "Get")
+CHILDREN = rpc("Metadata", "Children")
+COMMIT = rpc("Metadata", "Commit")
+SESSION = rpc("Metadata", "Session")
+BACKUP = rpc("Metadata", "Backup")
+
+
+def commit_request(operations: Sequence[Operation], session: str) -> wire.CommitRequest:
+    return wire.CommitRequest(operations=[_to_wire(operation) for operation in operations], session=session)
+
+
+def _to_wire(operation: Operation) -> wire.Operation:
+    match operation:
+        case Put(path, value, expected, ephemeral):
+            return wire.Operation(
+                kind=wire.Operation.PUT, path=path, value=value, expected=expected, ephemeral=ephemeral
+            )
+        case Delete(path, expected):
+            return wire.Operation(kind=wire.Operation.DELETE, path=path, expected=expected)
+        case Check(path, expected):
+            return wire.Operation(kind=wire.Operation.CHECK, path=path, expected=expected)
+
+
+def operations_of(request: wire.CommitRequest) -> list[Operation]:
+    """The operations of a commit. Raises InvalidRequest for a kind that this version does not know."""
+    return [_from_wire(operation) for operation in request.operations]
+
+
+def _from_wire(operation: wire.Operation) -> Operation:
+    if operation.kind == wire.Operation.PUT:
+        return Put(operation.path, operation.value, operation.expected, operation.ephemeral)
+    if operation.kind == wire.Operation.DELETE:
+        return Delete(operation.path, operation.expected)
+    if operation.kind == wire.Operation.CHECK:
+        return Check(operation.path, operation.expected)
+    raise InvalidRequest(f"{operation.path}: operation of unknown kind {operation.kind}")
+
+
+def watch_events(watch_id: int, news: Sequence[Changed] | Reset, revision: int) -> wire.SessionReply:
+    """Returns one reply with a watch's changes; with them the watch has seen everything up to `revision`."""
+    if isinstance(news, Reset):
+        events = wire.WatchEvents(watch_id=watch_id, revision=revision, reset=True)
+    else:
+        events = wire.WatchEvents(watch_id=watch_id, revision=revision, events=[_event(change) for change in news])
+    return wire.SessionReply(events=events)
+
+
+def _event(change: Changed) -> wire.TreeEvent:
+    kind = wire.TreeEvent.DELETE if change.version == ABSENT else wire.TreeEvent.PUT
+    return wire.TreeEvent(kind=kind, path=change.path, version=change.version, revision=change.revision)
+
+
+def news_of(message: wire.WatchEvents) -> list[Changed | Reset]:
+    if message.reset:
+        return [Reset(message.revision)]
+    return [Changed(event.path, event.version, event.revision) for event in message.events]
+
+
+# -------------------------------------------------------------------------------------------------------- remote
 
 
 async def connect_metadata(world: World, endpoint: Endpoint, timeout_s: float = 10.0) -> RemoteStore:
@@ -292,3 +357,24 @@ class RemoteStore(SessionStore):
 def _watch_request(watch_id: int, watch: _Watch) -> wire.SessionRequest:
     request = wire.WatchRequest(watch_id=watch_id, prefix=watch.prefix, after_revision=watch.revision)
     return wire.SessionRequest(watch=request)
+
+
+# ------------------------------------------------------------------------------------------------------- connect
+# Opens a session with the metadata service, of either kind. Each kind is imported at its first use: kazoo with the
+# first session of a ZooKeeper, gRPC with the first session of `magnetar metadata`.
+
+
+async def connect(world: World, address: Address, timeout_s: float = 10.0) -> MetadataStore:
+    """Opens a store. Tries for `timeout_s`, then Unavailable; a lasting error (no kazoo, another protocol) at once."""
+    if isinstance(address, Endpoint):
+
+        return await connect_metadata(world, address, timeout_s)
+    try:
+        from .zookeeper import connect_zookeeper
+    except ModuleNotFoundError as error:
+        if error.name != "kazoo":
+            raise
+        raise InvalidConfiguration(
+            f"{address} is a ZooKeeper, and kazoo is not installed: pip install 'magnetar[zookeeper]'"
+        ) from error
+    return await connect_zookeeper(world, address, timeout_s)

@@ -7,7 +7,7 @@ Watches belong to the stream and read the store's history: the client names the 
 misses no change, or receives `reset`. Each pong also sends every watch its revision, so that a watch without changes
 does not lag the history.
 A commit names its session; once the session has ended its commits are refused (SessionExpired). The service does not
-remember commits: a client whose answer was lost reads again (metadata/update.py).
+remember commits: a client whose answer was lost reads again (metadata/store.py).
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from ..proto.errors import (
     to_wire,
 )
 from ..runtime.access import ListenerAccess, Principal, PrincipalKind
-from ..runtime.memory.budget import CallerMemory
-from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream
+from ..runtime.budget import CallerMemory
+from ..runtime.memory_shares import MIB, Share
+from ..runtime.network import CallContext, EndOfStream, Endpoint, Serving, Stream, World
 from ..runtime.peer.server import is_local
-from ..runtime.world import World
 from . import paths
-from .core.rights import may_write
-from .core.rules import below, check_prefix
-from .messages import operations_of, watch_events
+from .remote import operations_of, watch_events
 from .sqlite import SqliteStore
 from .store import Check, Operation, Put
+from .tree_core import below, check_prefix, may_write
 
 TIMEOUT_S_MIN, TIMEOUT_S_MAX = 0.1, 600.0
 WATCHES_MAX = 1024
@@ -360,3 +359,14 @@ def _check(path: str, *others: str) -> None:
 
 def _away(what: str) -> Unavailable:
     return Unavailable(f"{what}: the metadata is being restored, and only its members are known meanwhile")
+
+
+# --------------------------------------------------------------------------------------------------- memory_core
+# The part of a metadata service that may take memory, and how much of `memory_bytes` it gets
+# (runtime/memory_shares.py).
+
+
+SHARES = (
+    Share("metadata-clients", "metadata.client_memory_bytes", 1, 16, 8 * MIB, 256 * MIB,
+          "what arrives, requests of brokers and bookies that are not handled, and answers that have not left"),
+)  # fmt: skip

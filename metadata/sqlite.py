@@ -6,7 +6,7 @@ The store is the driver between callers on the event loop and `Tree` (metadata/t
   At most WAITING_MAX jobs wait; more get BackPressure. No answer and no watch event precedes the fsync.
 - *Reads* use the same worker, so each sees every commit that was acknowledged before it was asked. All reads that wait
   are one call of the worker: a change of threads costs more than a read. What was read lately is known
-  (core/known_nodes.py) until a commit changes it: the worker returns its results in its order, so a read is known
+  (tree_core.py) until a commit changes it: the worker returns its results in its order, so a read is known
   before the commits that it did not see.
 - *A session ends* in this order: its further commits are refused; then a job that deletes its ephemerals is queued
   after all accepted commits, and repeated until the disk has room. So no ephemeral outlives its session.
@@ -29,16 +29,12 @@ from typing import Any, Self, TypeVar
 
 from ..proto.errors import BackPressure, InternalError, InvalidRequest, MagnetarError, SessionExpired, Unavailable
 from ..runtime.alarm import Alarm
-from ..runtime.workers import Worker
-from ..runtime.world import World
-from .core.commits import Commit, Done
-from .core.history import History
-from .core.known_nodes import KnownNodes
-from .core.rules import check_operations, check_path, check_prefix
-from .core.sessions import Sessions
+from ..runtime.network import World
+from ..runtime.threads import Worker
 from .paths import INCARNATIONS
 from .store import Changed, Check, MetadataStore, Operation, Put, Reset, Versioned
 from .tree import DiskFailed, EndSession, Job, Node, OpenSession, Tree
+from .tree_core import Commit, Done, History, KnownNodes, Sessions, check_operations, check_path, check_prefix
 
 MEMORY = ":memory:"
 _CLOSED = "the metadata store is closed"
@@ -211,7 +207,7 @@ class SqliteStore:
     async def commit(self, operations: Sequence[Operation], session: str) -> Done:
         """Commits all operations or none, durable when it returns. `session` "": none, and ephemerals are refused.
 
-        Raises BadVersion, SessionExpired, Unavailable, or a fault of the caller (core/rules.py).
+        Raises BadVersion, SessionExpired, Unavailable, or a fault of the caller (tree_core.py).
         """
         check_operations(operations)
         if session:

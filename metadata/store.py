@@ -6,7 +6,7 @@ of their own. The whole tree has a `revision` that grows with every commit.
 Parents need not exist: a path is a key, `children` lists the next path segments below it.
 
 - `commit` is a transaction: all operations or none, in order, linearizable. BadVersion (NodeExists, NoNode) is
-  definite; ConnectionLost and TimedOut are *unknown*: read again and decide by content (`metadata/update.py` does).
+  definite; ConnectionLost and TimedOut are *unknown*: read again and decide by content (`metadata/store.py` does).
 - Every put decides anew whether its node is ephemeral; the last put counts. An ephemeral lives as long as the session
   of the store that put it. A lost session is reported once, by `wait_session_lost`; after that every call raises
   SessionExpired, and the caller makes a new store.
@@ -14,15 +14,23 @@ Parents need not exist: a path is a key, `children` lists the next path segments
   history no longer contains them it returns `Reset`: list again.
 
 Implementations: metadata/sqlite.py (in process), metadata/remote.py (a client of metadata/server.py),
-metadata/zookeeper/store.py. One conformance suite runs against all: tests/metadata/test_conformance.py.
+metadata/zookeeper.py. One conformance suite runs against all: tests/metadata/test_conformance.py.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
+
+from ..proto.errors import BadVersion, MagnetarError, NodeExists, OutcomeUnknown, TimedOut
+from . import paths
+from .records import ClusterRecord, CounterRecord, DamagedRecord, Record, decode, encode
 
 ABSENT = -1
 """Expected version: the node must not exist."""
@@ -122,3 +130,298 @@ T = TypeVar("T")
 Transform = Callable[[Versioned | None], bytes | None]
 """Current node → new value; None: no change. An exception ends the update. Must recognise its own earlier write."""
 Update = Callable[[MetadataStore, str, Transform], Awaitable[Versioned | None]]
+
+
+# ---------------------------------------------------------------------------------------------------- unreadable
+# Metadata records that this process cannot read, of a newer version or damaged. One does not stop work on the others.
+#
+# A caller that reads many records (a listing, a watch, a round over all ledgers) reads each with `readable`: a record
+# that it cannot decode is None, as if it did not exist, and is noted here: logged once, counted, shown
+# (`magnetar_unreadable_…`). A caller that depends on one record, and would do wrong without it, uses `get_record`,
+# which raises DamagedRecord.
+#
+# `UNREADABLE` is one for the process: its parts decode records alike. At most PATHS_MAX paths are kept.
+# Guards: tests/metadata/test_records.py, tests/bookie/maintenance/test_repair.py.
+
+
+_LOG = logging.getLogger("magnetar.metadata")
+
+R = TypeVar("R", bound=Record)
+
+PATHS_MAX = 1000
+"""Paths and reasons, about 300 bytes each."""
+
+
+class Unreadable:
+    """The records that cannot be read now, by path."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, str] = {}  # path → why
+        self.skipped = 0
+
+    def skip(self, path: str, error: DamagedRecord) -> None:
+        self.skipped += 1
+        if path not in self.paths and len(self.paths) < PATHS_MAX:
+            _LOG.error("skipped, because it cannot be read here: %s", error)
+            self.paths[path] = str(error)
+
+    def forgive(self, path: str) -> None:
+        """Ends the note on a record that was deleted, or can be read again."""
+        self.paths.pop(path, None)
+
+    def statistics(self) -> dict[str, int]:
+        return {"records": len(self.paths), "skipped": self.skipped}
+
+
+UNREADABLE = Unreadable()
+
+
+async def readable(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
+    """The record and its version; None also when it cannot be read here, which is noted."""
+    node = await store.get(path)
+    if node is None:
+        UNREADABLE.forgive(path)
+        return None
+    try:
+        record = decode(node.value, cls, path)
+    except DamagedRecord as error:
+        UNREADABLE.skip(path, error)
+        return None
+    UNREADABLE.forgive(path)
+    return record, node.version
+
+
+def ledger_of(path: str) -> int | None:
+    """Returns the ledger that the node is of; None if it is named otherwise, which is noted."""
+    try:
+        return paths.ledger_id(path.rpartition("/")[2])
+    except ValueError as error:
+        UNREADABLE.skip(path, DamagedRecord(f"{path} is no ledger's: {error}"))
+        return None
+
+
+def ledgers_in(folder: str, names: list[str]) -> list[int]:
+    """Returns the ledgers that the nodes of a listing are of; a node that is named otherwise is noted."""
+    return [ledger for name in names if (ledger := ledger_of(f"{folder}/{name}")) is not None]
+
+
+# -------------------------------------------------------------------------------------------------------- update
+# Changes nodes safely: read, check, transform, compare-and-set; and the same for typed records.
+#
+# `update_together` is the one loop of every change of records (after BookKeeper's MetadataUpdateLoop); `update` is its
+# case of one node:
+#
+#     1. read the nodes, in order
+#     2. each `transform(current)`: the new value; None or the same bytes: this node stays; raises: give up
+#     3. commit the new values in one commit, each at the version that was read. A node that stays is checked there: it
+#        still has the version that was read. When all stay there is no commit: return them
+#     4. written: return them
+#     5. BadVersion (definite, nothing was written): another process was faster; from 1
+#     6. ConnectionLost, TimedOut, … (unknown): all of it may have happened, or nothing; from 1. The attempt leaves no
+#        memory: the transforms get the nodes as they are, perhaps with their own write in them, and decide by content.
+#
+# So a transform must recognise its own earlier write (a token, a state, a set that has the member already), and have no
+# effects: it is called at most once per attempt. A change that content cannot recognise (a counter) must be harmless
+# when it happens twice: `take_ids` then wastes a block of ids, and never allocates an id twice. Attempts and time are
+# bounded; the final error is definite only when no attempt was unknown. Guarded by test_update.py.
+
+
+ATTEMPTS_MAX = 100
+DEADLINE_S = 30.0
+PART_OPERATIONS = 500
+"""Operations of a part: half of what a commit may have; with the longest names still below what ZooKeeper takes in one
+(1 MiB)."""
+CONFLICT_PAUSE_S_MAX = 0.05
+"""Longest pause after a conflict. It means that another writer made progress, so the pause starts near zero and grows
+only to spread them."""
+TROUBLE_PAUSE_S_MAX = 1.0
+
+
+class Change(NamedTuple):
+    """A change of one node. `absent`: it probably does not exist, and the first attempt does not read it."""
+
+    path: str
+    transform: Transform
+    absent: bool = False
+
+
+async def update(
+    store: MetadataStore, path: str, transform: Transform, *,
+    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX, absent: bool = False,
+) -> Versioned | None:  # fmt: skip
+    """Updates one node, like `update_together`."""
+    changes = (Change(path, transform, absent),)
+    return (await update_together(store, changes, deadline_s=deadline_s, attempts_max=attempts_max))[0]
+
+
+async def update_together(
+    store: MetadataStore, changes: Sequence[Change], *,
+    deadline_s: float = DEADLINE_S, attempts_max: int = ATTEMPTS_MAX,
+) -> list[Versioned | None]:  # fmt: skip
+    """The nodes after the changes, which happen all or not at all; or unchanged when there was nothing to do.
+
+    Raises what a transform raises; SessionExpired and faults of the caller at once; after the last attempt its error
+    (BadVersion, Unavailable, TimedOut), or OutcomeUnknown when an earlier attempt may have been written.
+    """
+    last: MagnetarError | None = None  # what ended the last attempt; None: it is in progress
+    unknown = writing = False  # unknown: an attempt that ended may have been written
+    try:
+        async with asyncio.timeout(deadline_s):
+            for attempt in range(attempts_max):
+                last, writing = None, False
+                try:
+                    found: list[Versioned | None] = []
+                    for each in changes:
+                        found.append(await store.get(each.path) if attempt or not each.absent else None)  # noqa: PERF401 - a call less
+                    values = _transformed(changes, found)
+                    if values is None:
+                        return found
+                    writing = True
+                    versions = await store.commit(_operations(changes, found, values))
+                    return [
+                        was if value is None else Versioned(value, version)
+                        for was, value, version in zip(found, values, versions, strict=True)
+                    ]
+                except MagnetarError as error:
+                    last = error
+                unknown |= writing and not last.definite
+                if not last.retryable:
+                    break
+                await asyncio.sleep(_pause_s(attempt, last))
+    except _GaveUp as given_up:
+        raise given_up.error from None
+    except TimeoutError:
+        if last is None:
+            path = changes[0].path
+            last = TimedOut(f"{path}: no answer from the metadata within {deadline_s} s", path=path)
+    assert last is not None, "at least one attempt"
+    if unknown and last.definite:
+        path = changes[0].path
+        raise OutcomeUnknown(f"{path}: an earlier attempt may have been written; then: {last}", path=path) from last
+    raise last
+
+
+class _GaveUp(Exception):
+    """Carries a transform's error past the retries."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _transformed(changes: Sequence[Change], found: Sequence[Versioned | None]) -> list[bytes | None] | None:
+    """The bytes to write to each (None: it stays), or None when all stay."""
+    values: list[bytes | None] = []
+    stay = True
+    try:
+        for change, current in zip(changes, found, strict=True):
+            value = change.transform(current)
+            if current is not None and value == current.value:
+                value = None
+            values.append(value)
+            stay = stay and value is None
+    except Exception as error:
+        raise _GaveUp(error) from error
+    return None if stay else values
+
+
+def _operations(
+    changes: Sequence[Change], found: Sequence[Versioned | None], values: Sequence[bytes | None]
+) -> list[Operation]:
+    operations: list[Operation] = []
+    for change, current, value in zip(changes, found, values, strict=True):
+        version = ABSENT if current is None else current.version
+        operations.append(Check(change.path, version) if value is None else Put(change.path, value, version))
+    return operations
+
+
+def _pause_s(attempt: int, error: MagnetarError) -> float:
+    if isinstance(error, BadVersion):
+        return min(CONFLICT_PAUSE_S_MAX, 0.001 * (2.0**attempt - 1))
+    return min(TROUBLE_PAUSE_S_MAX, 0.05 * 2.0**attempt)
+
+
+# ------------------------------------------------------------------------------------------ many nodes
+async def in_parts(store: MetadataStore, operations: Sequence[Operation]) -> None:
+    """Commits them in order, in as many commits as it takes: a crash leaves the first ones done. For numbers that a
+    user chooses, and that a single commit (metadata/tree_core.py `OPERATIONS_MAX`) may not take."""
+    for at in range(0, len(operations), PART_OPERATIONS):
+        await store.commit(operations[at : at + PART_OPERATIONS])
+
+
+async def make_absent(store: MetadataStore, puts: Sequence[Put]) -> None:
+    """Makes these nodes, each `ABSENT`, in parts; one that exists stays as it is. Once more is no harm."""
+    for at in range(0, len(puts), PART_OPERATIONS):
+        part = puts[at : at + PART_OPERATIONS]
+        try:
+            await store.commit(part)
+        except NodeExists:  # none of them is made
+            for each in part:
+                with contextlib.suppress(NodeExists):
+                    await store.commit([each])
+
+
+# ------------------------------------------------------------------------------------------ typed records
+async def get_record(store: MetadataStore, path: str, cls: type[R]) -> tuple[R, int] | None:
+    """The record and its version. Raises DamagedRecord."""
+    found = await store.get(path)
+    return None if found is None else (decode(found.value, cls, path), found.version)
+
+
+def put_of(path: str, record: Record, expected: int = ANY) -> Put:
+    """Returns the put of a record, as a part of a commit."""
+    return Put(path, encode(record, path), expected)
+
+
+async def put_record(
+    store: MetadataStore, path: str, record: Record, expected: int = ANY, *, ephemeral: bool = False
+) -> int:
+    """Puts a record; returns its new version."""
+    return await store.put(path, encode(record, path), expected, ephemeral=ephemeral)
+
+
+async def update_record(
+    store: MetadataStore, path: str, cls: type[R], change: Callable[[R | None], R | None]
+) -> tuple[R, int] | None:
+    """Updates a record, like `update`: `change` returns the new record, or None for no change. Returns the record after
+    that."""
+
+    def transform(current: Versioned | None) -> bytes | None:
+        record = change(None if current is None else decode(current.value, cls, path))
+        return None if record is None else encode(record, path)
+
+    found = await update(store, path, transform)
+    return None if found is None else (decode(found.value, cls, path), found.version)
+
+
+async def take_ids(store: MetadataStore, count: int, path: str = paths.LEDGER_IDS) -> range:
+    """Takes `count` ids that no other caller has or will get. An unknown outcome wastes a block; none is allocated
+    twice.
+
+    Ids begin at 1, so that a 0 on the wire is an unset field.
+    """
+    assert count >= 1
+
+    def beyond(counter: CounterRecord | None) -> CounterRecord:
+        return CounterRecord(next=(1 if counter is None else counter.next) + count)
+
+    found = await update_record(store, path, CounterRecord, beyond)
+    assert found is not None
+    return range(found[0].next - count, found[0].next)
+
+
+async def ensure_ids(store: MetadataStore, path: str = paths.LEDGER_IDS) -> None:
+    """Makes the counter of ledger ids. While it exists, a bookie begins no ledger without a record
+    (bookie/newcomers.py)."""
+    await update_record(store, path, CounterRecord, lambda counter: counter or CounterRecord(next=1))
+
+
+async def ensure_cluster(store: MetadataStore, rng: random.Random) -> ClusterRecord:
+    """The cluster's record; the first process makes it, with a random instance."""
+    instance = rng.randbytes(16).hex()
+
+    def once(cluster: ClusterRecord | None) -> ClusterRecord:
+        return cluster or ClusterRecord(instance=instance)
+
+    found = await update_record(store, paths.CLUSTER, ClusterRecord, once)
+    assert found is not None
+    return found[0]

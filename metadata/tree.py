@@ -10,7 +10,7 @@ The last table tells whether a file is an older copy of another one. A process t
 its revisions misses it in a copy made before, or finds that the next one began too early (bookie/maintenance/seen.py).
 
 `apply` does all jobs that wait in one transaction: one fsync answers them all. Commits are decided in memory
-(core/commits.py), between one statement that reads the versions of all their nodes and one that writes these nodes: for
+(tree_core.py), between one statement that reads the versions of all their nodes and one that writes these nodes: for
 each step of a statement, and each row that it returns, SQLite's module gives the interpreter's lock away, and waits for
 a loop that is busy before it gets it back. For the same reason `get_all` returns one row.
 
@@ -45,9 +45,9 @@ import msgspec
 from ..proto.errors import AlreadyExists, Busy, DataLost, InvalidConfiguration, MagnetarError, Unavailable
 from ..proto.versions import METADATA_FILE, check_format
 from . import paths
-from .core.commits import Commit, CommitBatch, Done, Row, paths_of
 from .records import Incarnation, IncarnationsRecord, encode
 from .store import ABSENT, Changed
+from .tree_core import Commit, CommitBatch, Done, Row, paths_of
 
 APPLICATION_ID = 0x4D414754  # "MAGT": the magic of the file
 FORMAT = METADATA_FILE.version

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from .schema import Compatibility
-from .subscription_types import TITLES
+from .states import TITLES
 
 QuotaPolicy = Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]
 """The reaction when the backlog quota is reached (Pulsar A17)."""

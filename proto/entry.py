@@ -265,7 +265,7 @@ def parse_stored(entry: Buffer) -> StoredHead:
 def declared_messages(entry: Buffer) -> int:
     """The number of messages that the head of a stored entry declares, right or wrong; 1 without a declaration.
 
-    The broker charges this number and the consumer returns it (client/core/permits.py), from the same bytes.
+    The broker charges this number and the consumer returns it (client/core/redelivery.py), from the same bytes.
     """
     try:
         metadata = parse_stored(entry).metadata

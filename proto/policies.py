@@ -3,7 +3,7 @@
 A field that is None is inherited: topic > namespace > broker (Pulsar B5). A policy of a partitioned topic is set on the
 topic and applies to each of its partitions. On the wire and in the metadata tree policies are one JSON object with only
 the fields that are set: `{"message_ttl_s":600}`. The fields, with their types and defaults: proto/applied.py. What they
-resolve to: broker/common/applied.py. The names by which operators set them: proto/policy_table.py.
+resolve to: broker/common/config.py. The names by which operators set them: proto/policy_table.py.
 
 0 means "none" or "no limit" wherever a field is a limit. Only the retentions also have -1 (without limit).
 `check` raises InvalidRequest, which says what is wrong.

@@ -1,9 +1,9 @@
 """Policies: one table of what an operator sets for a namespace or a topic, by Pulsar's names.
 
 A row makes three commands for namespaces and three for topics (cli/admin/policies.py) and the routes of REST
-(broker/protocols/rest/policies.py). The fields, their types and bounds: proto/policies.py, which the gRPC operations
+(broker/rest/policies.py). The fields, their types and bounds: proto/policies.py, which the gRPC operations
 `GetPolicies` and `ChangePolicies` and AdminClient carry; what they are where nothing is set: proto/applied.py.
-Guard: tests/broker/protocols/test_new_policy.py makes a new one.
+Guard: tests/broker/test_new_policy.py makes a new one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from .schema import Compatibility
-from .subscription_types import TITLES
+from .states import TITLES
 
 NAMESPACES, TOPICS = "namespaces", "topics"
 
@@ -27,7 +27,7 @@ class Field(NamedTuple):
 
 class Rest(NamedTuple):
     """Pulsar's names. A policy of one field has a number or a boolean as its body; what has another shape has its
-    functions in broker/protocols/rest/policies.py `SHAPES`."""
+    functions in broker/rest/policies.py `SHAPES`."""
 
     namespace: str  # last part of the path; empty: namespaces have none
     topic: str

@@ -2,7 +2,7 @@
 
     pick(CONSUMER, found, "consumerName availablePermits")       {"consumerName": "c", "availablePermits": 1000}
 
-REST (broker/protocols/rest/stats.py) and the command line (cli/admin/stats.py) say which of them they show, in which
+REST (broker/rest/stats.py) and the command line (cli/admin/stats.py) say which of them they show, in which
 order. Transactions and half messages have forms of our own, which REST answers; the command line shows them in_seconds.
 """
 

@@ -2,7 +2,7 @@
 
 The numbers of `SchemaType` are those of Pulsar's wire; its names are those of pulsar-admin. A definition (`data`) is
 text of JSON for JSON, AVRO, PROTOBUF (an Avro record) and PROTOBUF_NATIVE (a set of descriptors), two definitions for
-KEY_VALUE (`pair_of`), and empty for all others. The rules of what is accepted: broker/schema/core/definition.py.
+KEY_VALUE (`pair_of`), and empty for all others. The rules of what is accepted: broker/cluster/schema_core.py.
 
 A version is a number from 0 on; on the wire and in an entry it is 8 bytes, big-endian, as Pulsar's.
 """

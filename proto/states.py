@@ -7,11 +7,47 @@ Guarding test: tests/proto/test_states.py.
 
 from __future__ import annotations
 
+import enum
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
-from . import subscription_types
+from . import wire_pb2 as wire
+from .errors import InvalidRequest
+from .names import Position
+from .routing import partition_of
+
+# -------------------------------------------------------------------------------------------- subscription_types
+# The names of the subscription types. Each is derived from its line of `Subscribe.Type` in proto/wire.proto.
+#
+# | of KEY_SHARED | where |
+# |---|---|
+# | `KEY_SHARED` | the wire, statistics |
+# | `Key_Shared` | `title`: the policy `subscription_types`, messages to users |
+# | `KeyShared` | `client_name`: the SDK |
+# | `key_shared` | the command line |
+#
+# Which policy a type has: broker/subscription/core/subscription_types.py.
+
+
+NUMBERS: dict[str, int] = dict(wire.Subscribe.Type.items())
+"""Name on the wire → number."""
+
+
+def title(name: str) -> str:
+    return name.title()
+
+
+def client_name(name: str) -> str:
+    return name.title().replace("_", "")
+
+
+TITLES = tuple(map(title, NUMBERS))
+
+
+# -------------------------------------------------------------------------------------------------------- states
 
 
 class _Words(StrEnum):
@@ -38,7 +74,7 @@ if TYPE_CHECKING:
         UNKNOWN = "unknown"
 else:
     SubscriptionType = _Words(
-        "SubscriptionType", {"NONE": "", **{name: name for name in subscription_types.NUMBERS}, "UNKNOWN": "unknown"}
+        "SubscriptionType", {"NONE": "", **{name: name for name in NUMBERS}, "UNKNOWN": "unknown"}
     )
     SubscriptionType.__doc__ = "How the consumers of a subscription share its messages. NONE: none has connected yet."
 
@@ -130,3 +166,174 @@ class CompactionState(_Words):
     SUCCESS = "SUCCESS"
     ERROR = "ERROR"
     UNKNOWN = "unknown"
+
+
+# --------------------------------------------------------------------------------------------------------- model
+# The vocabulary of the broker's sessions: plain values that every protocol uses, without its messages.
+#
+# A protocol (broker/) translates its messages to these values, and the answers back. The numbers of the enums
+# are those of proto/wire.proto; `enum_of` refuses a number without a meaning.
+
+
+ENTRY_COST_BYTES = 1024
+"""The cost of a publish, besides its length, in a producer's credit: it bounds small entries (8,000 of 1 KiB with
+16 MiB)."""
+
+
+class AccessMode(enum.IntEnum):
+    """A producer's access to its topic: shared, exclusive, exclusive after a wait, or exclusive at once."""
+
+    SHARED = 0
+    EXCLUSIVE = 1
+    WAIT_FOR_EXCLUSIVE = 2
+    EXCLUSIVE_WITH_FENCING = 3
+
+
+class InitialPosition(enum.IntEnum):
+    """The position at which a new subscription begins."""
+
+    LATEST = 0
+    EARLIEST = 1
+
+
+class RedeliveryOrder(enum.IntEnum):
+    """The messages that may pass one that failed and comes again: any, or none of its key."""
+
+    ANY = 0
+    KEY = 1
+
+
+class KeySharedMode(enum.IntEnum):
+    """Key_Shared: the broker divides the slots of keys, or each consumer names its own."""
+
+    AUTO_SPLIT = 0
+    STICKY = 1
+
+
+class AckedEntry(NamedTuple):
+    """An entry, or some of its messages, that are acknowledged."""
+
+    position: Position
+    bits: int = 0
+    """Bit i is message i of the entry; 0: the whole entry. Of a cumulative acknowledgement the highest bit counts."""
+
+
+class EntrySet(NamedTuple):
+    """Whole entries of one ledger."""
+
+    ledger_id: int
+    entries: bytes
+    """Entry ids as a portable roaring bitmap."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastMessage:
+    """The last message of a topic, as a subscription sees it, and where the subscription is."""
+
+    position: Position  # of its entry; (-1, -1): the topic is empty
+    batch_index: int  # -1: its entry is no batch
+    index: int  # -1: the topic is empty
+    mark_delete: Position
+    partition: int  # -1: the topic has no partitions
+
+
+E = TypeVar("E", bound=enum.IntEnum)
+
+
+def enum_of(kind: type[E], value: int, what: str) -> E:
+    """The member with this number. InvalidRequest: there is none."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = ", ".join(each.name for each in kind)
+        raise InvalidRequest(f"there is no {what} {value}; there are {names}") from None
+
+
+# -------------------------------------------------------------------------------------------------- transactions
+# Ids and states of transactions (docs/transactions.md).
+#
+#     id      (most, least)    most: number of the coordinator, from 0; Pulsar's Java client routes by it
+#                              least: epoch of the coordinator << 40 | counter within the epoch, from 0
+#     text    (3,1099511627781)                                          as Pulsar's clients print it
+#
+# Example: counter 5 of the epoch 1 of coordinator 3 is `TxnId(3, (1 << 40) | 5)`. An epoch grows with each take-over of
+# a coordinator, so no id is given twice. Counters have gaps of random length, so an id does not tell the next one.
+# Epochs have EPOCH_BITS bits: ids fit 63 bits, Java's long.
+
+
+COUNTER_BITS, EPOCH_BITS = 40, 23
+COORDINATORS_MAX = 1 << 10
+_TEXT = re.compile(r"\(?(\d{1,4}),\s?(\d{1,19})\)?\Z")
+
+
+class TxnState(enum.IntEnum):
+    """The state of a transaction, as a coordinator answers it. The numbers are those of proto/wire.proto."""
+
+    OPEN = 0
+    PREPARED = 1
+    """Durable: it survives its coordinator and its client, until its deadline; it ends by a commit or an abort."""
+    COMMITTED = 2
+    ABORTED = 3
+
+
+class Isolation(enum.IntEnum):
+    """The messages that a consumer sees: committed ones, or all that are stored, also of open and aborted transactions.
+    """
+
+    READ_COMMITTED = 0
+    READ_UNCOMMITTED = 1
+
+
+class TxnId(NamedTuple):
+    """The id of a transaction: Pulsar's two halves."""
+
+    most: int
+    least: int
+
+    @classmethod
+    def of(cls, coordinator: int, epoch: int, counter: int) -> TxnId:
+        """Checks nothing: the coordinator keeps within the bits."""
+        return cls(coordinator, epoch << COUNTER_BITS | counter)
+
+    @classmethod
+    def checked(cls, most: int, least: int) -> TxnId:
+        """Returns the id. InvalidRequest: the numbers cannot be an id of this cluster."""
+        if not (0 <= most < COORDINATORS_MAX and 0 <= least < 1 << (COUNTER_BITS + EPOCH_BITS)):
+            raise InvalidRequest(f"({most},{least}) is no transaction id")
+        return cls(most, least)
+
+    @classmethod
+    def parse(cls, text: str) -> TxnId:
+        """Parses an id. InvalidRequest: the text is no id."""
+        found = _TEXT.match(text)
+        if found is None:
+            raise InvalidRequest(f"{text[:100]!r} is no transaction id; one looks like (3,1099511627781)")
+        return cls.checked(int(found[1]), int(found[2]))
+
+    @property
+    def coordinator(self) -> int:
+        """The number of its coordinator."""
+        return self.most
+
+    @property
+    def epoch(self) -> int:
+        """Returns the epoch of the coordinator when the transaction began."""
+        return self.least >> COUNTER_BITS
+
+    @property
+    def counter(self) -> int:
+        """Returns the number within the epoch, from 0."""
+        return self.least & (1 << COUNTER_BITS) - 1
+
+    def __str__(self) -> str:
+        return f"({self.most},{self.least})"
+
+
+def coordinator_of(name: str, coordinators: int) -> int:
+    """Returns the coordinator that has the transactions of a name: of a holder, or of a sink."""
+    return partition_of(name, coordinators)
+
+
+HALF_MESSAGES_MAX = 100
+HALF_BYTES_MAX = 256 << 10
+"""Encoded bytes of all messages of a half: it is one request, of which a broker takes 512 KiB (runtime/network.py)."""

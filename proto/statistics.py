@@ -3,7 +3,7 @@
 A value is the message of proto/wire.proto with the fields of the same names (proto/translation.py). Units are in the
 names where a unit is not "messages" or "entries": `_bytes`, `_ms` (since the epoch where it is a time of day), `_s`.
 Counters run since the owner loaded the topic. Closed sets: proto/states.py.
-Guarding tests: tests/client/admin/test_grpc_transport.py, tests/broker/protocols/grpc/test_stats.py.
+Guarding tests: tests/client/admin/test_grpc_transport.py, tests/broker/grpc/test_stats.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from .states import (
     LedgerStays,
     SubscriptionType,
     TopicState,
+    TxnId,
+    TxnState,
 )
-from .transactions import TxnId, TxnState
 
 __all__ = (
     "BacklogAnalysis", "BacklogQuotaState", "Blocked", "BookieInfo", "BrokerInfo", "CompactionState",

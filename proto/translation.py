@@ -5,7 +5,7 @@
     value_of(tuple[str, ...], reply)                                … and back
 
 Guards: tests/client/admin/test_grpc_transport.py compares each answer with its message, field by field;
-tests/broker/protocols/grpc/test_stats.py.
+tests/broker/grpc/test_stats.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from . import wire_pb2 as wire
 from .errors import InvalidRequest
 from .names import Position
 from .schema import SchemaInfo, SchemaType, version_of
+from .states import TxnId
 from .statistics import NamespaceInfo
-from .transactions import TxnId
 
 M = TypeVar("M", bound=Message)
 

@@ -28,7 +28,7 @@ class Format(NamedTuple):
 
 GRPC = Format("gRPC services", 1)  # proto/wire.proto: fields are added, never changed, so no message carries it
 PEER_ENVELOPE = Format("peer envelope", 1)  # runtime/peer/envelope.py
-PEER = Format("peer protocol", 1)  # ledger/format/peer.py
+PEER = Format("peer protocol", 1)  # ledger/peer_format.py
 WIRE = (GRPC, PEER_ENVELOPE, PEER)
 
 JOURNAL = Format("bookie journal", 1, b"MGN-JRNL")
@@ -36,13 +36,13 @@ ENTRY_LOG = Format("bookie entry log", 1, b"MGN-ELOG")
 INDEX = Format("bookie index", 1, b"MGN-INDX")
 LEDGER_INDEX = Format("bookie ledger index", 1, b"MGN-LIDX")
 MARK = Format("bookie mark", 1, b"MGN-MARK")
-NOTE = Format("bookie note", 1)  # bookie/format/note.py: cookie, losses, scrub, collection, revisions seen
-CURSOR = Format("cursor", 2)  # broker/subscription/format/cursor.py
-DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/topic/format/dedup.py
-OUTCOMES = Format("outcomes of transactions", 1)  # broker/topic/format/transactions.py
-DELAYS = Format("bucket of delayed messages", 1)  # broker/subscription/format/delays.py
-COMPACTED = Format("compacted ledger", 1)  # broker/log/format/compacted.py
-COORDINATOR = Format("coordinator of transactions", 1)  # broker/transaction/format/entries.py
+NOTE = Format("bookie note", 1)  # bookie/format/mark.py: cookie, losses, scrub, collection, revisions seen
+CURSOR = Format("cursor", 2)  # broker/subscription/cursor_format.py
+DEDUPLICATION = Format("deduplication snapshot", 1)  # broker/topic/dedup_format.py
+OUTCOMES = Format("outcomes of transactions", 1)  # broker/topic/transactions_format.py
+DELAYS = Format("bucket of delayed messages", 1)  # broker/subscription/delays_format.py
+COMPACTED = Format("compacted ledger", 1)  # broker/log/compacted_format.py
+COORDINATOR = Format("coordinator of transactions", 1)  # broker/transaction/entries_format.py
 METADATA_RECORD = Format("metadata record", 2)  # metadata/records.py
 METADATA_FILE = Format("metadata file", 1)  # metadata/tree.py, and its backups
 BOOKIE_FILES = (JOURNAL, ENTRY_LOG, INDEX, LEDGER_INDEX, MARK)

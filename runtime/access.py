@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from .memory.budget import CallerMemory
+from .budget import CallerMemory
 
 
 class PrincipalKind(Enum):

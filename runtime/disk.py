@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from .descriptors import PROCESS
 from .files import DIRECT_ALIGNMENT, Buffer
-from .memory.descriptors import PROCESS
 
 EXIT_DISK_FAILED = 70
 """Exit code after a failed fsync (EX_SOFTWARE): a supervisor may restart the process, which replays its journal."""

@@ -4,7 +4,7 @@ Every implementation guarantees: `fdatasync` makes durable all bytes that were w
 of a file that was opened `direct` is durable when it returns; a new, renamed or removed name is durable after
 `sync_directory` of its folder. Nothing else is durable. The simulated disk (`runtime/sim/files.py`) loses everything
 else at a crash.
-All calls are synchronous; a call that may wait for the disk is made from a `Worker` (runtime/workers.py).
+All calls are synchronous; a call that may wait for the disk is made from a `Worker` (runtime/threads.py).
 Errors are `OSError`, as the system reports them.
 """
 

@@ -1,7 +1,7 @@
 """The network as the services see it: gRPC between clients, brokers and metadata; peers between broker and bookie.
 
 Three transports, each real (runtime/grpc/client.py and server.py on our HTTP/2, runtime/peer/client.py on ZeroMQ,
-runtime/tcp/streams.py on TCP) and simulated (runtime/sim/network.py), implement the protocols of this module.
+runtime/tcp/streams.py on TCP) and simulated (runtime/sim/world.py), implement the protocols of this module.
 
 **gRPC.** A service is described by its descriptor in proto/wire.proto; a handler is an object with one method per rpc,
 in snake case: unary `async def lookup(self, request, context) -> reply`, streaming
@@ -21,6 +21,7 @@ reads no more of it. Every request has a deadline. A missing answer is TimedOut 
 from __future__ import annotations
 
 import ipaddress
+import random
 from asyncio import CancelledError, Future
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -28,11 +29,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from ..proto.digits import whole
 from ..proto.errors import MagnetarError
+from ..proto.names import whole
 from .access import LOCAL, NOTHING, OPEN, Caller, CallerAccess, Guard, ListenerAccess, Principal, TlsFiles
-from .files import Buffer
+from .clock import Clock
+from .files import Buffer, Files
 from .peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
+from .threads import Workers
 
 MESSAGE_BYTES_MAX = 16 << 20
 """Largest accepted gRPC message and peer frame; an entry is at most 5 MiB, an envelope about 1 MiB more."""
@@ -424,3 +427,21 @@ def rpcs_of(service: str) -> list[str]:
 
         listed += [each.name for each in OPERATIONS.values() if each.request]
     return listed
+
+
+# --------------------------------------------------------------------------------------------------------- world
+# The world as one value: all that a process, real or simulated, reaches outside itself.
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Every driver, store and service reaches time, chance, disk, threads and network through this and nothing else.
+
+    The real one is `runtime.process.real_world()`; the simulated one `runtime.sim.world.Simulation.world(node)`.
+    """
+
+    clock: Clock
+    rng: random.Random
+    files: Files
+    workers: Workers
+    network: Network

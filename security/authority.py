@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 
 from ..proto.errors import AlreadyExists, InvalidConfiguration
 from .members import METADATA, ROLES, name_of, uri_of
-from .revoked import HEAD
 from .secrets import Secret, read_private
 from .settings import SecuritySettings
-from .token import create_token
+from .token import HEAD, create_token
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 90

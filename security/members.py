@@ -21,7 +21,7 @@ from ..proto.errors import CredentialsExpired, InvalidConfiguration, Unauthentic
 from ..runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind, TlsFiles
 from ..runtime.clock import Clock
 from ..runtime.network import Network
-from ..runtime.peer.member import MemberNetwork
+from ..runtime.peer.sockets import MemberNetwork
 from .settings import MembersSection
 
 SCHEME = "magnetar://"

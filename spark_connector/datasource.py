@@ -75,7 +75,7 @@ def _columns(options: SourceOptions) -> StructType:
     if not options.by_registry:
         return rows.columns(options)
     from .ranges import topics
-    from .typed.registry import columns
+    from .shapes import columns
 
     return columns(topics(options).newest_schemas(), rows.beside_typed(options))
 
@@ -88,7 +88,7 @@ def _check_columns(schema: StructType, options: SourceOptions) -> None:
         rows.check_columns(schema, options)
         return
     from .ranges import topics
-    from .typed.registry import check_beside
+    from .shapes import check_beside
 
     check_beside(schema, rows.beside_typed(options))
     asked = topics(options)

@@ -30,7 +30,7 @@ from ..runtime.clock import Clock, SystemClock
 from .access import digest
 from .offsets import Available, Incarnations, Index, Partition
 from .options import SourceOptions
-from .typed.registry import Typed, newest, reader
+from .shapes import Typed, newest, reader
 
 T = TypeVar("T")
 _LOG = logging.getLogger("magnetar.spark")

@@ -14,7 +14,7 @@
 | properties | map<string,string> | with includeProperties |
 
 With `schema=registry` the columns of the topic's schema come in the place of `value`, and the names of the others begin
-with `__` (typed/registry.py).
+with `__` (shapes.py).
 
 `columns=kafka` has Kafka's instead: key, value, topic, partition, offset, timestamp, timestampType (0: set by the
 producer) and, with includeHeaders=true, headers. A schema given with `.schema(…)` may name any subset in any order:
@@ -71,10 +71,10 @@ from ..proto.errors import InvalidConfiguration, NotAllowed
 from ..proto.schema import version_of
 from .offsets import Partition
 from .options import SourceOptions
-from .typed.registry import META
+from .shapes import META
 
 if TYPE_CHECKING:
-    from .typed.decoding import Decoding
+    from .decoding import Decoding
 
 ROWS_MAX = 20_000
 """Rows of an Arrow batch: measured best with Spark's `noop` (2.9 M rows/s)."""

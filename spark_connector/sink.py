@@ -19,7 +19,7 @@ text; of a header that appears twice the last one counts; a `value` or `key` of 
 as its bytes.
 
 **With `schema=registry`** the columns are the fields of the topic's newest schema, and those of `METADATA` of
-typed/encoding.py. The driver asks for the schema and compares the columns when the query starts; all tasks write by
+decoding.py. The driver asks for the schema and compares the columns when the query starts; all tasks write by
 that one, and their messages name its version.
 """
 
@@ -51,11 +51,11 @@ from ..proto.errors import InvalidConfiguration, InvalidName, InvalidRequest, Ou
 from ..proto.names import TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
+from . import decoding as encoding
 from .delivery import KEPT_BYTES_MAX, TASK_TIMEOUT_S, Delivery, Written, batch_of_task
 from .options import SinkOptions, parse_sink
 from .rows import HEADERS
-from .typed import encoding
-from .typed.registry import META, newest, typed
+from .shapes import META, newest, typed
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -40,12 +40,12 @@ from ..proto.names import TopicName
 from ..proto.schema import SchemaInfo
 from ..runtime.clock import SystemClock
 from . import offsets as decide
+from .decoding import Decoding
 from .offsets import UNKNOWN, Available, Incarnations, Index, Partition, Range
 from .options import EARLIEST, LATEST, Offsets, SourceOptions
 from .ranges import Part, Topics, topics
 from .rows import RowBuilder, readable
-from .typed.decoding import Decoding
-from .typed.registry import reader
+from .shapes import reader
 
 if TYPE_CHECKING:
     import pyarrow as pa

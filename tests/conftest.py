@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.common.processes import Processes
-from magnetar.cli.demo.java import why_no_spark
+from magnetar.cli.demo import why_no_spark
 from magnetar.runtime.process import GC_THRESHOLDS
 from tests.compiled import COMPILED
 
@@ -46,7 +46,7 @@ def walks(request: pytest.FixtureRequest) -> Callable[[int], range]:
 
 
 LONGEST = (
-    "tests/spark/", "tests/docs/test_commands.py", "tests/docs/test_examples.py", "tests/cli/demo/", "tests/chaos/",
+    "tests/spark/", "tests/docs/test_commands.py", "tests/docs/test_examples.py", "tests/cli/", "tests/chaos/",
     "tests/client/outbox/", "tests/pairs/",
 )  # fmt: skip
 """Where tests of a minute are: they begin, and no worker is alone with one in the end."""

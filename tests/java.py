@@ -5,7 +5,7 @@ Never fails: without Java the tests marked `spark` are skipped with the reason, 
 
 from __future__ import annotations
 
-from magnetar.cli.demo.java import WHAT_TO_INSTALL, ensure_java
+from magnetar.cli.demo import WHAT_TO_INSTALL, ensure_java
 
 
 def main() -> None:

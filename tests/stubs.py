@@ -23,13 +23,13 @@ IMPORTS = (
     ("values.", "from ...proto import statistics as values"),
     ("Policies", "from ...proto.policies import Policies"),
     ("SchemaInfo", "from ...proto.schema import SchemaInfo"),
-    ("TxnId", "from ...proto.transactions import TxnId, TxnState"),
-    ("World", "from ...runtime.world import World"),
+    ("TxnId", "from ...proto.states import TxnId, TxnState"),
+    ("World", "from ...runtime.network import World"),
     ("ClosedAfterAsyncWith", "from ..common.closing import ClosedAfterAsyncWith"),
     ("ClosedAfterWith", "from ..common.closing import ClosedAfterWith"),
     ("MessageId", "from ..model.message_id import MessageId"),
-    ("StoredMessage", "from .stored_messages import StoredMessage"),
-    ("Transport", "from .transport import Transport"),
+    ("StoredMessage", "from .grpc_transport import StoredMessage"),
+    ("Transport", "from .grpc_transport import Transport"),
 )
 """What a stub imports where it names it, in the order of ruff."""
 
@@ -81,7 +81,14 @@ def _stub(module: str, head: str, kind: type, also: tuple[str, ...], verb: str) 
     found = [name for name in ("Mapping", "Sequence") if name in body]
     standard = [f"from collections.abc import {', '.join(found)}"] if found else []
     standard += ["from typing import Any"] if "Any" in body else []
-    ours = [line for word, line in IMPORTS if word in body]
+    ours = list[str]()
+    for word, line in IMPORTS:
+        if word in body:
+            home, _, name = line.partition(" import ")
+            if ours and ours[-1].startswith(f"{home} import "):
+                ours[-1] += f", {name}"
+            else:
+                ours.append(line)
     imports = "\n\n".join("\n".join(group) for group in (standard, ours) if group)
     head = f'"""Of {module}, for type checkers and editors; `python -m tests.stubs` writes it."""'
     return f"{head}\n\n{imports}\n\n{body}"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from magnetar.bookie.store import checkpoint
-from magnetar.bookie.store.compaction import compaction
+from magnetar.bookie.store.entrylog import compaction
 from magnetar.broker.log.topic_log import TAKE_OVER
 from tests import layout
 from tests.docs import deletion

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.bookie.requests import adds
+from magnetar.bookie import adds
 from magnetar.bookie.store import memtable
 from magnetar.bookie.store.journal import journal
 from magnetar.broker.log import appender
@@ -25,7 +25,7 @@ from magnetar.client.core import batcher, producer
 from magnetar.client.model import message_id
 from magnetar.ledger import handle, sender
 from magnetar.proto import entry, versions
-from magnetar.runtime.monitoring import metrics
+from magnetar.runtime import metrics
 from magnetar.runtime.peer import inside
 from tests.compiled import COMPILED
 
@@ -131,7 +131,7 @@ def wrong_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
                     yield call.lineno, "the bound of a slice is computed twice: give it a name first"
         if isinstance(node, ast.Try):
             for line in (*waits([each for handler in node.handlers for each in handler.body]), *waits(node.finalbody)):
-                yield line, "it waits with everybody's exception: `followed_by`, `undone_by` (runtime/unbroken.py)"
+                yield line, "it waits with everybody's exception: `followed_by`, `undone_by` (runtime/tasks.py)"
         if isinstance(node, ast.AsyncWith):
             for item in (ast.unparse(each.context_expr) for each in node.items):
                 if not any(each in item for each in IMMEDIATE):

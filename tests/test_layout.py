@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -37,53 +37,49 @@ DOMAINS = {
     "broker.common": (),
     "broker.cluster": ("common",),
     "broker.log": ("common",),
-    "broker.schema": ("common",),
     "broker.transaction": ("cluster", "common", "log"),
     "broker.subscription": ("common", "log"),
     "broker.topic": ("common", "log", "subscription"),
     "broker.access": ("common", "topic"),
-    "broker.node": ("access", "cluster", "common", "log", "schema", "topic", "transaction"),
-    "broker.session": ("access", "cluster", "common", "log", "node", "schema", "subscription", "topic"),
-    "broker.protocols": (
-        "access", "cluster", "common", "log", "node", "session", "subscription", "topic", "transaction",
-    ),
+    "broker.node": ("access", "cluster", "common", "log", "topic", "transaction"),
+    "broker.session": ("access", "cluster", "common", "log", "node", "subscription", "topic"),
+    "broker.grpc": ("access", "cluster", "common", "log", "node", "session", "subscription", "topic", "transaction"),
+    "broker.pulsar": ("cluster", "common", "log", "node", "session", "subscription", "transaction"),
+    "broker.rest": ("access", "cluster", "common", "grpc", "log", "node", "session", "subscription", "topic"),
     "client.common": (),
     "client.core": ("common",),
-    "client.crypto": ("common",),
-    "client.functions": (),
-    "client.model": ("common", "core", "crypto"),
+    "client.model": ("common", "core"),
     "client.connect": ("common", "core", "model"),
-    "client.produce": ("common", "connect", "core", "crypto", "model"),
-    "client.consume": ("common", "connect", "core", "crypto", "model", "produce"),
+    "client.produce": ("common", "connect", "core", "model"),
+    "client.consume": ("common", "connect", "core", "model", "produce"),
     "client.transactions": ("common", "connect", "consume", "core", "model", "produce"),
-    "client.blocking": ("client", "common", "connect", "consume", "core", "crypto", "model", "produce", "transactions"),
+    "client.blocking": ("client", "common", "connect", "consume", "core", "model", "produce", "transactions"),
     "client.admin": ("blocking", "common", "connect", "model"),
     "client.outbox": ("admin", "blocking", "common", "core", "model", "produce", "transactions"),
     "client.inbox": ("common", "model"),
-    "client.native": ("common", "connect", "consume", "model"),
     "bookie.format": (),
     "bookie.store": ("format",),
-    "bookie.node": ("format", "store"),
-    "bookie.repair": ("node", "store"),
-    "bookie.maintenance": ("format", "repair", "store"),
-    "bookie.requests": ("store",),
-    "bookie.admin": ("maintenance", "node", "repair", "store"),
-    "bookie.inspect": ("format", "node", "store"),
+    "bookie.maintenance": ("format", "store"),
+    "bookie.inspect": ("format", "store"),
     "cli.common": (),
-    "cli.metrics": (),
+    "cli.run": ("common",),
     "cli.migrate": ("common",),
-    "cli.security": ("common",),
-    "cli.messages": ("common",),
-    "cli.demo": ("common",),
-    "cli.outbox": ("common",),
-    "cli.run": ("common", "metrics"),
-    "cli.storage": ("common", "metrics", "run"),
-    "cli.admin": ("common", "messages", "storage"),
+    "cli.storage": ("common", "run"),
+    "cli.admin": ("common", "storage"),
 }
 """Inside its package a domain may import itself and these; modules beside the domains compose them."""
 
+ALONE = {
+    "client.inbox.django.migrations": "the folder of that name is Django's",
+    "spark_connector.pyspark_magnetar": "Spark finds its data sources in packages of that name",
+}
+"""Packages with fewer than two modules, and why."""
+
+DOTS_MAX = 4
+"""Dots of a relative import: more of them lead up from a folder that is too deep."""
+
 IMPURE = {"asyncio", "grpc", "zmq", "os", "time", "random", "logging", "threading", "socket", "subprocess", "uvloop"}
-"""What a core/ or format/ must not import: it never waits, logs or asks for the time, and chance comes in as `rng`."""
+"""What a core or a format must not import: it never waits, logs or asks for the time, and chance comes in as `rng`."""
 
 
 def _inside(target: str, area: str) -> bool:
@@ -146,6 +142,22 @@ def test_every_domain_has_a_row() -> None:
     assert folders == set(DOMAINS)
 
 
+def test_a_package_has_several_modules_or_a_reason() -> None:
+    inside = Counter(m.package for m in layout.modules() if not m.path.endswith("__init__.py"))
+    packages = {m.package for m in layout.modules() if m.path.endswith("__init__.py")} - {"", *layout.PACKAGES}
+    assert {each for each in packages if inside[each] < 2} == set(ALONE)
+
+
+def test_no_import_has_five_dots() -> None:
+    wrong = [
+        f"{module.path}:{node.lineno}"
+        for module in layout.modules()
+        for node in module.nodes
+        if isinstance(node, ast.ImportFrom) and node.level > DOTS_MAX
+    ]
+    assert not wrong, ", ".join(wrong)
+
+
 def test_the_rows_have_no_circle() -> None:
     assert _circle({package: list(allowed) for package, allowed in MAY_IMPORT.items()}) is None
     graph = {domain: [f"{domain.split('.')[0]}.{other}" for other in allowed] for domain, allowed in DOMAINS.items()}
@@ -202,7 +214,7 @@ def test_cores_and_formats_are_pure() -> None:
     wrong = [
         f"{module.path}:{found.line} imports {found.target}"
         for module in layout.modules()
-        if {"core", "format"} & set(module.path.split("/")[:-1])
+        if {"core", "format"} & {*module.path.split("/")[:-1], module.dotted.rpartition("_")[2]}
         for found in layout.imports(module)
         if not found.ours and found.target.split(".")[0] in IMPURE
     ]
@@ -312,7 +324,7 @@ def test_no_generated_message_is_known_below_the_brokers_protocols() -> None:
         if found.ours and found.target == "proto.wire_pb2"
         and not module.path.startswith(
             (
-                "broker/protocols/", "broker/node/internal_producer.py", "broker/node/one_producer.py",
+                "broker/", "broker/node/internal_producer.py", "broker/node/one_producer.py",
                 "broker/transaction/peers.py",
             )
         )
@@ -321,17 +333,19 @@ def test_no_generated_message_is_known_below_the_brokers_protocols() -> None:
 
 
 BARE_TASKS = {
-    "bookie/repair/auditor.py": "the function awaits them in its `finally`",
+    "bookie/maintenance/repair.py": "the function awaits them in its `finally`",
     "bookie/server.py": "one end, which each caller of `close` awaits",
     "bookie/store/boot.py": "the replay awaits each flush before the next, and at its end",
-    "bookie/store/checkpoint_scheduler.py": "one task, as long as the store; its failure ends the process",
+    "bookie/store/store.py": (
+        "one task, as long as the store; its failure ends the process; "
+        "one end, which each caller of `close` awaits"
+    ),
     "bookie/store/journal/journal.py": "one task, as long as the store; its failure ends the process",
     "bookie/store/journal/segments.py": "the next use of a segment awaits it; its failure ends the process",
-    "bookie/store/store.py": "one end, which each caller of `close` awaits",
-    "broker/cluster/topic_watch.py": "the function awaits them in its `finally`",
-    "broker/common/shared_runs.py": "the error goes to the callers, who all wait for it",
-    "broker/protocols/grpc/halves.py": "the function awaits them in its `finally`",
-    "broker/protocols/grpc/watch.py": "the function awaits them in its `finally`",
+    "broker/cluster/policy_cache.py": "the function awaits them in its `finally`",
+    "broker/common/retry.py": "the error goes to the callers, who all wait for it",
+    "broker/grpc/halves.py": "the function awaits them in its `finally`",
+    "broker/grpc/handlers.py": "the function awaits them in its `finally`",
     "broker/server.py": "the function awaits it in its `finally`",
     "broker/transaction/coordinator.py": "one end, which each caller of `close` awaits",
     "ledger/reader.py": "the function awaits them in its `finally`",
@@ -344,17 +358,19 @@ BARE_TASKS = {
     "runtime/process.py": "the main task of a process",
     "runtime/sim/rpc.py": "the handlers of a simulated server, as runtime/grpc/server.py",
     "runtime/sim/world.py": "the processes of a simulation",
-    "runtime/supervisor.py": "the owner of tasks that last",
-    "runtime/tasks.py": "the owner of the other tasks",
-    "runtime/unbroken.py": "the caller waits for its end, also when it is cancelled",
+    "runtime/tasks.py": (
+        "the owner of tasks that last; "
+        "the owner of the other tasks; "
+        "the caller waits for its end, also when it is cancelled"
+    ),
 }
-"""Module → why it may start a task without `runtime/tasks.py` and `runtime/supervisor.py`."""
+"""Module → why it may start a task without `runtime/tasks.py` and `runtime/tasks.py`."""
 
 OTHER_CLOCKS = {
     "runtime/tcp/share.py": "what strangers have of a loop, by the loop's time",
     "runtime/clock.py": "the clock",
-    "runtime/http2/": "a slice of the loop's turn, per frame, and patience: nothing there is simulated",
-    "runtime/peer/accepted.py": "when the log was told last: nothing there is simulated",
+    "runtime/tcp/": "a slice of the loop's turn, per frame, and patience: nothing there is simulated",
+    "runtime/peer/server.py": "when the log was told last: nothing there is simulated",
     "setup.py": "how long the build took: no part of the package",
     "runtime/sim/": "its clock and its waits are made of the loop's virtual time",
 }

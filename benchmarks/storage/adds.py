@@ -94,8 +94,8 @@ async def serve(directory: str, settings: dict[str, Any]) -> int:
 
 async def _fill(store: Store, size: int) -> None:
     """Closed logs, of which 60 % are dead: ledgers of 1 MiB, written together."""
-    from magnetar.ledger.core.stored import seal
-    from magnetar.ledger.format.peer import KEY_BYTES, Status
+    from magnetar.ledger.peer_format import KEY_BYTES, Status
+    from magnetar.ledger.reader_core import seal
 
     payload, key, ledgers = os.urandom(64 << 10), bytes(KEY_BYTES), range(1_000, 1_000 + (size >> 20))
     for ledger in ledgers:
@@ -116,7 +116,7 @@ async def _fill(store: Store, size: int) -> None:
 
 async def _compact(store: Store, begin: asyncio.Event, compacted: dict[str, int]) -> None:
     """At the default rate; notes how far it came."""
-    from magnetar.bookie.store.compaction.plan import CompactionPolicy
+    from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 
     def progress(phase: str, logs_done: int, logs: int, bytes_done: int, bytes_: int) -> None:
         compacted["compacted_bytes"] = max(compacted["compacted_bytes"], bytes_done)

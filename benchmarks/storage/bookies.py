@@ -66,7 +66,7 @@ def journal(options: Options) -> Run:
 
     async def main(directory: str) -> Run:
         from magnetar.bookie.store.store import Store
-        from magnetar.ledger.format.peer import KEY_BYTES, Status
+        from magnetar.ledger.peer_format import KEY_BYTES, Status
         from magnetar.runtime.process import real_world
 
         store = await Store.open(real_world(), directory, os.urandom(16))

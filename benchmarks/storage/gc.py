@@ -38,7 +38,7 @@ def store_gc(options: Options) -> Run:
 
 
 async def _collect(directory: str, options: Options) -> dict[str, Any]:
-    from magnetar.bookie.store.compaction.plan import CompactionPolicy, CompactionState
+    from magnetar.bookie.store.entrylog.mover import CompactionPolicy, CompactionState
 
     ledgers = options.extra.get("ledgers", LEDGERS)
     mib = options.extra.get("mib", MIB)

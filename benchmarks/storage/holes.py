@@ -57,7 +57,7 @@ async def _fill(url: str, messages: int) -> None:
     from magnetar.proto import wire_pb2 as wire
     from magnetar.proto.entry import encode_batch, plain_items
     from magnetar.proto.entry_pb2 import MessageMetadata
-    from magnetar.proto.model import ENTRY_COST_BYTES
+    from magnetar.proto.states import ENTRY_COST_BYTES
     from magnetar.runtime.network import Endpoint, rpc
     from magnetar.runtime.process import real_world
 
@@ -114,10 +114,10 @@ def single(acks: int) -> dict[str, float]:
     """Whole entries: parse, cursor, and the whole state as it is stored."""
     from pyroaring import BitMap
 
-    from magnetar.broker.log.core.log_shape import LogShape, Span
+    from magnetar.broker.log.log_shape_core import LogShape, Span
     from magnetar.broker.subscription.core.cursor import Cursor
-    from magnetar.broker.subscription.core.cursor_log import CursorLog
     from magnetar.broker.subscription.core.cursor_state import CursorState
+    from magnetar.broker.subscription.core.positions import CursorLog
 
     shape = LogShape()
     for number in range(2 * acks // LEDGER_ENTRIES):

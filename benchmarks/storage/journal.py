@@ -17,7 +17,7 @@ from .bookies import in_directory
 
 if TYPE_CHECKING:
     from magnetar.bookie.store.journal.journal import Journal
-    from magnetar.runtime.world import World
+    from magnetar.runtime.network import World
 
 LEDGERS = 100
 GROUP_BYTES = 512 << 10
@@ -102,7 +102,7 @@ async def _raw(path: str, flags: int, size: int, blocks: int) -> float:
 async def _journal(directory: str, size: int, blocks: int, direct: bool) -> float:
     """The same through a journal of its own, whose segment is zero-filled and large enough: one record per block."""
     from magnetar.bookie.format.journal import BLOCK_HEADER_BYTES, RECORD_HEADER_BYTES, RecordType
-    from magnetar.bookie.store.journal.core.group_commit import WORKERS
+    from magnetar.bookie.store.journal.group_commit_core import WORKERS
     from magnetar.bookie.store.journal.journal import Journal
     from magnetar.bookie.store.journal.segments import JournalPosition
     from magnetar.runtime.process import real_world
@@ -172,7 +172,7 @@ async def _write_journal(world: World, directory: str, uuid: bytes, options: Opt
     from magnetar.bookie.format import mark
     from magnetar.bookie.format.journal import RecordType
     from magnetar.bookie.store import disk
-    from magnetar.bookie.store.journal.core.group_commit import WORKERS
+    from magnetar.bookie.store.journal.group_commit_core import WORKERS
     from magnetar.bookie.store.journal.journal import Journal
     from magnetar.bookie.store.journal.segments import JournalPosition
 
@@ -210,8 +210,8 @@ async def _two_groups(journal: Journal) -> None:
 
 def _entries(options: Options) -> Iterator[tuple[int, int, bytes]]:
     """(ledger, entry, stored entry), ledger after ledger."""
-    from magnetar.bookie.format.framing import crc32c
-    from magnetar.ledger.format.peer import ENTRY_HEADER
+    from magnetar.bookie.format.journal import crc32c
+    from magnetar.ledger.peer_format import ENTRY_HEADER
 
     from ..messaging import payloads
 

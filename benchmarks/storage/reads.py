@@ -16,7 +16,7 @@ from ..harness import Options, Run, Usage, percentiles
 
 if TYPE_CHECKING:
     from magnetar.bookie.store.store import Store
-    from magnetar.runtime.world import World
+    from magnetar.runtime.network import World
 
 UUID = bytes(range(16))
 KEY = bytes(20)
@@ -231,8 +231,8 @@ class Stalls:
 
 async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
     """Admitted, after waiting for room."""
-    from magnetar.ledger.core.stored import seal
-    from magnetar.ledger.format.peer import ENTRY_HEADER, Status
+    from magnetar.ledger.peer_format import ENTRY_HEADER, Status
+    from magnetar.ledger.reader_core import seal
 
     while not store.has_room:
         store.seal(lambda ok: None)
@@ -243,7 +243,7 @@ async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
 
 
 async def _open(directory: str, **settings: Any) -> tuple[World, Store]:
-    from magnetar.bookie.store.config import StoreConfig
+    from magnetar.bookie.store.loading import StoreConfig
     from magnetar.bookie.store.store import Store
     from magnetar.runtime.process import real_world, settle
 

@@ -188,8 +188,8 @@ def repair(options: Options) -> Run:
 
 
 async def _named(metadata: Any, bookie: str) -> int:
-    from magnetar.bookie.repair import marks
-    from magnetar.bookie.repair.core.marks import placed
+    from magnetar.bookie.maintenance import marks
+    from magnetar.bookie.maintenance.copies_core import placed
     from magnetar.metadata import paths
 
     records = [await marks.ledger(metadata, each) for each in await marks.listed(metadata, paths.LEDGERS)]
@@ -239,7 +239,7 @@ def repair_disturb(options: Options) -> Run:
 
 async def _switch(metadata: Any, on: bool) -> None:
     """Auto-recovery on or off, and heard of by the auditor when on."""
-    from magnetar.bookie.repair import marks
+    from magnetar.bookie.maintenance import marks
 
     await marks.enable(metadata, on)
 

@@ -1,6 +1,6 @@
 """The cookie's bytes: which bookie owns a data directory. The metadata has the same facts (CookieRecord).
 
-    cookie = note (format/note.py) with magic "MGN-COOK"
+    cookie = note (format/mark.py) with magic "MGN-COOK"
     body   = {"bookie": uuid text, "instance": cluster instance, "directories": [place, …], "starts": count}
 
 `starts` counts the starts that were completed; a cookie without it counts 0. Written anew at each start. A reader
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from . import note
+from . import mark as note
 
 MAGIC = b"MGN-COOK"
 

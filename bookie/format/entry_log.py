@@ -1,9 +1,9 @@
 """The entry log's bytes: entries of many ledgers, each flush ledger by ledger in entry order.
 
-    file   = file header (format/framing.py: magic "MGN-ELOG", number = log id), zeros up to 4096 | record* | zeros
+    file   = file header (format/journal.py: magic "MGN-ELOG", number = log id), zeros up to 4096 | record* | zeros
     record = length u32 | crc32c u32 (of length, then the stored entry) | stored entry (`length` bytes)
 
-Big-endian. The stored entry (ledger/format/peer.py) begins with ledger i64, entry i64, so a record identifies its
+Big-endian. The stored entry (ledger/peer_format.py) begins with ledger i64, entry i64, so a record identifies its
 entry; a reader compares both with what it asked for. Where records begin is in the index (index.py); because a
 record carries its length, a log can also be read from 4096 on without one. The file is pre-allocated: zeros after the
 last record, and `length` 0 is no record. A record with a wrong length, checksum or id is damage: the reader answers
@@ -20,10 +20,10 @@ from itertools import pairwise, zip_longest
 from operator import add
 from typing import NamedTuple
 
-from ...ledger.format.peer import ENTRY_HEADER, checksum_after
+from ...ledger.peer_format import ENTRY_HEADER, checksum_after
 from ...proto import checksum, versions
 from ...proto.checksum import JOINED_BYTES_MIN
-from .framing import crc32c
+from .journal import crc32c
 
 MAGIC = versions.ENTRY_LOG.magic
 DATA_OFFSET = 4096

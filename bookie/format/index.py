@@ -1,6 +1,6 @@
 """The index's bytes: where the entries of one entry log are. One index file per log; each flush appends one group.
 
-    file   = file header (format/framing.py: magic "MGN-INDX", number = log id) | group*
+    file   = file header (format/journal.py: magic "MGN-INDX", number = log id) | group*
     group  = "MIGR" | extents u32 | tables u64 (bytes of all tables) | crc32c u32 (of the 16 bytes before and all heads)
              | head* | table*
     head   = ledger i64 | first entry i64 | last entry i64 | entries u32 | length u32 | start u64 | table crc32c u32
@@ -10,7 +10,7 @@ Big-endian; a table is as long as `entries` says, tables are in the order of the
 one ledger in ascending entry order at log[start : start+length]; record i of it is log[start + offset[i] : start +
 offset[i+1]]. Entry ids may have gaps (a bookie of a striped ensemble holds every n-th). A group's heads ascend by
 ledger, so that the extents of a ledger are adjacent: a reader finds them by the first ledger of each page of
-`PAGE_HEADS` heads, which is all that stays in memory (bookie/store/index/index.py). Heads can be read without the
+`PAGE_HEADS` heads, which is all that stays in memory (bookie/store/index.py). Heads can be read without the
 tables, which are loaded when needed; the table of an extent with one entry follows from its head.
 
 Damage: the mark says where the file must end (format/mark.py). Anything invalid before that end is damage in durable
@@ -32,7 +32,7 @@ from operator import add
 from typing import NamedTuple
 
 from ...proto import versions
-from .framing import Buffer, crc32c
+from .journal import Buffer, crc32c
 
 MAGIC = versions.INDEX.magic
 GROUP_MAGIC = b"MIGR"

@@ -1,6 +1,6 @@
 """The ledger index's bytes: what a bookie knows of each ledger besides its entries, and its own state.
 
-    file     = file header (format/framing.py: magic "MGN-LIDX", number = generation) | record*
+    file     = file header (format/journal.py: magic "MGN-LIDX", number = generation) | record*
     record   = crc32c u32 (of the 46 bytes after it) | type u8 | ledger i64 | flags u8 | key 20 bytes | lac i64
                | last i64
 
@@ -36,9 +36,9 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple, assert_never
 
-from ...ledger.format.peer import KEY_BYTES
+from ...ledger.peer_format import KEY_BYTES
 from ...proto import versions
-from .framing import FILE_HEADER_BYTES, Buffer, Damaged, crc32c
+from .journal import FILE_HEADER_BYTES, Buffer, Damaged, crc32c
 
 MAGIC = versions.LEDGER_INDEX.magic
 _BODY = struct.Struct(">BqB20sqq")

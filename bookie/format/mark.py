@@ -1,6 +1,6 @@
 """The mark's bytes: the one commit point of the store.
 
-    mark = file header (format/framing.py: magic "MGN-MARK", number = count of marks written)
+    mark = file header (format/journal.py: magic "MGN-MARK", number = count of marks written)
            | journal id u64 | journal offset u64 | log id u64 | log end u64 | index end u64
            | ledgers generation u64 | ledgers end u64
            | cold log id u64 | cold log end u64 | cold index end u64 | last log id u64
@@ -22,10 +22,13 @@ Example: Mark(1, 4096, 0, 0, 0, 1, 64) is the mark of a new store: eleven u64, t
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from ...proto import versions
-from .framing import FILE_HEADER_BYTES, Damaged, FileHeader, crc32c, decode_file_header, encode_file_header
+from ...proto.versions import NOTE, check_format
+from .journal import FILE_HEADER_BYTES, Damaged, FileHeader, crc32c, decode_file_header, encode_file_header
 
 MAGIC = versions.MARK.magic
 _BODY = struct.Struct(">11Q")
@@ -102,3 +105,41 @@ def decode_mark(data: bytes, uuid: bytes, path: str) -> tuple[Mark, int]:
         raise Damaged(path, FILE_HEADER_BYTES, "checksum of the mark does not match")
     mark = Mark(*body.unpack_from(data, FILE_HEADER_BYTES))
     return (mark if body is _BODY else mark._replace(last_log=mark.log)), count
+
+
+# ---------------------------------------------------------------------------------------------------------- note
+# The bytes of a small file that holds one record: the cookie, the losses that a start found, the scrubber's position.
+#
+#     note = magic 8 bytes | version u16 (1) | length u32 | body (JSON, `length` bytes) | crc32c u32 (of all before)
+#
+# Big-endian. Written anew each time: to a temporary name, synced, renamed, directory synced. Unknown fields of the body
+# are ignored, missing ones have their defaults. A reader refuses any damage.
+# Example: `encode(b"MGN-TEST", {"a": 1})` is `4d474e2d54455354 0001 00000007 {"a":1} <crc32c>`.
+
+
+_HEAD = struct.Struct(">8sHI")
+
+N = TypeVar("N")
+
+
+def encode(magic: bytes, note: object) -> bytes:
+    body = msgspec.json.encode(note)
+    data = _HEAD.pack(magic, NOTE.version, len(body)) + body
+    return data + _CRC.pack(crc32c(data))
+
+
+def decode(data: bytes, magic: bytes, kind: type[N], path: str) -> N:
+    """The note of class `kind`. Damaged, NewerFormat."""
+    if len(data) < _HEAD.size:
+        raise Damaged(path, 0, f"{len(data)} bytes are too few for a {kind.__name__.lower()}")
+    found, version, length = _HEAD.unpack_from(data)
+    if found != magic:
+        raise Damaged(path, 0, f"not a {kind.__name__.lower()}")
+    end = _HEAD.size + length
+    if len(data) != end + _CRC.size or crc32c(data[:end]) != _CRC.unpack_from(data, end)[0]:
+        raise Damaged(path, 0, f"checksum of the {kind.__name__.lower()} does not match")
+    check_format(NOTE, version, path)
+    try:
+        return msgspec.json.decode(data[_HEAD.size : end], type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Damaged(path, _HEAD.size, str(error)) from error

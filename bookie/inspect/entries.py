@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...ledger.format.peer import ENTRY_HEADER
+from ...ledger.peer_format import ENTRY_HEADER
 from ..format.entry_log import EntryIds, decode_record, entry_ids
-from ..format.framing import crc32c
-from ..format.journal import RecordType
+from ..format.journal import RecordType, crc32c
 from ..store.boot import JOURNAL
-from ..store.index.index import ExtentPlace
+from ..store.index import ExtentPlace
 from ..store.journal.segments import journal_name
 from . import indexes, journals, logs
 from .snapshot import Damage, Gone, Readable, Snapshot, open_file

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..format import index
-from ..format.framing import FILE_HEADER_BYTES, crc32c
 from ..format.index import GROUP_HEADER_BYTES, GROUP_MAGIC, HEAD_BYTES, MAGIC, Extent, GroupHeader, Table
+from ..format.journal import FILE_HEADER_BYTES, crc32c
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import INDEX_SUFFIX, LOG_SUFFIX, index_name
-from ..store.index.index import ExtentPlace
+from ..store.index import ExtentPlace
 from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, windows
 
 _PIECE_BYTES = WINDOW_BYTES // HEAD_BYTES * HEAD_BYTES

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..format.framing import FileHeader
 from ..format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
@@ -24,6 +23,7 @@ from ..format.journal import (
     MAGIC,
     RECORD_HEADER_BYTES,
     BlockHeader,
+    FileHeader,
     JournalRecord,
     decode_block_header,
     decode_records,

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from ..format import ledger_index
-from ..format.framing import FILE_HEADER_BYTES
+from ..format.journal import FILE_HEADER_BYTES
 from ..format.ledger_index import MAGIC, RECORD_BYTES, LedgerState, State, Tombstone
 from ..store.boot import LEDGERS
-from ..store.ledgers.index_files import SUFFIX, name
-from ..store.ledgers.state_log import StateLog
+from ..store.index_files import SUFFIX, name
+from ..store.state_log import StateLog
 from .snapshot import WINDOW_BYTES, Damage, Readable, Snapshot, header_of, numbers, open_file, take, windows
 
 WINDOW = 100_000

@@ -14,12 +14,12 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ...ledger.format.peer import ENTRY_HEADER
+from ...ledger.peer_format import ENTRY_HEADER
 from ..format.entry_log import DATA_OFFSET, MAGIC, RECORD_HEADER_BYTES, decode_record, entry_ids
 from ..format.journal import RECORD_BYTES_MAX
 from ..store.boot import ENTRIES
 from ..store.entrylog.files import log_name
-from ..store.index.index import ExtentPlace
+from ..store.index import ExtentPlace
 from .indexes import extents, index_path
 from .ledgers import overview
 from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, open_file, take, windows

@@ -27,19 +27,19 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
-from ...proto.digits import whole
 from ...proto.errors import InvalidRequest, NewerFormat, NotFound
+from ...proto.names import whole
 from ...runtime.files import File, Files, join
 from ..format import cookie as cookie_format
 from ..format import mark as mark_format
-from ..format import note
+from ..format import mark as note
 from ..format.cookie import Cookie
-from ..format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, decode_file_header
+from ..format.journal import FILE_HEADER_BYTES, Damaged, FileHeader, decode_file_header
 from ..format.mark import Mark
-from ..node.identity import COOKIE
 from ..store import boot, disk
-from ..store import data_losses as losses
+from ..store import state_log as losses
 from ..store.checkpoint import MARK
+from ..store.identity import COOKIE
 from ..store.journal.replay import Damage
 
 __all__ = [
@@ -76,7 +76,7 @@ class Snapshot(NamedTuple):
     mark: Mark | None
     marks_written: int
     damages: list[Damage]
-    reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/data_losses.py)
+    reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/state_log.py)
 
     def path(self, *names: str) -> str:
         return join(self.directory, *names)

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from ..format.journal import ALIGNMENT
 from ..store.boot import ENTRIES, JOURNAL, LEDGERS
-from ..store.index.index import ExtentPlace
-from ..store.ledgers.state_log import StateLog
+from ..store.index import ExtentPlace
+from ..store.state_log import StateLog
 from . import indexes, journals, ledgers, logs
 from .indexes import Group, IndexFile
 from .snapshot import Damage, Gone, Snapshot, open_file

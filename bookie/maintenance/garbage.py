@@ -5,7 +5,7 @@ A ledger is *dead* when, in this order,
  2. the cluster's instance is the cookie's; the listing of the metadata, which is linearizable
     (`MetadataStore.children`), succeeded and does not name the ledger;
  3. the metadata still has everything that this process stored in it (`went_back`), unless the pass is forced;
- 4. *its owner deleted it*: it is among the deleted ledgers of the metadata (ledger/deletions.py). A ledger that has
+ 4. *its owner deleted it*: it is among the deleted ledgers of the metadata (ledger/client.py). A ledger that has
     neither a record nor that is unexplained, one as well as a thousand: the file may be damaged, an older copy, or
     another one. It is kept, counted (`gc_unexplained`) and told, until a pass is forced (`magnetar bookies gc --now
     --force`);
@@ -14,7 +14,7 @@ A ledger is *dead* when, in this order,
     of the ledgers here were deleted: time for an operator to see the warning and `gc_doubtful`;
  6. its tombstone is durable in the journal.
 Then readers do not find its entries any more. A log without living entries is deleted, and the living entries of sparse
-logs are moved together (store/compaction/compaction.py). Any error ends the pass and deletes nothing.
+logs are moved together (store/entrylog/compaction.py). Any error ends the pass and deletes nothing.
 
     collector.plan()                                   what would be done with each log, and why; changes nothing
     collector.run(force, minor, major, on_progress)    one pass, then deletion and compaction; one at a time
@@ -31,20 +31,118 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 from pyroaring import BitMap64
 
-from ...ledger import deletions
+from ...ledger import client as deletions
 from ...metadata import paths, records
-from ...metadata.store import MetadataStore
-from ...metadata.unreadable import ledgers_in
-from ...proto.errors import Busy, MagnetarError
+from ...metadata.store import MetadataStore, ledgers_in
+from ...proto.errors import Busy, MagnetarError, NewerFormat
 from ...runtime.clock import Clock
-from ..store.compaction.plan import CompactionPolicy, LogPlan
+from ...runtime.files import join
+from ...runtime.network import World
+from ..format import mark as note
+from ..format.journal import Damaged
+from ..store import disk
 from ..store.disk import NoSpace
+from ..store.entrylog.mover import CompactionPolicy, LogPlan
 from ..store.store import Store
-from .schedule import Schedule
+
+# ------------------------------------------------------------------------------------------------------ schedule
+# The times at which minor and major compaction are due, also for a bookie that is restarted more often than that.
+#
+#     due()                 (minor, major): the interval since the last complete one is over
+#     ran(minor, major)     just now; durable in the note `gc` of the data directory (format/mark.py, magic "MGN-GCOL")
+#     load()                reads the note, before the first pass of a process
+#
+#     note body = {"minor_ms": time of day, "major_ms": time of day}
+#
+# A running process measures with the monotonic clock; the times of the note count at a start only. A time in the future
+# means that the clock was wrong then or is wrong now. It is taken as long ago: that costs one early compaction, and the
+# other guess could delay compaction for ever. Without a note, or with a damaged one, the intervals begin with the
+# start, which writes the note; its loss costs no more than that. Guarded by tests/bookie/maintenance/test_schedule.py.
+
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
+
+NOTE = "gc"
+MAGIC = b"MGN-GCOL"
+
+
+class Times(msgspec.Struct, frozen=True):
+    """The times of day of the last compactions, in ms."""
+
+    minor_ms: int
+    major_ms: int
+
+
+class Schedule:
+    """The times at which minor and major compaction are due, durable in a note of the data directory."""
+
+    def __init__(self, world: World, directory: str, pass_s: float, minor_s: float, major_s: float) -> None:
+        self._world = world
+        self._directory = directory
+        self._worker = world.workers.start("bookie-gc")
+        self.pass_s = pass_s
+        self._minor_s = minor_s
+        self._major_s = major_s
+        now = world.clock.monotonic()
+        self._minor_due, self._major_due = now + minor_s, now + major_s
+        self._times = Times(world.clock.wall_ms(), world.clock.wall_ms())
+
+    async def load(self) -> None:
+        found = await self._worker.run(self._read)
+        if found is None:
+            await self._save()
+            return
+        self._times = found
+        self._minor_due = self._due_at(found.minor_ms, self._minor_s)
+        self._major_due = self._due_at(found.major_ms, self._major_s)
+
+    def _due_at(self, last_ms: int, interval_s: float) -> float:
+        elapsed_s = (self._world.clock.wall_ms() - last_ms) / 1000
+        left_s = interval_s - elapsed_s if elapsed_s >= 0 else 0.0
+        return self._world.clock.monotonic() + max(0.0, left_s)
+
+    def due(self) -> tuple[bool, bool]:
+        now = self._world.clock.monotonic()
+        return now >= self._minor_due, now >= self._major_due
+
+    async def ran(self, *, minor: bool, major: bool) -> None:
+        if not minor and not major:
+            return
+        now, wall_ms = self._world.clock.monotonic(), self._world.clock.wall_ms()
+        if minor:
+            self._minor_due = now + self._minor_s
+            self._times = msgspec.structs.replace(self._times, minor_ms=wall_ms)
+        if major:
+            self._major_due = now + self._major_s
+            self._times = msgspec.structs.replace(self._times, major_ms=wall_ms)
+        await self._save()
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    def _read(self) -> Times | None:
+        path = join(self._directory, NOTE)
+        if not self._world.files.exists(path):
+            return None
+        try:
+            return note.decode(disk.read_file(self._world.files, path), MAGIC, Times, path)
+        except (Damaged, NewerFormat, OSError) as error:
+            _LOG.warning("the times of the last compactions cannot be read: %s", error)
+            return None
+
+    async def _save(self) -> None:
+        data = note.encode(MAGIC, self._times)
+        try:
+            await self._worker.run(disk.replace, self._world.files, self._directory, NOTE, data)
+        except (disk.NoSpace, OSError) as error:
+            _LOG.warning("the times of the last compactions are not stored: %s", error)
+
+
+# ------------------------------------------------------------------------------------------------------- garbage
+
 
 DELETED_SHARE_MAX = 0.5
 """Share of the ledgers here. When more of them were deleted, they wait for `doubt_s`."""

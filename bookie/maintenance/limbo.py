@@ -22,12 +22,10 @@ from collections.abc import Awaitable, Callable
 from ...ledger.client import LedgerClient
 from ...metadata import paths
 from ...metadata.records import CounterRecord
-from ...metadata.store import MetadataStore
-from ...metadata.unreadable import ledgers_in
-from ...metadata.update import get_record
+from ...metadata.store import MetadataStore, get_record, ledgers_in
 from ...proto.errors import InvalidRequest, MagnetarError
+from ...runtime.network import World
 from ...runtime.tasks import together
-from ...runtime.world import World
 from ..store.disk import NoSpace
 from ..store.store import Store
 from .restore import Restorer

@@ -20,15 +20,14 @@ import logging
 from collections.abc import Iterator
 
 from ...ledger.client import LedgerClient
-from ...ledger.core.metadata import striping_of
-from ...ledger.core.stored import StoredCopy, seal
 from ...ledger.damage import without
-from ...ledger.format.peer import Status
+from ...ledger.metadata_core import striping_of
+from ...ledger.peer_format import Status
 from ...ledger.reader import LedgerReader
+from ...ledger.reader_core import StoredCopy, seal
 from ...metadata import paths
 from ...metadata.records import CLOSED, LedgerRecord
-from ...metadata.store import MetadataStore
-from ...metadata.update import get_record
+from ...metadata.store import MetadataStore, get_record
 from ...proto.errors import DataLost, MagnetarError
 from ..store.store import Store
 

@@ -6,12 +6,12 @@ compares its checksum, ledger and entry, and the checksum that the client gave t
     damaged, and another copy here is good    nothing: readers find the good one
     damaged, and it was the only copy here    the entry is quarantined: a miss is UNKNOWN, never "no such entry"; it is
                                               reported (`Reports`), and asked for from the peers
-                                              (bookie/maintenance/entry_repairer.py)
+                                              (bookie/maintenance/scrub.py)
     quarantined, and it is whole after all    the quarantine ends
     a damaged table of the index              written again from the records, if those are whole: the table's own
                                               checksum says that the bytes are the ones that were there
 
-It changes nothing else. Its position is in the note `scrub` of the data directory (format/note.py, magic "MGN-SCRB"),
+It changes nothing else. Its position is in the note `scrub` of the data directory (format/mark.py, magic "MGN-SCRB"),
 written at most once in SAVE_S; after a restart it continues there. Its rate is that of one pass in `scrub_pass_s`, at
 least RATE_MIN. The next pass begins when that time is over. Deleted ledgers are left out.
 Guarded by tests/bookie/maintenance/test_scrub.py.
@@ -25,26 +25,28 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
-from ...ledger.core.stored import unseal
+from ...ledger.client import LedgerClient
 from ...ledger.damage import Ranges, report, without
-from ...ledger.format.peer import Status
+from ...ledger.peer_format import Status
+from ...ledger.reader_core import unseal
 from ...metadata import paths
 from ...metadata.records import DamagedEntriesRecord, DamagedRecord
-from ...metadata.store import MetadataStore
-from ...metadata.unreadable import UNREADABLE, readable
-from ...proto.errors import NewerFormat
+from ...metadata.store import UNREADABLE, MetadataStore, readable
+from ...proto.errors import MagnetarError, NewerFormat
 from ...runtime.clock import Clock
 from ...runtime.files import join
-from ...runtime.world import World
-from ..format import note
-from ..format.framing import Damaged
+from ...runtime.network import World
+from ..format import mark as note
 from ..format.index import Extent
-from ..repair import marks
+from ..format.journal import Damaged
 from ..store import boot, disk
-from ..store.compaction.survey import file_size
+from ..store.disk import NoSpace
 from ..store.entrylog import files as log_files
-from ..store.entrylog.walk import Walk, mend_table
+from ..store.entrylog.files import Walk, mend_table
+from ..store.entrylog.mover import file_size
 from ..store.store import Store
+from . import marks
+from .restore import Restorer
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")
 
@@ -328,3 +330,78 @@ class Reports:
             return False
         found = await self._store.read(ledger, entry)
         return found.status is not Status.OK or unseal(found.entries[0], ledger, entry) is None
+
+
+# ------------------------------------------------------------------------------------------------ entry_repairer
+# Repair of quarantined entries: gets a good copy of each from the other bookies (ledger protocol §2.6).
+#
+# The scrubber, compaction and a start quarantine entries, and call `found`. (Compaction deletes the log with the bad
+# record, so that no scrubber finds it again.) `found` reports the entries to the metadata at once and wakes `keep`.
+# `keep` restores each ledger that has quarantined entries (bookie/maintenance/restore.py; it leaves an open ledger to
+# its writer), and makes a checkpoint, which ends the quarantine and with it the report. What could not be repaired is
+# tried again after PAUSE_S, then after twice as long each time, up to PAUSE_MAX_S, because each try reads the ledger.
+# Guarded by tests/bookie/maintenance/test_entry_repairer.py.
+
+
+PAUSE_S = 60.0
+PAUSE_MAX_S = 3600.0
+
+
+class EntryRepairer:
+    """Calls `report` when there is something new for the metadata; `metadata` returns the present session."""
+
+    def __init__(
+        self, world: World, store: Store, bookie: str, metadata: Callable[[], MetadataStore],
+        report: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._world = world
+        self._store = store
+        self._bookie = bookie
+        self._metadata = metadata
+        self._report = report
+        self._asked = asyncio.Event()
+
+    def found(self) -> None:
+        """Starts a repair: entries were quarantined just now."""
+        self._report()
+        self._asked.set()
+
+    async def keep(self) -> None:
+        """Repairs entries for ever."""
+        pause_s = PAUSE_S
+        while True:
+            try:
+                left = await self._pass()
+            except (MagnetarError, ValueError, OSError, NoSpace) as error:
+                _LOG.warning("damaged entries are not repaired yet: %s", error)
+                left = 1
+            try:
+                async with asyncio.timeout(pause_s if left else None):
+                    await self._asked.wait()
+                pause_s = PAUSE_S
+            except TimeoutError:
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            self._asked.clear()
+
+    async def _pass(self) -> int:
+        """The number of ledgers that are still damaged."""
+        ledgers = sorted({found.ledger for found in self._store.descriptors.quarantined()})
+        left = 0
+        for ledger in ledgers:
+            left += not await self.mend(ledger)
+        if left < len(ledgers):
+            await self._store.checkpoint()
+            self._report()
+        return left
+
+    async def mend(self, ledger: int) -> bool:
+        """Whether the ledger is whole here, as far as it is closed and the other bookies have it."""
+        metadata = self._metadata()
+        client = LedgerClient(self._world, metadata)
+        try:
+            reason = await Restorer(self._store, self._bookie, metadata, client).restore(ledger, recover=False)
+        finally:
+            await client.close()
+        if reason is not None:
+            _LOG.warning("the damage is not repaired yet: %s", reason)
+        return reason is None

@@ -1,7 +1,7 @@
 """The state of the metadata that the bookie has seen, durable in its own directory: it does not trust an older metadata
 store.
 
-    seen = note `metadata` of the data directory (format/note.py, magic "MGN-SEEN"), written when it has changed, at
+    seen = note `metadata` of the data directory (format/mark.py, magic "MGN-SEEN"), written when it has changed, at
            most every SAVE_S for the revision alone
 
 | remembered | from |
@@ -39,12 +39,11 @@ import msgspec
 
 from ...metadata import paths
 from ...metadata.records import CounterRecord, Incarnation, IncarnationsRecord
-from ...metadata.store import MetadataStore
-from ...metadata.update import get_record, update_record
+from ...metadata.store import MetadataStore, get_record, update_record
 from ...proto.errors import InvalidConfiguration
 from ...runtime.files import join
-from ...runtime.world import World
-from ..format import note
+from ...runtime.network import World
+from ..format import mark as note
 from ..store import disk
 
 _LOG = logging.getLogger("magnetar.bookie.maintenance")

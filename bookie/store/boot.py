@@ -13,7 +13,7 @@
 Every step may be repeated: a crash during the start is harmless, and replaying twice equals replaying once.
 
 **Damage never stops a start.** Only a file of another bookie and a newer format stop it. The start takes what is whole.
-What may be missing is a *loss* (store/data_losses.py): it is durable before any file is changed, and becomes limbo
+What may be missing is a *loss* (store/state_log.py): it is durable before any file is changed, and becomes limbo
 before the store serves:
 
 | found | then | |
@@ -30,7 +30,7 @@ before the store serves:
 
 The store knows which logs must exist: each number up to the last one exists or is drained. The fact INVENTORY, written
 at the first start, says that this holds (older stores removed logs without a fact).
-Guarded by tests/bookie/node/test_boot.py.
+Guarded by tests/bookie/test_boot.py.
 """
 
 from __future__ import annotations
@@ -42,27 +42,25 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ...ledger.format.peer import ENTRY_LAC
+from ...ledger.peer_format import ENTRY_LAC
 from ...runtime.files import Files, join
-from ...runtime.workers import Worker
+from ...runtime.threads import Worker
 from ..format import mark as mark_format
-from ..format.framing import Damaged, ForeignFile
-from ..format.journal import ALIGNMENT, Records, RecordType
+from ..format.journal import ALIGNMENT, Damaged, ForeignFile, Records, RecordType
 from ..format.ledger_index import Drained, Quarantined
 from ..format.mark import Mark
 from . import disk
+from . import index_files as ledger_index
 from .checkpoint import MARK, Checkpoint, Source
-from .data_losses import DataLossLog, Known, readable
 from .entrylog import at_boot as logs_at_boot
 from .entrylog import files as log_files
-from .index.index import Group
+from .index import Group
+from .index_files import Descriptor, Descriptors, LedgerIndexFile
 from .journal.replay import JournalReader
 from .journal.segments import JournalPosition, journal_numbers
-from .ledgers import index_files as ledger_index
-from .ledgers.descriptors import Descriptor, Descriptors
-from .ledgers.index_files import LedgerIndexFile
-from .ledgers.table import Loaded
 from .memtable import Memtable, Stored, Table
+from .state_log import DataLossLog, Known, readable
+from .table import Loaded
 
 _LOG = logging.getLogger("magnetar.bookie.store")
 

@@ -17,7 +17,7 @@
 A full disk ends the run with NoSpace before the mark; the flushing table stays readable and the next run repeats it.
 Any failed sync ends the process. Guarded by tests/bookie/store/test_checkpoint.py.
 
-`commit` writes the mark too: it commits what compaction moved (compaction/compaction.py), or the removal of logs. It
+`commit` writes the mark too: it commits what compaction moved (entrylog/compaction.py), or the removal of logs. It
 shares steps with a checkpoint and runs under the same lock. It does not change the journal's position, and writes only
 its own facts, which must not become durable with any other mark. Logs are begun and closed under this lock too
 (`exclusive`), because every mark names both open logs and the last number.
@@ -37,19 +37,18 @@ from typing import Any, NamedTuple
 
 from ...runtime.clock import Clock
 from ...runtime.files import Files
-from ...runtime.monitoring.metrics import SECONDS, Histogram
-from ...runtime.unbroken import unbroken
-from ...runtime.workers import Worker
+from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.tasks import unbroken
+from ...runtime.threads import Worker
 from ..format import mark as mark_format
 from ..format.mark import Mark
 from . import disk
 from .entrylog.writer import LogNumbers, LogWriter, TableFlush, Written
-from .index.index import Index
+from .index import Index
+from .index_files import Descriptors, LedgerIndexFile, Settled
 from .journal.segments import JournalPosition
-from .ledgers.descriptors import Descriptors, Settled
-from .ledgers.index_files import LedgerIndexFile
-from .ledgers.state_log import Fact
 from .memtable import RELEASE_SLICE, Memtable, release
+from .state_log import Fact
 
 MARK = "mark"
 SLICES_LAGGING = 8

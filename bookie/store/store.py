@@ -3,9 +3,9 @@
 **Synchronous intents**, answered after the next `seal`: `add`, `fence`, `write_lac`. Each checks, changes memory and
 enqueues its journal record in one step without an await (ledger protocol §1.5). So a fence sees every add that was
 admitted before it, and every later add is refused. `seal(done)` calls `done(True)` when all of them are synced.
-**Reads**: `read`, `read_now`, `read_lac` (reads/reads.py). **Keys** of ledgers: `keys` (ledgers/keys.py).
+**Reads**: `read`, `read_now`, `read_lac` (reads.py). **Keys** of ledgers: `keys` (keys.py).
 
-boot.py starts the store, checkpoint_scheduler.py runs the checkpoints, ledgers/tombstones.py deletes ledgers.
+boot.py starts the store, store.py runs the checkpoints, keys.py deletes ledgers.
 
 Bounds: two memtables, the journal's queue, the read cache, the index's cache. Past them adds are BUSY.
 """
@@ -13,6 +13,7 @@ Bounds: two memtables, the journal's queue, the read cache, the index's cache. P
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 from collections.abc import Callable, Sequence
@@ -20,38 +21,141 @@ from functools import partial
 
 import msgspec
 
-from ...ledger.format.peer import Status
-from ...runtime.files import join
-from ...runtime.monitoring.metrics import Histogram
-from ...runtime.unbroken import unbroken
-from ...runtime.world import World
+from ...ledger.peer_format import Status
+from ...runtime.files import Files, join
+from ...runtime.metrics import Histogram
+from ...runtime.network import World
+from ...runtime.tasks import unbroken
 from ..format.index import Extent, Table
 from ..format.journal import RecordType, encode_adds
 from . import boot, disk
-from .checkpoint import Source
-from .checkpoint_scheduler import CheckpointScheduler
-from .compaction.compaction import Compactor
-from .config import StoreConfig
-from .data_losses import Known
+from . import headroom as room
+from .checkpoint import Checkpoint, Source
 from .entrylog import files as log_files
-from .index.index import ExtentPlace
-from .intervals import Intervals
+from .entrylog.compaction import Compactor
+from .headroom import Headroom
+from .index import ExtentPlace
+from .index_files import Descriptor, Descriptors
 from .journal.journal import Done, Journal
 from .journal.segments import JournalPosition
-from .ledgers.descriptors import Descriptor
-from .ledgers.keys import LedgerKeys
-from .ledgers.tombstones import TombstoneWriter
-from .loading import Loaded, StoreWorkers, load
-from .memtable import Stored
-from .reads.held import HeldEntries
-from .reads.read_ahead import LANE_FILES_MAX, Handler
-from .reads.reads import LacResult, ReadResult, Reads
-from .space import headroom as room
-from .space.headroom import Headroom
+from .keys import LedgerKeys, TombstoneWriter
+from .loading import Loaded, StoreConfig, StoreWorkers, load
+from .memtable import Intervals, Memtable, Stored
+from .reads import LANE_FILES_MAX, Handler, LacResult, ReadResult, Reads
+from .search import HeldEntries
+from .state_log import Known
 
-__all__ = ["Store", "StoreConfig", "StorePorts"]
+# ------------------------------------------------------------------------------------------ checkpoint_scheduler
+# The times of a running store's checkpoints: when the memtable becomes part of a log (the order is
+# store/checkpoint.py's).
+#
+# One is due when the memtable's active half is full, when `journal_bytes` were written to the journal since the last
+# one began, or after `interval_s` with something to write. On a full disk it logs an error and tries again at each
+# interval; meanwhile memtable and journal fill up, and adds are BUSY. Without a free descriptor it tries again after
+# RETRY_S.
+#
+#     start() ; look()* after each sync ; checkpoint() at will ; stop() ; flush() for the last one
+#
+# Guarded by tests/bookie/store/test_checkpoint.py, tests/bookie/test_full_disk.py.
+
+
+RETRY_S = 1.0
+"""Seconds between tries without a free descriptor; a try may write the whole memtable."""
 
 _LOG = logging.getLogger("magnetar.bookie.store")
+
+
+class CheckpointScheduler:
+    """Runs the checkpoints of one store; `on_room` is called when adds may be admitted again, and
+    when a checkpoint found no descriptor free: what waits for one is refused."""
+
+    def __init__(
+        self, files: Files, journal: Journal, checkpoint: Checkpoint, room: Headroom, memtable: Memtable,
+        descriptors: Descriptors, *, interval_s: float, journal_bytes: int, on_room: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._files = files
+        self._journal = journal
+        self._checkpoint = checkpoint
+        self._room = room
+        self._memtable = memtable
+        self._descriptors = descriptors
+        self._interval_s = interval_s
+        self._journal_bytes_max = journal_bytes
+        self._on_room = on_room
+        self._source = Source(lambda: journal.position, journal.release, self._swapped)
+        self._due = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._flushed_bytes = 0
+
+    def start(self) -> None:
+        guarded = disk.guarded(self._files, "checkpoints", self._run())
+        self._task = asyncio.create_task(guarded, name="bookie-checkpoint")
+
+    async def stop(self) -> None:
+        """Waits for the checkpoint that is under way; none begins after it."""
+        self._stopping.set()
+        self._due.set()
+        assert self._task is not None, "the keeper was not started"
+        await self._task
+
+    def look(self) -> None:
+        """Begins a checkpoint if one is due; called after each sync."""
+        if self._memtable.due or self._journal_bytes >= self._journal_bytes_max:
+            self._due.set()
+
+    @property
+    def _journal_bytes(self) -> int:
+        """Returns the bytes written to the journal since the last checkpoint began."""
+        return self._journal.counters["synced_bytes"] - self._flushed_bytes
+
+    def _swapped(self) -> None:
+        """Handles the swap: the memtable has room again, and adds are admitted from the next turn of the event loop on.
+        """
+        asyncio.get_running_loop().call_soon(self._on_room)
+
+    async def checkpoint(self) -> None:
+        """Moves everything that is in memory now into the entry log. NoSpace when the disk is full."""
+        try:
+            await self.flush()
+        except asyncio.CancelledError:
+            self._on_room()  # what had begun has ended all the same
+            raise
+        self._on_room()
+
+    async def flush(self) -> None:
+        """Makes a checkpoint like `checkpoint`, without the call of `on_room`."""
+        self._flushed_bytes = self._journal.counters["synced_bytes"]
+        await self._room.flush(partial(self._checkpoint.run, self._source))
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                async with asyncio.timeout(self._interval_s):
+                    await self._due.wait()
+            except TimeoutError:
+                if not (self._memtable.active.entries or self._memtable.flushing or self._descriptors.dirty):
+                    continue
+            self._due.clear()
+            if self._stopping.is_set():
+                return
+            try:
+                await self.checkpoint()
+                self.look()  # a request that was longer than its room has filled memory again, and no sync follows
+            except disk.NoDescriptor:
+                self._due.set()
+                self._on_room()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._stopping.wait()
+            except disk.NoSpace as error:
+                _LOG.error("no room for a checkpoint; adds will be refused: %s", error)
+
+
+# --------------------------------------------------------------------------------------------------------- store
+
+
+__all__ = ["Store", "StoreConfig", "StorePorts"]
 
 
 class StorePorts(msgspec.Struct, frozen=True):
@@ -63,7 +167,7 @@ class StorePorts(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """The store of a data directory, made by `Store.open` (the lock is the service's, bookie/node/identity.py)."""
+    """The store of a data directory, made by `Store.open` (the lock is the service's, bookie/store/identity.py)."""
 
     def __init__(
         self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: Loaded, ports: StorePorts
@@ -226,7 +330,7 @@ class Store:
 
         The exception: NO_SUCH_LEDGER at once, where the key of an unknown ledger was not introduced
         (`LedgerKeys.may_begin`). Nothing changed then, and no client gets this status as an answer to a fence: the
-        service asks the metadata (bookie/requests/newcomers.py), and fences, or refuses, which is no vote.
+        service asks the metadata (bookie/newcomers.py), and fences, or refuses, which is no vote.
         """
         status = self.keys.verdict(ledger, key)
         if status is not Status.OK:
@@ -343,11 +447,11 @@ class Store:
         return await self._reads.read(ledger, entry, count, bytes_max)
 
     async def verify(self, ledger: int, entry: int) -> Status:
-        """Whether a log has a good copy of the entry (reads/reads.py)."""
+        """Whether a log has a good copy of the entry (reads.py)."""
         return await self._reads.verify(ledger, entry)
 
     async def held(self, ledger: int, first: int, last: int) -> Intervals:
-        """Returns which of the entries `first … last` are here and durable, as memory and index know (reads/held.py).
+        """Returns which of the entries `first … last` are here and durable, as memory and index know (search.py).
         """
         return await self._held.within(ledger, first, last)
 

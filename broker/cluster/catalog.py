@@ -15,11 +15,24 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...ledger import deletions
+from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import CursorRecord, NamespaceRecord, PartitionedRecord, Record, TenantRecord, TopicRecord
-from ...metadata.store import ABSENT, Check, Delete, MetadataStore, Operation, Put
-from ...metadata.update import PART_OPERATIONS, get_record, in_parts, make_absent, put_of, put_record, update_record
+from ...metadata.store import (
+    ABSENT,
+    PART_OPERATIONS,
+    Check,
+    Delete,
+    MetadataStore,
+    Operation,
+    Put,
+    get_record,
+    in_parts,
+    make_absent,
+    put_of,
+    put_record,
+    update_record,
+)
 from ...proto.errors import (
     AlreadyExists,
     BadVersion,
@@ -33,11 +46,11 @@ from ...proto.errors import (
     TopicNotFound,
 )
 from ...proto.names import NamespaceName, TopicName, check_tenant_name
-from ...runtime.world import World
-from ..common.incarnations import check_incarnation
-from ..common.last_known import LastKnown
-from ..common.turns import Turns
-from .core.bundles import BUNDLES_MAX
+from ...runtime.network import World
+from ..common.refusals import check_incarnation
+from ..common.retry import LastKnown
+from ..common.token_bucket import Turns
+from .bundles_core import BUNDLES_MAX
 
 PARTITIONS_MAX = 10_000
 """Partitions of one topic."""
@@ -248,7 +261,7 @@ class Catalog:
         """Returns the number of partitions like `partitions`; a missing topic is made with the namespace's default
         where that is allowed. `by_use`: with a default of 0 it is not made, but by who uses it then (`ensure_stored`):
         to Pulsar's clients this is a question. While the metadata does not answer, what it said last counts
-        (broker/common/last_known.py)."""
+        (broker/common/retry.py)."""
         return await self._last_partitions.get(topic, lambda: self._partitions_or_create(topic, by_use=by_use))
 
     async def _partitions_or_create(self, topic: TopicName, *, by_use: bool) -> int:

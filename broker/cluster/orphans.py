@@ -6,7 +6,7 @@ of a topic's own state also has its kind (`KINDS`). Both directions are checked:
 
 - **orphan**: a ledger of one of these kinds, created `age_s` ago or longer, that no record of any topic or
   subscription mentions. That alone proves nothing: a damaged or older metadata lacks records too. The sweep deletes it
-  when a record says so: its owner noted it as deleted (ledger/deletions.py), or its owner's record (of the topic, or
+  when a record says so: its owner noted it as deleted (ledger/client.py), or its owner's record (of the topic, or
   of the subscription) is there, is older than the ledger, and names others. It is fenced and closed first, so that no
   writer can confirm anything in it any more; then its topic's records are read once more; then it is deleted.
 - **unexplained**: an orphan whose owner has no record, or a younger one: made anew. It is told, and stays until an
@@ -29,15 +29,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...ledger import LedgerClient, deletions
+from ...ledger import LedgerClient
+from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, CursorRecord, LedgerRecord, Record, TopicRecord
-from ...metadata.store import MetadataStore
-from ...metadata.unreadable import ledgers_in
-from ...metadata.update import get_record
-from ...proto.digits import whole
+from ...metadata.store import MetadataStore, get_record, ledgers_in
 from ...proto.errors import LedgerNotFound
-from ...proto.names import TopicName
+from ...proto.names import TopicName, whole
 
 _LOG = logging.getLogger("magnetar.broker")
 

@@ -1,7 +1,7 @@
 """Ownership of bundles of topics: an ephemeral record, made by the first broker that is asked for one of its topics.
 
 Brokers of one group (`share_group`) share: the one that is asked for a bundle without an owner names the broker of its
-group that takes it (core/bundles.py `among`), and that one takes it when it is asked. They compute it from the registry
+group that takes it (bundles_core.py `among`), and that one takes it when it is asked. They compute it from the registry
 of brokers, so they agree once they see the same one; until then a client is sent on once more. A broker that dies is of
 the group until its session ends: it is started again by then, or the others take its share. What is owned stays where
 it is. Guard: tests/broker/cluster/test_share_group.py.
@@ -28,16 +28,39 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 from ...metadata import paths
-from ...metadata.records import BrokerRecord, NamespaceRecord, OwnerRecord, encode
-from ...metadata.store import ABSENT, Delete, MetadataStore, Put
-from ...metadata.update import get_record, in_parts
+from ...metadata.records import BookieRecord, BrokerRecord, NamespaceRecord, OwnerRecord, Record, encode
+from ...metadata.store import ABSENT, Delete, MetadataStore, Put, get_record, in_parts, readable
 from ...proto.errors import BadVersion, MagnetarError, NodeExists, Unavailable
 from ...proto.names import NamespaceName, TopicName
-from ...runtime.unbroken import unbroken
-from .cluster_view import brokers
-from .core.bundles import among, bundle_name, bundle_number
+from ...runtime.tasks import unbroken
+from .bundles_core import among, bundle_name, bundle_number
+
+# -------------------------------------------------------------------------------------------------- cluster_view
+# The other brokers and bookies: their registries, read on demand.
+
+
+R = TypeVar("R", bound=Record)
+
+
+async def brokers(store: MetadataStore) -> list[BrokerRecord]:
+    return await _all(store, paths.BROKERS, BrokerRecord)
+
+
+async def bookies(store: MetadataStore) -> list[BookieRecord]:
+    return await _all(store, paths.BOOKIES, BookieRecord)
+
+
+async def _all(store: MetadataStore, prefix: str, cls: type[R]) -> list[R]:
+    """Returns all records under the prefix, without those that are deleted during the read or cannot be parsed."""
+    found = [await readable(store, f"{prefix}/{segment}", cls) for segment in await store.children(prefix)]
+    return [each[0] for each in found if each is not None]
+
+
+# ----------------------------------------------------------------------------------------------------- ownership
+
 
 ATTEMPTS_MAX = 10
 """Rounds of read and create: each that fails means that an owner took or released it in between."""

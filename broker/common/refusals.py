@@ -24,10 +24,12 @@ from ...proto.errors import (
     NotOwner,
     ProducerFenced,
     SubscriptionNotFound,
+    TopicNotFound,
     TopicTerminated,
     TransactionConflict,
     Unavailable,
 )
+from ...proto.names import TopicName
 
 NOTHING = "nothing of it"
 
@@ -135,3 +137,22 @@ class AckRefusal(_Refusal):
     TOO_MANY_PENDING = (
         "open transactions of the subscription have acknowledged as much as they may: end some of them", BackPressure
     )
+
+
+# -------------------------------------------------------------------------------------------------- incarnations
+# The incarnation of a topic: which of the topics that had a name is meant. It is when the topic was made, ms since the
+# epoch. 0: unknown.
+
+
+def is_another(there: int, meant: int) -> bool:
+    """Whether it is known to be another topic of the name than the one that is meant."""
+    return bool(meant and there and meant != there)
+
+
+def check_incarnation(topic: TopicName, there: int, meant: int) -> None:
+    """Raises TopicNotFound if the caller means a topic that was deleted, and the one that is `there` has its name.
+    `meant` 0: it means the present one, whichever that is."""
+    if is_another(there, meant):
+        raise TopicNotFound(
+            f"the topic {topic} that is meant was deleted and made anew since (at {there} ms, not {meant})", topic=topic
+        )

@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from functools import partial
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
-from ...proto.errors import MagnetarError
+from ...proto.errors import ConnectionLost, MagnetarError, SessionExpired, Unavailable
 from ...runtime.clock import Clock
-from .log_throttle import LogThrottle
+
+# -------------------------------------------------------------------------------------------------- log_throttle
+# Rate-limits the log lines of a loop that retries: a line when the reason changes, and the same one after a while.
+
+
+AGAIN_S = 10.0
+"""Seconds after which an unchanged reason is logged again."""
+
+
+class LogThrottle:
+    """Remembers what one loop logged last. `news` is asked before each line."""
+
+    __slots__ = ("_at", "_clock", "_reason")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._reason: type[Exception] | None = None
+        self._at = 0.0
+
+    def news(self, error: Exception) -> bool:
+        """Whether this error is worth a line: of another class than the last, or AGAIN_S later."""
+        now = self._clock.monotonic()
+        if type(error) is self._reason and now - self._at < AGAIN_S:
+            return False
+        self._reason, self._at = type(error), now
+        return True
+
+
+# --------------------------------------------------------------------------------------------------------- retry
+
 
 T = TypeVar("T")
 
@@ -29,3 +60,94 @@ async def until_done(
             if throttle.news(error):
                 log.warning("%s: %s", what, error)
         await asyncio.sleep(pause_s)
+
+
+# --------------------------------------------------------------------------------------------------- shared_runs
+# One run of some work, shared by all callers that ask for it while it runs.
+#
+#     shared = SharedRuns()
+#     value = await shared.get(key, work)       begins `work()`, or joins the run of that key
+#
+# A caller that is cancelled leaves the run to the others, and it goes on to its end. Its result and its error go to the
+# callers; when all of them were cancelled they go nowhere. Guarding tests: tests/broker/node/test_failover.py.
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+class SharedRuns(Generic[K, T]):
+    """The shared runs of one part, by key."""
+
+    __slots__ = ("_running",)
+
+    def __init__(self) -> None:
+        self._running: dict[K, asyncio.Task[T]] = {}
+
+    async def get(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Begins or joins the run of `key`; returns its result, or raises its error."""
+        run = self._running.get(key)
+        if run is None:
+            run = self._running[key] = asyncio.get_running_loop().create_task(work())
+            run.add_done_callback(partial(self._over, key))
+        return await asyncio.shield(run)
+
+    def _over(self, key: K, run: asyncio.Task[T]) -> None:
+        del self._running[key]
+        if not run.cancelled():
+            run.exception()  # the callers get it
+
+    async def drain(self) -> None:
+        """Returns when nothing runs."""
+        while self._running:
+            await asyncio.wait(list(self._running.values()))
+
+
+# ---------------------------------------------------------------------------------------------------- last_known
+# The last answers of the metadata, for callers that open what exists while the metadata does not answer.
+#
+#     count = await known.get(topic, lambda: self._read(topic))
+#
+# The metadata is asked each time. When it does not answer within PATIENCE_S, or says that it cannot, the last answer
+# counts: nothing that depends on it can be changed meanwhile by anybody who has no metadata either, and what another
+# broker changed is found by the owner of the topic (ownership, fencing). What was never asked has no answer: its error
+# is raised as ever. Guard: tests/broker/node/test_session_lost.py.
+
+
+PATIENCE_S = 1.0
+"""Seconds to wait for the metadata: several times what its process needs for an answer under load."""
+ANSWERS_MAX = 10_000
+V = TypeVar("V")
+
+
+class LastKnown(Generic[K, V]):
+    """The last answers of the metadata to one question, by key."""
+
+    def __init__(self) -> None:
+        self._answers: dict[K, V] = {}  # in the order of the last answers
+
+    async def get(self, key: K, read: Callable[[], Awaitable[V]]) -> V:
+        """Returns the answer of `read`, or the last one. `read` may be cancelled when there is an earlier answer."""
+        if key not in self._answers:
+            answer = await read()
+        else:
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    answer = await read()
+            except (TimeoutError, Unavailable, ConnectionLost, SessionExpired):
+                if key not in self._answers:
+                    raise
+                return self._answers[key]
+        self.note(key, answer)
+        return answer
+
+    def note(self, key: K, answer: V) -> None:
+        """Notes the answer that holds from now on, by a change that was made here."""
+        self._answers.pop(key, None)
+        self._answers[key] = answer
+        if len(self._answers) > ANSWERS_MAX:
+            for oldest in list(islice(self._answers, ANSWERS_MAX // 10)):  # a dictionary forgets its first slowly
+                del self._answers[oldest]
+
+    def forget(self, key: K) -> None:
+        """Forgets the answer: its object is deleted here."""
+        self._answers.pop(key, None)

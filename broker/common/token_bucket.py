@@ -12,8 +12,11 @@ A `Rate` is two buckets, for messages and bytes; a rate of 0 has no limit and co
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+from ...runtime.clock import Clock
 
 RESOLUTION_S = 0.016
 """Shortest wait in seconds: many short ones cost more than they smooth (PIP-322)."""
@@ -134,3 +137,41 @@ def portion(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
         messages -= entry.count
         size -= entry.size
     return len(entries)
+
+
+# --------------------------------------------------------------------------------------------------------- turns
+# Shares the event loop: long work for one request runs in slices, and other tasks have their turn in between.
+#
+#     turns = Turns(clock)
+#     for each in many:
+#         do(each)
+#         if turns.over:
+#             await turns.next()
+#
+# A slice lasts SLICE_S and one step more, so a step must be short: what is linear in a request's bytes is cut into
+# entries, what is not is refused before (broker/grpc/translate.py). In a simulation a slice never ends: no
+# time passes within one step of it. Guarding test: tests/broker/grpc/test_extreme_requests.py.
+
+
+SLICE_S = 0.002
+"""Seconds of a slice, so that the loop is held for less than 5 ms: a slice, and what the turn does before and after it.
+"""
+
+
+class Turns:
+    """The slices of one piece of work."""
+
+    __slots__ = ("_clock", "end")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.end = clock.monotonic() + SLICE_S
+
+    @property
+    def over(self) -> bool:
+        return self._clock.monotonic() > self.end
+
+    async def next(self) -> None:
+        """Gives the others their turn."""
+        await asyncio.sleep(0)
+        self.end = self._clock.monotonic() + SLICE_S

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from ...proto.errors import NotAllowed
 from ...proto.names import Position, TopicName
-from ...proto.transactions import TxnId, TxnState
+from ...proto.states import TxnId, TxnState
 from ...runtime.access import Principal, PrincipalKind
 
 

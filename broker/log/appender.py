@@ -1,4 +1,4 @@
-"""Sends what is published to the ledger that is written, and confirms it in order. The driver of core/log_queue.py.
+"""Sends what is published to the ledger that is written, and confirms it in order. The driver of log_queue_core.py.
 
     log: `queue.add` → `send` → ledger → `appended` → cache, publisher, `on_confirmed`
 
@@ -11,20 +11,67 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ...ledger import LedgerWriter
+from ...ledger.reader_core import Tail
 from ...metadata.records import TopicLedger
-from ...proto.errors import BackPressure, LedgerClosed
+from ...proto.checksum import JOINED_BYTES_MIN
+from ...proto.entry import CHECKED_FROM
+from ...proto.errors import BackPressure, LedgerClosed, MagnetarError
 from ...proto.names import Position
+from ...proto.states import TxnId
 from ...runtime.clock import Clock
-from ...runtime.monitoring.metrics import WAITING, Histogram
+from ...runtime.files import Buffer
+from ...runtime.metrics import WAITING, Histogram
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Replication
 from .cache import StoredEntry, TailCache
-from .core.log_queue import LogQueue
-from .core.log_shape import Span
+from .log_queue_core import LogQueue, Queued, SequenceRange
+from .log_shape_core import Span
 from .managed_ledger import ManagedLedger
-from .publish import Publish
+
+# ------------------------------------------------------------------------------------------------------- publish
+# An entry in flight to a topic's log, and its publisher, which gets the outcome.
+
+
+class Publisher(Protocol):
+    """Gets the outcome of a publish. Neither method may wait or raise."""
+
+    def confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
+    def failed(self, publish: Publish, error: MagnetarError) -> None: ...
+
+
+class Publish(Queued):
+    """An entry in flight, from the frame in which it came to its receipt: the log queues it, the ledger's writer has it
+    pending and its sender sends it."""
+
+    __slots__ = ("arrived_s", "client_bytes", "client_part", "count", "deliver_at_ms", "name", "numbers", "publisher",
+                 "timestamp_ms", "txn")  # fmt: skip
+
+    def __init__(
+        self, publisher: Publisher, client_part: Buffer, numbers: SequenceRange, *, count: int, deliver_at_ms: int = 0,
+        txn: TxnId | None = None, name: str = "", checksum: int | None = None,
+    ) -> None:  # fmt: skip
+        self.frames: tuple[Buffer, ...] = ()  # here, and not by its bases: three calls a message less
+        self.size, self.header, self.tail = 0, b"", None
+        self.entry = self.index = -1
+        self.txn = txn  # that it is in; None: it counts when it is stored
+        self.name = name  # of its producer, as the entry says
+        self.publisher = publisher
+        self.client_part = client_part  # empty once it is in `frames`: its buffer may change then
+        self.client_bytes = len(client_part)
+        self.count = count
+        self.numbers = numbers
+        if checksum is not None and self.client_bytes >= JOINED_BYTES_MIN:  # a shorter one is read again
+            self.tail = Tail(checksum, self.client_bytes - CHECKED_FROM)  # what it covers, once it was compared
+        self.deliver_at_ms = deliver_at_ms
+        self.timestamp_ms = 0
+        self.arrived_s = 0.0  # on the monotonic clock
+
+
+# ------------------------------------------------------------------------------------------------------ appender
+
 
 _UNLIMITED = 1 << 62
 AGE_LOOK_MS = 1000

@@ -1,4 +1,4 @@
-"""Compaction of a topic: the driver of core/compaction.py. It reads the ledgers and does not touch the dispatch path.
+"""Compaction of a topic: the driver of compaction_core.py. It reads the ledgers and does not touch the dispatch path.
 
 `STEPS`, in this order and no other (Pulsar CP1; complaint 49: compaction lost messages):
 
@@ -20,7 +20,7 @@ decides. The log itself is not changed; trimming it is another matter.
 on, or from the start where the policy `compaction_threshold_bytes` is set. What is trimmed before the horizon, and
 survives, is in the compacted ledger, and the next compaction starts from there.
 
-**Bounds**: `compaction_memory_bytes` for keys (core/compaction.py: past them it reads more often), one chunk of
+**Bounds**: `compaction_memory_bytes` for keys (compaction_core.py: past them it reads more often), one chunk of
 `read_bytes` and what is in flight to bookies. The event loop gets its turn after each `BREATH_MESSAGES`; one
 compaction at a time runs in a broker, the others wait for their turn.
 
@@ -43,18 +43,16 @@ from ...proto.applied import Applied
 from ...proto.errors import InternalError, MagnetarError, OutcomeUnknown
 from ...proto.names import Position, TopicName
 from ...proto.states import CompactionState, LedgerStays
+from ...runtime.network import World
 from ...runtime.tasks import Tasks
-from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
-from .compacted_log import CompactedLog
-from .compacted_view import CompactedView
-from .core.compaction import KEY_BYTES, KeySurvey, cut, opened
-from .core.log_shape import LogShape
-from .core.trimming import Safe
-from .format.compacted import Row, encode_survivor, encode_table
-from .ledger_list import TopicFenced
+from .compacted_format import Row, encode_survivor, encode_table
+from .compacted_view import CompactedLog, CompactedView
+from .compaction_core import KEY_BYTES, KeySurvey, cut, opened
 from .log import Log, ReadableLog
+from .log_shape_core import LogShape, Safe
+from .managed_ledger import TopicFenced
 from .snapshot_ledger import StateLedgers
 from .unfolding import aside
 

@@ -9,7 +9,7 @@ as from another owner (TopicFenced). Nothing is deleted before that commit.
 - A ledger of which nothing is left leaves the list. The last one stays, empty, and is not read.
 - Of another one the lost entries are a *hole*: consumers and readers go on after it, and its place is not used again.
 - Indexes of lost messages are not given to others. Where their number is not known, `LOST_INDEXES` are left.
-- A ledger whose own record is missing is lost when its deletion was noted (ledger/deletions.py). A record that is
+- A ledger whose own record is missing is lost when its deletion was noted (ledger/client.py). A record that is
   merely absent says nothing of the entries on the bookies: that needs `force`.
 - Unknown is not lost: what a silent replica may have stays (`force`: it is given up).
 Bounds: `LOST_MAX` ranges in a record. Guarding tests: tests/broker/log/test_skip_lost.py.
@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...ledger import LedgerClient, LedgerReader, deletions
+from ...ledger import LedgerClient, LedgerReader
+from ...ledger import client as deletions
 from ...ledger.lost import Run
 from ...metadata.records import CLOSED, LedgerRecord, LostRange, TopicLedger
 from ...proto.errors import (
@@ -37,9 +38,9 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import Position
-from ...runtime.world import World
+from ...runtime.network import World
 from .cache import StoredEntry
-from .ledger_list import ManagedLedgerRecord
+from .managed_ledger import ManagedLedgerRecord
 
 _LOG = logging.getLogger("magnetar.broker.log")
 

@@ -18,7 +18,7 @@ Rules (docs of the callers say what a snapshot is)
 - **Reading** goes back from the end to the last whole snapshot. A torn one (not all of its pieces, of one sequence
   number) is what a crash left and is skipped; damage and loss raise the alarm, and the snapshot before counts.
 - **Quorums** of a new ledger are those of the policy at that time; it has less where bookies are missing and
-  `degraded_writes` allows it (broker/log/core/quorums.py).
+  `degraded_writes` allows it (broker/log/log_shape_core.py).
 
 One call at a time. Guarding tests: tests/broker/log/test_snapshot_ledger.py (a crash and a failure at each step).
 """
@@ -34,8 +34,8 @@ from ...ledger import LedgerClient, LedgerReader, LedgerWriter
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError
 from ...proto.names import TopicName
 from ..common.config import BrokerConfig, Policy
-from .core.quorums import allowed
-from .ledger_list import TopicFenced
+from .log_shape_core import allowed
+from .managed_ledger import TopicFenced
 
 _LOG = logging.getLogger("magnetar.broker.log")
 

@@ -39,8 +39,7 @@ from pyroaring import BitMap
 
 from ...ledger import LedgerClient
 from ...metadata.records import LedgerRecord, TopicLedger, TopicRecord
-from ...metadata.store import MetadataStore
-from ...metadata.update import Change
+from ...metadata.store import Change, MetadataStore
 from ...proto.entry import broker_part
 from ...proto.errors import (
     DataLost,
@@ -52,19 +51,16 @@ from ...proto.errors import (
 )
 from ...proto.names import Position, TopicName
 from ...proto.states import TopicState
-from ...runtime.monitoring.metrics import SECONDS, Histogram
-from ...runtime.tasks import Tasks
-from ...runtime.unbroken import unbroken
-from ...runtime.world import World
+from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.network import World
+from ...runtime.tasks import Tasks, unbroken
 from ..common.config import BrokerConfig, Policy, Replication
 from ..common.refusals import PublishRefusal
-from .appender import Appender
+from .appender import Appender, Publish
 from .cache import TailCache
-from .core.log_queue import LogQueue
-from .core.quorums import allowed
-from .ledger_list import TopicFenced
-from .managed_ledger import Claims, ManagedLedger, no_claims
-from .publish import Publish
+from .log_queue_core import LogQueue
+from .log_shape_core import allowed
+from .managed_ledger import Claims, ManagedLedger, TopicFenced, no_claims
 
 _LOG = logging.getLogger("magnetar.broker.log")
 
@@ -288,7 +284,7 @@ class TopicLog:
     async def note(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
         """Commits other fields of the topic's record, and `together` other records in the same commit. TopicFenced: the
         topic is lost; what a change of another record raises; other errors: unknown. `within`: the caller is part of
-        work that runs to its end (runtime/unbroken.py), and needs no task of its own."""
+        work that runs to its end (runtime/tasks.py), and needs no task of its own."""
         async with self._changing:
             if self.state not in (TopicState.SERVING, TopicState.SWITCHING, TopicState.TERMINATED):
                 raise self._refused()

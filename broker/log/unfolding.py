@@ -24,8 +24,8 @@ from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.routing import sticky_slot
 from ...runtime.files import Buffer
-from ...runtime.world import World
-from ..common.turns import Turns
+from ...runtime.network import World
+from ..common.token_bucket import Turns
 
 LONG_BYTES = 1 << 20
 """Bytes unfolded in the event loop: less than a millisecond."""

@@ -10,14 +10,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from ...metadata.store import MetadataStore
 from ...proto import wire_pb2 as wire
-from ...proto.entry import parse_header
-from ...proto.errors import IncompatibleSchema, SchemaNotFound, TimedOut, TopicNotFound
+from ...proto.entry import client_part, parse_header
+from ...proto.entry_pb2 import MessageMetadata
+from ...proto.errors import (
+    ConnectionLost,
+    IncompatibleSchema,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    SchemaNotFound,
+    TimedOut,
+    TopicNotFound,
+)
 from ...proto.names import Position, TopicName
-from ...runtime.network import Channel, Endpoint, rpc
-from ...runtime.world import World
+from ...proto.states import TxnId
+from ...runtime.clock import Clock
+from ...runtime.network import Channel, Endpoint, World, rpc
+from ...runtime.tasks import together
+from ..common.transactions import Settlement
+from ..log.managed_ledger import path_of
+from ..transaction.peers import Peers
+
+if TYPE_CHECKING:
+    from ..transaction.records_core import HalfMessage, Participant
 
 _LOG = logging.getLogger("magnetar.broker.node.internal_producer")
 
@@ -104,3 +124,128 @@ class InternalProducer:
             await me.close()
             if owner is not None:
                 await owner.close()
+
+
+# ------------------------------------------------------------------------------------------------ half_publisher
+# Publishes the messages of a half in a transaction of its coordinator, as a client of the topics' owners.
+#
+#     participants = await publisher.publish(txn, messages)
+#
+# Messages of one topic are published in their order, by one producer of that transaction alone; topics at the same
+# time. The names, the sequence ids, the publish time and the transaction are set in each entry; the rest is what the
+# program's producer made of the message. Who prepared the half was allowed to publish then (broker/grpc/halves.py);
+# this publisher is a broker. A schema is told with the version that the entry has. Guards:
+# tests/client/transactions/test_halves.py.
+
+
+class HalfPublisher:
+    """Publishes the messages of halves."""
+
+    def __init__(self, producer: InternalProducer, clock: Clock) -> None:
+        self._producer = producer
+        self._clock = clock
+
+    async def publish(self, txn: TxnId, messages: Sequence[HalfMessage]) -> list[Participant]:
+        by_topic: dict[str, list[bytes]] = {}
+        for topic, entry in messages:
+            by_topic.setdefault(topic, []).append(entry)
+        found: dict[str, Participant] = {}
+
+        async def publish(topic: str, entries: Sequence[bytes]) -> None:
+            found[topic] = await self._publish(txn, topic, entries)
+
+        await together([publish(topic, entries) for topic, entries in by_topic.items()], "publish of a half")
+        return list(found.values())
+
+    async def _publish(self, txn: TxnId, topic: str, entries: Sequence[bytes]) -> Participant:
+        from ..transaction.records_core import Participant  # a coordinator asks, so it is loaded
+
+        name, wall_ms = f"half-{txn.most}-{txn.least}", self._clock.wall_ms()
+        parts, schemas = [], set[bytes]()
+        for number, entry in enumerate(entries):
+            header = parse_header(entry)
+            metadata = header.metadata
+            schemas.add(metadata.schema_version)
+            parts.append(_entry(metadata, entry[header.payload_offset :], name, number, wall_ms, txn))
+        schema = schemas.pop() if len(schemas) == 1 else b""
+        places = await self._producer.publish(TopicName.parse(topic), name, parts, 0, schema_version=schema)
+        if len(places) != len(parts) or any(place is None or place.entry_id < 0 for place in places):
+            raise ConnectionLost(f"{topic}: receipts without a position")
+        last = max(place for place in places if place is not None)
+        return Participant(topic, len(parts), *last)
+
+
+def _entry(metadata: MessageMetadata, payload: bytes, name: str, number: int, wall_ms: int, txn: TxnId) -> bytes:
+    metadata.producer_name, metadata.sequence_id, metadata.publish_time = name, number, wall_ms
+    metadata.ClearField("highest_sequence_id")
+    metadata.txnid_most_bits, metadata.txnid_least_bits = txn
+    return client_part(metadata, payload)
+
+
+# -------------------------------------------------------------------------------------------------- participants
+# The topics of the cluster, for coordinators that tell them how their transactions ended: here, or at their owner.
+#
+# A topic that does not exist has nothing to settle. That is so only when the metadata says that it has no record: an
+# owner that could not be found, or that refuses, is asked again.
+# Guards: tests/broker/grpc/test_transactions.py.
+
+
+SETTLE_S = 5.0
+"""Seconds that one settlement at a topic here may take: a slow topic does not hold up the answers of others for longer.
+"""
+OWNERS_MAX = 10_000
+"""Owners of topics that are remembered."""
+
+
+@runtime_checkable
+class Settles(Protocol):
+    """A loaded topic that settles transactions."""
+
+    async def settle(self, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
+        """Settles; returns an answer for each: None when its outcome is durable at the topic; TimedOut. Idempotent."""
+
+
+class Participants:
+    """The participants of transactions. `load`: the topic, loaded here; NotOwner. `owner`: the endpoint of the broker
+    that serves it; empty: this one."""
+
+    def __init__(
+        self, metadata: MetadataStore, load: Callable[[TopicName], Awaitable[object]],
+        owner: Callable[[TopicName], Awaitable[str]], peers: Callable[[], Peers],
+    ) -> None:  # fmt: skip
+        self._metadata = metadata
+        self._load = load
+        self._owner = owner
+        self._peers = peers
+        self._owners: dict[str, str] = {}  # as they were last found
+
+    async def settle(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
+        """Settles transactions at a topic, wherever it is served: `Topics` of broker/transaction/peers.py."""
+        try:
+            endpoint = self._owners.get(topic.full)
+            if endpoint is None:
+                endpoint = await self._owner(topic)
+                if len(self._owners) >= OWNERS_MAX:
+                    self._owners.clear()
+                self._owners[topic.full] = endpoint
+            if endpoint:
+                errors = await self._peers().settle(endpoint, topic, settlements)
+            else:
+                errors = await self.settle_here(topic, settlements)
+        except MagnetarError as error:
+            errors = [error] * len(settlements)
+        if any(errors):
+            self._owners.pop(topic.full, None)
+        if any(isinstance(error, NotFound) for error in errors) and await self._is_gone(topic):
+            return [None if isinstance(error, NotFound) else error for error in errors]
+        return errors
+
+    async def _is_gone(self, topic: TopicName) -> bool:
+        return await self._metadata.get(path_of(topic)) is None
+
+    async def settle_here(self, topic: TopicName, settlements: Sequence[Settlement]) -> list[MagnetarError | None]:
+        """Settles transactions at a topic that this broker owns; each settlement has its own answer."""
+        loaded = await self._load(topic)
+        if not isinstance(loaded, Settles):
+            raise NotAllowed(f"topic {topic} takes no transactions")
+        return await loaded.settle(settlements, SETTLE_S)

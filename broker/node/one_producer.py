@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from ...client.core.backoff import Backoff
 from ...client.core.effects import (
     Connect,
     Finished,
@@ -22,14 +21,14 @@ from ...client.core.effects import (
     Publish,
     Settle,
 )
+from ...client.core.failover import Backoff
 from ...client.core.producer import ProducerCore
 from ...proto import wire_pb2 as wire
 from ...proto.entry import client_part, parse_header
 from ...proto.errors import ConnectionLost, from_wire
 from ...proto.names import Position
 from ...runtime.clock import Clock
-from ...runtime.network import Channel, EndOfStream, Stream, rpc
-from ...runtime.world import World
+from ...runtime.network import Channel, EndOfStream, Stream, World, rpc
 
 _ID = 1
 """The id of the only producer on its stream."""

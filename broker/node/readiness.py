@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable
 
 from ...ledger import LedgerClient
-from ...ledger.core.striping import Striping
+from ...ledger.pending_core import Striping
 from ...proto.errors import MagnetarError, NotEnoughBookies
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..log.core.quorums import allowed
+from ..log.log_shape_core import allowed
 
 _LOG = logging.getLogger("magnetar.broker")
 

@@ -3,7 +3,7 @@
 The services call this module. `enter` begins an ownership session, `close` ends it in order, `drop_all` at once.
 Before, between and after, everything is Unavailable. A lost metadata session does not end it (ledger protocol §3.2):
 
-    suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/reconnecting.py), so
+    suspend   topics are served on, clients stay; whatever needs the metadata waits (metadata/session.py), so
               nothing new is claimed
     resume    in the next session: register → take each bundle again that no other broker has → check in each topic's
               list whether another broker took it over in between. If so, the topic is lost, and its clients are
@@ -24,49 +24,40 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...ledger import LedgerClient, LedgerConfig
-from ...metadata.reconnecting import ReconnectingStore
 from ...metadata.records import BookieRecord, BrokerRecord, LostRange
+from ...metadata.session import ReconnectingStore
 from ...metadata.store import MetadataStore
 from ...proto.errors import BadVersion, Busy, InvalidRequest, MagnetarError, NotOwner, Unavailable
 from ...proto.names import NamespaceName, TopicName
-from ...runtime.memory.budget import CallerMemory
-from ...runtime.memory.machine import machine_bytes
-from ...runtime.monitoring.metrics import SECONDS, Histogram
-from ...runtime.tasks import Tasks, together
-from ...runtime.unbroken import unbroken
-from ...runtime.world import World
-from ..access.authorizer import Authorizer
-from ..access.grants import Grants
+from ...runtime.budget import CallerMemory
+from ...runtime.memory_shares import machine_bytes
+from ...runtime.metrics import SECONDS, Histogram
+from ...runtime.network import World
+from ...runtime.tasks import Tasks, together, unbroken
+from ..access.authorizer import Authorizer, Grants
+from ..cluster.bundles_core import bundle_name
 from ..cluster.catalog import Catalog, CatalogLimits
-from ..cluster.cluster_view import bookies, brokers
-from ..cluster.core.bundles import bundle_name
 from ..cluster.orphans import Orphan, Orphans, delete, find
-from ..cluster.ownership import Ownership
-from ..cluster.policy_cache import PolicyCache
-from ..cluster.topic_watch import TopicWatcher
+from ..cluster.ownership import Ownership, bookies, brokers
+from ..cluster.policy_cache import PolicyCache, TopicWatcher
+from ..cluster.schema_registry import SchemaRegistry
 from ..common.config import BrokerConfig
-from ..common.incarnations import check_incarnation
-from ..common.last_known import PATIENCE_S
-from ..common.log_throttle import LogThrottle
-from ..common.shared_runs import SharedRuns
-from ..common.turns import Turns
+from ..common.refusals import check_incarnation
+from ..common.retry import PATIENCE_S, LogThrottle, SharedRuns
+from ..common.token_bucket import Turns
 from ..log.cache import TailCache
-from ..log.ledger_list import ManagedLedgerRecord, TopicFenced
-from ..log.read_memory import ReadMemory
+from ..log.managed_ledger import ManagedLedgerRecord, TopicFenced
+from ..log.reader import ReadMemory
 from ..log.skip_lost import SkipLost
-from ..schema.registry import SchemaRegistry
 from ..topic.maintenance import look_after
 from ..topic.nonpersistent import NonPersistent
 from ..topic.statistics import BrokerRates
 from ..topic.storage import DurableStorage, Storage
 from ..topic.topic import Topic
 from ..transaction.coordinators import TransactionCoordinators
-from .half_publisher import HalfPublisher
-from .internal_producer import InternalProducer
-from .load_turns import LoadTurns
-from .participants import Participants
+from .internal_producer import HalfPublisher, InternalProducer, Participants
+from .load_turns import LoadTurns, StateMemory
 from .readiness import Readiness
-from .state_memory import StateMemory
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator

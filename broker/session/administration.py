@@ -2,8 +2,8 @@
 
 Tenants, namespaces and lists of topics come from the metadata, and any broker answers. What concerns a loaded topic is
 its owner's (NotOwner elsewhere, with the owner's address in the field `owner`). Deleting a partitioned topic, or a
-namespace by force, and unloading a namespace ask the other brokers (other_brokers.py).
-Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/protocols/grpc/test_namespace_verbs.py.
+namespace by force, and unloading a namespace ask the other brokers (administration.py).
+Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_namespace_verbs.py.
 """
 
 from __future__ import annotations
@@ -13,27 +13,70 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+from google.protobuf.message import Message
 
 from ...metadata.records import BrokerRecord, GrantsRecord, PartitionedRecord
 from ...metadata.records import LostRange as LostRecord
 from ...proto import operations as op
 from ...proto.errors import BadVersion, Busy, DataLost, InvalidRequest, MagnetarError, NotFound, NotOwner, Unavailable
-from ...proto.names import NamespaceName, Position, TopicName
-from ...proto.operation import Operation
+from ...proto.names import MessageId, NamespaceName, Position, TopicName
+from ...proto.operations import Operation, answer_of
 from ...proto.policies import NAMES, OF_NAMESPACES, Policies, check_properties
 from ...proto.statistics import LostOfSubscription, LostRange, SkippedLost, Unloaded
-from ..cluster.core.bundles import bundle_of
-from ..common.applied import FIXED, as_policies, resolve
-from ..common.incarnations import check_incarnation
-from ..common.turns import Turns
+from ...proto.translation import request_of, value_of
+from ...runtime.network import Endpoint, World, rpc
+from ..cluster.bundles_core import bundle_of
+from ..common.config import FIXED, as_policies, resolve
+from ..common.refusals import check_incarnation
+from ..common.token_bucket import Turns
 from ..node.topic_manager import TopicManager
 from ..subscription.core.cursor import Cursor
 from ..topic.topic import Topic
-from .other_brokers import ask
+
+# ------------------------------------------------------------------------------------------------- other_brokers
+# An operation of another broker: the same question as a client's, with the rights of this broker.
+#
+# Who asks has looked at the rights of its own caller before.
+
+
+T = TypeVar("T")
+FORWARD_TIMEOUT_S = 30.0
+"""Seconds that a request may take which this broker passes on to the owner of a topic."""
+
+
+def request_for(operation: Operation[Any], arguments: Mapping[str, object]) -> Message:
+    """InvalidRequest: a value does not fit its field."""
+    kind: type[Message] = rpc(operation.service, operation.name).request
+    return request_of(kind, arguments, operation.name)
+
+
+def answered(operation: Operation[T], reply: object) -> T:
+    """The answer, of what a handler or another broker answers. Of messages that are shown: the entries."""
+    if isinstance(reply, Message):
+        kind = answer_of(operation.name, MessageId=MessageId, StoredMessage=Any)
+        reply = value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire})
+    return cast(T, reply)
+
+
+async def ask(
+    world: World, endpoint: str, operation: Operation[T], *, timeout_s: float = FORWARD_TIMEOUT_S, **arguments: object
+) -> T:
+    """Asks the Admin service of another broker the same question, with the rights of this one."""
+    channel = world.network.connect(Endpoint.parse(endpoint))
+    try:
+        target = rpc(operation.service, operation.name)
+        reply = await channel.call(target, request_for(operation, arguments), timeout_s=timeout_s)
+        return answered(operation, reply)
+    finally:
+        await channel.close()
+
+
+# ------------------------------------------------------------------------------------------------ administration
+
 
 _LOG = logging.getLogger("magnetar.broker")
-T = TypeVar("T")
 LIST_TIMEOUT_S = 5.0
 """Seconds to wait for another broker's list of what it has in memory: one that hangs does not hold up the list."""
 

@@ -1,21 +1,96 @@
 """The operations on one topic's subscriptions and messages, in plain values. The topic's owner answers.
 
-Guarding tests: tests/broker/protocols/grpc/test_services.py, tests/broker/protocols/grpc/test_examine.py.
+Guarding tests: tests/broker/grpc/test_services.py, tests/broker/grpc/test_examine.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
+
 import msgspec
 
-from ...proto.errors import InvalidRequest, NotAllowed
-from ...proto.names import MessageId, Position
+from ...proto.errors import InvalidRequest, NotAllowed, Unavailable
+from ...proto.names import LATEST, MessageId, Position, TopicName
+from ...proto.operations import Permission
+from ...runtime.network import CallContext
+from ..common.config import HAND_OUT_BYTES
+from ..common.refusals import check_incarnation
+from ..common.token_bucket import Turns
 from ..log.cache import StoredEntry
+from ..log.log import ReadableLog
+from ..log.log_shape_core import LogShape
+from ..node.topic_manager import TopicManager
+from ..subscription.dead_letters import before_whole, message_of
 from ..subscription.subscription import Subscription
-from ..subscription.whole_messages import before_whole
-from ..topic import backlog, examine
-from ..topic.core.upkeep import backlog_bytes
+from ..topic import statistics as backlog
+from ..topic import statistics as examine
+from ..topic.admission_core import backlog_bytes
 from ..topic.topic import Topic
-from .start import mark_of, place_of
+
+# --------------------------------------------------------------------------------------------------------- start
+# The place of a cursor that starts at, or is moved to, a message.
+
+
+def mark_of(shape: LogShape, start: MessageId, inclusive: bool, *, last_again: bool = False) -> tuple[Position, int]:
+    """Returns (mark, messages of the entry after it that are done) of a cursor that starts at, or just after, a
+    message.
+
+    `latest` is the end of the topic: the next message that is published is delivered first. Only a reader that is
+    opened at `latest`, inclusive, begins with the last entry (`last_again`, Pulsar R1); a seek or a reset never does.
+    """
+    position = start.position
+    if position >= LATEST:
+        return (shape.before(shape.last) if last_again and shape.last.entry_id >= 0 else shape.last), 0
+    if position.entry_id < 0:
+        return shape.clamp(position), 0
+    if start.batch_index >= 0:
+        done = start.batch_index + (0 if inclusive else 1)
+        return shape.clamp(shape.before(position)), done if shape.readable(position) else 0
+    return shape.clamp(shape.before(position) if inclusive else position), 0
+
+
+async def last_message(log: ReadableLog) -> tuple[Position, int, Sequence[Position]]:
+    """Returns (mark, messages of the entry after it that are done, entries after it that are done) of a reader that is
+    opened at `latest`, inclusive: the last message of a batch, all chunks of a message, and nothing else is delivered
+    again."""
+    shape = log.shape
+    last = shape.last_there
+    if last.entry_id < 0:
+        return last, 0, ()
+    entry = await log.reader.entry(last)
+    mark = shape.before(last)
+    if not entry.chunk_of:
+        return mark, entry.count - 1, ()
+    try:
+        message = await message_of(log, entry, shape.before(shape.start), log.world.clock.wall_ms())
+    except Unavailable:
+        message = None  # its last chunk is not here yet
+    if message is None:
+        return mark, 0, ()
+    mark, others = shape.before(message.places[0]), list[Position]()
+    position = shape.after(mark)
+    while position < last:
+        others += [] if position in message.places else [position]
+        position = shape.after(position)
+    return mark, 0, others
+
+
+async def place_of(log: ReadableLog, start: MessageId, inclusive: bool) -> tuple[Position, int]:
+    """Returns the mark of a cursor that starts there, and how many messages of the next entry are done: never more than
+    it has, for it is read when some of them are done."""
+    shape = log.shape
+    mark, done = mark_of(shape, start, inclusive)
+    if not done or shape.hole(start.position) is not None:
+        return mark, 0
+    position = start.position
+    found = log.reader.cached(position, 1, 1) or await log.reader.read(position, 1)
+    if not found or found[0].position != position:
+        return mark, 0  # compaction removed it
+    return (mark, done) if done < found[0].count else (shape.clamp(position), 0)
+
+
+# ------------------------------------------------------------------------------------------------------ backlogs
+
 
 PEEK_MESSAGES_MAX = 1000
 AGE_S_MAX = 10_000_000_000
@@ -131,3 +206,74 @@ class Backlogs:
         """Bytes that are stored after it."""
         shape = self._topic.shown.shape
         return backlog_bytes(shape, shape.clamp(position))
+
+
+# -------------------------------------------------------------------------------------------------------- reader
+# Entries of an index range, for readers that keep their own offsets.
+#
+# The entries that hold any message of the range are given in order, until about `bytes_max` (READ_BYTES_MAX if that is
+# 0), the end of the range or the end of the topic, whichever is first; this never waits for messages. The right to
+# consume is asked for before each HAND_OUT_BYTES: a read that a client takes slowly ends with it.
+# Guarding tests: tests/broker/subscription/test_gaps.py.
+
+
+READ_BYTES_MAX = 16 << 20
+
+
+class Range(msgspec.Struct, frozen=True):
+    """A range of message indexes of a topic: `first` inclusive, `end` exclusive."""
+
+    topic: str
+    first: int
+    end: int
+    bytes_max: int = 0
+    incarnation: int = 0  # of the topic; 0: whichever is there
+
+
+class RangeReader:
+    """Reads an index range. `next_index` is the first index that is not covered by what `entries` has given so far."""
+
+    def __init__(self, broker: TopicManager, wanted: Range, caller: CallContext) -> None:
+        self._caller = caller
+        self.next_index = wanted.first
+        self._broker = broker
+        self._wanted = wanted
+
+    async def entries(self, turns: Turns) -> AsyncGenerator[StoredEntry, None]:
+        """Yields the entries of the range. Raises Unauthorized, TopicNotFound, NotOwner, InvalidRequest, Unavailable,
+        DataLost: after some entries, perhaps."""
+        wanted = self._wanted
+        name = TopicName.parse(wanted.topic)
+        await self._require(name)
+        topic = await self._broker.topic(name, create=False)
+        check_incarnation(topic.name, topic.incarnation, wanted.incarnation)
+        if wanted.end < wanted.first or wanted.first < 0:
+            raise InvalidRequest(f"{wanted.first} to {wanted.end} is no range of indexes")
+        log, chunk_bytes = topic.shown, min(HAND_OUT_BYTES, self._broker.config.read_bytes)
+        end = min(wanted.end, log.shape.end_index)
+        if wanted.first >= end:
+            return
+        place = await log.reader.locate(wanted.first)
+        position, self.next_index = log.shape.there(place.position), max(wanted.first, place.first_index)
+        left = wanted.bytes_max or READ_BYTES_MAX
+        while self.next_index < end and left > 0 and log.shape.readable(position):
+            await self._require(name)
+            size = min(left, chunk_bytes)
+            for entry in log.reader.cached(position, 1000, size) or await log.reader.read(position, size):
+                if entry.first_index >= end or left <= 0:
+                    self.next_index = max(self.next_index, min(end, entry.first_index))  # none before it is kept
+                    break
+                yield entry
+                topic.traffic.record_out(entry.count, entry.size)
+                left -= entry.size
+                self.next_index = entry.index + 1
+                position = log.shape.after(entry.position)
+                if turns.over:
+                    await turns.next()
+            position = log.shape.there(position)
+        if left > 0:
+            self.next_index = max(self.next_index, end)  # none of the rest is kept
+        self.next_index = min(self.next_index, wanted.end)
+
+    async def _require(self, name: TopicName) -> None:
+        await self._broker.access.require(self._caller.principal, Permission.CONSUME, topic=name)

@@ -11,8 +11,8 @@
 How much is delivered is bounded by the permits and by the port: while it is full nothing more is delivered to it, and
 other consumers get the entries. A subscription that is not durable ends with its last consumer: Exclusive, it is a
 reader's own, and what it got is not given back; of another type, all consumers that name it share it. Guarding tests:
-tests/broker/protocols/grpc/test_connect.py, tests/broker/subscription/test_seek.py,
-tests/broker/protocols/pulsar/test_passing.py.
+tests/broker/grpc/test_connect.py, tests/broker/subscription/test_seek.py,
+tests/broker/pulsar/test_passing.py.
 """
 
 from __future__ import annotations
@@ -32,32 +32,30 @@ from ...proto.errors import (
     TransactionConflict,
     TransactionEnded,
 )
-from ...proto.model import AckedEntry, EntrySet, InitialPosition, LastMessage
 from ...proto.names import EARLIEST, LATEST, MessageId, Position, TopicName, check_subscription_name
-from ...proto.operation import Permission
+from ...proto.operations import Permission
 from ...proto.schema import SchemaInfo
-from ...proto.transactions import Isolation, TxnId, TxnState
+from ...proto.states import AckedEntry, EntrySet, InitialPosition, Isolation, LastMessage, TxnId, TxnState
 from ...runtime.access import Principal
 from ...runtime.clock import Clock
 from ...runtime.network import CallContext
-from ...runtime.unbroken import followed_by, undone_by
-from ..common.incarnations import is_another
-from ..common.refusals import SubscribeRefusal
+from ...runtime.tasks import followed_by, undone_by
+from ..cluster.schema_registry import SchemaRules
+from ..common.refusals import SubscribeRefusal, is_another
+from ..common.token_bucket import Turns
 from ..common.transactions import writer_of
-from ..common.turns import Turns
 from ..node.topic_manager import TopicManager
-from ..schema.registry import SchemaRules
 from ..subscription.consumer import Consumer, Outlet
 from ..subscription.core.cursor_state import TxnAcks
-from ..subscription.core.deliveries import Delivery
-from ..subscription.core.policies import EXCLUSIVE, SubscriptionType
-from ..subscription.core.policies.policy import NO_OPTIONS, Member, PolicyOptions
+from ..subscription.core.dispatch import Delivery
+from ..subscription.core.policy import NO_OPTIONS, Member, PolicyOptions
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
+from ..subscription.core.subscription_types import EXCLUSIVE, SubscriptionType
+from ..subscription.dead_letters import before_whole
 from ..subscription.subscription import Subscription
-from ..subscription.whole_messages import before_whole
 from ..topic.topic import Topic
+from .backlogs import last_message, mark_of, place_of
 from .producer import check_size
-from .start import last_message, mark_of, place_of
 
 ACK_ENTRIES = 100
 """Entries that are acknowledged in one step: some tenths of a millisecond."""

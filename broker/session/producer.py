@@ -10,15 +10,15 @@ may be sent while what is left is above zero, so one entry may overdraw it. The 
 owed to the producer; the port gets credit when a quarter of the grant is owed. A publish without credit closes the
 session (BackPressure). So what one producer has in flight is bounded, and no other producer waits for it.
 
-**The gate** (broker/topic/gate.py). While a backlog quota or a publish rate blocks the topic's producers, new entries
-wait here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
+**The gate** (broker/topic/producer.py). While a backlog quota or a publish rate blocks the topic's producers, new
+entries wait here, in order, bounded by the credit; it has no outcome yet, so it frees no credit, and nothing is granted
 meanwhile. An entry that still waits here when the producer is closed was never published. While the memory of the
-process is tight (runtime/memory/budget.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its
+process is tight (runtime/budget.py `CallerMemory`) none is kept: the producer is closed (BackPressure), its
 client opens it again, without credit until the gate opens, and sends again what has no answer.
 
 **Transactions.** An entry whose transaction the topic has not joined yet waits here while the topic joins it, and the
 later entries of the producer wait after it, in order; other producers go on. A join that is refused fails that entry
-alone (broker/topic/transactions.py). Guarding tests: tests/broker/protocols/grpc/test_connect.py,
+alone (broker/topic/transactions.py). Guarding tests: tests/broker/grpc/test_connect.py,
 tests/broker/topic/test_transactions.py.
 """
 
@@ -30,17 +30,16 @@ from typing import Protocol
 import msgspec
 
 from ...proto.errors import BackPressure, ConnectionLost, InvalidName, MagnetarError, TopicTerminated, Unavailable
-from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import NAME_BYTES_MAX, Position, TopicName, check_producer_name
-from ...proto.operation import Permission
+from ...proto.operations import Permission
 from ...proto.schema import SchemaInfo
-from ...proto.states import TopicState
+from ...proto.states import ENTRY_COST_BYTES, AccessMode, TopicState
+from ...runtime.budget import MemoryBudget
 from ...runtime.files import Buffer
-from ...runtime.memory.budget import MemoryBudget
 from ...runtime.network import CallContext
+from ..cluster.schema_registry import SchemaRules
 from ..common.config import MESSAGE_BYTES_LIMIT, BrokerConfig
 from ..node.topic_manager import TopicManager
-from ..schema.registry import SchemaRules
 from ..topic.producer import Outcomes, Producer
 from ..topic.topic import Topic
 from ..topic.transactions import Awaited

@@ -1,6 +1,6 @@
 """A topic as it is now, for operators: producers, subscriptions, ledgers and compaction, as in proto/statistics.py.
 
-Guarding tests: tests/broker/protocols/grpc/test_stats.py.
+Guarding tests: tests/broker/grpc/test_stats.py.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from ...proto import states
 from ...proto import statistics as values
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
-from ...proto.transactions import TxnId
+from ...proto.states import TxnId
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor_state import NOWHERE
-from ..subscription.core.policies import SubscriptionType as Registered
-from ..subscription.core.policies.policy import Keys
+from ..subscription.core.policy import Keys
+from ..subscription.core.subscription_types import SubscriptionType as Registered
 from ..subscription.subscription import Subscription
-from ..topic.backlog import size
-from ..topic.core.upkeep import backlog_bytes
-from ..topic.examine import analyze
+from ..topic.admission_core import backlog_bytes
+from ..topic.statistics import analyze, size
 from ..topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")

@@ -1,7 +1,7 @@
 """Durable cursors: a subscription's state on bookies, in a cursor ledger.
 
 Rules (ledger protocol §3.5; invariants 29, 36, 37, 44)
-- A write is what has changed and a marker that names everything valid (broker/subscription/core/cursor_log.py). All
+- A write is what has changed and a marker that names everything valid (broker/subscription/core/positions.py). All
   waiting acks are one write; at most one write is in flight. An ack receipt is answered after a write that contains the
   ack is confirmed. Without a receipt the ack is fire and forget: durable after `cursor_flush_s` at most, and maybe
   redelivered after a crash until then. Never skipped.
@@ -29,24 +29,24 @@ from functools import partial
 
 import msgspec
 
-from ...ledger import LedgerClient, LedgerReader, deletions
+from ...ledger import LedgerClient, LedgerReader
+from ...ledger import client as deletions
 from ...metadata import paths
 from ...metadata.records import CursorRecord, DamagedRecord, DelayBucket, TopicRecord, decode, encode
-from ...metadata.store import Delete, MetadataStore, Versioned
-from ...metadata.update import Change, update_together
+from ...metadata.store import Change, Delete, MetadataStore, Versioned, update_together
 from ...proto.errors import AlreadyExists, DataLost, InternalError, MagnetarError, SubscriptionNotFound
 from ...proto.names import Position, TopicName
+from ...runtime.network import World
 from ...runtime.tasks import Tasks
-from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
 from ..common.retry import until_done
-from ..log.core.log_shape import LogShape
-from ..log.ledger_list import TopicFenced, still_claimed
+from ..log.log_shape_core import LogShape
+from ..log.managed_ledger import TopicFenced, still_claimed
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
+from . import cursor_format as stored
 from .core.cursor import Cursor
-from .core.cursor_log import Bounds, CursorLog, CursorWrite
 from .core.cursor_state import ChunkKey, CursorState
-from .format import cursor as stored
+from .core.positions import Bounds, CursorLog, CursorWrite
 
 _LOG = logging.getLogger("magnetar.broker.cursor")
 

@@ -37,19 +37,17 @@ from ...metadata.records import DelayBucket
 from ...proto.applied import Applied
 from ...proto.errors import DataLost, LedgerNotFound, MagnetarError, SubscriptionNotFound, Unavailable
 from ...proto.names import Position
+from ...runtime.network import World
 from ...runtime.tasks import Tasks, together
-from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
 from ..common.retry import until_done
-from ..log.ledger_list import TopicFenced
+from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import StateLedgers
-from .core.delay_buckets import Load
-from .core.delay_keys import DelaySegment, Draft
+from . import delays_format as stored
+from .core.delay_buckets import DelaySegment, Draft, Load
 from .core.delays import DelayIndex
-from .core.deliveries import ALL_TIME
-from .core.dispatch import Dispatcher
+from .core.dispatch import ALL_TIME, Dispatcher
 from .cursors import DurableCursor
-from .format import delays as stored
 
 _LOG = logging.getLogger("magnetar.broker.subscription.delays")
 

@@ -2,7 +2,7 @@
 
 It asks the dispatcher what it wants, takes that from memory or has it read (read_ahead.py), hands it out, and repeats.
 `wake` pumps once in the next turn of the event loop, however often it is called: after new entries, permits,
-acknowledgements. Nothing here is per message. In each turn it finishes first what consumers give back (returns.py);
+acknowledgements. Nothing here is per message. In each turn it finishes first what consumers give back (pump.py);
 then consumers are notified of what the policy reports (`Policy.events`).
 `blocked` is why no consumer gets the next entry. A dispatch rate that is exceeded has one timer.
 """
@@ -11,30 +11,198 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from ...proto.errors import InternalError, MagnetarError
+import msgspec
+
+from ...proto.entry import client_part_of, decode_columns, is_intact, parse_header
+from ...proto.errors import CorruptEntry, InternalError, MagnetarError
 from ...proto.names import Position
 from ...proto.states import Blocked, TopicState
 from ...runtime.clock import Clock
+from ...runtime.files import Buffer
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig
-from ..common.token_bucket import Rate, portion, wait_s
-from ..common.turns import SLICE_S
+from ..common.token_bucket import SLICE_S, Rate, Turns, portion, wait_s
 from ..log.cache import StoredEntry
 from ..log.log import ReadableLog
-from ..log.read_memory import ReadMemory
+from ..log.reader import ReadMemory
 from ..log.unfolding import aside
 from .consumer import Consumer
-from .core.deliveries import ALL_TIME, Delivery
+from .core.dispatch import ALL_TIME, Delivery, Dispatcher, DispatchLimits
+from .core.policy import Member
 from .dead_letters import DeadLetters
-from .malformed import doubted, is_malformed
 from .read_ahead import ReadAheadBuffer
-from .returns import Returns
 
 if TYPE_CHECKING:
     from .subscription import Subscription
+
+# ----------------------------------------------------------------------------------------------------- malformed
+# Entries whose head declares messages that are not in them: no number of a head charges a limit for ever.
+#
+# A delivery charges the limits of unacknowledged messages with what the entry's head declares (core/dispatch.py): to
+# look inside would be work for each message. A consumer that cannot read the entry may never acknowledge it; it would
+# be blocked, and so would the next one that gets it. So at the moment when a limit is reached, the entries that take
+# more than a SHARE of it are looked at, in a thread where that is long. What is malformed is discarded: acknowledged by
+# the broker, and logged. Only bytes that are intact are judged, and what is encrypted or a chunk is left to its
+# consumers. Many small numbers charge no more than entries of that size would that a consumer does not acknowledge.
+# Guarding tests: tests/client/consume/test_malformed.py.
+
+
+SHARE = 16
+"""Divisor of a limit: an entry that takes more than this part of it is doubted. At most so many entries are checked
+when the limit is reached."""
+
+
+def doubted(member: Member, limits: DispatchLimits) -> list[Position]:
+    """Returns the entries that the consumer holds and that take more than their share of a limit."""
+    share = max(1, min((each for each in limits if each), default=0) // SHARE)
+    return [position for position, messages in member.outstanding.items() if messages > share]
+
+
+def is_malformed(entry: Buffer) -> bool:
+    """Whether no consumer can read the stored entry."""
+    if not is_intact(entry):
+        return False
+    part = client_part_of(entry)
+    try:
+        header = parse_header(part, verify=False)
+        if not header.metadata.encryption_keys and header.metadata.num_chunks_from_msg <= 1:
+            decode_columns(header, part)
+    except CorruptEntry:
+        return True
+    return False
+
+
+# ------------------------------------------------------------------------------------------------------- returns
+# The entries on their way back to the dispatcher: what consumers give back, what a leaving consumer held, and what
+# aborted transactions had acknowledged.
+#
+# It goes back in slices of RETURN_ENTRIES. Nothing is handed out before the last of it, so the order is the same as at
+# once, and 150,000 entries delay no other subscription. Guarding test: tests/broker/node/test_giving_back.py.
+
+
+RETURN_ENTRIES = 200
+"""Entries given back between two readings of the clock: some tenths of a millisecond."""
+
+
+class _Return(msgspec.Struct):
+    """Entries that a consumer gives back, as far as it still holds them at their turn."""
+
+    member: Member
+    positions: deque[Position]
+    counted: bool  # they count as given back
+    leaves: bool  # the consumer is disconnected, and leaves the dispatcher with the last of them
+
+
+class _Freed(msgspec.Struct):
+    """Entries that an aborted transaction had acknowledged; each counts as given back."""
+
+    positions: Iterator[Position]
+
+
+class Returns:
+    """The entries that go back to one subscription. `counting` counts that entries are given back, where a policy of
+    the server does."""
+
+    __slots__ = ("_clock", "_counting", "_dispatcher", "waiting")
+
+    def __init__(self, dispatcher: Dispatcher, counting: Callable[[], DeadLetters | None], clock: Clock) -> None:
+        self._clock = clock
+        self._dispatcher = dispatcher
+        self._counting = counting
+        self.waiting: deque[_Return | _Freed] | None = None  # until there is one: an empty deque takes 700 bytes
+
+    def __len__(self) -> int:
+        return len(self.waiting or ())
+
+    def add(self, member: Member, positions: Iterable[Position], *, counted: bool, leaves: bool = False) -> None:
+        if self.waiting is None:
+            self.waiting = deque()
+        self.waiting.append(_Return(member, deque(positions), counted, leaves))
+        self.some()
+
+    def freed(self, positions: Iterator[Position]) -> None:
+        """Takes entries of an aborted transaction. They are not outstanding, and not pending any more."""
+        if self.waiting is None:
+            self.waiting = deque()
+        self.waiting.append(_Freed(positions))
+        self.some()
+
+    def freed_in_part(self, batches: Iterable[Position]) -> None:
+        """Gives back entries of which an aborted transaction had some messages. Each counts as given back, also by a
+        consumer that has the rest of it."""
+        for position in batches:
+            holder = self._dispatcher.holder(position)
+            if holder is not None:
+                self.add(holder, (position,), counted=True)
+            else:
+                self._dispatcher.cursor.given_back(position)
+
+    def _some_freed(self, positions: Iterator[Position]) -> bool:
+        """Gives RETURN_ENTRIES of them back. True: there are no more."""
+        some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
+        free = [position for position in some if not cursor.is_done(position)]
+        if (counting := self._counting()) is not None:
+            counting.given_back(free, at_once=self._dispatcher.ordered)  # in its place, and not later
+        else:
+            for position in free:
+                cursor.given_back(position)
+        self._dispatcher.freed(free)
+        return len(some) < RETURN_ENTRIES
+
+    def some(self) -> bool:
+        """Gives RETURN_ENTRIES of them back. True: there are no more."""
+        while self.waiting:
+            first = self.waiting[0]
+            if isinstance(first, _Freed):
+                if not self._some_freed(first.positions):
+                    return False
+                self.waiting.popleft()
+                continue
+            member, some = first.member, list(islice(first.positions, RETURN_ENTRIES))
+            for _ in some:
+                first.positions.popleft()
+            counted = first.counted
+            if counted and self._dispatcher.ordered:
+                some = self._dispatcher.fail(member, some)
+            if counted and (counting := self._counting()) is not None:
+                counting.given_back([each for each in some if each in member.outstanding])
+                counted = False
+            self._dispatcher.redeliver(member, some, counted=counted and not first.leaves)
+            if first.positions:
+                return False
+            if first.leaves:
+                self._dispatcher.leave(member)
+            self.waiting.popleft()
+        self.waiting = None
+        return True
+
+    def all(self) -> None:
+        while not self.some():
+            pass
+
+    async def finish(self) -> None:
+        """Gives all of them back, in turns with other work."""
+        turns = Turns(self._clock)
+        while not self.some():
+            if turns.over:
+                await turns.next()
+
+    def forget(self) -> None:
+        """Forgets everything: no consumer holds anything any more."""
+        for each in self.waiting or ():
+            if isinstance(each, _Freed):
+                each.positions = iter(())
+            else:
+                each.positions.clear()
+
+
+# ---------------------------------------------------------------------------------------------------------- pump
+
 
 _LOG = logging.getLogger("magnetar.broker.subscription.subscription")
 
@@ -196,7 +364,7 @@ class Pump:
             self._buffer.gone(deliveries)
 
     async def _judge(self, positions: Sequence[Position]) -> None:
-        """Discards those of the entries that are malformed (malformed.py)."""
+        """Discards those of the entries that are malformed (pump.py)."""
         for position in positions:
             if self._cursor.is_done(position):
                 continue

@@ -12,7 +12,7 @@ if it had been read: else the cache drops it just before it is wanted, and each 
 Entries that are handed out again were kept, or are in a cache, or are read in stretches; during that read nothing new
 is taken, because they precede it (`reading_again`). At most `key_shared_waiting_bytes` and one read are kept; the entry
 that has waited longest is dropped first, and read again when it is handed out. All subscriptions of the broker share
-`read_memory_bytes` (broker/log/read_memory.py): reads are shorter when many have something, and what a subscription has
+`read_memory_bytes` (broker/log/reader.py): reads are shorter when many have something, and what a subscription has
 used least recently is dropped for another one's read.
 
 Key_Shared gets entries whose slots are known. An entry whose slots take long to find (unfolding.py) delays what follows
@@ -36,14 +36,13 @@ from ...proto.names import Position
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
 from ..common.config import HAND_OUT_BYTES, BrokerConfig
-from ..common.log_throttle import LogThrottle
+from ..common.retry import LogThrottle
 from ..log.cache import StoredEntry
-from ..log.core.lookup import data_lost
 from ..log.log import ReadableLog
-from ..log.read_memory import ReadMemory
+from ..log.log_shape_core import data_lost
+from ..log.reader import ReadMemory
 from ..log.unfolding import slots_of
-from .core.deliveries import Delivery, Read, ReplayRange
-from .core.dispatch import Dispatcher
+from .core.dispatch import Delivery, Dispatcher, Read, ReplayRange
 
 _LOG = logging.getLogger("magnetar.broker.subscription")
 

@@ -29,24 +29,21 @@ from functools import cached_property
 
 from ...proto.applied import Applied
 from ...proto.errors import MagnetarError, TransactionConflict, Unavailable
-from ...proto.model import AckedEntry
 from ...proto.names import Position
-from ...proto.transactions import Isolation, TxnId
+from ...proto.states import AckedEntry, Isolation, TxnId
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
 from ..common.refusals import AckRefusal, SubscribeRefusal
 from ..log.log import ReadableLog
-from ..log.read_memory import ReadMemory
-from .acks_in_txn import AcksInTxn
-from .activity import Activity
-from .consumer import Consumer
+from ..log.reader import ReadMemory
+from .acks import AcksInTxn
+from .consumer import Activity, Consumer
 from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
-from .core.deliveries import DispatchLimits
-from .core.dispatch import Dispatcher
+from .core.dispatch import Dispatcher, DispatchLimits
 from .core.pending_acks import Settled, first_of, freed
-from .core.policies import EXCLUSIVE, SubscriptionType
-from .core.policies.policy import AT_THE_END, Member, SubscriptionOptions
+from .core.policy import AT_THE_END, Member, SubscriptionOptions
+from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
 from .dead_letters import DeadLetters
 from .delays import DelayedDelivery

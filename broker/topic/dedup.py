@@ -1,14 +1,14 @@
-"""The deduplication of a topic: what is decided in broker/topic/core/dedup.py, kept across crashes and moves.
+"""The deduplication of a topic: what is decided in broker/topic/dedup_core.py, kept across crashes and moves.
 
 Snapshots go to a ledger of their own, which the topic's record names (`dedup`). Rules (ledger protocol §3.4, Pulsar
 PR9; invariants 32, 33, 34)
 - A snapshot is one write: its position and the numbers are stored together or not at all
-  (broker/topic/format/dedup.py).
+  (broker/topic/dedup_format.py).
 - Opening, after the log is taken over: the snapshot ledger is fenced and recovered, its last whole snapshot read, and
   the headers of all entries after its position taken from the log. A former owner can neither write its snapshot
   ledger nor put another into the record, which changes by the compare-and-set that owns the log.
 - The entries after the last *stored* snapshot are not trimmed (`mark`): they are the other half of the state.
-- A snapshot counts no number of an open or aborted transaction (core/transactions.py): its position is before the first
+- A snapshot counts no number of an open or aborted transaction (transactions_core.py): its position is before the first
   entry of one that is open, so a replay finds them again, and a commit merges them.
 - A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.
 - The record has deduplication on before an entry is judged by it, so that the next owner continues it.
@@ -26,12 +26,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 from pyroaring import BitMap64
 
 from ...ledger import LedgerClient, LedgerReader
 from ...metadata.records import DedupPlace
 from ...proto.applied import Applied
+from ...proto.entry import parse_header, split_broker_part
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
@@ -39,12 +41,13 @@ from ...proto.states import LedgerStays, TopicState
 from ...runtime.clock import Clock
 from ...runtime.tasks import Tasks
 from ..common.config import BrokerConfig, Policy
-from ..log.core.sequence_range import SequenceRange
-from ..log.core.trimming import Safe
 from ..log.log import Log
+from ..log.log_queue_core import SequenceRange
+from ..log.log_shape_core import Safe
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
-from .core.dedup import Dedup, SequenceProgress, Snapshot
-from .format import dedup as stored
+from . import dedup_format as stored
+from .dedup_core import Dedup, SequenceProgress, Snapshot
+from .transactions import TopicTransactions, txn_of
 
 _LOG = logging.getLogger("magnetar.broker.topic.dedup")
 
@@ -142,7 +145,7 @@ class Deduplication:
     def replay(
         self, name: str, numbers: SequenceRange, position: Position, *, counts: bool, aborted: bool = False
     ) -> None:
-        """Takes an entry of the log, in order (replay.py). `counts` False: it is in a transaction that is not
+        """Takes an entry of the log, in order (dedup.py). `counts` False: it is in a transaction that is not
         committed."""
         if self.replays_after is None or position <= self.core.position:
             return
@@ -365,3 +368,59 @@ class Deduplication:
                 await self._ledger.close()
         except TimeoutError:
             _LOG.warning("%s: snapshot ledger %d stays open", self._log.topic, self._ledger.ledger_id)
+
+
+# ---------------------------------------------------------------------------------------------------------- part
+# The parts of a topic beside its log and its subscriptions: each keeps some state across owners.
+#
+# A topic calls its parts in the order of its tuple `parts` (broker/topic/topic.py), and the methods of each part so:
+#
+#     open      after the take-over of the log, before the first publish and before the subscriptions are opened
+#     look      from time to time, and after the policies changed: what is due begins, in a task of the part
+#     held      before each trim: what of the log the part needs, and why
+#     stop      the topic is lost, or closes: nothing more is written, every waiting caller is resumed. Idempotent
+#     close     after the log was closed; what may be stored is stored. Idempotent
+#     own_ledgers   the topic is deleted: they are deleted after the topic's record
+#
+# Guarding test: tests/broker/topic/test_parts.py.
+
+
+class TopicPart(Protocol):
+    """A part of a topic; see the module for the order of the calls."""
+
+    async def open(self, applied: Applied) -> None: ...
+    def look(self, applied: Applied) -> None: ...
+    def held(self, applied: Applied) -> Safe | None: ...
+    def stop(self) -> None: ...
+    async def close(self) -> None: ...
+    def own_ledgers(self) -> list[int]: ...
+
+
+# -------------------------------------------------------------------------------------------------------- replay
+# The replay of a load: one pass over the headers of the log, for deduplication and for transactions.
+#
+# It begins at the older of the positions up to which the two know the log, and reads nothing where neither needs it.
+# Each entry is given to the transactions first: whether its numbers count for deduplication depends on what is known of
+# its transaction. Guarding tests: tests/broker/topic/test_dedup.py, tests/broker/topic/test_transactions.py.
+
+
+REPLAY_BYTES = 4 << 20
+"""Bytes of one read of a replay."""
+
+
+async def replay(log: Log, dedup: Deduplication, transactions: TopicTransactions) -> None:
+    """Replays the log after both were opened, and before anything is published."""
+    starts = [each for each in (dedup.replays_after, transactions.replays_after) if each is not None]
+    if starts:
+        shape = log.shape
+        position = shape.after(min(starts))
+        while shape.readable(position := shape.there(position)):
+            for entry in await log.reader.read(position, REPLAY_BYTES):
+                header = parse_header(split_broker_part(entry.payload)[2], verify=False)
+                numbers, txn = numbers_of(header.metadata), txn_of(header.metadata)
+                aborted = txn is not None and transactions.replay(txn, header, numbers, entry)
+                hidden = txn is not None and transactions.is_hidden(txn, entry.position)
+                dedup.replay(header.producer_name, numbers, entry.position, counts=not hidden, aborted=aborted)
+                position = shape.after(entry.position)
+    dedup.replay_done()
+    transactions.replay_done()

@@ -1,4 +1,5 @@
-"""Maintenance of a loaded topic: finds what is due and does it. Drives core/upkeep.py and broker/log/core/trimming.py.
+"""Maintenance of a loaded topic: finds what is due and does it. Drives admission_core.py and
+broker/log/log_shape_core.py.
 
     maintenance = TopicMaintenance(topic, …)
     await maintenance.look()     all that is due now, in the order of `STEPS`; called by the broker's one upkeep task
@@ -21,12 +22,12 @@ from typing import TYPE_CHECKING
 from ...proto.errors import MagnetarError
 from ...proto.names import Position
 from ...proto.states import BacklogQuotaState, TopicState
+from ...runtime.network import World
 from ...runtime.tasks import together
-from ...runtime.world import World
 from ..common.refusals import PublishRefusal
+from ..subscription.dead_letters import rest_of
 from ..subscription.subscription import Subscription
-from ..subscription.whole_messages import rest_of
-from .core.upkeep import backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
+from .admission_core import backlog_bytes, delayed_bytes, inactive, mark_within, over_quota, rolls
 
 if TYPE_CHECKING:
     from .topic import Topic

@@ -6,7 +6,7 @@
 - In flight are at most `IN_FLIGHT_ENTRIES` and `IN_FLIGHT_BYTES` of a topic. A subscription whose consumers do not keep
   up loses the oldest ones, counted in its `dropped`; one without consumers loses everything, and ends.
 - There is no record in the metadata: a topic is made when it is first used, and ends when its broker ends or unloads it
-  or when it is unused for `UNUSED_S` (broker/common/applied.py). One with partitions has a record of their number, made
+  or when it is unused for `UNUSED_S` (broker/common/config.py). One with partitions has a record of their number, made
   by an operator, and each of them starts and ends as a topic does. Lists show those with partitions and those that some
   broker has in memory.
 - Seeking and trimming are not for it. Policies are those of the persistent topic of that name.
@@ -27,7 +27,7 @@ from msgspec import structs
 from pyroaring import BitMap
 
 from ...metadata.records import TopicRecord
-from ...metadata.update import Change
+from ...metadata.store import Change
 from ...proto.applied import Applied
 from ...proto.entry import broker_part
 from ...proto.errors import (
@@ -39,16 +39,16 @@ from ...proto.errors import (
 from ...proto.names import Position
 from ...proto.states import TopicState
 from ...runtime.clock import Clock
-from ...runtime.world import World
+from ...runtime.network import World
 from ..common.config import BrokerConfig, Replication
+from ..log.appender import Publish
 from ..log.cache import StoredEntry
-from ..log.core.log_shape import LogShape, Span
-from ..log.publish import Publish
+from ..log.log_shape_core import LogShape, Span
 from ..log.reader import IndexedPosition
 from ..subscription.consumer import Consumer
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
-from ..subscription.core.policies import SubscriptionType
+from ..subscription.core.subscription_types import SubscriptionType
 from ..subscription.pump import Pump
 from ..subscription.subscription import Subscription
 

@@ -1,7 +1,7 @@
-"""The outcomes ledger of a topic: what core/transactions.py knows, kept across crashes and moves.
+"""The outcomes ledger of a topic: what transactions_core.py knows, kept across crashes and moves.
 
 A write is the parts that have changed and a marker with the position, the open transactions and a row for each valid
-part (broker/topic/format/transactions.py). It counts when the marker is stored. Rules
+part (broker/topic/transactions_format.py). It counts when the marker is stored. Rules
 - **Lazily**: `OUTCOME_DELAY_S` after an outcome, or at `OUTCOMES_MAX` of them; one write at a time, with all that
   waits.
   `durable` returns after a write that has all outcomes of before the call.
@@ -24,15 +24,15 @@ from ...metadata.records import OutcomesPlace
 from ...proto.errors import InternalError, MagnetarError, NotOwner
 from ...proto.names import Position
 from ...proto.states import TopicState
+from ...runtime.network import World
 from ...runtime.tasks import Tasks
-from ...runtime.world import World
 from ..common.config import BrokerConfig, Policy
 from ..common.retry import until_done
-from ..log.ledger_list import TopicFenced
 from ..log.log import Log
+from ..log.managed_ledger import TopicFenced
 from ..log.snapshot_ledger import SnapshotLedger, StateLedgers
-from .core.transactions import AbortedPart, Transactions, TxnSnapshot
-from .format import transactions as stored
+from . import transactions_format as stored
+from .transactions_core import AbortedPart, Transactions, TxnSnapshot
 
 _LOG = logging.getLogger("magnetar.broker.topic.transactions")
 

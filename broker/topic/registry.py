@@ -1,6 +1,6 @@
-"""The producers of a topic: which ones join, wait, or are disconnected (core/publish.py decides).
+"""The producers of a topic: which ones join, wait, or are disconnected (publish_core.py decides).
 
-A producer joins in this order: the topic is served here; its quota and its limits (core/admission.py) admit one more;
+A producer joins in this order: the topic is served here; its quota and its limits (admission_core.py) admit one more;
 the producer was not fenced meanwhile; it is registered, which it may have to wait for; the epoch, if it grows, is
 durable; what was published under its name before is known (dedup.py). Only then may it publish.
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...proto.errors import MagnetarError, ProducerBusy, ProducerFenced, Unavailable
-from ...proto.model import AccessMode
-from .core.publish import Denied, Epoch, ProducerRegistration, ProducerTable, epoch, next_epoch
+from ...proto.states import AccessMode
 from .producer import Producer
+from .publish_core import Denied, Epoch, ProducerRegistration, ProducerTable, epoch, next_epoch
 
 if TYPE_CHECKING:
     from .topic import Topic

@@ -5,9 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from ...proto.errors import NotFound
+from ...proto.names import Position
 from ...runtime.clock import Clock
 from ..common.config import BrokerConfig
-from ..common.token_bucket import Rate
+from ..common.token_bucket import Rate, Turns
+from ..log.cache import StoredEntry
+from ..log.log import ReadableLog
+from ..log.log_shape_core import Span
+from ..subscription.dead_letters import rest_of
+from ..subscription.subscription import Subscription
+from .admission_core import backlog_bytes
 
 
 class BrokerRates:
@@ -61,3 +69,138 @@ class TopicStatistics:
             self._rates = Rates(*((new - old) / passed_s for new, old in zip(totals, self._rated, strict=True)))
             self._rated, self._rated_at = totals, now
         return self._rates
+
+
+# ------------------------------------------------------------------------------------------------------- backlog
+# The backlog of a subscription: its size, a peek at its beginning, and skipping it. For operators; nothing here is in
+# the path of a message. `statistics.py` counts exactly, and reads for it; `size` reads nothing but the place of the
+# mark.
+
+
+async def size(log: ReadableLog, subscription: Subscription) -> int:
+    """Messages. Exact at the mark, and inside batches of which some are acknowledged; a batch after it that is
+    acknowledged as a whole counts as one message less.
+    """
+    return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
+
+
+def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
+    """Returns what `size` does; None when something would have to be read."""
+    after = log.reader.index_now(subscription.cursor.mark)
+    return None if after is None else _size(log, subscription, after)
+
+
+def _size(log: ReadableLog, subscription: Subscription, after: int) -> int:
+    shape, acked = log.shape, subscription.cursor.acked
+    holes = sum(len(entries) for ledger_id, entries in acked.items() if shape.span(ledger_id) is not None)
+    return max(0, shape.messages_from(after) - holes - subscription.cursor.partial_messages)
+
+
+PEEK_BYTES_MAX = 8 << 20
+"""Bytes of one peek: an answer has to fit into a gRPC message."""
+
+
+async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> list[StoredEntry]:
+    """The next entries that are not acknowledged, with so many messages if there are, but the first at any size."""
+    shape, found, size, turns = log.shape, list[StoredEntry](), 0, Turns(log.world.clock)
+    position = shape.after(subscription.cursor.mark)
+    while messages > 0 and shape.readable(position := subscription.cursor.next_unacked(shape.there(position))):
+        entry = await log.reader.entry(position)
+        size += entry.size
+        if found and size > PEEK_BYTES_MAX:
+            break
+        found.append(entry)
+        messages -= entry.count
+        position = shape.after(position)
+        if turns.over:
+            await turns.next()
+    return found
+
+
+async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> None:
+    """Acknowledges the next so many messages (-1: all), durably, but those that are pending in a transaction. Each
+    chunk of a message counts as one, as in the size of the backlog; of the last one all chunks are skipped."""
+    shape = log.shape
+    mark, acked = shape.last, 0
+    if messages >= 0:
+        index = shape.ahead(await log.reader.index_after(subscription.cursor.mark), messages)
+        place = await log.reader.locate(index)
+        mark, acked = shape.before(place.position), max(0, index - place.first_index)
+    subscription.give_up(mark, acked if shape.readable(shape.after(mark)) else 0)
+    subscription.discard(await rest_of(log, mark))
+    await subscription.durable_now()
+    subscription.pump.wake()
+
+
+# ------------------------------------------------------------------------------------------------------- examine
+# Examining a topic's log for an operator: single messages, and exactly what a subscription has left.
+#
+# `analyze` reads the backlog as far as it must: where nothing after the mark is acknowledged, the index gives the
+# number of messages there and nothing is read; ledgers with holes or partly acknowledged batches are read,
+# `entries_max` at most.
+
+
+ANALYZE_ENTRIES_MAX = 1_000_000
+"""Entries that one request reads: some seconds. Beyond, an acknowledged entry counts as one message."""
+CHUNK_BYTES = 1 << 20
+
+
+class Backlog(NamedTuple):
+    """The rest of a topic that a subscription has not acknowledged."""
+
+    entries: int
+    messages: int
+    acknowledged: int  # messages after the mark that are acknowledged
+    bytes: int  # about
+    complete: bool  # False: `ANALYZE_ENTRIES_MAX` was reached
+
+
+async def analyze(log: ReadableLog, subscription: Subscription, entries_max: int = ANALYZE_ENTRIES_MAX) -> Backlog:
+    shape, cursor = log.shape, subscription.cursor
+    mark, acknowledged, entries, left = cursor.mark, 0, 0, entries_max
+    for span in shape.spans:
+        first = mark[1] + 1 if span.ledger_id == mark[0] else 0
+        if span.ledger_id < mark[0] or first > span.last_entry:
+            continue
+        entries += shape.shown_in(span.ledger_id, first)
+        holes = len(cursor.acked.get(span.ledger_id, ()))
+        entries -= holes
+        partial = any(position[0] == span.ledger_id for position in cursor.partial)
+        if (holes or partial) and left > 0:
+            acknowledged += await _acknowledged(log, subscription, span, first)
+            left -= span.last_entry - first + 1
+        else:
+            acknowledged += holes
+    messages = shape.messages_from(await log.reader.index_after(mark)) - acknowledged
+    return Backlog(entries, max(0, messages), acknowledged, backlog_bytes(shape, mark), left >= 0)
+
+
+async def _acknowledged(log: ReadableLog, subscription: Subscription, span: Span, first: int) -> int:
+    """Messages of the ledger, from entry `first` on, that the subscription has acknowledged."""
+    cursor, found = subscription.cursor, 0
+    position = log.shape.there(Position(span.ledger_id, first))
+    while position[0] == span.ledger_id and log.shape.readable(position):
+        for entry in await log.reader.read(position, CHUNK_BYTES):
+            if cursor.is_acked(entry.position):
+                found += entry.count
+            else:
+                found += len(cursor.acked_indexes(entry.position))
+            position = log.shape.there(log.shape.after(entry.position))
+    return found
+
+
+async def nth(log: ReadableLog, number: int, *, from_latest: bool) -> tuple[StoredEntry, int]:
+    """The entry with the n-th message (from 1) from the oldest or from the newest, and the message's place in it."""
+    shape = log.shape
+    count = shape.messages_from(shape.first_index)
+    if not 1 <= number <= count:
+        raise NotFound(f"topic {log.topic} has {count} messages; there is no message number {number}")
+    index = shape.ahead(shape.first_index, count - number if from_latest else number - 1)
+    place = await log.reader.locate(index)
+    return await log.reader.entry(place.position), max(0, index - place.first_index)
+
+
+async def message(log: ReadableLog, position: Position) -> StoredEntry:
+    if not log.shape.readable(position) or log.shape.hole(position) is not None:
+        raise NotFound(f"topic {log.topic} has no message {position} (any more)", position=position)
+    return await log.reader.entry(position)

@@ -5,7 +5,8 @@ A topic is constructed with its `Storage` and knows no more of the difference.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Concatenate, Protocol
 
@@ -14,14 +15,18 @@ import msgspec
 from ...ledger import LedgerClient
 from ...metadata import paths
 from ...metadata.store import MetadataStore
+from ...proto.errors import MagnetarError, TransactionForgotten, TransactionsOpen, Unavailable
 from ...proto.names import LATEST, Position, TopicName
-from ...runtime.monitoring.metrics import Histogram
-from ...runtime.world import World
+from ...proto.states import TxnId, TxnState
+from ...runtime.clock import Clock
+from ...runtime.metrics import Histogram
+from ...runtime.network import World
 from ..common.config import BrokerConfig
+from ..common.transactions import Coordinators, TransactionFacts
 from ..log.cache import TailCache
-from ..log.core.log_shape import LogShape
 from ..log.log import Log
-from ..log.read_memory import ReadMemory
+from ..log.log_shape_core import LogShape
+from ..log.reader import ReadMemory
 from ..log.topic_log import TopicLog
 from ..subscription.core.cursor import Cursor
 from ..subscription.core.cursor_state import CursorState
@@ -33,7 +38,6 @@ from ..subscription.subscription import Subscription
 
 if TYPE_CHECKING:
     from .topic import Topic
-
 
 class Storage(Protocol):
     """The storage of a topic's log and subscriptions."""
@@ -119,3 +123,123 @@ class DurableStorage(msgspec.Struct, frozen=True):
             wake=subscription.pump.wake,
         )  # fmt: skip
         return subscription
+
+
+# ------------------------------------------------------------------------------------------------------ deletion
+# Transactions that have something in a topic that is to be deleted: asked about, refused, or aborted first.
+#
+#     await deletion.check(txns, force=…)     TransactionsOpen: with who began them, their age, and what to do
+#     await deletion.abort(txns)              by force: returns when none of them can commit any more
+#
+# Rules (docs/transactions.md)
+# - A topic goes only when every transaction that has something in it has an outcome. One that committed without this
+#   topic would have lost a part of it, and its client would not know.
+# - **Without force** anything open or prepared refuses the deletion.
+# - **By force** what is open is aborted by its coordinator, wherever that runs: the client gets TransactionAborted and
+#   does all of it again. What is **prepared is not**: its client was told that it can commit, and may have made that
+#   true elsewhere (the checkpoint of a Spark query, a database). Its own program or an operator ends it.
+# - One that is being committed is waited for: it counts, and its messages go with the topic.
+# - **A coordinator that does not answer** refuses the deletion: an outcome is never guessed. The topic is as before;
+#   transactions may have been aborted. The error is not one that clients try again by themselves: ANSWER_S have passed.
+#
+# Order, in Topic.delete: no transaction joins any more → all are asked → the open ones are aborted → the topic ends.
+# Guards: tests/broker/topic/test_deletion.py.
+
+
+ANSWER_S = 10.0
+"""Seconds for the answers of all coordinators. Deleting asks twice: below the 30 s after which another broker, that
+passes the request on, gives up."""
+AGAIN_S = 0.1
+AT_ONCE = 1_000
+NAMED_MAX = 5
+"""Transactions that an error names: it has to fit into a trailer of gRPC."""
+UNKNOWN = "UNKNOWN"
+"""The field `state` of an error, where no coordinator says it."""
+ENDED = (TxnState.COMMITTED, TxnState.ABORTED)
+
+Ask = Callable[[TxnId], Awaitable[TransactionFacts]]
+
+
+class Deletion:
+    """The deletion of one topic; `coordinators` are asked."""
+
+    __slots__ = ("_clock", "_coordinators", "_name")
+
+    def __init__(self, clock: Clock, name: TopicName, coordinators: Coordinators) -> None:
+        self._clock, self._name, self._coordinators = clock, name, coordinators
+
+    async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
+        """Whether the topic may go, as far as these are concerned; changes nothing. TransactionsOpen."""
+        found = await self._answers(txns, self._coordinators.tell)
+        self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
+
+    async def abort(self, txns: Sequence[TxnId]) -> None:
+        """Returns when each has an outcome. TransactionsOpen: one was prepared meanwhile, and stays."""
+        self._refuse(await self._answers(txns, self._coordinators.abort_open))
+
+    def _refuse(self, found: Sequence[TransactionFacts]) -> None:
+        if not found:
+            return
+        some = "; ".join(map(_described, found[:NAMED_MAX]))
+        more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+        count = "a transaction that has" if len(found) == 1 else f"{len(found)} transactions that have"
+        raise TransactionsOpen(
+            f"topic {self._name} has entries or acknowledgements in {count} not ended: {some}{more}. {_advice(found)}",
+            topic=self._name, txn=found[0].txn, state=found[0].state.name, count=len(found),
+        )  # fmt: skip
+
+    async def _answers(self, txns: Sequence[TxnId], ask: Ask) -> list[TransactionFacts]:
+        """Returns the answers about those transactions that have no outcome."""
+        until = self._clock.monotonic() + ANSWER_S
+        found: list[TransactionFacts | None] = []
+        for first in range(0, len(txns), AT_ONCE):
+            some = txns[first : first + AT_ONCE]
+            answers = await asyncio.gather(*(self._answer(each, ask, until) for each in some), return_exceptions=True)
+            for txn, each in zip(some, answers, strict=True):
+                if isinstance(each, MagnetarError):
+                    raise TransactionsOpen(
+                        f"topic {self._name} is not deleted: it has something in transaction {txn}, and whether that "
+                        f"is open its coordinator does not say: {each}. Delete the topic again when it does",
+                        topic=self._name, txn=txn, state=UNKNOWN, count=len(txns),
+                    ) from each  # fmt: skip
+                if isinstance(each, BaseException):
+                    raise each
+                found.append(each)
+        return [each for each in found if each is not None and each.state not in ENDED]
+
+    async def _answer(self, txn: TxnId, ask: Ask, until: float) -> TransactionFacts | None:
+        """Returns the answer about a transaction; None: it ended so long ago that its coordinator keeps nothing of it.
+        """
+        last: MagnetarError | None = None
+        try:
+            async with asyncio.timeout(until - self._clock.monotonic()):
+                while True:
+                    try:
+                        return await ask(txn)
+                    except TransactionForgotten:
+                        return None
+                    except MagnetarError as error:
+                        if not error.retryable:
+                            raise
+                        last = error
+                    await asyncio.sleep(AGAIN_S)
+        except TimeoutError as error:
+            raise last or Unavailable(f"no answer within {ANSWER_S:g} s") from error
+
+
+def _advice(found: Sequence[TransactionFacts]) -> str:
+    if any(each.state is TxnState.PREPARED for each in found):
+        return (
+            "Force does not abort what is prepared, because its program was told that it can commit: let it commit, or "
+            "run 'magnetar transactions abort ID', then delete again"
+        )
+    return "End them first, or delete by force, which aborts them"
+
+
+def _described(found: TransactionFacts) -> str:
+    whose = [
+        f"of role {found.owner!r}" if found.owner else "", f"from {found.address}" if found.address else "",
+        f"by the name {found.name!r}" if found.name else "", f"for sink {found.sink!r}" if found.sink else "",
+    ]  # fmt: skip
+    begun = f"{found.state.name.lower()}, begun {found.age_s:.0f} s ago"
+    return f"{' '.join([str(found.txn), *filter(None, whose)])} ({begun})"

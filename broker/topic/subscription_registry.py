@@ -11,15 +11,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ...metadata.update import Change
+from ...metadata.store import Change
 from ...proto.errors import AlreadyExists, Busy, SubscriptionNotFound
 from ...proto.names import Position, check_subscription_name
-from ...runtime.unbroken import unbroken
+from ...runtime.tasks import unbroken
 from ..common.refusals import SubscribeRefusal
-from ..log.core.log_shape import LogShape
+from ..log.log_shape_core import LogShape
 from ..subscription.consumer import Consumer
-from ..subscription.core.policies import SubscriptionType
 from ..subscription.core.redelivery_backoff import check_properties
+from ..subscription.core.subscription_types import SubscriptionType
 from ..subscription.subscription import Subscription
 from .storage import Storage
 
@@ -138,11 +138,11 @@ class SubscriptionRegistry:
         return self.add(subscription)
 
     def check_subscription(self, name: str, *, by_consumer: bool) -> None:
-        """Whether one more may be made (core/admission.py)."""
+        """Whether one more may be made (admission_core.py)."""
         self._topic.admission.check_subscription(self._topic.applied, name, len(self._by_name), by_consumer=by_consumer)
 
     def check_consumer(self, subscription: Subscription, type_: SubscriptionType, consumer: Consumer) -> None:
-        """Whether the consumer may join (core/admission.py)."""
+        """Whether the consumer may join (admission_core.py)."""
         everybody = [each for other in self._by_name.values() for each in other.consumers.values()]
         mine = subscription.consumers.values()
         self._topic.admission.check_consumer(self._topic.applied, type_, consumer, subscription.name, everybody, mine)

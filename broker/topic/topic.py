@@ -17,31 +17,27 @@ from ...proto.applied import Applied
 from ...proto.errors import Busy, MagnetarError, NotOwner, SubscriptionNotFound, Unavailable
 from ...proto.names import Position, TopicName
 from ...proto.states import LedgerStays, TopicState
-from ...runtime.unbroken import unbroken
-from ...runtime.world import World
+from ...runtime.network import World
+from ...runtime.tasks import unbroken
 from ..common.config import BrokerConfig, Replication
 from ..common.refusals import PublishRefusal, SubscribeRefusal
 from ..common.token_bucket import Rate
 from ..common.transactions import Coordinators, NoCoordinators, Settlement
-from ..log.committed_view import CommittedView
 from ..log.compaction import Compaction
-from ..log.core.log_shape import LogShape
-from ..log.core.trimming import NOTHING, Retention, Safe, trimmable, verdicts
-from ..log.log import ReadableLog
+from ..log.log import CommittedView, ReadableLog
+from ..log.log_shape_core import NOTHING, LogShape, Retention, Safe, trimmable, verdicts
 from ..subscription.subscription import Subscription
-from . import backlog
-from .core.admission import Admission
-from .core.transactions import Transactions, TxnEnd
-from .dedup import Deduplication
-from .gate import PublishGate
+from . import statistics as backlog
+from .admission_core import Admission
+from .dedup import Deduplication, TopicPart, replay
 from .maintenance import TopicMaintenance
-from .part import TopicPart
+from .producer import PublishGate
 from .registry import ProducerRegistry
-from .replay import replay
 from .statistics import BrokerRates, TopicStatistics
 from .storage import Storage
 from .subscription_registry import SubscriptionRegistry
 from .transactions import TopicTransactions
+from .transactions_core import Transactions, TxnEnd
 
 _LOG = logging.getLogger("magnetar.broker.topic")
 
@@ -296,7 +292,7 @@ class Topic:
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
 
     async def trim(self, *, retained: bool = True) -> list[int]:
-        """Removes ledgers that no holder needs (broker/log/core/trimming.py); `retained` False: also those that
+        """Removes ledgers that no holder needs (broker/log/log_shape_core.py); `retained` False: also those that
         retention, or the want of a subscription, keeps.
         """
         async with self.registry.changing:
@@ -415,7 +411,7 @@ class Topic:
     async def delete(self, *, force: bool, abort: bool) -> list[int]:
         """Ends the topic for good; returns its ledgers, to be deleted after its record. Busy: in use, and not forced.
 
-        What is open in transactions is aborted first, if `abort` says so (deletion.py). TransactionsOpen: something is
+        What is open in transactions is aborted first, if `abort` says so (storage.py). TransactionsOpen: something is
         left, or a coordinator does not answer; the topic is as before. NotOwner: another call has deleted it.
         """
         if self._deleting is None:

@@ -1,7 +1,7 @@
 """The transactions of a loaded topic: joins before the first entry, outcomes, and what is asked again after a load.
 
-What is decided is in core/transactions.py, and stored by outcomes.py; joins are in txn_joins.py, and what is asked
-again in txn_questions.py. Rules
+What is decided is in transactions_core.py, and stored by outcomes.py; joins are in txn_joins.py, and what is asked
+again in txn_joins.py. Rules
 - **Seen.** Before a topic's first join its record says that it has seen transactions (`transactions` beside `dedup`):
   a later owner looks for their entries in the log. A topic whose record does not say it replays nothing for them.
 - **Join first.** `join` asks the coordinator to take the topic as a participant, and returns when it did; then
@@ -39,23 +39,20 @@ from ...proto.errors import (
     TimedOut,
 )
 from ...proto.names import Position
-from ...proto.states import LedgerStays
-from ...proto.transactions import TxnId
-from ...runtime.world import World
+from ...proto.states import LedgerStays, TxnId
+from ...runtime.network import World
 from ..common.config import BrokerConfig, Policy
 from ..common.transactions import Coordinators, Settlement
 from ..log.cache import StoredEntry
-from ..log.core.sequence_range import SequenceRange
-from ..log.core.trimming import Safe
 from ..log.log import Log
+from ..log.log_queue_core import SequenceRange
+from ..log.log_shape_core import Safe
 from ..subscription.subscription import Subscription
-from .core.dedup import DedupVerdict
-from .core.transactions import NOT_KNOWN, OpenHere, Transactions, TxnSnapshot
-from .deletion import Deletion
+from .dedup_core import DedupVerdict
 from .outcomes import OutcomesLedger
-from .txn_joins import TxnJoins
-from .txn_questions import TxnQuestions
-from .txn_runs import TransactionRuns, error_of
+from .storage import Deletion
+from .transactions_core import NOT_KNOWN, OpenHere, Transactions, TxnSnapshot
+from .txn_joins import TransactionRuns, TxnJoins, TxnQuestions, error_of
 
 if TYPE_CHECKING:
     from .topic import Topic
@@ -121,7 +118,7 @@ class _Here:
 
 
 class TopicTransactions:
-    """The transactions of a loaded topic; see the module. A part of its topic (part.py)."""
+    """The transactions of a loaded topic; see the module. A part of its topic (dedup.py)."""
 
     __slots__ = (
         "_config", "_ledger", "_ledger_client", "_log", "_loop", "_replication", "_under_way", "coordinators", "core",
@@ -246,7 +243,7 @@ class TopicTransactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Returns the verdict on an entry of the transaction, like core/dedup.py. The caller has just seen that it
+        """Returns the verdict on an entry of the transaction, like dedup_core.py. The caller has just seen that it
         `is_open`."""
         assert self.core is not None, "it is open"
         return self.core.judge(txn, name, numbers)
@@ -390,7 +387,7 @@ class TopicTransactions:
         """Returns the transactions that have not ended here, the one with the earliest entry first."""
         return self.core.open if self.core is not None else []
 
-    # ------------------------------------------------------------------ deletion (deletion.py)
+    # ------------------------------------------------------------------ deletion (storage.py)
     async def leave(self, *, force: bool) -> None:
         """Returns when no transaction has something here that can commit; until `stay`, nothing joins.
         TransactionsOpen.

@@ -8,7 +8,7 @@
 Questions go to the core in the turn in which they are asked. One append is on its way at a time: the next one has all
 that was decided meanwhile, as one, and it is answered when that is durable. An append whose outcome is unknown ends
 this epoch: those who wait get OutcomeUnknown, never an outcome. Guards:
-tests/broker/protocols/grpc/test_transactions.py.
+tests/broker/grpc/test_transactions.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Any, assert_never
 
 from ...proto.errors import ConnectionLost, InternalError, InvalidRequest, MagnetarError, TimedOut
 from ...proto.names import Position
-from ...proto.transactions import TxnId, TxnState
-from ...runtime.supervisor import Supervisor
-from ...runtime.tasks import Tasks
-from ...runtime.world import World
+from ...proto.states import TxnId, TxnState
+from ...runtime.network import World
+from ...runtime.tasks import Supervisor, Tasks
 from ..common.transactions import Joined, Settlement
-from .core.coordinator import Coordinator
-from .core.intents import (
+from .coordinator_core import Coordinator
+from .halves import HalfWork
+from .intents_core import (
     AbortByAdmin,
     AbortOpen,
     Answer,
@@ -58,10 +58,9 @@ from .core.intents import (
     Verb,
     WatchHalves,
 )
-from .core.records import HalfMessage, Participant, Tag
-from .halves import HalfWork
 from .log import CoordinatorLog
-from .settling import Settler, Topics
+from .peers import Settler, Topics
+from .records_core import HalfMessage, Participant, Tag
 from .together import Question
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
@@ -77,7 +76,7 @@ of ids, and so room for 33 million blocks."""
 
 
 Publish = Callable[[TxnId, Sequence[HalfMessage]], Awaitable[list[Participant]]]
-"""The messages of a half, in a transaction (broker/node/half_publisher.py)."""
+"""The messages of a half, in a transaction (broker/node/internal_producer.py)."""
 
 
 class RunningCoordinator:

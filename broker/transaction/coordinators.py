@@ -11,7 +11,7 @@ There is a fixed number of coordinators, set by the first transaction of the clu
 bundle of topics has (broker/cluster/ownership.py), under the name of a partition of Pulsar's system topic
 (`assign_topic`), and is loaded by the first question. So a cluster without transactions loads none, and not their
 code. After a crash there may be no client that asks: each broker looks for coordinators that have no owner, and loads
-them, so that what is decided is settled. Guards: tests/broker/protocols/grpc/test_transactions.py.
+them, so that what is decided is settled. Guards: tests/broker/grpc/test_transactions.py.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ...ledger import LedgerClient
 from ...metadata import paths
 from ...metadata.records import BrokerRecord, CoordinatorRecord, OwnerRecord, TransactionsRecord
-from ...metadata.store import MetadataStore
-from ...metadata.update import get_record, update_record
+from ...metadata.store import MetadataStore, get_record, update_record
 from ...proto.errors import (
     ConnectionLost,
     DataLost,
@@ -36,20 +35,19 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.names import TopicName
-from ...proto.transactions import COORDINATORS_MAX, TxnId
-from ...runtime.world import World
+from ...proto.states import COORDINATORS_MAX, TxnId
+from ...runtime.network import World
 from ..cluster.ownership import Ownership
 from ..common.config import BrokerConfig, Replication
-from ..common.log_throttle import LogThrottle
-from ..common.shared_runs import SharedRuns
+from ..common.retry import LogThrottle, SharedRuns
 from ..common.transactions import Joined, TransactionFacts
 from ..log.snapshot_ledger import StateLedgers
 from .peers import Peers
 
 if TYPE_CHECKING:
     from .coordinator import Publish, RunningCoordinator
-    from .core.intents import Limits
-    from .settling import Topics
+    from .intents_core import Limits
+    from .peers import Topics
 
 Answer = TypeVar("Answer")
 _LOG = logging.getLogger("magnetar.broker.transactions")
@@ -69,7 +67,7 @@ def owner_path(number: int) -> str:
 
 
 def limits_of(config: BrokerConfig) -> Limits:
-    from .core.intents import HalfLimits, Limits
+    from .intents_core import HalfLimits, Limits
 
     return Limits(
         open_max=config.transaction_open_max, open_per_role_max=config.transaction_open_per_role_max,

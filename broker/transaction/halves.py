@@ -21,9 +21,9 @@ from typing import Protocol
 
 from ...proto.errors import InternalError, MagnetarError, NotOwner, TimedOut
 from ...runtime.tasks import Tasks
-from .core.halves import PUBLISH_S
-from .core.intents import AskHalf, PublishHalf
-from .core.records import HalfMessage, Participant
+from .halves_core import PUBLISH_S
+from .intents_core import AskHalf, PublishHalf
+from .records_core import HalfMessage, Participant
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 
@@ -32,7 +32,7 @@ AT_ONCE = 64
 
 
 class PublishesHalves(Protocol):
-    """Publishes half messages in a transaction (broker/node/half_publisher.py)."""
+    """Publishes half messages in a transaction (broker/node/internal_producer.py)."""
 
     def __call__(self, txn: int, messages: Sequence[HalfMessage]) -> Awaitable[list[Participant]]:
         """Publishes; returns each topic's receipts. An error: some may be in their topics, and the transaction must not

@@ -36,17 +36,16 @@ import msgspec
 from ...ledger import LedgerWriter
 from ...metadata import paths
 from ...metadata.records import CoordinatorRecord, DamagedRecord, TransactionsRecord, decode, encode
-from ...metadata.store import MetadataStore, Versioned
-from ...metadata.update import get_record, update, update_record
+from ...metadata.store import MetadataStore, Versioned, get_record, update, update_record
 from ...proto.errors import DataLost, LedgerFenced, LedgerNotFound, MagnetarError, NotOwner, Unavailable
-from ...proto.transactions import EPOCH_BITS
-from ...runtime.world import World
-from ..common.log_throttle import LogThrottle
+from ...proto.states import EPOCH_BITS
+from ...runtime.network import World
+from ..common.retry import LogThrottle
 from ..log.snapshot_ledger import StateLedgers, append_all
-from .core.records import AnyRecord
-from .core.state import State
-from .format import entries as stored
-from .format.entries import RECORDS, SNAPSHOT_END, DamagedCoordinator
+from . import entries_format as stored
+from .entries_format import RECORDS, SNAPSHOT_END, DamagedCoordinator
+from .records_core import AnyRecord
+from .state_core import State
 
 _LOG = logging.getLogger("magnetar.broker.transactions")
 

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 
 from ...proto.errors import MagnetarError, TimedOut
-from .core.intents import Result
+from .intents_core import Result
 
 
 class Question:

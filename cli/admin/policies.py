@@ -192,7 +192,7 @@ def change(session: Session, level: str, target: str, given: dict[str, Any]) -> 
 
 
 def _warn_of_risks(session: Session, policies: Policies) -> None:
-    from ...broker.log.core.quorums import risks
+    from ...broker.log.log_shape_core import risks
 
     bookies = sum(not each.read_only for each in session.admin.bookies())
     shape = (policies.ensemble_size or 0, policies.write_quorum or 0, policies.ack_quorum or 0)

@@ -13,8 +13,7 @@ from typing import Any
 
 import click
 
-from ...proto.operation import AskedOf, Cli, On, Operation
-from ...proto.operations import OPERATIONS
+from ...proto.operations import OPERATIONS, AskedOf, Cli, On, Operation
 from ..common.lazy import Lazy
 from ..common.session import SUBSCRIPTION, YES, Session, confirm, connected
 

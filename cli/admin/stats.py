@@ -14,7 +14,7 @@ from ...proto.pulsar_json import OF_PRODUCER, PRODUCER, SUBSCRIPTION, TOPIC, pic
 
 if TYPE_CHECKING:
     from ...client import admin as values
-    from ...proto.transactions import TxnId
+    from ...proto.states import TxnId
     from ..common.session import Session
 
 COLUMNS = ("topic", "partitions", "msgInCounter", "msgOutCounter", "storageSize", "msgBacklog", "msgRateIn")

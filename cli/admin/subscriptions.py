@@ -5,13 +5,16 @@ On a partitioned topic each verb is applied to every partition, at its owner.
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 from click import option
 
 from ..common import units
 from ..common.lazy import ROW, Lazy, LazyGroup
-from ..common.session import SUBSCRIPTION, Session, verb
-from ..common.units import message_id
+from ..common.output import id_text
+from ..common.session import SUBSCRIPTION, Session, confirm, verb
+from ..common.units import duration, message_id
 from .properties import PROPERTIES
 from .topics import full
 
@@ -121,7 +124,7 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
 
     Example: magnetar topics peek-messages orders -s billing -n 5
     """
-    from ..messages.messages import show, stored
+    from ..common.output import show, stored
 
     for part in session.admin.parts(topic):
         for message in session.admin.peek_messages(part, subscription, count):
@@ -180,3 +183,183 @@ def reset(
     for part in session.admin.parts(topic):
         session.admin.reset_subscription(part, subscription, to, exclusive=exclude)
     _done(session, f"subscription {subscription} moved to {moment or position}", topic, subscription)
+
+
+# ------------------------------------------------------------------------------------------------------- backlog
+# `magnetar topics expire-messages|examine-messages|…`: what a topic contains, examined and cleared by hand.
+#
+# Names and options are pulsar-admin's. On a partitioned topic each verb is applied to every partition, at its owner.
+
+
+OLDER = option("-t", "--expireTime", "--time", "older", default=None, help="Older than 90s, 10m, 2h; or seconds.")
+
+
+def _expire(session: Session, topic: str, name: str, older: str | None, position: str | None) -> None:
+    if (older is None) == (position is None):
+        raise click.UsageError("either -t TIME or -m POSITION")
+    limit = duration(older, 1) or 0 if older is not None else message_id(position or "")
+    if isinstance(limit, int) and limit < 1:
+        raise click.UsageError("a time is 1 s or more; 'magnetar topics clear-backlog' acknowledges everything")
+    admin = session.admin
+    entries = sum(admin.expire_messages(part, name, limit) for part in admin.parts(topic))
+    whose = name or "all subscriptions"
+    session.out.done(f"{entries} entries of {whose} expired", topic=full(topic), subscription=name, entries=entries)
+
+
+@verb(
+    SUBSCRIPTION,
+    OLDER,
+    option("-m", "-p", "--position", "position", default=None, help="… or everything up to L:E, earliest, latest."),
+    name="expire-messages",
+)
+def expire(session: Session, topic: str, subscription: str, older: str | None, position: str | None) -> None:
+    """Acknowledge what is older than a time, or everything up to a message, unseen.
+
+    Example: magnetar topics expire-messages orders -s billing -t 2h
+    """
+    _expire(session, topic, subscription, older, position)
+
+
+@verb(OLDER, name="expire-messages-all-subscriptions")
+def expire_all(session: Session, topic: str, older: str | None) -> None:
+    """Acknowledge what is older than a time, for every subscription.
+
+    Example: magnetar topics expire-messages-all-subscriptions orders -t 3d
+    """
+    _expire(session, topic, "", older, None)
+
+
+@verb(
+    option(
+        "-i", "--initialPosition", "end", type=click.Choice(["earliest", "latest"]), default="latest", show_default=True
+    ),
+    option("-m", "--messagePosition", "number", type=click.IntRange(1), default=1, show_default=True),
+    name="examine-messages",
+)
+def examine(session: Session, topic: str, end: str, number: int) -> None:
+    """Show the n-th message of a topic (of each partition), counted from the oldest or from the newest.
+
+    Example: magnetar topics examine-messages orders -i latest -m 1
+    """
+    from ...proto.errors import NotFound
+    from ..common.output import show, stored
+
+    parts, failed = session.admin.parts(topic), list[NotFound]()
+    for part in parts:
+        try:
+            show(stored(session.admin.nth_message(part, number, from_latest=end == "latest")), session.out)
+        except NotFound as error:  # it has not so many
+            failed.append(error)
+    if len(failed) == len(parts):
+        raise failed[0]
+
+
+@verb(
+    option("-l", "--ledgerId", "ledger", type=int, required=True),
+    option("-e", "--entryId", "entry", type=int, required=True),
+    name="get-message-by-id",
+)
+def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
+    """Show the messages of an entry. Of a partitioned topic name the partition.
+
+    Example: magnetar topics get-message-by-id orders-partition-0 -l 17 -e 3
+    """
+    from ..common.output import show, stored
+
+    for message in session.admin.messages(topic, ledger, entry):
+        show(stored(message), session.out)
+
+
+@verb(option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds."))
+def get_message_id(session: Session, topic: str, moment: str) -> None:
+    """The id of the first message that arrived at a time or later; of the next one to come, when there is none.
+
+    Example: magnetar topics get-message-id orders -d 2h
+    """
+    from ...runtime.clock import SystemClock
+    from ..common.units import moment_ms
+
+    at = moment_ms(moment, SystemClock().wall_ms())
+    rows = []
+    for part in session.admin.parts(topic):
+        found = session.admin.message_id_by_time(part, at)
+        rows.append({"topic": part, "messageId": f"{found.position()}:{found.partition()}"})
+    session.out.rows(rows, ("topic", "messageId"))
+
+
+@verb(
+    option("-m", "--messageId", "position", default="earliest", show_default=True, help="earliest, latest, L:E."),
+    name="get-backlog-size",
+)
+def backlog_size(session: Session, topic: str, position: str) -> None:
+    """About how many bytes of a topic (of each partition) are after a message.
+
+    Example: magnetar topics get-backlog-size orders -m 17:3
+    """
+    admin, place = session.admin, message_id(position)
+    rows = [{"topic": part, "bytes": admin.backlog_size(part, place)} for part in admin.parts(topic)]
+    session.out.rows(rows, ("topic", "bytes"))
+
+
+@verb()
+def last_message_id(session: Session, topic: str) -> None:
+    """The id of the newest message of a topic (of each partition); -1:-1 when there is none.
+
+    Example: magnetar topics last-message-id orders
+    """
+    admin = session.admin
+    rows = [{"topic": part, "lastMessageId": id_text(admin.last_message_id(part))} for part in admin.parts(topic)]
+    session.out.rows(rows, ("topic", "lastMessageId"))
+
+
+@verb(
+    option("--ledger", type=click.IntRange(min=0), help="This ledger alone.  [default: all of the topic]"),
+    option(
+        "--force", is_flag=True,
+        help="Also what a replica that does not answer may have: when it comes back, its messages stay lost.",
+    ),
+)  # fmt: skip
+def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes: bool) -> None:  # fmt: skip
+    """Pass over entries that every replica lost, for all consumers and readers.
+
+    A topic whose last ledger is lost opens again and goes on in a new one. Only what is certainly lost is passed over:
+    a bookie that is gone for good has to be forgotten before (magnetar bookies forget). Nothing brings it back.
+
+    Example: magnetar topics skip-lost orders --yes
+    """
+    confirm(f"Pass over what {full(topic)} lost, for ever" + (", and what it may not have lost" if force else ""), yes)
+    admin, rows, missed = session.admin, [], []
+    for part in admin.parts(topic):
+        found = admin.skip_lost(part, ledger_id=ledger, force=force)
+        rows += [{"topic": part, **asdict(each)} for each in found.ranges]
+        missed += [{"topic": part, **asdict(each)} for each in found.subscriptions] if found.ranges else []
+    if session.out.json:
+        session.out.document({"ranges": rows, "subscriptions": missed})
+        return
+    columns = ("topic", "ledger_id", "first_entry", "last_entry", "first_index", "end_index", "forced")
+    session.out.rows(rows, columns, empty="nothing is lost")
+    if missed:
+        session.out.rows(missed, ("topic", "name", "messages"))
+
+
+@verb(
+    option("--delete", "remove", is_flag=True, help="Fence and delete them now; brokers do it every hour."),
+    option("--unexplained", is_flag=True, help="With --delete: also those whose owner has no record."),
+)
+def orphans(session: Session, remove: bool, unexplained: bool) -> None:
+    """Ledgers that no record refers to, and those that a topic lists and that are deleted.
+
+    Example: magnetar ledgers orphans
+    """
+    found = session.admin.find_orphans(remove=remove, unexplained=unexplained)
+    rows = [
+        {
+            "ledger": each.ledger_id,
+            "topic": each.topic,
+            "subscription": each.subscription or None,
+            "state": "deleted" if each.deleted else "unexplained" if each.unexplained else state,
+        }
+        for state, ledgers in (("orphan", found.orphans), ("missing", found.missing))
+        for each in ledgers
+    ]
+    session.out.rows(rows, ("ledger", "topic", "subscription", "state"), empty="no orphans, and nothing is missing")

@@ -11,7 +11,7 @@ from click import option
 from ...proto.policy_table import TOPICS
 from ..common.lazy import ROW, Lazy, LazyGroup
 from ..common.session import Session, confirm, verb
-from .permissions import OF_TOPICS
+from .namespaces import OF_TOPICS
 from .policies import ALIASES, verbs
 from .properties import OF_TOPICS as PROPERTIES_OF_TOPICS
 
@@ -38,13 +38,17 @@ topics = LazyGroup(
         "skip": Lazy(".admin.subscriptions", "skip", "Acknowledge the next messages unseen."),
         "clear-backlog": Lazy(".admin.subscriptions", "clear", "Acknowledge everything unseen."),
         "reset-cursor": Lazy(".admin.subscriptions", "reset", "Move a subscription back or on."),
-        "expire-messages": Lazy(".admin.backlog", "expire", "Acknowledge what is older than a time."),
-        "expire-messages-all-subscriptions": Lazy(".admin.backlog", "expire_all", "… for every subscription."),
-        "examine-messages": Lazy(".admin.backlog", "examine", "Show the n-th message from the oldest or the newest."),
-        "get-message-by-id": Lazy(".admin.backlog", "get_message", "Show the messages of an entry."),
-        "get-message-id": Lazy(".admin.backlog", "get_message_id", "Id of the first message that arrived at a time."),
-        "get-backlog-size": Lazy(".admin.backlog", "backlog_size", "Bytes after a message."),
-        "last-message-id": Lazy(".admin.backlog", "last_message_id", "Id of the newest message."),
+        "expire-messages": Lazy(".admin.subscriptions", "expire", "Acknowledge what is older than a time."),
+        "expire-messages-all-subscriptions": Lazy(".admin.subscriptions", "expire_all", "… for every subscription."),
+        "examine-messages": Lazy(
+            ".admin.subscriptions", "examine", "Show the n-th message from the oldest or the newest."
+        ),
+        "get-message-by-id": Lazy(".admin.subscriptions", "get_message", "Show the messages of an entry."),
+        "get-message-id": Lazy(
+            ".admin.subscriptions", "get_message_id", "Id of the first message that arrived at a time."
+        ),
+        "get-backlog-size": Lazy(".admin.subscriptions", "backlog_size", "Bytes after a message."),
+        "last-message-id": Lazy(".admin.subscriptions", "last_message_id", "Id of the newest message."),
         "analyze-backlog": ROW,
         "truncate": ROW,
         "unload": ROW,
@@ -53,7 +57,7 @@ topics = LazyGroup(
         "compaction-status": Lazy(
             ".admin.topics", "compaction_status", "How far the last compaction is, and what it left."
         ),
-        "skip-lost": Lazy(".admin.backlog", "skip_lost", "Pass over entries that every replica lost."),
+        "skip-lost": Lazy(".admin.subscriptions", "skip_lost", "Pass over entries that every replica lost."),
         "terminate": Lazy(".admin.topics", "terminate", "Seal it: it can be read and not written."),
         "delete": Lazy(".admin.topics", "delete", "Delete a topic and its messages."),
         **OF_TOPICS,
@@ -194,7 +198,7 @@ def bundle_range(session: Session, topic: str) -> None:
 
     Example: magnetar topics bundle-range orders
     """
-    from ...broker.cluster.core.bundles import bundle_of
+    from ...broker.cluster.bundles_core import bundle_of
     from ...proto.names import TopicName
 
     bundles = session.admin.namespace(str(TopicName.parse(topic).namespace_name)).bundles

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...proto.digits import whole
+from ...proto.names import whole
 
 if TYPE_CHECKING:
     from ...client.model.message_id import MessageId

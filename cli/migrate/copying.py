@@ -6,40 +6,185 @@
 
 Of each partition one task: it opens the destination for itself, reads where the copy continues, and moves entries. What
 may pass (a lost connection, a broker that moves a topic) is tried again for `patience_s` without progress; then, and
-for anything else, all of them end with that error. They may end at any moment: see destination.py.
+for anything else, all of them end with that error. They may end at any moment: see copying.py.
 Guard: tests/cli/migrate/test_migrate.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
 
 from ...client.admin import AdminClient
 from ...client.client import Client
-from ...client.core.backoff import Backoff
+from ...client.core.failover import Backoff
 from ...client.model.message_id import MessageId
 from ...client.produce.entry_writer import EntryWriter, Stored
-from ...proto.entry import parse_header
+from ...proto.entry import declared_messages, parse_header
 from ...proto.errors import (
     AlreadyExists,
     Busy,
+    InvalidRequest,
     MagnetarError,
     NotAllowed,
     NotFound,
     SubscriptionNotFound,
+    TopicNotFound,
+    Unauthenticated,
+    Unauthorized,
+    Unavailable,
 )
-from ...proto.names import TopicName
+from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo, version_bytes
+from ...runtime.access import CallerAccess
+from ...runtime.network import World
 from ...runtime.tasks import together
-from ...runtime.world import World
-from .destination import PRODUCER, newest_of_all, newest_origin
-from .origin import Origin, copied, number_of
-from .plan import CopiedTopic
-from .source import Backlog, Ended, Entry, PartitionReader, Source
-from .tally import Tally
+from .source import Backlog, CopiedTopic, Ended, Entry, Origin, PartitionReader, Source, copied, number_of, origin_of
+
+# --------------------------------------------------------------------------------------------------- destination
+# The partition that is copied into: where a copy continues, and where a position of the source is.
+#
+# **Nothing is lost and nothing is doubled.** The position in the source is stored in each copied entry (source.py). It
+# is read after the producer was opened, when no other one can publish (client/produce/entry_writer.py), and after what
+# a killed run left on its way is settled. What had no answer when a connection was lost is never sent again by the same
+# producer; the next one reads the newest origin anew. Guard: tests/cli/migrate/test_migrate.py.
+
+
+PRODUCER = "magnetar-migrate"
+"""The name of the producer, and of the subscription that keeps the copies."""
+
+
+async def newest_origin(client: Client, topic: TopicName, first: int, end: int) -> Origin | None:
+    """Returns the origin of the newest entry of the indexes `first` … `end - 1`; None: it is not a copy, or there is
+    none."""
+    if end <= first:
+        return None
+    found: Origin | None = None
+    async for entries in client.read_range(topic.full, end - 1, end):
+        found = origin_of(entries[-1].data)
+    return found
+
+
+async def newest_of_all(client: Client, topic: TopicName, first: int, end: int, number: int) -> Origin | None:
+    """Returns the origin of the newest copy among all entries: for a topic that others wrote to. Reads all of it."""
+    found: Origin | None = None
+    async for entries in client.read_range(topic.full, first, end):
+        for entry in entries:
+            origin = origin_of(entry.data)
+            if origin is not None and origin.topic == number:
+                found = origin
+    return found
+
+
+async def index_after(client: Client, topic: TopicName, first: int, end: int, mark: Position) -> int:
+    """The index of the first message that was copied from after `mark`; `end`: there is none. By bisection."""
+    while first < end:
+        middle = (first + end) // 2
+        entry = None
+        async for entries in client.read_range(topic.full, middle, middle + 1):
+            entry = entries[0]
+        if entry is None:
+            return end
+        origin = origin_of(entry.data)
+        if origin is not None and origin.position > mark:
+            end = min(middle, entry.end_index - declared_messages(entry.data))
+        else:
+            first = entry.end_index
+    return end
+
+
+# --------------------------------------------------------------------------------------------------------- tally
+# How far a copy is, per partition and per topic; and rates, from what was stored in the last seconds.
+#
+# Plain values without a clock: `now` is seconds of any clock that does not go back.
+
+
+RATE_OVER_S = 10.0
+
+
+class Tally:
+    """The progress of one partition. `lag`: messages that the source has and the destination has not, as of the last
+    answer of the source, which counts entries: with batches it is an estimate from the batches that came. None: not
+    known yet."""
+
+    def __init__(self, topic: TopicName) -> None:
+        self.topic = topic
+        self.entries = self.messages = self.bytes = 0  # stored by this run
+        self.stored: Position | None = None  # the newest entry of the source that the destination has
+        self.lag: int | None = None
+        self.complete = False
+        self.note = ""  # why nothing is copied at the moment
+
+    def add(self, position: Position, messages: int, size: int) -> None:
+        self.stored = position
+        self.entries += 1
+        self.messages += messages
+        self.bytes += size
+        self.note = ""
+        if self.lag is not None:
+            self.lag = max(0, self.lag - messages)
+
+    def left(self, count: int, *, entries: bool) -> None:
+        """Notes what the source said is not acknowledged."""
+        self.lag = round(count * self.messages / self.entries) if entries and self.entries else count
+
+
+class Totals:
+    """The progress of several partitions."""
+
+    def __init__(self, tallies: Iterable[Tally]) -> None:
+        self._tallies = list(tallies)
+        self._samples: deque[tuple[float, int]] = deque()
+
+    @property
+    def messages(self) -> int:
+        return sum(each.messages for each in self._tallies)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self._tallies)
+
+    @property
+    def lag(self) -> int | None:
+        """Returns the lag of all. None: of some partition it is not known."""
+        known = [each.lag for each in self._tallies if each.lag is not None]
+        return sum(known) if len(known) == len(self._tallies) else None
+
+    @property
+    def complete(self) -> bool:
+        return all(each.complete for each in self._tallies)
+
+    @property
+    def note(self) -> str:
+        return next((each.note for each in self._tallies if each.note), "")
+
+    def rate(self, now: float) -> float:
+        """Messages per second; to be asked now and then."""
+        self._samples.append((now, self.messages))
+        while len(self._samples) > 2 and now - self._samples[0][0] > RATE_OVER_S:
+            self._samples.popleft()
+        since, before = self._samples[0]
+        return (self.messages - before) / (now - since) if now > since else 0.0
+
+    def eta_s(self, rate: float) -> float | None:
+        """Seconds until it has caught up; None: not known."""
+        lag = self.lag
+        if not lag:
+            return None if lag is None else 0.0
+        return lag / rate if rate > 0 else None
+
+
+# ------------------------------------------------------------------------------------------------------- copying
+
 
 AT_ONCE = 32
 """Partitions at a time, of a copy that ends; a copy that follows needs all of them."""
@@ -281,3 +426,97 @@ class Copying:
                 if tally.stored is not None:
                     reader.acknowledge(tally.stored)
                 reader.ask_backlog()
+
+
+# ------------------------------------------------------------------------------------------------- subscriptions
+# Positions of durable subscriptions, from the REST of the source to the destination.
+#
+# At the destination a subscription begins at the message that was copied from after the source's mark-delete position.
+# What consumers acknowledged out of order after that position comes again. One that exists is moved forward only. The
+# destination is asked by bisection for the place, so all that was acknowledged must be copied before.
+
+
+ANSWER_BYTES_MAX = 64 << 20
+
+
+class _SameOrigin(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect to another path. One to another address is refused: it would be sent the token."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
+            raise Unavailable(
+                f"the source redirects to {'://'.join(urlsplit(newurl)[:2])}, which is not asked, as it would get the "
+                "token: give that address as --admin-url, or one that serves every topic"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class SourceSubscription(NamedTuple):
+    """A durable subscription at the source."""
+
+    name: str
+    mark: Position  # all up to there is acknowledged
+    properties: dict[str, str]
+
+
+class SourceAdmin:
+    """The HTTP service of the source: `url` is http://HOST:8080."""
+
+    def __init__(self, url: str, access: CallerAccess, timeout_s: float) -> None:
+        """Makes the client of the source's REST. Raises InvalidRequest."""
+        if not url.startswith(("http://", "https://")):
+            raise InvalidRequest(f"--admin-url {url!r} begins with http:// or https://")
+        self._url = url.rstrip("/")
+        self._access = access
+        self._timeout_s = timeout_s
+
+    async def subscriptions(self, topic: TopicName) -> list[SourceSubscription]:
+        """Returns the durable subscriptions of one partition. Raises Unavailable, TopicNotFound, Unauthorized."""
+        stats = await asyncio.to_thread(self._get, topic, "stats")
+        cursors = (await asyncio.to_thread(self._get, topic, "internalStats"))["cursors"]
+        marks = {unquote(name): each["markDeletePosition"] for name, each in cursors.items()}
+        return [
+            SourceSubscription(name, _position(marks[name]), dict(each.get("subscriptionProperties") or {}))
+            for name, each in sorted(stats["subscriptions"].items())
+            if each.get("isDurable", each.get("durable", True)) and name in marks and name != PRODUCER
+        ]
+
+    def _get(self, topic: TopicName, what: str) -> Any:
+        name = f"{topic.tenant}/{topic.namespace}/{quote(topic.stored_local, safe='')}"
+        asked = urllib.request.Request(f"{self._url}/admin/v2/persistent/{name}/{what}")
+        if self._access.authorization is not None and (value := self._access.authorization()):
+            asked.add_header("Authorization", value)
+        handlers: list[urllib.request.BaseHandler] = [_SameOrigin()]
+        if self._url.startswith("https://"):
+            trust = ssl.create_default_context(cafile=(self._access.tls.ca if self._access.tls else "") or None)
+            handlers.append(urllib.request.HTTPSHandler(context=trust))
+        try:
+            with urllib.request.build_opener(*handlers).open(asked, timeout=self._timeout_s) as answer:
+                return json.loads(answer.read(ANSWER_BYTES_MAX))
+        except urllib.error.HTTPError as error:
+            kind = {401: Unauthenticated, 403: Unauthorized, 404: TopicNotFound}.get(error.code, Unavailable)
+            raise kind(f"the source's {what} of {topic}: HTTP {error.code} from {self._url}") from error
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"the source's HTTP service at {self._url} cannot be asked: {error}") from error
+
+
+def _position(text: str) -> Position:
+    ledger_id, _, entry_id = text.partition(":")
+    return Position(int(ledger_id), int(entry_id))
+
+
+async def copy_subscriptions(
+    source: SourceAdmin, client: Client, admin: AdminClient, topic: TopicName
+) -> list[dict[str, object]]:
+    """Copies the subscriptions of one partition, as far as each was acknowledged; returns a record of each."""
+    found: list[dict[str, object]] = []
+    for each in await source.subscriptions(topic):
+        offsets = await admin.offsets(topic.full)
+        index = await index_after(client, topic, offsets.earliest_index, offsets.end_index, each.mark)
+        with suppress(AlreadyExists):
+            await admin.create_subscription(topic.full, each.name, MessageId.earliest, each.properties)
+        await admin.advance_subscription(topic.full, each.name, index)
+        found.append({"topic": topic.full, "subscription": each.name, "backlog": offsets.end_index - index})
+    return found

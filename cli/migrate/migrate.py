@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...runtime.tasks import Tasks
+from ..common.output import progress_bar
 from ..common.session import Session, connected, read_token
+from .copying import Copying, Totals
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from ...client.admin import AdminClient
     from ...client.client import Client
     from ...runtime.access import CallerAccess
-    from ...runtime.world import World
-    from .copying import Copying, Wanted
-    from .plan import CopiedTopic
-    from .source import Source
-    from .subscriptions import SourceAdmin
+    from ...runtime.network import World
+    from .copying import SourceAdmin, Wanted
+    from .source import CopiedTopic, Source
 
 RESUME = "stopped; the same command continues where this one ended"
 
@@ -96,9 +101,8 @@ class _Migration:
     async def _with(
         self, source: Source, access: CallerAccess, client: Client, admin: AdminClient, world: World
     ) -> None:
-        from .copying import Copying, Wanted
-        from .plan import find_topics
-        from .subscriptions import SourceAdmin
+        from .copying import Copying, SourceAdmin, Wanted
+        from .source import find_topics
 
         options = self._options
         wanted = Wanted(options["follow"], options["append"], options["same_source"], self._session.timeout_s)
@@ -117,7 +121,6 @@ class _Migration:
 
     async def _copy(self, copying: Copying, wanted: Wanted, world: World) -> None:
         """Copies. With --follow a first Ctrl-C ends the copy, and what comes after it is done."""
-        from .progress import shown
 
         loop, task, interrupted = asyncio.get_running_loop(), asyncio.current_task(), False
         assert task is not None, "asyncio.run made one"
@@ -163,7 +166,7 @@ class _Migration:
     async def _subscriptions(
         self, source: SourceAdmin, copying: Copying, client: Client, admin: AdminClient
     ) -> None:
-        from .subscriptions import copy_subscriptions
+        from .copying import copy_subscriptions
 
         for tally in copying.tallies:
             for each in await copy_subscriptions(source, client, admin, tally.topic):
@@ -174,8 +177,7 @@ class _Migration:
                     )
 
     async def _report(self, copying: Copying, admin: AdminClient) -> None:
-        from .destination import PRODUCER
-        from .progress import total
+        from .copying import PRODUCER
 
         totals = total(copying)
         text = f"{totals.messages:,} messages copied, of {len(copying.topics)} topics"
@@ -185,3 +187,95 @@ class _Migration:
         self._session.out.done(
             text, topics=len(copying.topics), messages=totals.messages, bytes=totals.bytes, lag=totals.lag
         )
+
+
+# ------------------------------------------------------------------------------------------------------ progress
+# Progress on standard error: a bar for each topic on a terminal, else a line for each topic now and then.
+#
+#     orders: 120,400 copied, 9,800/s, lag 31,000, 4 s left
+
+
+BAR_EVERY_S = 0.25
+LINE_EVERY_S = 5.0
+LINES_MAX = 20
+"""Topics with a line of their own; more have one line together."""
+
+Titled = list[tuple[str, Totals]]
+
+
+@asynccontextmanager
+async def shown(copying: Copying, now: Callable[[], float], *, quiet: bool) -> AsyncIterator[None]:
+    if quiet:
+        yield
+        return
+    bars = sys.stderr.isatty()
+    tasks = Tasks()
+    tasks.spawn(_bars(_titled(copying), now) if bars else _lines(_titled(copying), now), "progress")
+    try:
+        yield
+    finally:
+        await tasks.close()
+
+
+def _titled(copying: Copying) -> Titled:
+    by_topic = {
+        topic.name.full: Totals(each for each in copying.tallies if each.topic.base == topic.name)
+        for topic in copying.topics
+    }
+    return list(by_topic.items()) if len(by_topic) <= LINES_MAX else [(f"{len(by_topic)} topics", total(copying))]
+
+
+def total(copying: Copying) -> Totals:
+    return Totals(copying.tallies)
+
+
+def line(title: str, totals: Totals, now: float) -> str:
+    rate = totals.rate(now)
+    return f"{title}: {totals.messages:,} copied, {_rest(totals, rate)}"
+
+
+def _rest(totals: Totals, rate: float) -> str:
+    if totals.complete:
+        return "complete"
+    lag, left = totals.lag, totals.eta_s(rate)
+    parts = [f"{rate:,.0f}/s", "lag unknown" if lag is None else f"lag {lag:,}"]
+    if lag and left is not None:
+        parts.append(f"{_duration(left)} left")
+    if totals.note:
+        parts.append(f"waits: {totals.note}")
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    return f"{whole // 60} min" if whole < 7200 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+async def _lines(titled: Titled, now: Callable[[], float]) -> None:
+    """Prints a line for each topic now and then; a complete one is told once."""
+    while titled:
+        await asyncio.sleep(LINE_EVERY_S)
+        for title, totals in titled:
+            print(line(title, totals, now()), file=sys.stderr, flush=True)
+        titled = [(title, totals) for title, totals in titled if not totals.complete]
+
+
+async def _bars(titled: Titled, now: Callable[[], float]) -> None:
+    with progress_bar() as bar:
+        tasks = [(bar.add_task(title, total=None), title, totals) for title, totals in titled]
+        try:
+            while True:
+                _update(bar, tasks, now())
+                await asyncio.sleep(BAR_EVERY_S)
+        finally:
+            _update(bar, tasks, now())
+
+
+def _update(bar: Progress, tasks: list[tuple[TaskID, str, Totals]], at: float) -> None:
+    for id_, title, totals in tasks:
+        lag = totals.lag
+        whole = None if lag is None else totals.messages + lag
+        text = f"{title}  {_rest(totals, totals.rate(at))}"
+        bar.update(id_, description=text, completed=totals.messages, total=whole)

@@ -16,24 +16,35 @@ Guard: tests/cli/migrate/test_source.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from ...broker.protocols.pulsar.frames import Frames, entry_of, frame, parse
-from ...broker.protocols.pulsar.translate import schema_of
+from ...broker.pulsar.frames import Frames, entry_of, frame, parse
+from ...broker.pulsar.translate import schema_of
 from ...client.common.errors import InvalidUrl
 from ...client.connect.discovery import credentials_of
 from ...client.connect.service_url import Asked, parse_service_url
 from ...proto import errors
 from ...proto import pulsar_pb2 as pulsar
-from ...proto.entry import declared_messages, split_broker_part
+from ...proto.checksum import varint
+from ...proto.entry import (
+    ENTRY_HEAD_BYTES,
+    EntryHeader,
+    client_part_of_bytes,
+    declared_messages,
+    parse_header,
+    split_broker_part,
+)
 from ...proto.entry_pb2 import MessageIdData
+from ...proto.errors import InvalidRequest, TopicNotFound
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
 from ...proto.versions import PRODUCT
 from ...runtime.access import CallerAccess
-from ...runtime.network import ByteStream, Endpoint
-from ...runtime.world import World
+from ...runtime.network import ByteStream, Endpoint, World
 
 FRAME_BYTES_MAX = 128 << 20
 """Most bytes of a frame. An entry of a source may be larger than ours: the destination refuses it then, by name."""
@@ -410,3 +421,124 @@ class PartitionReader:
 
 def _signed(number: int) -> int:
     return number - (1 << 64) if number >> 63 else number
+
+
+# -------------------------------------------------------------------------------------------------------- origin
+# The origin of a copied entry: a field at the end of its metadata, which clients pass over.
+#
+#     metadata = the source's metadata | schema? | origin
+#     schema   = field 16 (schema_version) again: the version at the destination, or empty; the last one counts
+#     origin   = field 50001, bytes: 'mgr1' | topic u64 | ledger i64 | entry i64
+#
+# Big-endian. `topic` is the first half of the SHA-256 of the topic's full name, with the number of its partition. The
+# rest of the entry is the source's, byte for byte: payload, compression, encryption, batches, chunks, keys, properties,
+# times, the producer's name and its sequence ids. Origins of one partition rise, so the newest copied entry has the
+# position after which a later run continues.
+#
+# Example: entry 5:7 of a topic whose number is 1 ends in 8ab518 1c 6d677231 0000000000000001 0000000000000005
+# 0000000000000007. Guard: tests/cli/migrate/test_origin.py.
+
+
+_BODY = struct.Struct(">4sQqq")
+_MAGIC = b"mgr1"
+_TAG = varint(50001 << 3 | 2) + bytes([_BODY.size])
+_SCHEMA_VERSION = varint(16 << 3 | 2)
+ORIGIN_BYTES = len(_TAG) + _BODY.size
+
+
+class Origin(NamedTuple):
+    """An entry of the source."""
+
+    topic: int  # `number_of` its topic
+    position: Position
+
+
+def number_of(topic: str) -> int:
+    """Returns the number of a topic's full name."""
+    return int.from_bytes(hashlib.sha256(topic.encode()).digest()[:8])
+
+
+def copied(client_part: bytes, header: EntryHeader, origin: Origin, schema_version: bytes | None) -> bytes:
+    """The entry as it is published at the destination. `schema_version`: None keeps that of the source."""
+    added = b"" if schema_version is None else _SCHEMA_VERSION + varint(len(schema_version)) + schema_version
+    added += _TAG + _BODY.pack(_MAGIC, origin.topic, *origin.position)
+    metadata = client_part[ENTRY_HEAD_BYTES : header.payload_offset] + added
+    return client_part_of_bytes(metadata, client_part[header.payload_offset :])
+
+
+def origin_of(entry: bytes) -> Origin | None:
+    """Returns the origin of a stored entry; None: it is not a copy. Raises CorruptEntry."""
+    client_part = split_broker_part(entry)[2]
+    end = parse_header(client_part).payload_offset
+    begin = end - ORIGIN_BYTES
+    if begin < ENTRY_HEAD_BYTES or client_part[begin : begin + len(_TAG)] != _TAG:
+        return None
+    magic, topic, ledger_id, entry_id = _BODY.unpack(client_part[begin + len(_TAG) : end])
+    return Origin(topic, Position(ledger_id, entry_id)) if magic == _MAGIC else None
+
+
+# ---------------------------------------------------------------------------------------------------------- plan
+# The topics that are copied: those that are named, and those of a pattern, as they are at the source.
+#
+# `orders`, `tenant/namespace/orders` and `persistent://…` name one; `*`, `?` and `[…]` in its last part make a pattern
+# of the topics of its namespace. A partitioned topic is one topic. Topics of Pulsar's own (`__…`) match no pattern.
+
+
+_plan_MAGIC = frozenset("*?[")
+
+
+class CopiedTopic(NamedTuple):
+    """A topic that is copied."""
+
+    name: TopicName
+    partitions: int  # 0: it is not partitioned
+
+    @property
+    def parts(self) -> list[TopicName]:
+        return [self.name.with_partition(i) for i in range(self.partitions)] or [self.name]
+
+
+async def find_topics(source: Source, asked: Sequence[str]) -> list[CopiedTopic]:
+    """Returns the topics that are asked for, each once, by name. InvalidName; InvalidRequest: it cannot be copied;
+    TopicNotFound."""
+    names: dict[TopicName, None] = {}
+    listed: dict[str, list[TopicName]] = {}
+    for text in asked:
+        topic = _parse(text)
+        namespace = f"{topic.tenant}/{topic.namespace}"
+        if namespace not in listed:
+            listed[namespace] = [TopicName.parse(each) for each in await source.topics(namespace)]
+        found = _matching(topic, listed[namespace])
+        if not found and (_is_pattern(topic) or not await _partitions(source, topic)):
+            what = "no topic matches" if _is_pattern(topic) else "there is no topic"
+            raise TopicNotFound(f"at the source {what} {topic}, and none is created there", topic=topic.full)
+        names.update(dict.fromkeys(found or [topic]))
+    return [CopiedTopic(name, await source.partitions(name)) for name in sorted(names, key=str)]
+
+
+async def _partitions(source: Source, topic: TopicName) -> int:
+    """Returns the number of partitions; 0 also where Magnetar is the source and has no such topic; Pulsar says 0."""
+    try:
+        return await source.partitions(topic)
+    except TopicNotFound:
+        return 0
+
+
+def _parse(text: str) -> TopicName:
+    topic = TopicName.parse(text)
+    if not topic.persistent:
+        raise InvalidRequest(f"{topic} is not stored: there is nothing to copy")
+    if topic.is_partition:
+        raise InvalidRequest(f"{topic} is a partition: name {topic.base}, whose partitions are copied together")
+    return topic
+
+
+def _is_pattern(topic: TopicName) -> bool:
+    return not _plan_MAGIC.isdisjoint(topic.local)
+
+
+def _matching(asked: TopicName, listed: Iterable[TopicName]) -> list[TopicName]:
+    bases = dict.fromkeys(each.base for each in listed)
+    if not _is_pattern(asked):
+        return [asked] if asked in bases else []
+    return [each for each in bases if not each.local.startswith("__") and fnmatchcase(each.local, asked.local)]

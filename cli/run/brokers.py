@@ -15,7 +15,7 @@ import click
 
 from . import processes as several
 from .members import as_member, join
-from .memory import planned
+from .metrics import Alone, Voice
 from .servers import (
     LISTEN_HELP,
     SECURITY,
@@ -28,6 +28,7 @@ from .servers import (
     metadata_address,
     metadata_options,
     metrics_endpoint,
+    planned,
     scheme,
     secured,
     serve,
@@ -35,16 +36,14 @@ from .servers import (
     serve_metrics,
     server_options,
 )
-from .voice import Alone, Voice
 
 if TYPE_CHECKING:
     from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
-    from ...runtime.children.parent import Spec
-    from ...runtime.network import Endpoint
-    from ...runtime.world import World
+    from ...runtime.network import Endpoint, World
+    from ...runtime.parent import Spec
 
 
 class Given(NamedTuple):
@@ -65,7 +64,7 @@ class Given(NamedTuple):
 
 
 LISTENING = ("listen", "pulsar_listen", "http_listen")
-LOADED = ("broker.server", "metadata.connect", "metadata.remote", "runtime.config", "cli.metrics.samples")
+LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config", "cli.run.metrics")
 """Modules that the processes of several brokers import: once, in the parent."""
 
 
@@ -73,7 +72,7 @@ async def run(given: Given, world: World, voice: Voice) -> None:
     """Runs a process with a broker in it, until it is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
-    from ..metrics.samples import Measured, pulsars_names
+    from .metrics import Measured, pulsars_names
 
     security = given.security
     plan = planned(

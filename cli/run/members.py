@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from ...metadata.store import MetadataStore
     from ...runtime.lifecycle import Parts
-    from ...runtime.world import World
+    from ...runtime.network import World
     from ...security.settings import MembersSection
 
 

@@ -4,7 +4,7 @@
 
 A *reserved* port is bound here, not listened at, for as long as the server lives: the process that serves there may be
 started again, and meanwhile the system gives the port to no other one, not even to a connection that a client opens.
-runtime/children/ has the parent, and what happens when a process ends.
+runtime/ has the parent, and what happens when a process ends.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ..common.exits import NOT_AVAILABLE, Failure, outcome_of
+from .metrics import OneOf, print_ready
 from .servers import serve
-from .voice import OneOf, print_ready
 
 if TYPE_CHECKING:
-    from ...runtime.children.child import Child
-    from ...runtime.children.parent import Spec
+    from ...runtime.child import Child
     from ...runtime.files import File
-    from ...runtime.network import Endpoint
-    from ...runtime.world import World
+    from ...runtime.network import Endpoint, World
+    from ...runtime.parent import Spec
 
 PROCESSES_MAX = 64
 """Most processes, more than a machine has cores for; each has its own memory and connections."""
@@ -92,7 +91,7 @@ def another(where: Endpoint, number: int, *, forwarded: bool = False) -> Endpoin
 
 def lock(folder: str) -> File:
     """The lock of the folder, which the parent and all its processes hold. Busy."""
-    from ...bookie.node.identity import lock_directory
+    from ...bookie.store.identity import lock_directory
     from ...runtime.disk import SystemFiles
 
     return _after_the_last_one(lambda: lock_directory(SystemFiles(), folder))
@@ -126,7 +125,7 @@ LIBRARIES = ("uvloop", "zmq", "ssl", "asyncio.runners")
 
 def spec(name: str, main: Main, log_level: str, log_format: Any, *, shows: bool = False) -> Spec:
     """A process whose `main(world, voice)` serves until it is cancelled; `shows`: the metrics of all are its page."""
-    from ...runtime.children.parent import Spec
+    from ...runtime.parent import Spec
 
     def work(child: Child) -> int:
         voice = OneOf(child, shows=shows)
@@ -140,8 +139,8 @@ def run(
     log_level: str, log_format: Any,
 ) -> int:  # fmt: skip
     """Runs them to the end of the server; returns its exit code. `said`: the ready line, of what each says."""
-    from ...runtime.children.parent import Parent
-    from ...runtime.monitoring import logs
+    from ...runtime import logs
+    from ...runtime.parent import Parent
 
     def on_serve(facts: dict[str, dict[str, str]]) -> None:
         url, shown = said(facts)

@@ -16,21 +16,23 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ...proto.digits import whole
+from ...proto.names import whole
 from ..common.lazy import Lazy, LazyGroup
 from ..common.units import Real
 from .members import as_member, asks_members
-from .voice import Measure, OneOf, is_ready, ready
+from .metrics import Measure, OneOf, is_ready, ready
 
 if TYPE_CHECKING:
+    from ...bookie.server import BookieConfig
+    from ...broker.common.config import BrokerConfig
     from ...broker.server import Broker
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
     from ...proto.errors import MagnetarError
     from ...runtime.clock import Clock
     from ...runtime.lifecycle import Parts
-    from ...runtime.network import Endpoint
-    from ...runtime.world import World
+    from ...runtime.memory_shares import Plan, Share
+    from ...runtime.network import Endpoint, World
 
 _LOG = logging.getLogger("magnetar")
 
@@ -215,10 +217,9 @@ def serve(
     """Runs a server to its end; returns its exit code. Raises errors, which exits.py reports. `voice`: of one of
     several processes, which are stopped by their parent alone."""
     from ...proto.errors import MagnetarError
-    from ...runtime import process
+    from ...runtime import logs, process
     from ...runtime.clock import SystemClock
-    from ...runtime.memory.descriptors import PROCESS
-    from ...runtime.monitoring import logs
+    from ...runtime.descriptors import PROCESS
 
     logs.configure(log_format, log_level, process="" if voice is None else voice.child.name)
     shared = PROCESS.prepare()
@@ -281,7 +282,7 @@ async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measure)
     """Serves metrics if requested; returns the fact for the ready line. Busy: the port is taken."""
     if where is None:
         return {}
-    from ...runtime.monitoring.metrics_server import MetricsServer
+    from ...runtime.metrics_server import MetricsServer
 
     server = await parts.start("metrics", MetricsServer.start(where, measured), MetricsServer.close)
     return {"metrics": server.endpoint}
@@ -300,7 +301,7 @@ async def serve_for_ever(warning: str = "") -> NoReturn:
 
 async def connect(world: World, where: Address, wait_s: float, session_s: float) -> MetadataStore:
     """A metadata session of `session_s`; waits up to `wait_s` for the service to answer."""
-    from ...metadata.connect import connect as open_session
+    from ...metadata.remote import connect as open_session
     from ...proto.errors import Unavailable
 
     deadline = world.clock.monotonic() + wait_s
@@ -369,8 +370,7 @@ def metadata(
     async def main(world: World) -> None:
         from ...metadata.server import MetadataServer
         from ...runtime.lifecycle import Parts
-        from ..metrics.samples import Measured
-        from .memory import planned
+        from .metrics import Measured
 
         plan = planned(None, memory_bytes, metadata=True)
         world = as_member(world, security, "metadata")
@@ -383,3 +383,55 @@ def metadata(
             await serve_for_ever(warning)
 
     return serve(main, log_level, log_format)
+
+
+# -------------------------------------------------------------------------------------------------------- memory
+# The memory of a process: `memory_bytes` is shared out to what runs in it, before that starts.
+#
+#     plan = planned(config, option, broker=settings)       InvalidConfiguration: it cannot be shared out
+#     settings = plan.applied(settings, "broker")           as runtime/memory_shares.py says
+
+
+STANDALONE_BYTES = 256 << 20
+"""Memory of the broker and of each bookie of a standalone server, at most, when nothing is set: others are on its
+machine."""
+DERIVED = frozenset({"broker.client_memory_bytes", "broker.state_memory_bytes"})
+"""Settings whose value 0 asks for the share."""
+
+
+def planned(
+    file: str | None, option: int | None, *, broker: BrokerConfig | None = None, bookie: BookieConfig | None = None,
+    bookies: int = 1, metadata: bool = False, most: int | None = None, processes: int = 1,
+) -> Plan:  # fmt: skip
+    """Plans the memory of a process with these parts, as they are loaded from `file` and the environment; it is one of
+    so many `processes` that have the memory together, equal parts of it."""
+    from ...runtime import process
+    from ...runtime.config import chosen, value_of
+    from ...runtime.memory_shares import NO_LIMIT, memory_of, plan
+
+    shares: list[Share] = []
+    given: dict[str, int] = {}
+    if broker is not None:
+        from ...broker.server import SHARES as OF_BROKER
+
+        shares += OF_BROKER
+    if bookie is not None:
+        from ...bookie.server import SHARES as OF_BOOKIE
+
+        shares += [each.times(bookies) for each in OF_BOOKIE]
+    if metadata:
+        from ...metadata.server import SHARES as OF_METADATA
+
+        shares += OF_METADATA
+    for section, config in (("broker", broker), ("bookie", bookie)):
+        for name in chosen(type(config), section, file=file) if config is not None else ():
+            value, setting = value_of(config, name) if config is not None else None, f"{section}.{name}"
+            if any(each.setting == setting for each in shares) and (value or setting not in DERIVED):
+                assert isinstance(value, int), "what is shared out are numbers"
+                given[setting] = value
+    budget = memory_of(file, option, shares, given, NO_LIMIT if most is None else most, processes)
+    found = plan(budget, shares, given)
+    process.trim_above(budget // 8)
+    told = ", ".join(f"{name} {limit >> 20}" for name, limit in found.limits.items())
+    _LOG.info("memory_bytes: %d MiB (%s)", budget >> 20, told)
+    return found

@@ -6,7 +6,7 @@
 
 With one bookie a message is synced once before it is acknowledged (E/Qw/Qa 1/1/1), with three on two of three (3/3/2):
 on one machine that rehearses a cluster and makes nothing safer. The number of bookies may grow between starts and never
-shrink: ledgers are on all of them. With `--processes N` there are several processes: standalone_processes.py.
+shrink: ledgers are on all of them. With `--processes N` there are several processes: standalone.py.
 """
 
 from __future__ import annotations
@@ -14,20 +14,28 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from .memory import STANDALONE_BYTES, planned
+from . import brokers, processes
+from .members import as_member, asks_members, join
+from .metrics import ready
 from .processes import processes_option
 from .servers import (
     SECURITY,
+    STANDALONE_BYTES,
     asks_and_encrypts,
     check_reach,
+    connect,
+    disconnect,
     door_facts,
     metrics_endpoint,
+    planned,
     scheme,
     secured,
     serve,
@@ -35,12 +43,90 @@ from .servers import (
     serve_metrics,
     server_options,
 )
-from .standalone_parts import Given, bookie_settings, broker_settings, count_bookies, start_bookie
-from .voice import ready
 
 if TYPE_CHECKING:
-    from ...runtime.network import Endpoint
-    from ...runtime.world import World
+    from ...bookie.registration import NewSession
+    from ...bookie.server import Bookie, BookieConfig
+    from ...broker.common.config import BrokerConfig
+    from ...metadata.store import MetadataStore
+    from ...runtime.lifecycle import Parts
+    from ...runtime.memory_shares import Plan
+    from ...runtime.network import Endpoint, World
+    from .metrics import Voice
+
+# ---------------------------------------------------------------------------------------------- standalone_parts
+# The parts of `magnetar standalone`, in one process (standalone.py) or in several (standalone.py).
+
+
+CLUSTER = "standalone"
+"""Name of the cluster, as Pulsar's standalone and set-up scripts have it."""
+
+
+class Given(NamedTuple):
+    """The options of the command."""
+
+    folder: Path
+    listen: Endpoint
+    pulsar: Endpoint | None = None
+    http: Endpoint | None = None
+    bookies: int | None = None
+    config: str | None = None
+    metrics: Endpoint | None = None
+    compat: str = "none"
+    warning: str = ""
+    security: str | None = None
+    memory_bytes: int | None = None
+
+
+def broker_settings(given: Given, bookies: int) -> BrokerConfig:
+    from ...broker.common.config import BrokerConfig
+    from ...runtime.config import load
+
+    copies = min(3, bookies)
+    overrides = {
+        "listen": str(given.listen), "pulsar_listen": None if given.pulsar is None else str(given.pulsar),
+        "http_listen": None if given.http is None else str(given.http),
+        "ensemble_size": copies, "write_quorum": copies, "ack_quorum": copies // 2 + 1,
+    }  # fmt: skip
+    return load(BrokerConfig, "broker", file=given.config, overrides=overrides, defaults={"cluster": CLUSTER})
+
+
+def count_bookies(folder: Path, wanted: int | None) -> int:
+    """Returns how many bookies to start: as many as have data in the folder, or more."""
+    from ...proto.errors import InvalidConfiguration
+
+    there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
+    if wanted is not None and wanted < there:
+        raise InvalidConfiguration(
+            f"{folder} has the data of {there} bookies, and ledgers are on all of them: "
+            f"--bookies {there} or more, or leave it out"
+        )
+    return wanted or max(there, 1)
+
+
+def bookie_settings(given: Given, number: int) -> BookieConfig:
+    """Returns the settings of bookie `number`, from 1, in its folder; before the memory is shared out."""
+    from ...bookie.server import BookieConfig
+    from ...runtime.config import load
+
+    folder = given.folder / f"bookie-{number}"
+    own = {"data": str(folder), "place": folder.name, "host": "127.0.0.1", "port": 0}
+    return load(BookieConfig, "bookie", file=given.config, overrides=own)
+
+
+async def start_bookie(
+    parts: Parts, world: World, given: Given, number: int, plan: Plan, store: MetadataStore,
+    new_session: NewSession | None = None,
+) -> Bookie:  # fmt: skip
+    """Starts bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
+    from ...bookie.server import Bookie
+
+    settings = plan.applied(bookie_settings(given, number), "bookie")
+    return await parts.start(f"bookie-{number}", Bookie.start(world, settings, store, new_session), Bookie.close)
+
+
+# ---------------------------------------------------------------------------------------------------- standalone
+
 
 DATA = "magnetar-data"
 PORT = 7650
@@ -98,14 +184,13 @@ def standalone(
         memory_bytes,
     )
     if processes_ > 1:
-        from .standalone_processes import several
 
         return several(given, processes_, log_level, log_format)
     return serve(lambda world: run(world, given), log_level, log_format)
 
 
 async def run(world: World, given: Given) -> None:
-    from ...bookie.node.identity import lock_directory
+    from ...bookie.store.identity import lock_directory
 
     world.files.make_directories(str(given.folder))
     with contextlib.closing(lock_directory(world.files, str(given.folder))):
@@ -117,7 +202,7 @@ async def _serve(world: World, given: Given) -> None:
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
     from ...runtime.peer.inside import InsideNetwork
-    from ..metrics.samples import Measured, pulsars_names, second_names
+    from .metrics import Measured, pulsars_names, second_names
 
     folder, security = given.folder, given.security
     world = replace(world, network=InsideNetwork(world.network, world.clock))  # the broker and its bookies are here
@@ -157,3 +242,141 @@ def _door(host: str, port: int | None, wanted: int | None, default: int, what: s
             print(f"magnetar: port {default} is taken; {what} is not served", file=sys.stderr)
             return None
     return Endpoint(host, default)
+
+
+# ------------------------------------------------------------------------------------------ standalone_processes
+# `magnetar standalone --processes N`: the storage in some processes, brokers in the others, on one folder.
+#
+#     storage       the metadata, which listens on loopback, and the first bookie
+#     storage-2 …   other bookies: each has a process of its own, as long as one is left for a broker
+#     broker-1      the broker at the ports of the command; its page of metrics is that of all
+#     broker-2 …    brokers that share what it is asked for (brokers.py), each at ports of its own
+#
+# So a message is stored in another process than the one that speaks with its clients; bookies come before further
+# brokers because the storage of three copies costs more than the broker. The parent holds the lock of the folder, and
+# the ports (processes.py). When the storage is killed, the brokers keep their clients and wait for it; when a broker is
+# killed, the others go on, and its topics are served again by the one that follows it, under the same name.
+
+
+STORAGE = "storage"
+SESSION_S = 10.0
+"""Seconds of a broker's session: so long after the death of one that does not come back, others take its topics."""
+WAIT_S = 60.0
+"""Seconds to wait for the storage, which may have a journal to replay."""
+
+LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
+"""Modules that the storage imports besides those of a broker: in the parent."""
+
+
+def several(given: Given, count: int, log_level: str, log_format: Any) -> int:
+    """Runs it in `count` processes; returns the exit code. Busy, InvalidConfiguration."""
+    from ...runtime.network import Endpoint
+
+    processes.check_fork()
+    asks_members(given.security)
+    held = processes.lock(str(given.folder))
+    bookies = count_bookies(given.folder, given.bookies)
+    ports = processes.Ports()
+    tree = ports.reserve(Endpoint("127.0.0.1", 0))
+    settings = broker_settings(given, bookies)
+    memory = Memory(STANDALONE_BYTES * (1 + bookies), count)
+    first = brokers.Given(
+        settings, tree, WAIT_S, SESSION_S, given.security, given.metrics, given.compat, given.warning, given.config,
+        given.memory_bytes, *memory,
+    )  # fmt: skip
+    groups = bookies_by_process(bookies, count)
+    mains = [partial(_storage, given, memory, tree, groups[0])]
+    mains += [partial(_bookies, given, memory, tree, each) for each in groups[1:]]
+    names = [STORAGE, *(f"{STORAGE}-{number}" for number in range(2, len(groups) + 1))]
+    stores = [processes.spec(name, main, log_level, log_format) for name, main in zip(names, mains, strict=True)]
+    own = settings.name or CLUSTER
+    serving = brokers.processes_of(first, count - len(groups), own, ports, log_level, log_format)
+    tiers = [each for each in (stores[:1], stores[1:], serving) if each]
+    processes.preload(*brokers.LOADED, *LOADED)
+
+    def said(facts: dict[str, dict[str, str]]) -> tuple[str, Mapping[str, object]]:
+        url, first = brokers.said(facts)
+        return url, {"data": given.folder, "bookies": bookies, "processes": count, "metadata": tree, **first}
+
+    try:
+        return processes.run(tiers, said, log_level, log_format)
+    finally:
+        held.close()
+
+
+def bookies_by_process(bookies: int, processes: int) -> list[list[int]]:
+    """The numbers of the bookies, from 1, of each process of the storage: the first has the metadata too."""
+    count = min(bookies, processes - 1)
+    return [list(range(first, bookies + 1, count)) for first in range(1, count + 1)]
+
+
+class Memory(NamedTuple):
+    """The memory of all processes together: at most so much where nothing is set, in equal parts."""
+
+    most: int
+    processes: int
+
+    def plan(self, given: Given, numbers: list[int], *, metadata: bool) -> Plan:
+        """Returns the plan for the process with these bookies. Raises InvalidConfiguration."""
+        return planned(
+            given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
+            metadata=metadata, most=self.most, processes=self.processes,
+        )  # fmt: skip
+
+
+async def _storage(
+    given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
+) -> None:
+    """Runs the metadata, and these bookies."""
+    from ...metadata.server import MetadataServer
+    from ...runtime.lifecycle import Parts
+    from .metrics import Measured, second_names
+
+    plan = memory.plan(given, numbers, metadata=True)
+    async with Parts(world.clock) as parts:
+        starting = MetadataServer.start(
+            as_member(world, given.security, "metadata"), tree, str(given.folder / "metadata.sqlite"),
+            plan.values["metadata.client_memory_bytes"],
+        )  # fmt: skip
+        server = await parts.start("metadata", starting, MetadataServer.close)
+
+        async def session() -> MetadataStore:
+            return server.store.session()
+
+        serving = await join(parts, _inside(world), given.security, "bookie", session)
+        started = [await start_bookie(parts, serving, given, each, plan, server.store.session()) for each in numbers]
+        second = second_names(given.compat, world.clock)
+        voice.measure(Measured(metadata=server, bookies=started, second=second, memory=plan))
+        voice.ready(f"metadata://{server.endpoint}")
+        await serve_for_ever()
+
+
+async def _bookies(
+    given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
+) -> None:
+    """Runs these bookies, whose metadata is in another process."""
+    from ...runtime.lifecycle import Parts
+    from .metrics import Measured, second_names
+
+    plan = memory.plan(given, numbers, metadata=False)
+    member = as_member(world, given.security, "bookie")
+
+    async def session() -> MetadataStore:
+        return await connect(member, tree, WAIT_S, SESSION_S)
+
+    async with Parts(world.clock) as parts:
+        serving = await join(parts, _inside(member), given.security, "bookie", session)
+        started = []
+        for number in numbers:
+            store = await parts.start("metadata", session(), disconnect)
+            started.append(await start_bookie(parts, serving, given, number, plan, store, session))
+        voice.measure(Measured(bookies=started, second=second_names(given.compat, world.clock), memory=plan))
+        voice.ready("bookies://")
+        await serve_for_ever()
+
+
+def _inside(world: World) -> World:
+    """Returns a world in which bookies of one process ask each other without a socket."""
+    from ...runtime.peer.inside import InsideNetwork
+
+    return replace(world, network=InsideNetwork(world.network, world.clock))

@@ -1,22 +1,25 @@
-"""Requests to running bookies (bookie/admin/verbs.py) over the peers' network; a broker lists their addresses."""
+"""Requests to running bookies (bookie/admin.py) over the peers' network; a broker lists their addresses."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import uuid as uuids
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
 
 from ..common.exits import Failure
+from ..common.session import Session, connected
+from ..run.servers import METADATA_HELP, connect, metadata_address
 
 if TYPE_CHECKING:
     from ...metadata.members import Members
-    from ...runtime.network import Peer
+    from ...metadata.store import MetadataStore
+    from ...runtime.network import Peer, World
     from ...runtime.peer.keys import PeerCalling
-    from ...runtime.world import World
-    from ..common.session import Session
-    from .operator import Operator
-
 
 class BookiePeer:
     """A registered bookie. Call `ask` from the session's event loop."""
@@ -32,7 +35,7 @@ class BookiePeer:
     async def ask(self, verb: str, **options: object) -> dict[str, Any]:
         """Returns the bookie's answer. Raises the error that it answers with, by its class; Failure when it knows no
         verbs."""
-        from ...ledger.format.peer import Status, decode_answer, encode_admin
+        from ...ledger.peer_format import Status, decode_answer, encode_admin
         from ...proto import errors
 
         if self._peer is None:
@@ -55,7 +58,6 @@ class BookiePeer:
         from ...metadata.records import BookieRecord
         from ...proto.errors import NotFound
         from ...runtime.peer.keys import CLEAR, PeerCalling
-        from .operator import Operator
 
         world, self._members = await (self._operator or Operator()).join()
         access = CLEAR
@@ -132,3 +134,64 @@ def answers(session: Session, verb: str) -> dict[str, dict[str, Any]]:
         return dict(filter(None, await asyncio.gather(*map(ask, find(session, None)))))
 
     return asyncio.run(ask_all())
+
+
+# ------------------------------------------------------------------------------------------------------ operator
+# The identity of an operator's command in a secured cluster: a member with the role `operator`, for as long as it
+# runs.
+#
+# Bookies take administrators' requests from brokers and operators alone. The command shows its certificate to the
+# metadata service, writes a key of its own there, and reads the bookie's; both end with it.
+
+
+ROLE = "operator"
+SESSION_S = 10.0
+
+SECURITY = click.option(
+    "--security", envvar="MAGNETAR_SECURITY", type=click.Path(dir_okay=False), default=None, metavar="FILE",
+    help="Of a cluster whose bookies take members alone: who you are (section [members]).",
+)  # fmt: skip
+METADATA = click.option(
+    "--metadata", "metadata_", envvar="MAGNETAR_METADATA", default="127.0.0.1:7640", show_default=True,
+    help=f"With --security. {METADATA_HELP}",
+)  # fmt: skip
+
+
+class Operator(NamedTuple):
+    """An operator: `--security` and `--metadata` of a command. Without `security` it has no key, and its requests are
+    in clear."""
+
+    security: str | None = None
+    metadata: str = ""
+    timeout_s: float = SESSION_S
+
+    async def join(self) -> tuple[World, Members | None]:
+        """The world whose peers take this command for an operator; the members are the caller's to close."""
+        from ...metadata.members import Members
+        from ...runtime.process import real_world
+        from ...security.members import own_name
+        from ..run.members import as_member, section_of
+
+        world = real_world()
+        section = section_of(self.security)
+        if section is None:
+            return world, None
+        world = as_member(world, self.security, ROLE)
+        address = metadata_address(self.metadata, self.security)
+
+        async def session() -> MetadataStore:
+            return await connect(world, address, self.timeout_s, SESSION_S)
+
+        members = await Members.start(world, session, ROLE, own_name(section, ROLE))
+        return members.world(world), members
+
+
+def operating(function: Callable[..., None]) -> Callable[..., None]:
+    """Does what `connected` does, for a command that speaks to bookies: adds --security and --metadata besides."""
+
+    @wraps(function)
+    def command(session: Session, *args: Any, **options: Any) -> None:
+        session.operator = Operator(options.pop("security"), options.pop("metadata_"), session.timeout_s)
+        function(session, *args, **options)
+
+    return connected(SECURITY(METADATA(command)))

@@ -16,7 +16,7 @@ import click
 from ..common.lazy import Lazy, LazyGroup
 from ..run import processes
 from ..run.members import as_member, asks_members, join
-from ..run.memory import planned
+from ..run.metrics import Alone, Voice
 from ..run.servers import (
     LISTEN_HELP,
     SECURITY,
@@ -27,19 +27,18 @@ from ..run.servers import (
     metadata_address,
     metadata_options,
     metrics_endpoint,
+    planned,
     serve,
     serve_for_ever,
     serve_metrics,
     server_options,
 )
-from ..run.voice import Alone, Voice
 
 if TYPE_CHECKING:
     from ...bookie.server import BookieConfig
     from ...metadata.address import Address
     from ...metadata.store import MetadataStore
-    from ...runtime.network import Endpoint
-    from ...runtime.world import World
+    from ...runtime.network import Endpoint, World
 
 DEFAULT_RACK = "/default"
 
@@ -134,7 +133,7 @@ async def run(given: Given, world: World, voice: Voice) -> None:
     """Runs a process with a bookie in it, until it is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import Parts
-    from ..metrics.samples import Measured, second_names
+    from ..run.metrics import Measured, second_names
 
     security = given.security
     settings = given.settings
@@ -159,7 +158,7 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 
 def count_processes(folder: Path, wanted: int | None) -> int:
     """Returns the number of processes: as many as have data in the folder, or more. Raises InvalidConfiguration."""
-    from ...bookie.node.identity import COOKIE
+    from ...bookie.store.identity import COOKIE
     from ...proto.errors import InvalidConfiguration
 
     there = len([path for path in folder.glob("bookie-*") if path.is_dir()])
@@ -198,7 +197,7 @@ def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
         ids = ",".join(facts[name]["id"] for name in names)
         return first.pop("url"), {**first, "id": ids, "data": given.folder, "processes": count}
 
-    processes.preload("bookie.server", "metadata.connect", "metadata.remote", "runtime.config", "cli.metrics.samples")
+    processes.preload("bookie.server", "metadata.remote", "metadata.remote", "runtime.config", "cli.run.metrics")
     try:
         return processes.run([specs], said, log_level, log_format)
     finally:

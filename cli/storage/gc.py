@@ -13,7 +13,7 @@ from ..common.exits import FAILED, Failure
 from ..common.output import Row
 from ..common.session import YES, Session, confirm
 from ..common.units import Real
-from .operator import operating
+from .admin_port import operating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """`magnetar bookie inspect …`: what is in a bookie's directory. Read-only, takes no lock, also beside a running bookie.
 
 The readers are bookie/inspect/; these commands filter and print while they read, and collect nothing, whatever the
-size. This module has cookie, mark, journal, log and index; ledger is cli/storage/inspect_ledgers.py, store
+size. This module has cookie, mark, journal, log and index; ledger is cli/storage/inspect_store.py, store
 cli/storage/inspect_store.py.
 """
 
@@ -14,8 +14,7 @@ import click
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.output import Row, progress
-from .inspect_common import Look, damage_row, filters, inspecting
-from .inspect_store import LOG_COLUMNS, log_rows
+from .inspect_store import LOG_COLUMNS, Look, damage_row, filters, inspecting, log_rows
 
 inspect = LazyGroup(
     "inspect",
@@ -24,7 +23,7 @@ inspect = LazyGroup(
         "journal": Lazy(".storage.inspect", "journal", "Journal files, blocks and records."),
         "log": Lazy(".storage.inspect", "log", "Entry logs and their records."),
         "index": Lazy(".storage.inspect", "index", "Index files: groups, extents, places of entries."),
-        "ledger": Lazy(".storage.inspect_ledgers", "ledger", "Ledgers: fenced, LAC, last, deleted; where entries lie."),
+        "ledger": Lazy(".storage.inspect_store", "ledger", "Ledgers: fenced, LAC, last, deleted; where entries lie."),
         "cookie": Lazy(".storage.inspect", "cookie", "Whose directory it is."),
         "mark": Lazy(".storage.inspect", "mark", "How far the last checkpoint came."),
     },
@@ -132,7 +131,7 @@ def _journal_records(
     from ...bookie.format.journal import RecordType
     from ...bookie.inspect import journals
     from ...bookie.inspect.snapshot import Damage, Gone
-    from ...ledger.format.peer import ENTRY_HEADER
+    from ...ledger.peer_format import ENTRY_HEADER
 
     for found in journals.walk(look.snapshot, number, start):
         match found:
@@ -268,7 +267,7 @@ def _groups(
 
 def _extents(look: Look, opened: Any, group: Any, ledger: int | None, entry: int | None) -> Iterator[Row]:
     from ...bookie.inspect.snapshot import Damage
-    from ...bookie.store.index.index import find
+    from ...bookie.store.index import find
 
     for place in opened.extents(group):
         extent = place.extent

@@ -1,19 +1,30 @@
 """`magnetar ledgers list|show|under-replicated`: what the metadata says of ledgers and their copies.
 
-Any running bookie answers (bookie/admin/repair_verbs.py): it reads the metadata at the request.
+Any running bookie answers (bookie/admin_repair.py): it reads the metadata at the request.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...runtime.clock import SystemClock
+from ..common.exits import Failure
 from ..common.lazy import Lazy, LazyGroup
-from ..common.session import Session
-from .operator import operating
+from ..common.output import progress
+from ..common.session import YES, Session, confirm
+from ..common.units import Real
+from ..run.members import as_member, join
+from ..run.metrics import ready
+from ..run.servers import SECURITY, connect, disconnect, metadata_address, metadata_options, serve, serve_for_ever
+from .admin_port import operating
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...runtime.network import World
     from ..common.output import Row
 
 ledgers = LazyGroup(
@@ -24,7 +35,9 @@ ledgers = LazyGroup(
         "under-replicated": Lazy(
             ".storage.ledgers", "under_replicated", "Ledgers that miss copies, since when and why."
         ),
-        "orphans": Lazy(".admin.backlog", "orphans", "Ledgers without a topic or cursor; listed ones that are gone."),
+        "orphans": Lazy(
+            ".admin.subscriptions", "orphans", "Ledgers without a topic or cursor; listed ones that are gone."
+        ),
     },
     {"list-under-replicated": "under-replicated"},
     help="Ledgers and their copies.\n\nExample: magnetar ledgers under-replicated",
@@ -155,3 +168,248 @@ def _mark_row(mark: dict[str, Any]) -> Row:
         **mark, "missing": short(list(mark["missing"])), "since": span(mark["sinceSeconds"]),
         "retry": span(mark["retrySeconds"]) if mark["retrySeconds"] else None,
     }  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------- departure
+# `magnetar bookies decommission|recover`: everything moves off a bookie that leaves, or that is dead.
+
+
+POLL_S = 1.0
+"""Seconds between two requests; each reads every ledger's record."""
+
+WAIT = click.option("--wait/--no-wait", default=True, show_default=True, help="Until nothing is left on it.")
+WAIT_S = click.option("--wait-s", type=Real(0), default=None, help="… but at most so many seconds.")
+
+
+@click.command()
+@click.argument("bookie", metavar="BOOKIE")
+@click.option("--forget", is_flag=True, help="Once it is empty and stopped, forget its cookie: its place is free.")
+@click.option("--cancel", is_flag=True, help="Let it stay: it takes new ledgers again. What has moved stays moved.")
+@WAIT
+@WAIT_S
+@YES
+@operating
+def decommission(
+    session: Session, bookie: str, forget: bool, cancel: bool, wait: bool, wait_s: float | None, yes: bool
+) -> None:
+    """Empty a bookie before it is taken away: it takes no new ledgers, and every copy on it is made on others.
+
+    It keeps serving meanwhile. Ctrl-C ends the waiting, not the moving. When it is done, stop the bookie. BOOKIE is
+    its id; the beginning is enough.
+
+    \b
+    Examples:
+      magnetar bookies decommission 6f9619ff --forget
+      magnetar bookies decommission 6f9619ff --cancel
+    """
+    id_ = full_id(session, bookie)
+    if cancel:
+        ask_any(session, "depart", bookie=id_, cancel=True)
+        session.out.done(f"bookie {id_} stays", bookie=id_, departing=False)
+        return
+    confirm(f"Move everything off bookie {id_}", yes)
+    ask_any(session, "depart", bookie=id_, forget=forget)
+    _follow(session, id_, wait, wait_s, "empty: stop it" + (", and it is forgotten" if forget else ""))
+
+
+@click.command()
+@click.argument("bookie", metavar="BOOKIE")
+@click.option("--forget", is_flag=True, help="Once nothing names it any more, forget its cookie: its place is free.")
+@WAIT
+@WAIT_S
+@YES
+@operating
+def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: float | None, yes: bool) -> None:
+    """Make every copy again that lay on a dead bookie, now, without waiting for the grace.
+
+    It must not be registered. Auto-recovery does the same by itself once the bookie is lost.
+
+    Example: magnetar bookies recover 6f9619ff --forget
+    """
+    id_ = full_id(session, bookie)
+    confirm(f"Bookie {id_} is dead, and its data lost", yes)
+    ask_any(session, "depart", bookie=id_, dead=True, forget=forget)
+    _follow(session, id_, wait, wait_s, "nothing is left on it")
+
+
+def full_id(session: Session, beginning: str) -> str:
+    """Returns the one bookie whose id begins with `beginning`, registered or not. Raises NotFound."""
+    from ...proto.errors import NotFound
+
+    known = [each["id"] for each in ask_any(session, "bookies")["bookies"]]
+    found = [each for each in known if each.startswith(beginning)]
+    if not found:
+        raise NotFound(f"no bookie's id begins with {beginning!r}; 'magnetar bookies list' shows them")
+    if len(found) > 1 and beginning not in found:
+        raise Failure(f"{len(found)} bookies' ids begin with {beginning!r}; give more of it")
+    return beginning if beginning in found else str(found[0])
+
+
+def _follow(session: Session, bookie: str, wait: bool, wait_s: float | None, done: str) -> None:
+    left = ask_any(session, "departure", bookie=bookie)
+    if not wait:
+        session.out.done(f"{left['ledgers']} ledgers move off bookie {bookie}", **left)
+        return
+    total = left["ledgers"]
+    deadline = None if wait_s is None else SystemClock().monotonic() + wait_s
+    with progress("ledgers moved", total, shown=not session.out.json) as advance:
+        left = _until_empty(session, bookie, left, total, advance, deadline)
+    if left["ledgers"]:
+        why = ", ".join(f"{count}: {what}" for what, count in left["stuck"].items())
+        raise Failure(
+            f"{left['ledgers']} of {total} ledgers still lie on bookie {bookie}{f' ({why})' if why else ''}; "
+            "the moving goes on, 'magnetar ledgers under-replicated' says how"
+        )
+    session.out.done(f"bookie {bookie}: {total} ledgers moved; {done}", **left)
+
+
+def _until_empty(
+    session: Session, bookie: str, left: dict[str, Any], total: int, advance: Callable[[int], None],
+    deadline: float | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Waits until the bookie is empty or the deadline has passed; returns what is left then."""
+    while left["ledgers"] and (deadline is None or SystemClock().monotonic() < deadline):
+        time.sleep(POLL_S)
+        left = ask_any(session, "departure", bookie=bookie)
+        advance(max(0, total - left["ledgers"]))
+    return left
+
+
+# -------------------------------------------------------------------------------------------------------- repair
+# `magnetar repair`: a worker of auto-recovery alone. `magnetar repair status|enable|disable`: the whole cluster's.
+
+
+TABLE = {
+    "status": Lazy(".storage.ledgers", "status", "Auditor, queue, rate, progress, and how long it will take."),
+    "enable": Lazy(".storage.ledgers", "enable", "Let missing copies be looked for and made again."),
+    "disable": Lazy(".storage.ledgers", "disable", "Leave missing copies missing, during maintenance."),
+}
+WORKER_COLUMNS = ("name", "workingOn", "ledgers", "entries", "bytes", "failures", "bytesPerSecond")
+
+
+@click.group(cls=LazyGroup, table=TABLE, invoke_without_command=True)
+@metadata_options
+@SECURITY
+@click.option("--name", default="", help="Its name in 'magnetar repair status' (default: a random one).")
+@click.option("--bytes-per-s", type=click.IntRange(0), default=None, help="It copies at most this; 0: no limit.")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False), default=None, help="Settings, TOML.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.pass_context
+def repair(
+    context: click.Context, metadata_: str, wait_s: float, session_s: float, security: str | None, name: str,
+    bytes_per_s: int | None, config: str | None, log_level: str, log_format: str,
+) -> int:  # fmt: skip
+    """Make missing copies of ledgers again: run a worker alone, beside the bookies, each of which is one by itself.
+
+    With a command after it, it runs that instead. In a secured cluster it has a bookie's certificate. Its settings are
+    those of `repair` in the file's [bookie] section.
+
+    \b
+    Examples:
+      magnetar repair status
+      magnetar repair --metadata metadata:7640 --bytes-per-s 0
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    tree = metadata_address(metadata_, security)
+
+    async def main(world: World) -> None:
+        from msgspec.structs import replace
+
+        from ...bookie.maintenance.repair import RepairKeeper
+        from ...bookie.server import BookieConfig
+        from ...runtime.config import load
+        from ...runtime.lifecycle import Parts
+        from ...runtime.tasks import Supervisor
+
+        settings = load(BookieConfig, "bookie", file=config, overrides={"data": "-"}).repair
+        settings = replace(settings, enabled=True)
+        if bytes_per_s is not None:
+            settings = replace(settings, bytes_per_s=bytes_per_s)
+        world = as_member(world, security, "bookie")
+        async with Parts(world.clock) as parts:
+            sessions = [await parts.start("metadata", connect(world, tree, wait_s, session_s), disconnect)]
+
+            async def renew() -> None:
+                while True:
+                    await sessions[-1].wait_session_lost()
+                    sessions.append(await connect(world, tree, wait_s, session_s))
+                    await sessions.pop(0).close()
+
+            serving = await join(parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s))
+            keeper = RepairKeeper(serving, lambda: sessions[-1], settings, name or world.rng.randbytes(4).hex(), 1.0)
+
+            async def started() -> Supervisor:
+                background = Supervisor()
+                background.keep("repair", keeper.keep)
+                background.keep("repair-session", renew)
+                return background
+
+            await parts.start("repair", started(), Supervisor.close)
+            ready(f"repair://{keeper.name}", metadata=tree)
+            await serve_for_ever()
+
+    return serve(main, log_level, log_format)
+
+
+@click.command()
+@operating
+def status(session: Session) -> None:
+    """Auto-recovery now: who is the auditor, how many ledgers miss copies and why, the workers, the time to go.
+
+    \b
+    Examples:
+      magnetar repair status
+      magnetar repair status -o json
+    """
+    found = ask_any(session, "repair-status")
+    if session.out.json:
+        session.out.document(found)
+        return
+    shown = {name: found[name] for name in ("enabled", "auditor", "underReplicated")}
+    for name in ("reasons", "stuck"):
+        shown[name] = [f"{count} {what}" for what, count in found[name].items()] or None
+    session.out.record(
+        shown | {
+            "bytesLeft": found["bytesLeft"], "bytesPerSecond": found["bytesPerSecond"],
+            "timeToGo": span(found["secondsToGo"]),
+        }
+    )  # fmt: skip
+    click.echo()
+    rows = [
+        worker | {
+            "workingOn": [
+                f"{ledger}: {100 * done // max(total, 1)} %" for ledger, (done, total) in worker["workingOn"].items()
+            ],
+            "name": short([worker["name"]])[0],
+        }
+        for worker in found["workers"]
+    ]  # fmt: skip
+    session.out.rows(rows, WORKER_COLUMNS, empty="no worker has done anything yet")
+
+
+@click.command()
+@operating
+def enable(session: Session) -> None:
+    """Let missing copies be looked for and made again, by the whole cluster.
+
+    Example: magnetar repair enable
+    """
+    ask_any(session, "repair-enable", on=True)
+    session.out.done("auto-recovery is on", enabled=True)
+
+
+@click.command()
+@operating
+def disable(session: Session) -> None:
+    """Leave missing copies missing, for maintenance in which bookies are away for longer than the grace.
+
+    Nothing is marked or copied until 'magnetar repair enable'; copies in progress are dropped within seconds.
+
+    Example: magnetar repair disable
+    """
+    ask_any(session, "repair-enable", on=False)
+    session.out.done("auto-recovery is off until 'magnetar repair enable'", enabled=False)

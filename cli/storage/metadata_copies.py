@@ -16,15 +16,14 @@ from ..common.output import Output
 from ..common.session import YES, confirm
 from ..common.units import Real
 from ..run.members import section_of
-from .operator import METADATA, ROLE, SECURITY, Operator
+from .admin_port import METADATA, ROLE, SECURITY, Operator
 
 if TYPE_CHECKING:
     from ...metadata.backup import Contents
     from ...metadata.members import Members
     from ...metadata.records import BookieRecord
     from ...metadata.server import MetadataServer
-    from ...runtime.network import Endpoint
-    from ...runtime.world import World
+    from ...runtime.network import Endpoint, World
     from .admin_port import BookiePeer
 
 TIMEOUT_S = 600.0
@@ -55,7 +54,7 @@ def backup(name: str, metadata_: str, security: str | None, output: str) -> None
 
     Example: magnetar metadata backup monday.backup
     """
-    from ...metadata.messages import BACKUP
+    from ...metadata.remote import BACKUP
     from ...proto import wire_pb2 as wire
     from ...runtime.network import Endpoint
     from ...runtime.process import real_world

@@ -6,7 +6,7 @@
             print(admin.topic_stats(part).end_index)
 
 Answers are frozen dataclasses (proto/statistics.py), never messages of a wire format: a Transport
-(client/admin/transport.py) makes them, over gRPC now. `errors` are what the operations raise, `Policies` and
+(client/admin/grpc_transport.py) makes them, over gRPC now. `errors` are what the operations raise, `Policies` and
 `SchemaInfo` what some of them take.
 """
 
@@ -15,11 +15,11 @@ from __future__ import annotations
 from ...proto import errors as errors
 from ...proto import operations as operations
 from ...proto import statistics as values  # noqa: F401
-from ...proto.operation import Operation as Operation
+from ...proto.operations import Operation as Operation
 from ...proto.policies import Policies as Policies
 from ...proto.schema import SchemaInfo as SchemaInfo
 from ...proto.statistics import *  # noqa: F403
 from .blocking import Admin as Admin
 from .client import AdminClient as AdminClient
-from .stored_messages import StoredMessage as StoredMessage
-from .transport import Transport as Transport
+from .grpc_transport import StoredMessage as StoredMessage
+from .grpc_transport import Transport as Transport

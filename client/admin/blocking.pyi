@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from ...proto import statistics as values
 from ...proto.policies import Policies
 from ...proto.schema import SchemaInfo
-from ...proto.transactions import TxnId, TxnState
+from ...proto.states import TxnId, TxnState
 from ..common.closing import ClosedAfterWith
 from ..model.message_id import MessageId
-from .stored_messages import StoredMessage
+from .grpc_transport import StoredMessage
 
 class Admin(ClosedAfterWith):
     """Administration of a cluster, blocking: parameters, answers and errors of each method are AdminClient's.

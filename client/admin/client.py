@@ -3,8 +3,8 @@
 Names are checked before anything is sent. Topics may be short: `orders` is persistent://public/default/orders. What
 concerns single topics is per partition: name one (`orders-partition-0`), or ask each of `parts(topic)`.
 
-The methods are the functions of the modules below, and those of rows (client/admin/rows.py). Type checkers and editors
-see client.pyi, which `python -m tests.stubs` writes; guard: tests/client/admin/test_stubs.py.
+The methods are the functions of the modules below, and those of rows (client/admin/arguments.py). Type checkers and
+editors see client.pyi, which `python -m tests.stubs` writes; guard: tests/client/admin/test_stubs.py.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ import inspect
 from typing import TypeVar
 
 from ...proto.operations import OPERATIONS
-from ...runtime.world import World
+from ...runtime.network import World
 from ..common.checks import PATH, SECONDS, check_one
 from ..common.closing import ClosedAfterAsyncWith
-from . import namespaces, permissions, subscriptions, topics, transactions
-from .arguments import checked, taken
-from .grpc_transport import GrpcTransport
-from .rows import made
-from .transport import Caller, Transport
+from . import namespaces, topics
+from .arguments import checked, made, taken
+from .grpc_transport import Caller, GrpcTransport, Transport
 
 C = TypeVar("C", bound=type)
 
@@ -30,7 +28,7 @@ def with_methods(kind: C) -> C:
     for row in OPERATIONS.values():
         if row.method:
             setattr(kind, row.method, made(row))
-    for module in (namespaces, topics, subscriptions, permissions, transactions):
+    for module in (namespaces, topics):
         for name, function in inspect.getmembers(module, inspect.iscoroutinefunction):
             if function.__module__ == module.__name__ and not name.startswith("_"):
                 function.__qualname__ = f"{kind.__name__}.{name}"

@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from ...proto import statistics as values
 from ...proto.policies import Policies
 from ...proto.schema import SchemaInfo
-from ...proto.transactions import TxnId, TxnState
-from ...runtime.world import World
+from ...proto.states import TxnId, TxnState
+from ...runtime.network import World
 from ..common.closing import ClosedAfterAsyncWith
 from ..model.message_id import MessageId
-from .stored_messages import StoredMessage
-from .transport import Transport
+from .grpc_transport import StoredMessage, Transport
 
 class AdminClient(ClosedAfterAsyncWith):
     """Administration of a cluster, for asyncio: tenants, namespaces, policies, topics, subscriptions, brokers, bookies.
@@ -128,6 +127,22 @@ class AdminClient(ClosedAfterAsyncWith):
         those whose owner has no record, which no broker deletes by itself.
         """
 
+    async def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
+        """Grants the role these actions ("produce", "consume", …) in place of those that it had there. InvalidRequest.
+
+        """
+
+    async def grant_subscription_permission(self, name: str, subscription: str, roles: Sequence[str]) -> None:
+        """Lets only these roles use subscriptions of that name in the namespace; they need `consume` too."""
+
+    async def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
+        """Grants a role its actions, like grant_namespace_permission, for one topic and its partitions."""
+
+    async def namespace_permissions(self, name: str) -> values.Permissions:
+        """Returns the permissions of roles in the namespace, and the lists of its subscriptions; not those granted for
+        its topics.
+        """
+
     async def namespace_policies(self, name: str, *, applied: bool = False) -> Policies:
         """The fields that are set for the namespace; `applied`: every field, inherited from the broker where unset."""
 
@@ -149,6 +164,19 @@ class AdminClient(ClosedAfterAsyncWith):
     async def remove_topic_properties(self, topic: str, *keys: str) -> None:
         """Removes properties of a topic, like remove_namespace_properties."""
 
+    async def revoke_namespace_permission(self, name: str, role: str) -> None:
+        """Revokes all that the role had at the namespace. Clients that are connected with it are disconnected within a
+        second.
+        """
+
+    async def revoke_subscription_permission(self, name: str, subscription: str, role: str) -> None:
+        """Removes the role from the list; with the last one every role with `consume` may use the subscription again.
+
+        """
+
+    async def revoke_topic_permission(self, topic: str, role: str) -> None:
+        """Revokes all that the role had at the topic itself."""
+
     async def set_namespace_policies(self, name: str, policies: Policies) -> None:
         """Sets policies of a namespace: the fields that are not None get these values; the others stay."""
 
@@ -157,11 +185,19 @@ class AdminClient(ClosedAfterAsyncWith):
         (proto/policies.py).
         """
 
+    async def set_subscription_prefix_mode(self, name: str, on: bool) -> None:
+        """Sets the prefix mode. On: the names of subscriptions in the namespace are the role's name, or begin with it
+        and `-`.
+        """
+
     async def set_topic_policies(self, topic: str, policies: Policies) -> None:
         """Sets policies of a topic, like set_namespace_policies."""
 
     async def set_topic_properties(self, topic: str, properties: Mapping[str, str]) -> None:
         """Sets properties of a topic, like set_namespace_properties."""
+
+    async def topic_permissions(self, topic: str) -> values.Permissions:
+        """Returns the permissions granted for the topic alone, for all of its partitions."""
 
     async def topic_policies(self, topic: str, *, applied: bool = False) -> Policies:
         """Returns the policies of a topic, like namespace_policies; a topic inherits from its namespace, then from the
@@ -199,8 +235,34 @@ class AdminClient(ClosedAfterAsyncWith):
     ) -> None:
         """Replaces both settings; a parameter that is left out becomes empty."""
 
+    async def abort_transaction(self, txn: TxnId | str) -> TxnState:
+        """Aborts one that is open or prepared, of any role; returns the state, also of one that has ended."""
+
+    async def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
+        """Acknowledges every message of the partition before `index`, durably. `incarnation`: of `offsets`."""
+
+    async def all_halves(self, *, group: str = '', limit: int = 1000) -> list[values.CoordinatorHalves]:
+        """Returns the half messages of every coordinator, by its number; `limit` for each."""
+
+    async def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
+        """Returns the transactions of every coordinator, by its number; `limit` for each."""
+
     async def backlog_size(self, topic: str, position: MessageId) -> int:
         """Returns about how many bytes are stored after the message."""
+
+    async def commit_half(self, half: TxnId | str) -> None:
+        """Publishes a half message, whatever its group says; also a parked one. NotFound; TransactionEnded: it is
+        rolled back; and what keeps it from being published.
+        """
+
+    async def create_subscription(
+        self,
+        topic: str,
+        name: str,
+        position: MessageId | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Creates a subscription at `position` (default: latest), whose message is delivered first."""
 
     async def delete_schemas(self, topic: str, *, force: bool = False) -> int | None:
         """The newest version that is deleted with this; None: there were none. Messages that were written with them
@@ -210,6 +272,24 @@ class AdminClient(ClosedAfterAsyncWith):
     async def delete_topic(self, topic: str, *, force: bool = False) -> None:
         """Deletes a topic with all its partitions. Busy: it has producers or subscriptions, which `force` overrides.
         The topic that is there now is meant: one of its name that another program makes meanwhile stays.
+        """
+
+    async def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
+        """Detaches a topic that can store the outcome no more: the transaction does not wait for it any longer.
+        NotFound.
+        """
+
+    async def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
+        """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when
+        `name` is empty; how many entries.
+        """
+
+    async def half(self, half: TxnId | str) -> values.HalfStats:
+        """Returns a half message. NotFound: it is decided, or never was."""
+
+    async def halves(self, coordinator: int, *, group: str = '', limit: int = 1000) -> values.CoordinatorHalves:
+        """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
+        alone. NotFound: there is no such coordinator.
         """
 
     async def last_message_id(self, topic: str) -> MessageId:
@@ -250,6 +330,11 @@ class AdminClient(ClosedAfterAsyncWith):
     async def owner(self, topic: str) -> str:
         """Returns HOST:PORT of the broker that serves the topic (a partition, or a topic without partitions)."""
 
+    async def park_half(self, half: TxnId | str) -> None:
+        """Parks a half message: its group is not asked about it any more; an operator decides. NotFound,
+        TransactionEnded.
+        """
+
     async def partitions(self, topic: str) -> int:
         """Returns the number of partitions; 0: not partitioned, or a partition. Raises TopicNotFound; creates nothing.
 
@@ -258,8 +343,24 @@ class AdminClient(ClosedAfterAsyncWith):
     async def parts(self, topic: str) -> list[str]:
         """Returns the full names of the partitions; of a topic without partitions, or a partition, its own."""
 
+    async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
+        """Returns at most `messages` next messages of a subscription, without moving it."""
+
     async def put_schema(self, topic: str, schema: SchemaInfo) -> int:
         """Registers a schema; returns its version, which is that of an equal one. IncompatibleSchema, InvalidSchema."""
+
+    async def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
+        """Resets a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: the message
+        itself is left out.
+        """
+
+    async def revive_half(self, half: TxnId | str) -> None:
+        """Revives a half message: its group is asked about it again, at once; what was counted is forgotten. NotFound,
+        TransactionEnded.
+        """
+
+    async def rollback_half(self, half: TxnId | str) -> None:
+        """Drops a half message, also a parked one. NotFound; TransactionEnded: it is committed."""
 
     async def schema(self, topic: str, version: int | None = None) -> values.TopicSchema:
         """The newest schema of a topic, or that version, which may be deleted. SchemaNotFound."""
@@ -267,11 +368,17 @@ class AdminClient(ClosedAfterAsyncWith):
     async def schema_version(self, topic: str, schema: SchemaInfo) -> int:
         """Returns the version of the topic's schema that equals `schema`. Raises SchemaNotFound."""
 
+    async def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
+        """Replaces all properties."""
+
     async def skip_lost(self, topic: str, *, ledger_id: int | None = None, force: bool = False) -> values.SkippedLost:
         """Passes over entries of one partition that every replica certainly lost, for all who read it: of all its
         ledgers, or of one. The topic is unloaded. NotAllowed: a replica that does not answer may have them; `force`
         gives those up too. What is passed over does not come back, also when such a replica does.
         """
+
+    async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
+        """Acknowledges the next ones unseen. -1: all; an empty name: of every subscription."""
 
     async def terminate_topic(self, topic: str) -> MessageId:
         """Terminates a topic: it can be read and not written. Returns the id of its last message."""
@@ -288,117 +395,6 @@ class AdminClient(ClosedAfterAsyncWith):
         With the non-persistent ones that have partitions or are in use.
         """
 
-    async def update_topic(self, topic: str, *, partitions: int) -> None:
-        """Gives a topic more partitions, never fewer."""
-
-    async def advance_subscription(self, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
-        """Acknowledges every message of the partition before `index`, durably. `incarnation`: of `offsets`."""
-
-    async def create_subscription(
-        self,
-        topic: str,
-        name: str,
-        position: MessageId | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> None:
-        """Creates a subscription at `position` (default: latest), whose message is delivered first."""
-
-    async def expire_messages(self, topic: str, name: str, older_than: float | MessageId) -> int:
-        """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when
-        `name` is empty; how many entries.
-        """
-
-    async def peek_messages(self, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
-        """Returns at most `messages` next messages of a subscription, without moving it."""
-
-    async def reset_subscription(self, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False) -> None:
-        """Resets a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: the message
-        itself is left out.
-        """
-
-    async def set_subscription_properties(self, topic: str, name: str, properties: Mapping[str, str]) -> None:
-        """Replaces all properties."""
-
-    async def skip_messages(self, topic: str, name: str, messages: int = -1) -> None:
-        """Acknowledges the next ones unseen. -1: all; an empty name: of every subscription."""
-
-    async def grant_namespace_permission(self, name: str, role: str, actions: Sequence[str]) -> None:
-        """Grants the role these actions ("produce", "consume", …) in place of those that it had there. InvalidRequest.
-
-        """
-
-    async def grant_subscription_permission(self, name: str, subscription: str, roles: Sequence[str]) -> None:
-        """Lets only these roles use subscriptions of that name in the namespace; they need `consume` too."""
-
-    async def grant_topic_permission(self, topic: str, role: str, actions: Sequence[str]) -> None:
-        """Grants a role its actions, like grant_namespace_permission, for one topic and its partitions."""
-
-    async def namespace_permissions(self, name: str) -> values.Permissions:
-        """Returns the permissions of roles in the namespace, and the lists of its subscriptions; not those granted for
-        its topics.
-        """
-
-    async def revoke_namespace_permission(self, name: str, role: str) -> None:
-        """Revokes all that the role had at the namespace. Clients that are connected with it are disconnected within a
-        second.
-        """
-
-    async def revoke_subscription_permission(self, name: str, subscription: str, role: str) -> None:
-        """Removes the role from the list; with the last one every role with `consume` may use the subscription again.
-
-        """
-
-    async def revoke_topic_permission(self, topic: str, role: str) -> None:
-        """Revokes all that the role had at the topic itself."""
-
-    async def set_subscription_prefix_mode(self, name: str, on: bool) -> None:
-        """Sets the prefix mode. On: the names of subscriptions in the namespace are the role's name, or begin with it
-        and `-`.
-        """
-
-    async def topic_permissions(self, topic: str) -> values.Permissions:
-        """Returns the permissions granted for the topic alone, for all of its partitions."""
-
-    async def abort_transaction(self, txn: TxnId | str) -> TxnState:
-        """Aborts one that is open or prepared, of any role; returns the state, also of one that has ended."""
-
-    async def all_halves(self, *, group: str = '', limit: int = 1000) -> list[values.CoordinatorHalves]:
-        """Returns the half messages of every coordinator, by its number; `limit` for each."""
-
-    async def all_transactions(self, limit: int = 1000) -> list[values.CoordinatorTransactions]:
-        """Returns the transactions of every coordinator, by its number; `limit` for each."""
-
-    async def commit_half(self, half: TxnId | str) -> None:
-        """Publishes a half message, whatever its group says; also a parked one. NotFound; TransactionEnded: it is
-        rolled back; and what keeps it from being published.
-        """
-
-    async def detach_transaction(self, txn: TxnId | str, topic: str) -> None:
-        """Detaches a topic that can store the outcome no more: the transaction does not wait for it any longer.
-        NotFound.
-        """
-
-    async def half(self, half: TxnId | str) -> values.HalfStats:
-        """Returns a half message. NotFound: it is decided, or never was."""
-
-    async def halves(self, coordinator: int, *, group: str = '', limit: int = 1000) -> values.CoordinatorHalves:
-        """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
-        alone. NotFound: there is no such coordinator.
-        """
-
-    async def park_half(self, half: TxnId | str) -> None:
-        """Parks a half message: its group is not asked about it any more; an operator decides. NotFound,
-        TransactionEnded.
-        """
-
-    async def revive_half(self, half: TxnId | str) -> None:
-        """Revives a half message: its group is asked about it again, at once; what was counted is forgotten. NotFound,
-        TransactionEnded.
-        """
-
-    async def rollback_half(self, half: TxnId | str) -> None:
-        """Drops a half message, also a parked one. NotFound; TransactionEnded: it is committed."""
-
     async def transaction(self, txn: TxnId | str) -> values.TransactionStats:
         """Returns a transaction. NotFound: the coordinator has not given this id."""
 
@@ -411,3 +407,6 @@ class AdminClient(ClosedAfterAsyncWith):
         """Returns the transactions of one coordinator that are not done, the oldest first. NotFound: there is no such
         coordinator.
         """
+
+    async def update_topic(self, topic: str, *, partitions: int) -> None:
+        """Gives a topic more partitions, never fewer."""

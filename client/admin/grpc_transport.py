@@ -11,27 +11,66 @@ tests/client/admin/test_grpc_transport.py compares every operation with its mess
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
 
 from google.protobuf.message import Message
 
 from ...proto import wire_pb2 as wire
+from ...proto.entry import decode_batch, parse_header, properties_of, split_broker_part
 from ...proto.errors import ConnectionLost, MagnetarError, NotOwner, Unavailable
-from ...proto.names import TopicName
-from ...proto.operation import AskedOf, Operation
-from ...proto.operations import answer_of
+from ...proto.names import NamespaceName, TopicName, check_subscription_name
+from ...proto.operations import AskedOf, Operation, answer_of
 from ...proto.translation import request_of, value_of
-from ...runtime.network import Channel, Endpoint, Rpc, rpc
-from ...runtime.world import World
+from ...runtime.network import Channel, Endpoint, Rpc, World, rpc
 from ..connect.authentication import caller_access
-from ..connect.connections import Connections
-from ..connect.first_contact import how_unreached, no_server
+from ..connect.connections import Connections, how_unreached, no_server
 from ..connect.service_url import parse_service_url
 from ..connect.world import client_world
-from ..model.message_id import MessageId
+from ..model.message_id import KnownId, MessageId
 from ..model.settings import ClientSettings
-from .stored_messages import StoredMessage, stored_messages
+
+# ----------------------------------------------------------------------------------------------- stored_messages
+# Messages as they are stored, of the entries that a broker sends for a look, without being delivered.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it is stored, without being delivered."""
+
+    topic: str  # of one partition, full name
+    message_id: MessageId
+    key: str
+    properties: Mapping[str, str]
+    publish_time_ms: int
+    payload: bytes
+
+
+def stored_messages(entries: Iterable[wire.Delivery], topic: str) -> list[StoredMessage]:
+    """Decodes entries as a broker sends them into messages, without those that are acknowledged. An encrypted one is
+    one message, of its ciphertext, and a chunk is one, of its part of the payload, which is compressed as a whole.
+    CorruptEntry: one is torn."""
+    partition = TopicName.parse(topic).partition
+    found = []
+    for entry in entries:
+        client_part = split_broker_part(entry.entry)[2]
+        header = parse_header(client_part)
+        as_it_is = len(header.metadata.encryption_param) > 0 or header.metadata.num_chunks_from_msg > 1
+        whole = [(header.metadata, bytes(client_part[header.payload_offset :]))]
+        for at, (about, payload) in enumerate(whole if as_it_is else decode_batch(header, client_part)):
+            if at in entry.acked_batch_indexes:
+                continue
+            place = KnownId(partition, entry.ledger_id, entry.entry_id, at if header.batched and not as_it_is else -1)
+            properties = properties_of(about)
+            found.append(
+                StoredMessage(topic, place, about.partition_key, properties, header.publish_time, payload)
+            )
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ grpc_transport
+
 
 T = TypeVar("T")
 
@@ -140,3 +179,57 @@ def decode(operation: Operation[T], arguments: Mapping[str, object], reply: Mess
         entries = cast(wire.PeekMessagesReply, reply).entries
         return cast(T, tuple(stored_messages(entries, str(arguments["topic"]))))
     return cast(T, value_of(kind, reply, operation.of_reply, {MessageId: MessageId.from_wire}))
+
+
+# ----------------------------------------------------------------------------------------------------- transport
+# What carries the operations of proto/operations.py to a cluster: gRPC (client/admin/grpc_transport.py), or what a
+# program brings.
+#
+# A method of AdminClient is a function of this package whose first parameter is a Caller, or follows from its row
+# (client/admin/arguments.py); client/admin/client.py makes the class of them.
+
+
+class Transport(Protocol):
+    """Carries operations to the cluster. Belongs to one event loop.
+
+    Arguments are what AdminClient passes by keyword, as plain values: text, numbers, MessageId, sequences, mappings.
+    """
+
+    async def call(self, operation: Operation[T], arguments: Mapping[str, object], *, at: str = "") -> T:
+        """Calls an operation, and returns the answer. `at`: HOST:PORT of the broker that is asked; empty: one that can
+        answer.
+
+        Raises the MagnetarError that the server answered with; Unavailable, ConnectionLost or TimedOut when none did
+        within the time of the transport.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Closes its connections."""
+        ...
+
+
+class Caller:
+    """Asks operations of a transport. `_timeout_s` bounds each of them with all its attempts."""
+
+    _transport: Transport
+    _timeout_s: float
+
+    async def _call(self, operation: Operation[T], **arguments: object) -> T:
+        return await self._transport.call(operation, arguments)
+
+    async def _all(self, operation: Operation[tuple[T, ...]], **arguments: object) -> list[T]:
+        found = await self._call(operation, **arguments)
+        return list(found)
+
+
+def full_topic(topic: str) -> str:
+    return TopicName.parse(topic).full
+
+
+def full_namespace(name: str) -> str:
+    return str(NamespaceName.parse(name))
+
+
+def of_subscription(topic: str, name: str) -> dict[str, str]:
+    return {"topic": full_topic(topic), "subscription": check_subscription_name(name)}

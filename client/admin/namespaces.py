@@ -12,9 +12,8 @@ from ...proto import statistics as values
 from ...proto.errors import MagnetarError, NotFound
 from ...proto.names import TopicName, check_subscription_name, check_tenant_name
 from ...proto.policies import Policies, decode, encode
-from .subscriptions import skip_messages
-from .topics import topics
-from .transport import Caller, full_namespace, full_topic
+from .grpc_transport import Caller, full_namespace, full_topic
+from .topics import skip_messages, topics
 
 AT_ONCE = 16
 """Topics of a namespace that are acted on at the same time."""
@@ -209,3 +208,65 @@ async def find_orphans(self: Caller, *, remove: bool = False, unexplained: bool 
 
 def _tenant(name: str, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> dict[str, object]:
     return {"tenant": check_tenant_name(name), "admin_roles": admin_roles, "allowed_clusters": allowed_clusters}
+
+
+# --------------------------------------------------------------------------------------------------- permissions
+# Methods of AdminClient: grants of roles, and the lists of subscriptions.
+#
+# The rules are broker/access/table_core.py's, the verbs pulsar-admin's. A grant replaces what the role had there.
+
+
+async def namespace_permissions(self: Caller, name: str) -> values.Permissions:
+    """Returns the permissions of roles in the namespace, and the lists of its subscriptions; not those granted for
+    its topics."""
+    return await self._call(op.GET_PERMISSIONS, namespace=full_namespace(name))
+
+
+async def topic_permissions(self: Caller, topic: str) -> values.Permissions:
+    """Returns the permissions granted for the topic alone, for all of its partitions."""
+    return await self._call(op.GET_PERMISSIONS, topic=full_topic(topic))
+
+
+async def grant_namespace_permission(self: Caller, name: str, role: str, actions: Sequence[str]) -> None:
+    """Grants the role these actions ("produce", "consume", …) in place of those that it had there. InvalidRequest.
+    """
+    await _change(self, namespace=full_namespace(name), grant={"role": role, "actions": actions})
+
+
+async def revoke_namespace_permission(self: Caller, name: str, role: str) -> None:
+    """Revokes all that the role had at the namespace. Clients that are connected with it are disconnected within a
+    second."""
+    await _change(self, namespace=full_namespace(name), revoke=role)
+
+
+async def grant_topic_permission(self: Caller, topic: str, role: str, actions: Sequence[str]) -> None:
+    """Grants a role its actions, like grant_namespace_permission, for one topic and its partitions."""
+    await _change(self, topic=full_topic(topic), grant={"role": role, "actions": actions})
+
+
+async def revoke_topic_permission(self: Caller, topic: str, role: str) -> None:
+    """Revokes all that the role had at the topic itself."""
+    await _change(self, topic=full_topic(topic), revoke=role)
+
+
+async def grant_subscription_permission(self: Caller, name: str, subscription: str, roles: Sequence[str]) -> None:
+    """Lets only these roles use subscriptions of that name in the namespace; they need `consume` too."""
+    change = {"subscription": check_subscription_name(subscription), "roles": roles}
+    await _change(self, namespace=full_namespace(name), grant_subscription=change)
+
+
+async def revoke_subscription_permission(self: Caller, name: str, subscription: str, role: str) -> None:
+    """Removes the role from the list; with the last one every role with `consume` may use the subscription again.
+    """
+    change = {"subscription": check_subscription_name(subscription), "roles": [role]}
+    await _change(self, namespace=full_namespace(name), revoke_subscription=change)
+
+
+async def set_subscription_prefix_mode(self: Caller, name: str, on: bool) -> None:
+    """Sets the prefix mode. On: the names of subscriptions in the namespace are the role's name, or begin with it
+    and `-`."""
+    await _change(self, namespace=full_namespace(name), prefix_mode=on)
+
+
+async def _change(self: Caller, **change: object) -> None:
+    await self._call(op.CHANGE_PERMISSIONS, **change)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 
 from ...proto import operations as op
 from ...proto import statistics as values
-from ...proto.errors import ConnectionLost, InvalidRequest, TimedOut, TopicNotFound, Unavailable
-from ...proto.names import TopicName
+from ...proto.errors import ConnectionLost, InvalidRequest, NotFound, TimedOut, TopicNotFound, Unavailable
+from ...proto.names import TopicName, check_subscription_name
 from ...proto.schema import SchemaInfo, version_bytes
+from ...proto.states import COORDINATORS_MAX, TxnId, TxnState
 from ..model.message_id import MessageId
-from .stored_messages import StoredMessage
-from .transport import Caller, full_namespace, full_topic
+from .grpc_transport import Caller, StoredMessage, full_namespace, full_topic, of_subscription
 
 
 async def topics(self: Caller, namespace: str = "public/default", *, partitions: bool = False) -> list[str]:
@@ -187,3 +188,160 @@ async def delete_schemas(self: Caller, topic: str, *, force: bool = False) -> in
     """The newest version that is deleted with this; None: there were none. Messages that were written with them
     can be decoded until `force` deletes the definitions."""
     return await self._call(op.DELETE_SCHEMA, topic=full_topic(topic), force=force)
+
+
+# -------------------------------------------------------------------------------------------------- transactions
+# Methods of AdminClient: which transactions and half messages are open, and how an operator ends them.
+
+
+async def transactions(self: Caller, coordinator: int, limit: int = 1000) -> values.CoordinatorTransactions:
+    """Returns the transactions of one coordinator that are not done, the oldest first. NotFound: there is no such
+    coordinator."""
+    return await self._call(op.LIST_TRANSACTIONS, coordinator=coordinator, limit=limit)
+
+
+async def all_transactions(self: Caller, limit: int = 1000) -> list[values.CoordinatorTransactions]:
+    """Returns the transactions of every coordinator, by its number; `limit` for each."""
+    found: list[values.CoordinatorTransactions] = []
+    with contextlib.suppress(NotFound):
+        while len(found) < COORDINATORS_MAX:
+            found.append(await transactions(self, len(found), limit))
+    return found
+
+
+async def transaction(self: Caller, txn: TxnId | str) -> values.TransactionStats:
+    """Returns a transaction. NotFound: the coordinator has not given this id."""
+    found = await self._call(op.LIST_TRANSACTIONS, txn=_fields(txn), limit=1)
+    if not found.items:
+        raise NotFound(f"no transaction {txn} has begun")
+    return found.items[0]
+
+
+async def transaction_at(self: Caller, txn: TxnId | str, topic: str) -> values.TransactionHere:
+    """Returns what a topic (without partitions, or a partition) has of the transaction, and what waits there for
+    its end."""
+    return await self._call(op.TOPIC_TRANSACTION, topic=TopicName.parse(topic).full, txn=_fields(txn))
+
+
+async def abort_transaction(self: Caller, txn: TxnId | str) -> TxnState:
+    """Aborts one that is open or prepared, of any role; returns the state, also of one that has ended."""
+    return await self._call(op.ABORT_TRANSACTION, **_fields(txn))
+
+
+async def detach_transaction(self: Caller, txn: TxnId | str, topic: str) -> None:
+    """Detaches a topic that can store the outcome no more: the transaction does not wait for it any longer.
+    NotFound."""
+    await self._call(op.DETACH_TRANSACTION, txn=_fields(txn), topic=TopicName.parse(topic).full)
+
+
+# ------------------------------------------------------------------------------------ half messages
+async def halves(self: Caller, coordinator: int, *, group: str = "", limit: int = 1000) -> values.CoordinatorHalves:
+    """Returns the half messages of one coordinator that are not decided, the oldest first; `group`: of this one
+    alone. NotFound: there is no such coordinator."""
+    return await self._call(op.LIST_HALVES, coordinator=coordinator, group=group, limit=limit)
+
+
+async def all_halves(self: Caller, *, group: str = "", limit: int = 1000) -> list[values.CoordinatorHalves]:
+    """Returns the half messages of every coordinator, by its number; `limit` for each."""
+    found: list[values.CoordinatorHalves] = []
+    with contextlib.suppress(NotFound):
+        while len(found) < COORDINATORS_MAX:
+            found.append(await halves(self, len(found), group=group, limit=limit))
+    return found
+
+
+async def half(self: Caller, half: TxnId | str) -> values.HalfStats:
+    """Returns a half message. NotFound: it is decided, or never was."""
+    found = await self._call(op.LIST_HALVES, half=_fields(half), limit=1)
+    if not found.items:
+        raise NotFound(f"no half {half} is open")
+    return found.items[0]
+
+
+async def commit_half(self: Caller, half: TxnId | str) -> None:
+    """Publishes a half message, whatever its group says; also a parked one. NotFound; TransactionEnded: it is
+    rolled back; and what keeps it from being published."""
+    await _change_half(self, half, values.HalfDecision.COMMIT)
+
+
+async def rollback_half(self: Caller, half: TxnId | str) -> None:
+    """Drops a half message, also a parked one. NotFound; TransactionEnded: it is committed."""
+    await _change_half(self, half, values.HalfDecision.ROLLBACK)
+
+
+async def park_half(self: Caller, half: TxnId | str) -> None:
+    """Parks a half message: its group is not asked about it any more; an operator decides. NotFound,
+    TransactionEnded."""
+    await _change_half(self, half, values.HalfDecision.PARK)
+
+
+async def revive_half(self: Caller, half: TxnId | str) -> None:
+    """Revives a half message: its group is asked about it again, at once; what was counted is forgotten. NotFound,
+    TransactionEnded."""
+    await _change_half(self, half, values.HalfDecision.REVIVE)
+
+
+async def _change_half(self: Caller, half: TxnId | str, verb: values.HalfDecision) -> None:
+    await self._call(op.CHANGE_HALF, half=_fields(half), verb=verb)
+
+
+def _fields(txn: TxnId | str) -> dict[str, int]:
+    """Returns the fields of an id. Raises InvalidRequest."""
+    found = TxnId.parse(txn) if isinstance(txn, str) else txn
+    return {"most": found.most, "least": found.least}
+
+
+# ------------------------------------------------------------------------------------------------- subscriptions
+# Methods of AdminClient: subscriptions of one partition, or of a topic without partitions.
+
+
+async def create_subscription(
+    self: Caller, topic: str, name: str, position: MessageId | None = None, properties: Mapping[str, str] | None = None
+) -> None:
+    """Creates a subscription at `position` (default: latest), whose message is delivered first."""
+    await self._call(
+        op.CREATE_SUBSCRIPTION, **of_subscription(topic, name), position=position or MessageId.latest,
+        properties=dict(properties or {}),
+    )  # fmt: skip
+
+
+async def set_subscription_properties(self: Caller, topic: str, name: str, properties: Mapping[str, str]) -> None:
+    """Replaces all properties."""
+    await self._call(op.SET_SUBSCRIPTION_PROPERTIES, **of_subscription(topic, name), properties=dict(properties))
+
+
+async def reset_subscription(
+    self: Caller, topic: str, name: str, to: MessageId | int, *, exclusive: bool = False
+) -> None:
+    """Resets a subscription to a message id, or to a publish time in ms since the epoch. `exclusive`: the message
+    itself is left out."""
+    place = {"message_id": to, "exclude": exclusive} if isinstance(to, MessageId) else {"publish_time_ms": to}
+    await self._call(op.RESET_SUBSCRIPTION, **of_subscription(topic, name), **place)
+
+
+async def advance_subscription(self: Caller, topic: str, name: str, index: int, *, incarnation: int = 0) -> None:
+    """Acknowledges every message of the partition before `index`, durably. `incarnation`: of `offsets`."""
+    await self._call(
+        op.ADVANCE_SUBSCRIPTION, **of_subscription(topic, name), index=index, incarnation=incarnation
+    )
+
+
+async def expire_messages(self: Caller, topic: str, name: str, older_than: float | MessageId) -> int:
+    """Acknowledges what is older than so many seconds, or everything up to a message, for all subscriptions when
+    `name` is empty; how many entries."""
+    limit = {"message_id" if isinstance(older_than, MessageId) else "older_than_s": older_than}
+    return await self._call(op.EXPIRE_MESSAGES, topic=full_topic(topic), subscription=name, **limit)
+
+
+async def skip_messages(self: Caller, topic: str, name: str, messages: int = -1) -> None:
+    """Acknowledges the next ones unseen. -1: all; an empty name: of every subscription."""
+    await self._call(
+        op.SKIP_MESSAGES, topic=full_topic(topic), subscription=name and check_subscription_name(name),
+        messages=messages,
+    )  # fmt: skip
+
+
+async def peek_messages(self: Caller, topic: str, name: str, messages: int = 1) -> list[StoredMessage]:
+    """Returns at most `messages` next messages of a subscription, without moving it."""
+    found = await self._all(op.PEEK_MESSAGES, **of_subscription(topic, name), messages=messages)
+    return found[:messages]

@@ -1,7 +1,7 @@
 """The blocking client: `pulsar-client`'s classes over the asyncio ones, which run in one loop thread per process.
 
 This module has the client; client/blocking/producer.py and client/blocking/consumer.py have what it opens. After a fork
-every object is opened again where that can work, see client/common/fork.py.
+every object is opened again where that can work, see client/common/closing.py.
 """
 
 from __future__ import annotations
@@ -12,20 +12,17 @@ from threading import Semaphore
 from typing import Any, TypeVar
 from weakref import finalize
 
-from ...proto.transactions import TxnId
+from ...proto.states import TxnId
 from .. import client as aio
 from ..common.checks import TRANSACTION, check
-from ..common.closing import ClosedAfterWith
+from ..common.closing import EPOCH, ClosedAfterWith
 from ..common.errors import AlreadyClosed, InvalidConfiguration
-from ..common.fork import EPOCH
-from ..common.redelivery_backoff import RedeliveryBackoff
 from ..connect.service_info import AutoClusterFailover, ServiceInfo, ServiceInfoProvider
-from ..consume.batch_receive import ConsumerBatchReceivePolicy
 from ..consume.ranges import StoredEntry
+from ..consume.receiver_queue import ConsumerBatchReceivePolicy
 from ..core.transaction import TransactionState
-from ..crypto.key_reader import KeyReader
-from ..model.events import ConsumerEventListener
-from ..model.message import Message
+from ..model.encryption import KeyReader
+from ..model.message import ConsumerEventListener, Message
 from ..model.message_id import MessageId
 from ..model.options import CONSUMER, READER, given
 from ..model.schema import Schema
@@ -39,18 +36,16 @@ from ..model.settings import (
     InitialPosition,
     PartitionsRoutingMode,
     ProducerAccessMode,
+    RedeliveryBackoff,
     RegexSubscriptionMode,
 )
-from ..transactions.batches import SinkStatus
-from ..transactions.output import Output
+from ..transactions.coordinators import SinkStatus
+from ..transactions.process import Output
 from .consumer import Consumer, ConsumerEvents, Reader
-from .half import Half
-from .handle import close_soon
-from .loop_thread import loop_thread
-from .outputs import inner_output
-from .producer import Producer
+from .loop_thread import close_soon, loop_thread
+from .process import inner_output
+from .producer import Bodies, Half, Producer, Transaction, finish
 from .table_view import TableView
-from .transaction import Bodies, Transaction, finish
 
 CheckFunction = TypeVar("CheckFunction", bound=Callable[..., Any])
 

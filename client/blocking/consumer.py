@@ -16,21 +16,18 @@ from weakref import ref
 
 from .. import client as aio
 from ..common.checks import DURATION_MS_MAX
+from ..common.closing import EPOCH
 from ..common.errors import AlreadyClosed, InvalidConfiguration, PulsarException, Result, Timeout, exception_of
-from ..common.fork import EPOCH
-from ..common.guard import ignored, run, survived
-from ..consume.batch_receive import ReceivedBatch
+from ..common.loggers import ignored, run, survived
 from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.partition_consumers import check_timeout
-from ..consume.reader import Reader as AsyncReader
-from ..consume.receiver_queue import ReceiverQueue
-from ..model.events import ConsumerEventListener, call
-from ..model.message import Message
+from ..consume.ranges import Reader as AsyncReader
+from ..consume.receiver_queue import ReceivedBatch, ReceiverQueue
+from ..model.message import ConsumerEventListener, Message, call
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerDeadLetterPolicy
-from .handle import Handle
-from .transaction import Transaction, inner_of
-from .waits import acquire, monotonic
+from .loop_thread import Handle, acquire, monotonic
+from .producer import Transaction, inner_of
 
 _LOG = logging.getLogger("magnetar.client")
 Listener = Callable[[Any, Message], object]
@@ -333,8 +330,8 @@ class Reader(_Receiving[AsyncReader]):
 def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
     """Waits in the calling thread. Raises Timeout when no message arrived in time.
 
-    Ctrl-C ends it within LOOK_S (waits.py): acquiring the lock raises the handler's exception. The message that it was
-    woken for, or had taken, is given to the next receiver.
+    Ctrl-C ends it within LOOK_S (loop_thread.py): acquiring the lock raises the handler's exception. The message that
+    it was woken for, or had taken, is given to the next receiver.
     """
     gate = threading.Lock()
     gate.acquire()

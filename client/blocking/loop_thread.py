@@ -1,6 +1,6 @@
 """The event loop of the blocking face: one daemon thread per process, shared by all clients, started when first needed.
 
-A forked child has none of its parent's threads: it makes itself a new one (client/common/fork.py).
+A forked child has none of its parent's threads: it makes itself a new one (client/common/closing.py).
 
 The thread ends before the interpreter does. CPython kills a daemon thread where it next asks for the interpreter lock,
 which for this one is inside compiled code of the event loop or of gRPC: the process then dies of a segmentation fault,
@@ -14,16 +14,73 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+from weakref import finalize
 
+from ...proto.errors import MagnetarError
+from ...runtime.clock import SystemClock
 from ...runtime.tasks import Tasks
-from ..common.errors import AlreadyClosed, Interrupted, Timeout
-from .waits import result_of
+from .. import client as aio
+from ..common.closing import EPOCH, ClosedAfterWith
+from ..common.errors import AlreadyClosed, CtrlC, Interrupted, Timeout
+from ..consume.consumer import Consumer as AsyncConsumer
+from ..consume.ranges import Reader as AsyncReader
+from ..consume.table_view import TableView as AsyncTableView
+from ..produce.producer import Producer as AsyncProducer
+
+# --------------------------------------------------------------------------------------------------------- waits
+# Waits of an application's thread that Ctrl-C always ends, as `CtrlC`: Pulsar's Interrupted and KeyboardInterrupt.
+#
+# A signal that arrives after the interpreter has checked signals and before the thread sleeps on its lock does not end
+# the sleep: its handler runs when the thread wakes for another reason. So no wait of ours lasts longer than LOOK_S at a
+# time. Guarded by tests/client/blocking/test_waking.py.
+
 
 T = TypeVar("T")
+
+LOOK_S = 0.5
+monotonic = SystemClock.monotonic
+"""A thread of a program waits in the real world only."""
+
+
+def acquire(gate: threading.Lock, deadline: float | None = None) -> bool:
+    """Waits for the lock until `deadline` (monotonic seconds; None: no limit). False: it was not acquired in time."""
+    while True:
+        left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
+        if left <= 0:
+            return False
+        try:
+            if gate.acquire(timeout=left):
+                return True
+        except KeyboardInterrupt as pressed:
+            raise CtrlC("Ctrl-C while a call waited") from pressed
+
+
+def result_of(future: Future[T], timeout_s: float | None = None) -> T:
+    """Returns the result like `future.result`. concurrent.futures.TimeoutError: there is none in time, or the work
+    raised one."""
+    deadline = None if timeout_s is None else monotonic() + timeout_s
+    while True:
+        left = LOOK_S if deadline is None else min(LOOK_S, deadline - monotonic())
+        try:
+            return future.result(max(0.0, left))
+        except FutureTimeout:
+            if future.done():
+                return future.result()
+            if deadline is not None and monotonic() >= deadline:
+                raise
+        except CtrlC:
+            raise
+        except KeyboardInterrupt as pressed:
+            raise CtrlC("Ctrl-C while a call waited") from pressed
+
+
+# --------------------------------------------------------------------------------------------------- loop_thread
+
+
 _LOG = logging.getLogger("magnetar.client")
 
 END_S = 5.0
@@ -125,3 +182,82 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(after_in_child=_after_fork)
+
+
+# -------------------------------------------------------------------------------------------------------- handle
+# The base of the blocking producer, consumer and reader: an asyncio object, made again after a fork.
+
+
+class Closable(Protocol):
+    """An object with an asynchronous `close`."""
+
+    async def close(self) -> None: ...
+
+
+Inner = TypeVar("Inner", AsyncProducer, AsyncConsumer, AsyncReader, AsyncTableView)
+
+
+class Handle(ClosedAfterWith, Generic[Inner]):
+    """A blocking object over an asyncio one, which is made again after a fork.
+
+    An object that is dropped without `close` is closed when it is collected: else it would go on taking messages that
+    no program receives. What was sent stays sent. A listener's thread keeps its consumer alive.
+    """
+
+    def __init__(self, client: Callable[[], aio.Client], open_: Callable[[aio.Client], Any]) -> None:
+        """Makes the asyncio object. `client()` is the asyncio client of this process; `open_` makes the object from it,
+        again after a fork."""
+        self._client = client
+        self._open = open_
+        self._epoch = EPOCH[0]
+        self._thread: LoopThread = loop_thread()
+        self._inner: Inner = self._thread.run(open_(client()))
+        self._dropped: finalize[..., Any] = self._when_dropped()
+
+    def _when_dropped(self) -> finalize[..., Any]:
+        dropped = finalize(self, close_soon, self._thread, self._inner, self._epoch)
+        dropped.atexit = False
+        return dropped
+
+    def _current(self) -> Inner:
+        if self._epoch != EPOCH[0]:
+            self._reopen()
+        return self._inner
+
+    def inner(self) -> Inner:
+        """The asyncio object of this process."""
+        return self._current()
+
+    def _reopen(self) -> None:
+        self._thread = loop_thread()
+        self._inner = self._thread.run(self._open(self._client()))
+        self._epoch = EPOCH[0]
+        self._dropped.detach()
+        self._dropped = self._when_dropped()
+
+    def is_connected(self) -> bool:
+        """Whether all partitions are connected, in this process."""
+        return self._epoch == EPOCH[0] and self._inner.is_connected()
+
+    def topic(self) -> str:
+        """Returns the full name of the topic; several names are separated by commas."""
+        return self._inner.topic()
+
+    def close(self) -> None:
+        """Closes in order: a producer is flushed first, a consumer's pending acks are sent."""
+        self._dropped.detach()
+        if self._epoch == EPOCH[0]:
+            self._thread.run(self._inner.close())
+
+
+def close_soon(thread: LoopThread, inner: Closable, epoch: int) -> None:
+    """Closes `inner` without a wait, from any thread, also from the loop's own (the collector runs anywhere)."""
+    if epoch == EPOCH[0]:
+        thread.start_soon(_close_quietly(inner))
+
+
+async def _close_quietly(inner: Closable) -> None:
+    try:
+        await inner.close()
+    except MagnetarError as error:
+        _LOG.info("what was dropped without close did not end in order: %s", error)

@@ -15,14 +15,31 @@ from typing import Any
 
 from ..common.checks import FUNCTION, check_one, instance
 from ..common.errors import CtrlC, InvalidConfiguration
-from ..common.guard import ignored, run
+from ..common.loggers import ignored, run
 from ..model.message import Message
-from ..transactions.process import Applied, Apply, Loop, Options, ProcessStatistics, outputs_of
+from ..produce.producer import Producer as AsyncProducer
+from ..transactions.process import Applied, Apply, Loop, Options, Output, ProcessStatistics, outputs_of
 from .consumer import Consumer
-from .loop_thread import loop_thread
-from .outputs import inner_output
+from .loop_thread import LOOK_S, loop_thread, result_of
 from .producer import Producer
-from .waits import LOOK_S, result_of
+
+# ------------------------------------------------------------------------------------------------------- outputs
+# `Output`s of blocking programs, for the asyncio client below.
+
+
+def inner_output(output: Any) -> Any:
+    """Returns the output with the asyncio producer in place of the blocking one; anything else as it is."""
+    if type(output) is not Output or not isinstance(output.producer, Producer):
+        return output
+    inner: AsyncProducer = output.producer.inner()
+    return Output(
+        output.value, output.partition_key, output.ordering_key, output.properties, output.event_timestamp,
+        output.deliver_at, output.deliver_after, inner,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------- process
+
 
 Work = tuple[list[Message], "asyncio.Future[list[Applied]]"]
 

@@ -7,28 +7,254 @@ raises Interrupted). After a fork the producer opens again, under a new name.
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, Self, overload
 from weakref import finalize
 
+from ...proto.states import TxnId
 from .. import client as aio
-from ..common.checks import check_message
-from ..common.errors import MemoryBufferIsFull, ProducerQueueIsFull, Result, exception_of
-from ..common.fork import EPOCH
-from ..common.send_memory import SendMemory
+from ..common.checks import WrongMessageType, check_message, shown
+from ..common.closing import EPOCH
+from ..common.errors import (
+    CtrlC,
+    Interrupted,
+    MemoryBufferIsFull,
+    ProducerQueueIsFull,
+    PulsarException,
+    Result,
+    TransactionEnded,
+    exception_of,
+)
+from ..common.receive_memory import SendMemory
 from ..core.batcher import Callback
+from ..core.transaction import TransactionState
 from ..model.message_id import MessageId
 from ..model.options import given
 from ..model.settings import ProducerAccessMode
-from ..produce.messages import NO_EXTRAS, Extras
+from ..produce.entry_writer import NO_EXTRAS, Extras
 from ..produce.partition_producer import PartitionProducer
+from ..produce.producer import Half as AsyncHalf
 from ..produce.producer import Producer as AsyncProducer
-from .half import Half
-from .handle import Handle
-from .transaction import Transaction, inner_of
-from .waits import acquire
+from ..transactions.transaction import LEAVE_S
+from ..transactions.transaction import Transaction as AsyncTransaction
+from .loop_thread import Handle, LoopThread, acquire, loop_thread, result_of
+
+# --------------------------------------------------------------------------------------------------- transaction
+# The blocking transaction, over the asyncio one. It is begun when it is made.
+#
+#     with client.transaction() as txn:
+#         producer.send(b"…", txn=txn)
+#         consumer.acknowledge(message, txn=txn)
+#
+# Ctrl-C in the body aborts. Ctrl-C while it commits: the commit goes on, and the thread waits for its outcome before it
+# is interrupted; a second one ends that wait. A transaction stays with the process that began it: after a fork it is
+# refused. Guards: tests/client/blocking/test_blocking_transactions.py.
+
+
+Wait = Literal["durable", "visible"]
+
+
+def finish(thread: LoopThread, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
+    """Waits for the outcome of the work, whatever interrupts the calling thread."""
+    if thread.inside():
+        work.close()
+        raise Interrupted("a transaction ended inside a callback would wait for itself")
+    future = asyncio.run_coroutine_threadsafe(work, thread.loop)
+    try:
+        result_of(future, limit_s)
+    except BaseException as error:
+        if isinstance(error, PulsarException) and not isinstance(error, CtrlC):
+            raise
+        if not future.done():
+            with suppress(PulsarException):
+                result_of(future, limit_s)
+        raise
+
+
+class Bodies(threading.local):
+    """The transaction whose body this thread is in."""
+
+    inside: Transaction | None = None
+
+
+class Transaction:
+    """Sends and acknowledgements that count together or not at all. Blocking; `Client.transaction` begins it.
+
+        with client.transaction() as txn:
+            producer.send(b"…", txn=txn)
+            consumer.acknowledge(message, txn=txn)
+
+    The end of the block commits; an exception in it, or Ctrl-C, aborts. By hand: `commit` and `abort`. Any thread may
+    send in it. Errors: TransactionAborted (nothing of it counts: run it again), TransactionEnded, TransactionFenced,
+    OutcomeUnknown.
+    """
+
+    def __init__(self, client: aio.Client, timeout: float, name: str | None, id_: str | None, bodies: Bodies) -> None:
+        self._thread: LoopThread = loop_thread()
+        self._epoch = EPOCH[0]
+        self._bodies = bodies
+
+        async def begin() -> AsyncTransaction:
+            return await client.transaction(timeout, name=name, id=id_)
+
+        begun = client.transaction_now(timeout) if name is None and id_ is None else None
+        self._inner = begun if begun is not None else self._thread.run(begin())
+
+    @property
+    def id(self) -> TxnId:
+        """Returns the transaction's id; its text is `(most,least)`, as Pulsar prints it."""
+        return self._inner.id
+
+    @property
+    def state(self) -> TransactionState:
+        """Returns OPEN, PREPARING, PREPARED, COMMITTING, ABORTING, COMMITTED, ABORTED; ERROR: its end got no answer,
+        and `commit` asks again."""
+        return self._inner.state
+
+    def inner(self) -> AsyncTransaction:
+        """Returns the asyncio transaction. Raises TransactionEnded if it stayed in the parent of this process."""
+        if self._epoch != EPOCH[0]:
+            raise TransactionEnded("the transaction is of the process before the fork")
+        return self._inner
+
+    def commit(self, wait: Wait = "durable") -> None:
+        """Returns when its outcome is durable, or (`visible`) when every consumer may see it. Once more is no harm.
+
+        TransactionAborted: nothing of it counts, also when an operation in it failed. TransactionFenced.
+        OutcomeUnknown: it is not told; call it again, or ask `transaction_status`.
+        """
+        self._finish(self.inner().commit(wait))
+
+    def prepare(self, until: float = 0) -> None:
+        """Returns when all of it is durable and waits for its end for `until` seconds (0: as long as the cluster
+        allows), whatever becomes of this client and of the coordinator. Nothing can be added any more. It is ended by
+        `commit` or `abort` here, or by its id from any program: `Client.commit_transaction`, `abort_transaction`.
+        Readers wait for it until then. Errors as of `commit`.
+        """
+        self._finish(self.inner().prepare(until))
+
+    def abort(self, wait: Wait = "durable") -> None:
+        """Aborts the transaction: nothing of it counts; what it acknowledged is delivered again. A second call does no
+        harm. TransactionEnded: it is committed, or may be."""
+        self._finish(self.inner().abort(wait))
+
+    def _finish(self, work: Coroutine[Any, Any, None], limit_s: float | None = None) -> None:
+        finish(self._thread, work, limit_s)
+
+    def __enter__(self) -> Self:
+        inside = self._bodies.inside
+        if inside is not None and inside.state is TransactionState.OPEN:
+            raise TransactionEnded("transactions are not nested: this thread is in the body of another one")
+        self._bodies.inside = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self._bodies.inside = None
+        if self._epoch != EPOCH[0]:
+            return
+        state = self.state
+        if kind is None:
+            ended = TransactionState.ABORTED, TransactionState.ABORTING, TransactionState.PREPARED
+            if state not in ended:  # by hand, in the body
+                self.commit()
+        elif state is TransactionState.OPEN:
+            try:
+                self._finish(self._inner.abort(), LEAVE_S)
+            except CtrlC:
+                raise
+            except (PulsarException, TimeoutError):  # the time-out of the transaction aborts it
+                pass
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+
+@overload
+def inner_of(txn: None) -> None: ...
+@overload
+def inner_of(txn: Transaction) -> AsyncTransaction: ...
+def inner_of(txn: object) -> AsyncTransaction | None:
+    """Returns the asyncio transaction. InvalidMessage: it is none."""
+    if txn is None:
+        return None
+    if not isinstance(txn, Transaction):
+        raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown(txn)}")
+    return txn.inner()
+
+
+# ---------------------------------------------------------------------------------------------------------- half
+# A half message in blocking code: client/produce/producer.py in the loop thread.
+#
+#     half = producer.prepare(b"…", group="orders", check_key="17")
+#     half.commit()                       or rollback()
+#
+# Ctrl-C during `commit` and `rollback`: they go on, and the thread waits for the outcome before it is interrupted; a
+# second one ends that wait. Ctrl-C during `prepare` rolls back. A half stays with the process that prepared it: after a
+# fork it is refused. Guards: tests/client/blocking/test_blocking_halves.py.
+
+
+class Half:
+    """A message, or some, stored and not published. Blocking; `Producer.prepare` and `Client.half` make it.
+
+        half = producer.prepare(b"…", group="orders", check_key="17")
+        half.commit()
+
+    `commit` publishes it, once; `rollback` drops it. Without either its group is asked (`Client.on_check`).
+    """
+
+    def __init__(self, thread: LoopThread, inner: AsyncHalf) -> None:
+        self._thread = thread
+        self._half = inner
+        self._epoch = EPOCH[0]
+
+    @property
+    def id(self) -> TxnId:
+        """Returns the half's id; its text is `(most,least)`, as that of a transaction."""
+        return self._half.id
+
+    @property
+    def group(self) -> str:
+        """The programs that decide it when this one is silent."""
+        return self._half.group
+
+    @property
+    def check_key(self) -> str:
+        """Returns the text that the group is asked about: the one that the half was prepared with."""
+        return self._half.check_key
+
+    @property
+    def state(self) -> TransactionState:
+        """Returns PREPARED, COMMITTED or ABORTED, as this program knows it."""
+        return self._half.state
+
+    def commit(self) -> None:
+        """Returns when it is published for good. Once more is no harm.
+
+        TransactionAborted: it is rolled back. HalfParked: an operator decides. What keeps it from being published
+        (TopicTerminated, …): nothing of it counts, and it is parked. OutcomeUnknown: call it again; else the group is
+        asked.
+        """
+        finish(self._thread, self._inner().commit())
+
+    def rollback(self) -> None:
+        """Returns when it is dropped for good. Once more is no harm. TransactionEnded: it is committed. HalfParked.
+        OutcomeUnknown: call it again; else the group is asked."""
+        finish(self._thread, self._inner().rollback())
+
+    def _inner(self) -> AsyncHalf:
+        if self._epoch != EPOCH[0]:
+            raise TransactionEnded("the half is of the process before the fork")
+        return self._half
+
+    def __repr__(self) -> str:
+        return repr(self._half)
+
+
+# ------------------------------------------------------------------------------------------------------ producer
 
 
 class Producer(Handle[AsyncProducer]):

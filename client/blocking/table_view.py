@@ -11,10 +11,10 @@ from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from queue import SimpleQueue
 from typing import Any
 
-from ..common.guard import survived
+from ..common.loggers import survived
 from ..consume.table_view import Listener
 from ..consume.table_view import TableView as AsyncTableView
-from .handle import Handle
+from .loop_thread import Handle
 
 
 class TableView(Handle[AsyncTableView]):

@@ -281,3 +281,19 @@ ACKNOWLEDGED: Table = {
     "batch_index": whole(-1, BATCH_INDEX_MAX),
 }
 """Checks of an id that is acknowledged: a message, neither earliest nor latest."""
+
+
+# -------------------------------------------------------------------------------------------------------- extras
+# Packages that only some parts of the SDK need, and what installs them.
+
+
+EXTRAS = {"sqlalchemy": "magnetar[outbox]", "django": "django"}
+"""Package → what pip is told."""
+
+
+def without_extra(error: ModuleNotFoundError, what: str) -> ModuleNotFoundError:
+    """The error that says what `what` needs; of a module of another package, the same."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return error
+    return ModuleNotFoundError(f"{what} needs {package}: pip install '{EXTRAS[package]}'", name=error.name)

@@ -15,9 +15,24 @@ from `runtime/` is translated here (`translate`) and nowhere else; the original 
 
 from __future__ import annotations
 
+from enum import Enum, IntEnum
+
 from ...proto import errors as wire_errors
 from ...proto.errors import MagnetarError
-from .enums import ClientEnum
+
+# --------------------------------------------------------------------------------------------------------- enums
+# Enums of the SDK: numbers, as on the wire, which print as Pulsar's do.
+
+
+class ClientEnum(IntEnum):
+    """Prints as `CompressionType.LZ4`, not as its number."""
+
+    __str__ = Enum.__str__
+    __format__ = Enum.__format__
+
+
+# -------------------------------------------------------------------------------------------------------- errors
+
 
 __all__ = [
     "AlreadyClosed",

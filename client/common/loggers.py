@@ -6,12 +6,15 @@ collected.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Callable
+from typing import Protocol
+from weakref import ref
 
 from .checks import WrongType, WrongValue, shown
-from .enums import ClientEnum
+from .errors import ClientEnum
 
 _OURS = logging.getLogger("magnetar.client")
 _FORM = "%(asctime)s %(levelname)-5s [%(threadName)s] %(name)s | %(message)s"
@@ -101,3 +104,111 @@ def attach(logger: object) -> Callable[[], None] | None:
 def _detach(handler: logging.Handler) -> None:
     _OURS.removeHandler(handler)
     handler.close()
+
+
+# --------------------------------------------------------------------------------------------------------- guard
+# No callback of the client fails in silence: the event loop calls each of them by `run`.
+#
+#     loop.call_soon(run, self._pump, self._broke)
+#
+# An unforeseen error is logged and given to `broke`, which gives every waiter an error: so no future stays without an
+# outcome. Tasks do the same: they belong to a `Tasks(self._broke)` (runtime/tasks.py).
+#
+# **Foreign code** (callbacks, listeners, checks, key readers, schemas) may raise anything, also CancelledError,
+# SystemExit and other BaseExceptions. What it raises is about itself: it is logged or told as that code's failure, and
+# what comes after the call is done as if it had returned. Two are not the code's own: the cancellation of the task that
+# awaits it (`is_cancelled`), and Ctrl-C, which ends the program once nothing is left half done (`survived`).
+# tests/client/blocking/test_guard.py breaks each callback and each task of the client in turn and looks at who waits;
+# tests/client/common/test_foreign_code.py has each kind of foreign code raise each kind of exception.
+
+
+_LOG = logging.getLogger("magnetar.client")
+
+Broke = Callable[[Exception], object]
+
+
+def run(work: Callable[[], object], broke: Broke) -> None:
+    try:
+        work()
+    except BaseException as error:
+        failed(work, broke, error)
+
+
+def failed(work: object, broke: Broke, error: BaseException) -> None:
+    """Logs the error that `work` raised and tells `broke`. Called while that error is handled."""
+    _LOG.exception("%s failed", getattr(work, "__qualname__", work))
+    broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+
+
+def survived(error: BaseException, what: str) -> None:
+    """Logs what foreign code raised, in the event loop or in a thread of the client's."""
+    _LOG.error("%s failed", what, exc_info=error)
+    if isinstance(error, KeyboardInterrupt):
+        try:
+            asyncio.get_running_loop().call_soon(_end, error)
+        except RuntimeError:  # a thread without one: Ctrl-C comes to the main thread by itself
+            return
+
+
+def _end(error: KeyboardInterrupt) -> None:
+    raise error
+
+
+def own(error: BaseException) -> BaseException:
+    """Returns what foreign code raised that was called and not awaited. Raises KeyboardInterrupt: it was Ctrl-C."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    return error
+
+
+def is_cancelled(error: BaseException) -> bool:
+    """Whether an await of foreign code ended because the task that awaits it is cancelled, or by Ctrl-C."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | GeneratorExit)
+
+
+def ignored(_error: Exception) -> None:
+    """Does nothing: the error has no waiter, and the log has it."""
+
+
+# ------------------------------------------------------------------------------------------------------- reports
+# Statistics of a client in the log, at an interval (`stats_interval_in_seconds`), as Pulsar's client writes them.
+#
+# A timer of the event loop, and no task: nothing can end silently. It knows the client weakly: one that is dropped
+# without a close ends it. A failed report is logged, and the next one follows.
+
+
+class Told(Protocol):
+    """An object whose statistics are logged."""
+
+    def statistics(self) -> dict[str, dict[str, int]]: ...
+
+
+class Reports:
+    """Logs the statistics of one client at an interval."""
+
+    def __init__(self, client: Told, interval_s: float) -> None:
+        """Made in the client's event loop. 0: nothing is logged."""
+        self._client = ref(client)
+        self._interval_s = interval_s
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(interval_s, run, self._report, ignored) if interval_s else None
+
+    def _report(self) -> None:
+        client = self._client()
+        if client is None:
+            return
+        self._timer = self._loop.call_later(self._interval_s, run, self._report, ignored)
+        try:
+            for title, numbers in client.statistics().items():
+                _LOG.info("%s: %s", title, ", ".join(f"{name} {number}" for name, number in numbers.items()))
+        except Exception:
+            _LOG.exception("the statistics of a client could not be told")
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -19,7 +19,7 @@ from ...runtime.access import AUTHORIZATION_MAX, CallerAccess, TlsFiles
 from ...runtime.clock import Clock, SystemClock
 from ..common.checks import shown
 from ..common.errors import InvalidConfiguration, OperationNotSupported
-from ..common.guard import own
+from ..common.loggers import own
 from .service_url import ServiceUrl
 
 _LOG = logging.getLogger("magnetar.client")

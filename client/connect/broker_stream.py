@@ -7,7 +7,7 @@
 Frames are handed to their owners by id, synchronously, in the order in which they came; an owner gets all frames of one
 read at once. There is one task per stream, none per owner.
 **Silence.** A stream with owners that gets nothing for a while asks another broker who owns their topics
-(`silence.py`): those of a topic that another broker owns are `lost`, the others wait on.
+(`discovery.py`): those of a topic that another broker owns are `lost`, the others wait on.
 **The end.** When the stream breaks, each owner is told once, by `lost`, and a new stream is a new object. A stream
 without owners closes after IDLE_S. An owner that fails does not end the stream for the others: its own `broke` is told.
 **Fairness.** Past HELD_FROM_BYTES that wait to leave, frames are held by their ids, and leave in turns of one frame
@@ -35,8 +35,8 @@ from ...runtime.network import (
     rpc,
 )
 from ...runtime.tasks import Tasks
-from ..common.guard import failed, ignored, run
-from .silence import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, Silence
+from ..common.loggers import failed, ignored, run
+from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, Silence
 
 IDLE_S = 60.0
 """Seconds that a stream without owners stays open: a program that opens one producer after another uses one stream."""

@@ -2,8 +2,8 @@
 
 Every operation has one deadline (`operation_timeout_s`) that bounds all its attempts; between them it backs off.
 An attempt that may succeed elsewhere goes to the next endpoint of the service URL, and to a silent one last
-(silence.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False). Until a
-broker was reached it gives up sooner (client/connect/first_contact.py).
+(discovery.py). Raises the last error at the deadline, and at once an error that will stay (`retryable` is False). Until
+a broker was reached it gives up sooner (client/connect/connections.py).
 """
 
 from __future__ import annotations
@@ -19,24 +19,93 @@ from ...proto import wire_pb2 as wire
 from ...proto.errors import (
     ConnectionLost,
     MagnetarError,
+    NotFound,
     NotOwner,
     TimedOut,
+    Unavailable,
 )
 from ...proto.names import TopicName
+from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_of
 from ...runtime.access import NOTHING, CallerAccess
-from ...runtime.network import Channel, Endpoint, rpc
-from ...runtime.world import World
-from ..common.fork import connected
-from ..common.receive_memory import RECEIVE_BYTES, ReceiveMemory
-from ..common.send_memory import SendMemory
-from ..common.wakes import Wakes
-from ..core.backoff import Backoff
+from ...runtime.network import Channel, Endpoint, World, rpc
+from ..common.closing import connected
+from ..common.deadlines import Wakes
+from ..common.errors import InvalidMessage
+from ..common.receive_memory import RECEIVE_BYTES, ReceiveMemory, SendMemory
+from ..core.failover import Backoff
 from ..model.settings import ClientSettings
 from .broker_stream import BrokerStream
-from .discovery import Discovery
-from .first_contact import FirstContact, how_unreached
-from .service_url import ServiceUrl
-from .silence import UNANSWERED_S, Silence
+from .discovery import UNANSWERED_S, Discovery, Silence
+from .service_url import PULSAR_PORTS, ServiceUrl
+
+# ------------------------------------------------------------------------------------------------- first_contact
+# The first contact with a broker: how long it is tried, and what is said when nothing is there.
+#
+# A client that never reached a broker has probably been given a wrong address, or no server runs: it says so soon, with
+# what to do. One that reached a broker before knows that the address is right, and is patient: its operations have
+# their whole time-out (client/connect/connections.py).
+#
+# | what is at every address of the service URL | given up after |
+# |---|---|
+# | nothing listens, or the host name is not known | REFUSED_S |
+# | no answer, or a connection and not a word on it | connection_timeout_s |
+# | something that does not speak gRPC | at once (WrongProtocol) |
+#
+# Guard: tests/client/connect/test_first_contact.py.
+
+
+REFUSED_S = 1.0
+"""Seconds for which a refused connection is tried again: a server that is being started listens within half a second.
+"""
+SERVED_PORT = 7650
+"""Port at which `magnetar standalone` listens without being told."""
+
+
+class FirstContact:
+    """The attempts of one operation of a client that has reached no broker."""
+
+    def __init__(self, endpoints: Callable[[], Sequence[Endpoint]], connection_timeout_s: float) -> None:
+        """Begins the first contact. `endpoints`: those that are tried now."""
+        self._endpoints = endpoints
+        self._timeout_s = connection_timeout_s
+        self._refused: set[str] = set()
+
+    def failed(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
+        """Notes that an attempt failed with `error`; the next one would begin `next_s` after the first. Returns what to
+        raise instead; None: try again."""
+        how, endpoint = how_unreached(error), error.fields.get("endpoint", "")
+        if how == "refused":
+            self._refused.add(endpoint)
+            if next_s >= REFUSED_S and self._refused.issuperset(map(str, self._endpoints())):
+                return no_server(error, self._endpoints())
+        if how is not None and next_s >= self._timeout_s:
+            return no_server(error, self._endpoints(), f" within {self._timeout_s:g} s")
+        return None
+
+
+def how_unreached(error: MagnetarError) -> str | None:
+    """Returns "refused" or "silent" where there was no connection (runtime/grpc/errors.py); None: something answered.
+    """
+    return error.fields.get("unreached") if isinstance(error, Unavailable) else None
+
+
+def no_server(error: MagnetarError, endpoints: Sequence[Endpoint], when: str = "") -> MagnetarError:
+    """Returns the error to raise for `error`, the last one: with what to do, and with the cause that it had."""
+    others = "" if len(endpoints) == 1 else f" (asked: {', '.join(map(str, endpoints))})"
+    told = Unavailable(f"{error.message}{when}{others}. {_what_to_do(endpoints[0].port)}", **error.fields)
+    told.__cause__ = error.__cause__
+    return told
+
+
+def _what_to_do(port: int) -> str:
+    if port in PULSAR_PORTS:
+        return f"{port} is the port of Pulsar's clients; this one connects to {SERVED_PORT}"
+    how = "" if port == SERVED_PORT else f" --port {port}"
+    return f"Is a server running there? 'magnetar standalone{how}' starts one"
+
+
+# --------------------------------------------------------------------------------------------------- connections
+
 
 T = TypeVar("T")
 
@@ -291,3 +360,84 @@ class Connections:
             return
         self._closed = True
         await self._close_connections()
+
+
+# ------------------------------------------------------------------------------------------------ writer_schemas
+# The schemas with which messages were written, by the version that each message names.
+#
+#     writers = WriterSchemas(connections, partition, incarnation)        of a topic and all its partitions
+#     await writers.fetch(version)                       asked of a broker once
+#     info = writers.of(version)                         from any thread but the event loop it may ask as well
+#
+# What a version means never changes while its topic lasts: one that is deleted and made anew numbers its own, and has
+# writers of its own. These go on with what they know, and the broker tells them nothing more (`incarnation`). A version
+# that the broker does not have is asked for again after MISSING_S.
+
+
+NEWEST = b""
+MISSING_S = 10.0
+MISSING_MAX = 1000
+"""Versions that were invented; a producer may stamp any."""
+
+
+class WriterSchemas:
+    """The schemas of one topic, by their version."""
+
+    def __init__(self, connections: Connections, topic: TopicName, incarnation: int = 0) -> None:
+        """Makes an empty cache. `incarnation`: of `topic`, which may be a partition; 0: the present one."""
+        self._connections = connections
+        self._topic = topic
+        self._incarnation = incarnation
+        self._loop = asyncio.get_running_loop()
+        self._now = connections.world.clock.monotonic
+        self._known: dict[bytes, SchemaInfo] = {}
+        self._missing: dict[bytes, float] = {}  # until when
+
+    def knows(self, version: bytes) -> bool:
+        return version in self._known or self._missing.get(version, 0.0) > self._now()
+
+    async def fetch(self, version: bytes) -> None:
+        """Fetches a schema. Empty: the newest. Raises what the broker answers; that there is none is kept, and told by
+        `of`."""
+        if self.knows(version):
+            return
+        if version == BYTES_VERSION:
+            self._known[version] = SchemaInfo(type=SchemaType.NONE)
+            return
+        request = wire.GetSchemaRequest(topic=self._topic.full, version=version, incarnation=self._incarnation)
+        try:
+            found: wire.SchemaReply = await self._connections.ask("GetSchema", request)
+        except NotFound:
+            if len(self._missing) >= MISSING_MAX:
+                self._missing.clear()
+            self._missing[version] = self._now() + MISSING_S
+            return
+        info = found.schema
+        self._known[version] = SchemaInfo(
+            type=SchemaType(info.type), data=info.data, name=info.name, properties=dict(info.properties)
+        )
+
+    def has(self, version: bytes) -> SchemaInfo | None:
+        """Returns a schema that was fetched. None: the topic has no such schema."""
+        return self._known.get(version)
+
+    def of(self, version: bytes) -> SchemaInfo:
+        """Returns the schema of a version. InvalidMessage: the topic has no such schema. Raises what the broker
+        answers."""
+        if not self.knows(version):
+            self._ask(version)
+        found = self._known.get(version)
+        if found is None:
+            number = version_of(version)
+            what = "no schema" if number is None else f"no schema version {number}, which the message names"
+            raise InvalidMessage(f"topic {self._topic.base} has {what}")
+        return found
+
+    def _ask(self, version: bytes) -> None:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is self._loop:
+            raise InvalidMessage(f"the schema of the message is not known yet: await fetch({version!r}) first")
+        asyncio.run_coroutine_threadsafe(self.fetch(version), self._loop).result()

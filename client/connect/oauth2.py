@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from ...proto.digits import whole
 from ...proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
+from ...proto.names import whole
 from ...runtime.access import AUTHORIZATION_MAX, TlsFiles
 from ...runtime.clock import Clock
-from ...runtime.http.client import JsonClient
+from ...runtime.tcp.http_client import JsonClient
 from ..common.errors import NO_TOKEN
 
 DISCOVERY = "/.well-known/openid-configuration"

@@ -21,10 +21,10 @@ from ...runtime.network import (
     PeerService,
     PeerServing,
     Serving,
+    World,
 )
 from ...runtime.peer.keys import CLEAR, KeyPair, PeerCalling, PeerListening
 from ...runtime.threads import SystemWorkers
-from ...runtime.world import World
 
 
 class _ClientNetwork:

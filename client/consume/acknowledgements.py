@@ -13,17 +13,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from ...proto.names import Position
-from ..common.redelivery_backoff import RedeliveryBackoff
-from ..core.acks import (
-    GROUP_MESSAGES,
-    AckGroup,
-    AckTracker,
-)
 from ..core.consumer import ConsumerCore
 from ..core.effects import ConsumerOptions
+from ..core.redelivery import GROUP_MESSAGES, AckGroup, AckTracker
 from ..model.message import Message, ReceivedEntry
 from ..model.message_id import MessageId
-from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType
+from ..model.settings import LOG_ORDER, ConsumerSettings, ConsumerType, RedeliveryBackoff
 
 _LOG = logging.getLogger("magnetar.client")
 

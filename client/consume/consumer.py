@@ -30,16 +30,14 @@ from ..common.errors import (
 from ..connect.connections import Connections
 from ..connect.topic_watch import TopicWatch
 from ..core.transaction import InTransaction
-from ..model.events import ActiveEvents
-from ..model.message import Message
+from ..model.message import ActiveEvents, Message
 from ..model.message_id import MessageId
 from ..model.settings import LOG_ORDER, ConsumerDeadLetterPolicy, ConsumerSettings, InitialPosition
-from ..produce.messages import check_txn
-from .batch_receive import ConsumerBatchReceivePolicy, decodable, receive_batch
+from ..produce.entry_writer import check_txn
 from .dead_letters import DeadLetterProducers, is_dead_letter
 from .partition_consumer import PartitionConsumer
 from .partition_consumers import PartitionConsumers, check_timeout
-from .receiver_queue import ReceiverQueue
+from .receiver_queue import ConsumerBatchReceivePolicy, ReceiverQueue, decodable, receive_batch
 
 _LOG = logging.getLogger("magnetar.client")
 

@@ -45,9 +45,8 @@ from contextlib import suppress
 from datetime import timedelta
 
 from ...proto import wire_pb2 as wire
-from ...proto.digits import whole
 from ...proto.errors import AlreadyExists, MagnetarError
-from ...proto.names import EARLIEST, TopicName
+from ...proto.names import EARLIEST, TopicName, whole
 from ...proto.schema import SchemaInfo
 from ...runtime.tasks import Tasks
 from ..common.checks import WrongValue
@@ -68,7 +67,7 @@ RETRY_PAUSE_S = 1.0
 """Seconds between two tries to publish a dead letter."""
 
 _MOVED_BY = re.compile(r"-DLQ(-\d+-\d+)?$")
-"""Producers of dead letters: a consumer's, and a broker's (broker/subscription/core/dead_letter.py)."""
+"""Producers of dead letters: a consumer's, and a broker's (broker/subscription/core/redelivery_backoff.py)."""
 
 REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID = "REAL_TOPIC", "REAL_SUBSCRIPTION", "ORIGIN_MESSAGE_ID"
 RECONSUME_TIMES, DELAY_TIME = "RECONSUMETIMES", "DELAY_TIME"

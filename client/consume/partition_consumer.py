@@ -3,7 +3,7 @@
 Each fact is given to the core, and each of its effects is done at once, in order. Entries are taken apart when they
 come (client/consume/deliveries.py) and their messages are put into the `inbox`, which several partitions may share.
 `acknowledge`, `taken` and all of `acks` that says so may be called from any thread; all else belongs to the event loop.
-What fails here unforeseen finishes the consumer, and every waiter gets that error (client/common/guard.py). Guards:
+What fails here unforeseen finishes the consumer, and every waiter gets that error (client/common/loggers.py). Guards:
 tests/client/consume/test_partition_consumer.py.
 """
 
@@ -21,29 +21,24 @@ from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import MagnetarError, from_wire
 from ...proto.names import Position, TopicName
-from ..common.due_timer import DueTimer
+from ..common.deadlines import DueTimer
 from ..common.errors import AlreadyClosed, PulsarException, translate
 from ..common.receive_memory import Claim
-from ..connect.attachment import Attachment
+from ..connect.attachment import Attachment, subscribe
 from ..connect.broker_stream import CLOSE
-from ..connect.connections import Connections
-from ..connect.handshake import subscribe
-from ..connect.writer_schemas import WriterSchemas
+from ..connect.connections import Connections, WriterSchemas
 from ..core.consumer import ConsumerCore
-from ..core.effects import Answer, Connect, ConsumerEffect, Drop, DropAfter, Finished, Leave, Sought
+from ..core.effects import Answer, Connect, ConsumerEffect, Drop, DropAfter, Finished, Leave, Sought, State
 from ..core.redelivery import EntrySets
-from ..core.state import State
 from ..model.message import DamagedMessage, Message
 from ..model.message_id import MessageId
+from ..model.options import Start
 from ..model.schema import Schema
 from ..model.settings import ConsumerSettings, ConsumerType
-from ..model.start import Start
 from .acknowledgements import AckSender, Pending, options_of, place_of
 from .dead_letters import DeadLetterProducer
-from .deliveries import Deliveries
-from .frames import frames_of
-from .receiver_queue import ReceiverQueue
-from .requests import Requests
+from .deliveries import Deliveries, frames_of
+from .receiver_queue import ReceiverQueue, Requests
 from .transactional_acks import TransactionalAcks
 
 _LOG = logging.getLogger("magnetar.client")

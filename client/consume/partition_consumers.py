@@ -22,8 +22,8 @@ from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, 
 from ..common.closing import close_all
 from ..common.errors import InvalidMessage, OperationNotSupported
 from ..connect.connections import Connections
-from ..connect.partitions_watcher import PartitionsWatcher
-from ..core.state import State
+from ..connect.topic_watch import PartitionsWatcher
+from ..core.effects import State
 from ..model.message import Message
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerSettings

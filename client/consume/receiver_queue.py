@@ -14,10 +14,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import repeat, starmap
+from typing import Any
 
-from ..common.errors import PulsarException, Timeout
+from ...proto import wire_pb2 as wire
+from ...proto.errors import MagnetarError, SubscriptionNotFound
+from ..common import errors
+from ..common.checks import BATCH_RECEIVE_POLICY, WrongValue, check
+from ..common.errors import OperationNotSupported, PulsarException, Timeout, translate
+from ..connect.connections import Connections
+from ..core.consumer import ConsumerCore
+from ..core.effects import ConsumerEffect, State
 from ..model.message import Message
+from ..model.message_id import MessageId
+from .acknowledgements import AckSender, Pending, place_of
+from .deliveries import acks_of
 
 
 class ReceiverQueue:
@@ -193,3 +205,273 @@ def _future_waker(ready: asyncio.Future[None]) -> Callable[[], None]:
             ready.set_result(None)
 
     return wake
+
+
+# ------------------------------------------------------------------------------------------------- batch_receive
+# How many messages `batch_receive` gives at once, and when (Pulsar S18).
+#
+# It returns as soon as the first of three is reached: `max_num_message`, `max_num_bytes` (of payload), `timeout_ms`
+# since it was called; what came by then, in order, perhaps nothing. A number that is not above 0 is no limit; without
+# messages and bytes the bytes are DEFAULT_BYTES, so that a batch is never without bound. Neither number is exceeded:
+# the message that would is the first of the next batch, and only a message that is larger by itself comes alone. A
+# batch may be larger than `receiver_queue_size` (Pulsar cuts it there): what is taken makes room, so without a time-out
+# it never waits for what cannot come.
+#
+# Nothing is lost between two batches: when it is cancelled, or a message raises (a damaged one, a consumer that was
+# closed), what was taken goes back to the front of the inbox. Guards: tests/client/consume/test_batch_receive.py.
+
+
+DEFAULT_BYTES = 10 << 20
+"""Pulsar's default of bytes in a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerBatchReceivePolicy:
+    """The policy of `batch_receive`, which returns when one of these is reached; 0 or -1: no such limit."""
+
+    max_num_message: int = -1
+    max_num_bytes: int = DEFAULT_BYTES
+    timeout_ms: int = 100
+
+    def __post_init__(self) -> None:
+        check(BATCH_RECEIVE_POLICY, {name: getattr(self, name) for name in BATCH_RECEIVE_POLICY})
+        if self.max_num_message <= 0 and self.max_num_bytes <= 0 and self.timeout_ms <= 0:
+            raise WrongValue(
+                "a batch receive policy needs at least one of max_num_message, max_num_bytes and timeout_ms above 0"
+            )
+
+    def policy(self) -> ConsumerBatchReceivePolicy:
+        """Returns the policy itself: a method of Pulsar's client, which has two kinds."""
+        return self
+
+    def getMaxNumMessages(self) -> int:
+        """Returns `max_num_message`."""
+        return self.max_num_message
+
+    def getMaxNumBytes(self) -> int:
+        """Returns `max_num_bytes`."""
+        return self.max_num_bytes
+
+    def getTimeoutMs(self) -> int:
+        """Returns `timeout_ms`."""
+        return self.timeout_ms
+
+    @property
+    def bytes_max(self) -> int:
+        """Returns the limit of bytes; 0: no limit."""
+        if self.max_num_bytes > 0:
+            return self.max_num_bytes
+        return 0 if self.max_num_message > 0 else DEFAULT_BYTES
+
+
+class BatchReceivePolicy(ConsumerBatchReceivePolicy):
+    """Another name of ConsumerBatchReceivePolicy, from Pulsar's C++ client."""
+
+    __slots__ = ()
+
+
+async def receive_batch(
+    inbox: ReceiverQueue, policy: ConsumerBatchReceivePolicy, now: Callable[[], float]
+) -> list[Message]:
+    """Receives a batch, in the event loop. `now`: a monotonic clock, in seconds."""
+    deadline = now() + policy.timeout_ms / 1000 if policy.timeout_ms > 0 else None
+    most, bytes_max = policy.max_num_message, policy.bytes_max
+    messages: list[Message] = []
+    size = 0
+    try:
+        while not (0 < most <= len(messages)) and not (0 < bytes_max <= size):
+            following = inbox.first()
+            if following is None:
+                left = None if deadline is None else deadline - now()
+                if left is not None and left <= 0:
+                    break
+                try:
+                    await inbox.wait_filled(left)
+                except Timeout:
+                    break
+                continue
+            if messages and 0 < bytes_max < size + len(following.payload):
+                break
+            message = inbox.take_nowait()
+            if message is not None:  # a thread that receives beside us may have been faster
+                messages.append(message)
+                size += len(message.payload)
+    except BaseException:
+        inbox.put_back(messages)
+        raise
+    return messages
+
+
+async def decodable(inbox: ReceiverQueue, *messages: Message) -> None:
+    """Finds the schemas with which they were written, so that `value` need not ask. When it fails, or is cancelled,
+    they are received again."""
+    try:
+        for message in messages:
+            await message.know_writer()
+    except BaseException:
+        inbox.put_back(messages)
+        raise
+
+
+class ReceivedBatch:
+    """A batch for a caller in another thread, which may have ended (Ctrl-C) when it is full: then it is put back."""
+
+    def __init__(self, inbox: ReceiverQueue, now: Callable[[], float]) -> None:
+        self._now = now
+        self._inbox = inbox
+        self._messages: list[Message] = []
+        self._unwanted = False
+
+    async def receive(self, policy: ConsumerBatchReceivePolicy) -> list[Message]:
+        self._messages = await receive_batch(self._inbox, policy, self._now)
+        if self._unwanted:
+            self.give_back()
+        return self._messages
+
+    def give_back(self) -> None:
+        """Gives back, in the event loop, what it holds, now or later: others receive it."""
+        self._unwanted = True
+        messages, self._messages = self._messages, []
+        if messages:
+            self._inbox.put_back(messages)
+
+
+# ------------------------------------------------------------------------------------------------------ requests
+# The requests of a consumer that its broker answers: each has a number, and the answer names it.
+#
+# When the connection breaks before the answer comes, the request is sent again over the next one, until the deadline of
+# the operation. Guards: tests/client/consume/test_partition_consumer.py.
+
+
+class Requests:
+    """The requests of one consumer."""
+
+    def __init__(
+        self, connections: Connections, core: ConsumerCore, acks: AckSender, send: Callable[..., None],
+        do: Callable[[list[ConsumerEffect]], None],
+    ) -> None:  # fmt: skip
+        """Makes the requests. `send` sends a ClientFrame of that kind; `do` does effects of the core."""
+        self.unsubscribed = False  # there is nothing left to leave
+        self._connections = connections
+        self._core = core
+        self._acks = acks
+        self._send = send
+        self._do = do
+        self._loop = asyncio.get_running_loop()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._calls: dict[int, Callable[[MagnetarError | None], None]] = {}
+        self._changed: asyncio.Future[None] | None = None  # it is connected, or finished
+
+    async def last_message_id(self) -> wire.LastMessageId:
+        reply: wire.LastMessageId = await self._ask(lambda id_: self._send(last_message_id=id_))
+        return reply
+
+    async def seek(self, to: MessageId | int) -> None:
+        """Moves the subscription: what was delivered before is forgotten; what is delivered next is from there."""
+        self.forget_acknowledged()
+        await self._ask(lambda id_: self._do(self._core.seek(id_, to)))
+
+    def forget_acknowledged(self) -> None:
+        """Forgets, because the subscription is moved, what was acknowledged before and is not told yet: it is delivered
+        again."""
+        self._acks.forget()
+        self._core.forget_acknowledged()
+
+    async def unsubscribe(self) -> None:
+        """Returns when the subscription is gone: who asked again over a new connection may have removed it before."""
+        asked = False
+
+        def ask(request_id: int) -> None:
+            nonlocal asked
+            asked = True
+            self._send(unsubscribe=request_id)
+
+        try:
+            await self._ask(ask)
+        except (SubscriptionNotFound, errors.SubscriptionNotFound):
+            if not asked:
+                raise
+        self.unsubscribed = True
+
+    async def acknowledge(self, which: Iterable[Pending], *, cumulative: bool = False) -> None:
+        """Returns when the ack survives a crash of all processes. OperationNotSupported: a cumulative one would cover
+        a part of a message in chunks."""
+        every = [each for one in which for each in self._acks.with_chunks(one)]
+        for each in every if cumulative else ():
+            place = place_of(each)[0]
+            if not self._core.covers(place):
+                raise OperationNotSupported(
+                    f"a message in chunks begins before {place} and is not acknowledged yet: acknowledge that first"
+                )
+        self._acks.gather()
+        for ack in acks_of(self._acks.take_over(every, cumulative=cumulative)):
+
+            def request(request_id: int, ack: wire.Ack = ack) -> None:
+                ack.request_id = request_id
+                self._send(ack=ack)
+
+            await self._ask(request)
+
+    async def send_last_acks(self) -> None:
+        """Returns when all acks that wait are durable."""
+        self._acks.gather()
+        request_id, effects = self._core.last_acks()
+        if request_id:
+            answer = self._expect(request_id)
+            self._do(effects)
+            await answer
+
+    async def _ask(self, send: Callable[[int], object]) -> Any:
+        """Sends a request under a new number; once more over the next connection when this one breaks. Returns the
+        answer."""
+
+        async def attempt() -> Any:
+            while self._core.state is not State.CONNECTED:
+                self.raise_if_closed()
+                await self.changed()
+            request_id = self._core.request()
+            answer = self._expect(request_id)
+            send(request_id)
+            try:
+                return await answer
+            finally:
+                self._answers.pop(request_id, None)
+
+        return await self._connections.retry(attempt)
+
+    def _expect(self, request_id: int) -> asyncio.Future[Any]:
+        answer = self._answers[request_id] = self._loop.create_future()
+        return answer
+
+    def call(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
+        """Calls `told` with the outcome of a request that its caller sends itself."""
+        self._calls[request_id] = told
+
+    def answer(self, request_id: int, error: MagnetarError | None, result: Any) -> None:
+        told = self._calls.pop(request_id, None)
+        if told is not None:
+            told(error)
+            return
+        answer = self._answers.pop(request_id, None)
+        if answer is None or answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(error)
+
+    async def changed(self) -> None:
+        """Returns when it is connected, or finished."""
+        if self._changed is None:
+            self._changed = self._loop.create_future()
+        await asyncio.shield(self._changed)
+
+    def tell_change(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
+
+    def raise_if_closed(self) -> None:
+        if self._core.error is not None:
+            error = translate(self._core.error)
+            raise type(error)(error.message) from error

@@ -28,11 +28,11 @@ from ...runtime.tasks import Tasks
 from ..common.checks import FUNCTION, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import AlreadyClosed, ChecksumError, CryptoError, PulsarException, translate
-from ..common.guard import is_cancelled, own, survived
+from ..common.loggers import is_cancelled, own, survived
 from ..model.message import CiphertextMessage, Message
 from ..model.message_id import MessageId
 from .partition_consumer import PartitionConsumer
-from .reader import Reader
+from .ranges import Reader
 from .receiver_queue import ReceiverQueue
 
 _LOG = logging.getLogger("magnetar.client")

@@ -25,16 +25,16 @@ from collections.abc import Callable, Iterable, Sequence
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, TransactionConflict
 from ..common.errors import OperationNotSupported, translate
-from ..common.guard import run
+from ..common.loggers import run
 from ..connect.connections import Connections
-from ..core.acks import AckTracker
 from ..core.consumer import ConsumerCore
-from ..core.state import State
+from ..core.effects import State
+from ..core.redelivery import AckTracker
 from ..core.transaction import InTransaction, Part
 from ..model.message import Message, ReceivedEntry
 from .acknowledgements import AckSender, Pending, place_of
-from .frames import acks_of
-from .requests import Requests
+from .deliveries import acks_of
+from .receiver_queue import Requests
 
 PAUSE_S = 0.1
 """Seconds before a request that the broker could not do is sent again: a coordinator moves within this time, mostly."""

@@ -3,12 +3,12 @@
 Facts in (opened, lost, delivered, taken, acknowledged, given back, answers, time passed), effects out, in order. The
 driver does each effect at once. Times are seconds of one clock that does not go back.
 
-**Permits** are conserved (core/permits.py) and begin anew with each connection: what came over an earlier one gives
-none back. **Acknowledging** is at least once: acks are grouped (core/acks.py), and those that were not sent when the
-connection is lost are sent over the next one. An entry that is given back, or not acknowledged in time, is asked for
-again when its time comes (core/redelivery.py); without a connection there is nothing to ask for, because all that is
-not acknowledged is delivered again by the next one. A chunk that is asked for again because its message is not complete
-does not count as given back. **Reconnect.** An error that may pass and a lost connection open
+**Permits** are conserved (core/redelivery.py) and begin anew with each connection: what came over an earlier one gives
+none back. **Acknowledging** is at least once: acks are grouped (core/redelivery.py), and those that were not sent when
+the connection is lost are sent over the next one. An entry that is given back, or not acknowledged in time, is asked
+for again when its time comes (core/redelivery.py); without a connection there is nothing to ask for, because all that
+is not acknowledged is delivered again by the next one. A chunk that is asked for again because its message is not
+complete does not count as given back. **Reconnect.** An error that may pass and a lost connection open
 the consumer again, with back-off; one of FINAL finishes it. What waits for the application is thrown away: the broker
 delivers it again. A reader goes on after the last message that was taken, or at the first chunk of what is not read
 (`Place`). **Seek.** When the broker has moved the cursor all that was delivered before is thrown away, and what was
@@ -21,6 +21,7 @@ tests/client/core/test_permits.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from math import inf
 from typing import Any
@@ -30,8 +31,6 @@ from pyroaring import BitMap
 from ...proto.entry_pb2 import MessageMetadata
 from ...proto.errors import ConnectionLost, MagnetarError, SubscriptionNotFound, TopicNotFound
 from ...proto.names import Position
-from .acks import GROUP_MESSAGES, GROUP_S, AckTracker
-from .backoff import Backoff
 from .chunking import (
     EXPIRE_S,
     GIVEN_BACK_FIRST_S_MAX,
@@ -42,6 +41,7 @@ from .chunking import (
     Chunks,
 )
 from .effects import (
+    FINAL,
     Answer,
     Connect,
     ConsumerEffect,
@@ -56,12 +56,70 @@ from .effects import (
     SendAcks,
     SendSeek,
     Sought,
+    State,
 )
-from .permits import Permits
-from .reasons import FINAL
-from .redelivery import EntrySets, NackTracker, RedeliveryTracker, places_of
-from .state import State
-from .withheld import WithheldEntries
+from .failover import Backoff
+from .redelivery import (
+    GROUP_MESSAGES,
+    GROUP_S,
+    AckTracker,
+    EntrySets,
+    NackTracker,
+    Permits,
+    RedeliveryTracker,
+    places_of,
+)
+
+# ------------------------------------------------------------------------------------------------------ withheld
+# Entries that are kept from the application because they cannot be decrypted (ConsumerCryptoFailureAction.FAIL).
+#
+# An entry is withheld from its first delivery until it is decrypted, or acknowledged, or all is delivered again. In
+# between it is asked for again after the ack time-out, like what is not acknowledged in time. Its permits count
+# as held until then; without an ack time-out they stay held, and a full queue of such entries stops the consumer. No
+# cumulative ack covers it. Guards: tests/client/core/test_withheld.py, tests/client/model/test_end_to_end.py.
+
+
+class WithheldEntries:
+    """The entries of one consumer that are kept from the application."""
+
+    __slots__ = ("permits",)
+
+    def __init__(self) -> None:
+        self.permits: dict[Position, int] = {}  # 0: they were given back
+
+    def __bool__(self) -> bool:
+        return bool(self.permits)
+
+    def add(self, place: Position, permits: int) -> None:
+        self.permits[place] = self.permits.get(place, 0) + permits
+
+    def asked_again(self, places: Iterable[Position]) -> int:
+        """Returns the permits that are free now."""
+        freed = 0
+        for place in places:
+            if place in self.permits:
+                freed += self.permits[place]
+                self.permits[place] = 0
+        return freed
+
+    def release(self, place: Position) -> int:
+        """Releases an entry that is decrypted, or acknowledged; returns the permits that are free now."""
+        return self.permits.pop(place, 0)
+
+    def clear(self) -> int:
+        """Forgets all, which come again; returns the permits that are free now."""
+        freed = sum(self.permits.values())
+        self.permits.clear()
+        return freed
+
+    def floor(self, place: Position) -> Position:
+        """Returns how far a cumulative ack at `place` may go: before the first of them."""
+        first = min((each for each in self.permits if each <= place), default=None)
+        return place if first is None else Position(first[0], first[1] - 1)
+
+
+# ------------------------------------------------------------------------------------------------------ consumer
+
 
 UNACKED_TICK_S = 1.0
 CHUNK_TICK_S = EXPIRE_S / 4
@@ -199,7 +257,7 @@ class ConsumerCore:
         return outcome.complete
 
     def withhold(self, metadata: MessageMetadata, place: Position, permits: int, now: float, longer_s: float) -> None:
-        """Withholds an entry that cannot be decrypted (core/withheld.py). It may leave a gap in chunks: none is
+        """Withholds an entry that cannot be decrypted (core/consumer.py). It may leave a gap in chunks: none is
         dropped."""
         self.has_new_times = True
         self._withheld.add(place, permits)

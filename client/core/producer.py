@@ -17,7 +17,7 @@ be stored in its place.
 
 **Reconnect.** An error that may pass and a lost connection open the producer again, with back-off; one of
 PRODUCER_FINAL finishes it. The error of a refused publish that was sent again is remembered, as the reason of a later
-time-out (client/core/reasons.py).
+time-out (client/core/effects.py).
 
 **Late opening.** A producer that is opened with its first message (`wait_for_messages`) keeps messages as they are
 until it knows what the broker has; then they get their ids (`_admit`).
@@ -36,14 +36,26 @@ from ...proto.compression import UNCOMPRESSED_BYTES_MAX
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, TimedOut
 from ...proto.names import Position
-from ..common.send_memory import SendMemory
-from .backoff import Backoff
+from ..common.receive_memory import SendMemory
 from .batcher import Batch, Batcher, Callback, OutgoingMessage, encode
-from .chunking import CHUNKED_BYTES_MAX
-from .effects import Added, Connect, Finished, Flushed, Leave, ProducerEffect, ProducerOptions, Publish, Settle, Warn
-from .pending import PendingEntries, entries_of, invalid, lone, uncertain
-from .reasons import PRODUCER_FINAL, SEALED, ErrorLogThrottle
-from .state import State
+from .chunking import CHUNKED_BYTES_MAX, PendingEntries, entries_of, invalid, lone, uncertain
+from .effects import (
+    PRODUCER_FINAL,
+    SEALED,
+    Added,
+    Connect,
+    ErrorLogThrottle,
+    Finished,
+    Flushed,
+    Leave,
+    ProducerEffect,
+    ProducerOptions,
+    Publish,
+    Settle,
+    State,
+    Warn,
+)
+from .failover import Backoff
 from .transaction import Share
 
 

@@ -13,13 +13,16 @@ given out once, never early. An entry that is watched again keeps its first time
   Memory: 2 × 2 bytes an entry at most (one in its bucket, one in the set of all that are watched; less when they are
   dense), and about 300 bytes for each bucket and ledger.
 
-How long an entry waits by how often it came back: client/common/redelivery_backoff.py. Guarding tests:
+How long an entry waits by how often it came back: client/model/settings.py. Guarding tests:
 tests/client/core/test_cores.py.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 from pyroaring import BitMap
 
@@ -180,3 +183,179 @@ class NackTracker:
                 kept[ledger_id] = kept[ledger_id] | entries if ledger_id in kept else entries
         kept = {each: entries for each, entries in kept.items() if entries}
         assert kept == self.watched, "what is watched has a time"
+
+
+# ---------------------------------------------------------------------------------------------------------- acks
+# The ack tracker: acknowledgements are grouped for a while and sent together.
+#
+# Per entry it gathers batch indexes, as the bits of a number; when all messages of an entry are in, the entry is
+# acknowledged as a whole, and never before. Whole entries go as one roaring set per ledger, so that lists and ranges
+# cost a few bytes. A cumulative acknowledgement covers what is before it: single ones of before it are dropped. `take`
+# gives what is to be sent and forgets it; what was sent and lost with a stream is delivered again by the broker (at
+# least once). The driver calls `take` every GROUP_S or when `pending` reaches GROUP_MESSAGES (Pulsar's figures, A3).
+# Guarding tests: tests/client/core/test_cores.py.
+
+
+GROUP_S = 0.1
+GROUP_MESSAGES = 1000
+WHOLE = -1
+"""Last index of a cumulative acknowledgement that covers its whole entry."""
+
+
+class AckGroup(NamedTuple):
+    """Acknowledgements that are sent together."""
+
+    whole: dict[int, BitMap]  # ledger → entries
+    parts: dict[Position, int]  # entry → batch indexes, as bits
+    cumulative: tuple[Position, int] | None  # the last batch index, or WHOLE
+
+    def __bool__(self) -> bool:
+        return bool(self.whole or self.parts or self.cumulative)
+
+
+class AckTracker:
+    """Groups the acknowledgements of one consumer."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self._whole: defaultdict[int, set[int]] = defaultdict(set)  # ledger → entries
+        self._parts: dict[Position, int] = {}
+        self._cumulative: tuple[Position, int] | None = None
+
+    def acknowledge(self, position: Position, index: int, size: int) -> None:
+        """Acknowledges a message. `index` -1: the whole entry. `size`: messages in the entry, 0 when not known."""
+        self.pending += 1
+        if index < 0 or size == 1:
+            self._whole[position[0]].add(position[1])
+            return
+        bits = self._parts.get(position, 0) | 1 << index
+        self._parts[position] = bits
+        if size and bits == (1 << size) - 1:
+            self._whole[position[0]].add(position[1])
+            del self._parts[position]
+
+    def acknowledge_bits(self, position: Position, bits: int, messages: int, size: int) -> None:
+        """Acknowledges so many messages of an entry of that size at once: the bits of their indexes."""
+        self.pending += messages
+        bits |= self._parts.get(position, 0)
+        if bits == (1 << size) - 1:
+            self._whole[position[0]].add(position[1])
+            self._parts.pop(position, None)
+        else:
+            self._parts[position] = bits
+
+    def acknowledge_cumulative(self, position: Position, index: int, size: int) -> None:
+        self.pending += 1
+        last = WHOLE if index < 0 or index + 1 == size else index
+        if self._cumulative is None or _order(position, last) > _order(*self._cumulative):
+            self._cumulative = position, last
+        before = self._cumulative[0]
+        kept: defaultdict[int, set[int]] = defaultdict(set)
+        for ledger_id, entries in self._whole.items():
+            left = {each for each in entries if (ledger_id, each) >= before}
+            if left:
+                kept[ledger_id] = left
+        self._whole = kept
+        self._parts = {each: bits for each, bits in self._parts.items() if each >= before}
+
+    def take(self) -> AckGroup:
+        """Returns what to send now; an empty group when nothing waits."""
+        whole = self._whole
+        parts = {each: bits for each, bits in self._parts.items() if each[1] not in whole.get(each[0], ())}
+        sets = {ledger_id: BitMap(entries) for ledger_id, entries in sorted(whole.items())}
+        group = AckGroup(sets, parts, self._cumulative)
+        self.clear()
+        return group
+
+    def clear(self) -> None:
+        self._whole = defaultdict(set)
+        self._parts = {}
+        self._cumulative = None
+        self.pending = 0
+
+    def check(self) -> None:
+        assert self.pending or not (self._whole or self._parts or self._cumulative), "what is held is counted"
+
+
+def _order(position: Position, last: int) -> tuple[Position, float]:
+    return position, float("inf") if last == WHOLE else last
+
+
+# ------------------------------------------------------------------------------------------------------- permits
+# Flow control: how many messages the broker may send. Permits are conserved: none is lost, none is made.
+#
+# A consumer grants its queue size when it subscribes; what the application took, or the client threw away, is granted
+# again in blocks of at least a quarter of the queue: with half of it, consumers of Key_Shared that take turns ran out
+# of permits, and a tenth of the messages waited at the broker for theirs. Permits die with the stream: `start` begins
+# anew, and what came over an earlier stream gives none back.
+#
+# **The rule of both sides.** A delivery costs what its entry's head declares (proto/entry.py `declared_messages`), less
+# the batch indexes that the delivery says are acknowledged. The broker charges that when it sends the entry
+# (broker/subscription/core/dispatch.py), and the client gives back exactly that, whatever it makes of the entry: shown
+# as a whole or in part, filtered, thrown away, a chunk, a dead letter, or damaged. An entry is never split, so a
+# broker's count may go below zero by one entry, and later grants settle it. At every moment
+#
+#     at the broker + held by the client + used and not granted yet = the queue size
+#
+# where what is on its way counts for its sender's side of the stream. Guarding tests: tests/client/core/test_permits.py
+# (both sides in one walk), tests/broker/subscription/core/test_dispatch_walk.py.
+
+
+class Permits:
+    """The permits of one consumer. `used` may be called from any thread: `lock` guards the counts."""
+
+    def __init__(self, queue_size: int, lock: AbstractContextManager[Any]) -> None:
+        self._size = max(1, queue_size)
+        self._block = max(1, self._size // 4)
+        self._lock = lock
+        self._used = 0
+        self._granted = 0  # to be told to the broker
+        self.stream = 0  # they are those of this one, and begin anew with the next
+        self.at_broker = 0  # granted and not charged yet
+        self.held = 0  # charged, and what they were charged for is not used yet
+
+    def start(self) -> int:
+        """Begins a new stream; returns the permits to grant it."""
+        with self._lock:
+            self.stream += 1
+            self._used = self._granted = self.held = 0
+            self.at_broker = self._size
+            return self._size
+
+    def resize(self, queue_size: int) -> None:
+        """Changes the size of the queue, which is shared with more others, or fewer: what is granted next makes up for
+        it."""
+        with self._lock:
+            self._used += max(1, queue_size) - self._size
+            self._size = max(1, queue_size)
+            self._block = max(1, self._size // 4)
+
+    def came(self, messages: int) -> None:
+        """Counts messages that the broker charged."""
+        with self._lock:
+            self.at_broker -= messages
+            self.held += messages
+
+    def used(self, messages: int, stream: int) -> bool:
+        """Counts permits of messages that left the queue; those that came over an earlier stream give none back. True:
+        call `grant` soon."""
+        with self._lock:
+            if stream == self.stream:
+                self.held -= messages
+                self._used += messages
+                if self._used >= self._block:
+                    self._granted += self._used
+                    self.at_broker += self._used
+                    self._used = 0
+            return self._granted > 0
+
+    def grant(self) -> int:
+        """Returns the permits to tell the broker now (0: not yet)."""
+        with self._lock:
+            granted, self._granted = self._granted, 0
+            return granted
+
+    def check(self) -> None:
+        """Checks the sums. Holds between two replies of the broker."""
+        assert self.held >= 0, "more was given back than was charged"
+        assert self.at_broker + self.held + self._used in (self._size, 0), "permits were lost or made"

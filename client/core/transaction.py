@@ -38,7 +38,7 @@ from ...proto.errors import TransactionAborted as WireAborted
 from ...proto.errors import TransactionConflict as WireConflict
 from ...proto.errors import TransactionFenced as WireFenced
 from ...proto.names import Position, TopicName
-from ...proto.transactions import TxnId, TxnState
+from ...proto.states import TxnId, TxnState
 from ..common.errors import (
     MessageTooBig,
     OutcomeUnknown,

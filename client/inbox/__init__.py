@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..common.extras import without_extra
+from ..common.checks import without_extra
 
 if TYPE_CHECKING:
     from .django.inbox import DjangoInbox

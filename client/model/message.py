@@ -7,23 +7,25 @@ Everything else is looked up when asked for.
 from __future__ import annotations
 
 from base64 import b64decode
+from collections import deque
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
-from ...proto.entry import AlikePayloads, Encrypt, EntryHeader, MessageFields, properties_of
+from ...proto.entry import AlikePayloads, Encrypt, EntryHeader, MessageFields, decode_columns, properties_of
 from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
-from ..common.checks import WrongMessageType
+from ..common.checks import WrongMessageType, WrongMessageValue, check_one, instance, shown, whole
 from ..common.errors import ChecksumError, PulsarException
-from ..crypto.context import EncryptionContext
+from ..common.loggers import survived
+from .encryption import EncryptionContext
 from .message_id import KnownId, MessageId
-from .schema import Schema
+from .schema import BytesSchema, Schema
 
 
 class Writers(Protocol):
-    """The schemas with which the messages of a topic were written (client/connect/writer_schemas.py)."""
+    """The schemas with which the messages of a topic were written (client/connect/connections.py)."""
 
     def of(self, version: bytes) -> SchemaInfo: ...
     def has(self, version: bytes) -> SchemaInfo | None: ...
@@ -92,7 +94,7 @@ class ReceivedEntry:
         self.index = index  # of the last message; -1: not known
         self.redelivery_count = redelivered
         self.size = header.num_messages
-        self.charged = self.size  # permits that the broker took for it (client/core/permits.py)
+        self.charged = self.size  # permits that the broker took for it (client/core/redelivery.py)
         self.unfolded = 0  # bytes of memory that are counted until the application takes it; 0 of nearly all
         self.stream = 0  # over which it came: its permits are those of that stream
         self.chunks: tuple[Position, ...] = ()  # all entries of a message in chunks; this is the last of them
@@ -283,3 +285,130 @@ class DamagedMessage(Message):
         error = ChecksumError(f"entry {self._id} is damaged: {self._cause.message}", entry=self._id)
         error.__cause__ = self._cause
         return error
+
+
+# ------------------------------------------------------------------------------------------------- message_batch
+# `MessageBatch`: takes the payload of a batch apart, which a program got by other ways than a consumer.
+
+
+MESSAGES_MAX = 1 << 20
+_NOWHERE = TopicName.parse("persistent://public/default/batch")
+
+
+class MessageBatch:
+    """The messages of a batch: `MessageBatch().with_message_id(id).parse_from(payload, count)`.
+
+    The payload is neither compressed nor encrypted. InvalidMessage: it is no batch of so many messages."""
+
+    def __init__(self) -> None:
+        self._id = MessageId()
+
+    def with_message_id(self, msg_id: MessageId) -> MessageBatch:
+        """Sets where the batch is stored: ledger, entry and partition of its messages' ids."""
+        check_one("msg_id", instance(MessageId, optional=False), msg_id)
+        self._id = msg_id
+        return self
+
+    def parse_from(self, data: bytes, size: int) -> list[Message]:
+        """Returns the `size` messages of a batch."""
+        check_one("size", whole(1, MESSAGES_MAX), size)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise WrongMessageType(f"a batch is bytes, not {shown(data)}")
+        header = EntryHeader(MessageMetadata(num_messages_in_batch=size), 0)
+        try:
+            fields, payloads = decode_columns(header, bytes(data))
+        except CorruptEntry as error:
+            raise WrongMessageValue(f"the bytes are no batch of {size} messages: {error.message}") from error
+        position = Position(self._id.ledger_id(), self._id.entry_id())
+        entry = ReceivedEntry(_Unconnected(self._id.partition()), header, position, -1, 0)
+        return [
+            Message(entry, each, payload, index)
+            for index, (each, payload) in enumerate(zip(fields, payloads, strict=True))
+        ]
+
+
+class _Unconnected(Origin):
+    """The origin of messages that no consumer received: there is nothing to acknowledge or to grant."""
+
+    def __init__(self, partition: int) -> None:
+        self._topic = _NOWHERE if partition < 0 else _NOWHERE.with_partition(partition)
+        self._schema = BytesSchema()
+
+    @property
+    def topic(self) -> TopicName:
+        return self._topic
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    @property
+    def writers(self) -> None:
+        return None
+
+    @property
+    def holds_order(self) -> bool:
+        return False
+
+    def taken(self, message: Message) -> None: ...
+    def interrupted(self) -> None: ...
+    def acknowledge(self, which: Message) -> None: ...
+    def encrypt_like(self, message: Message) -> None: ...
+
+
+# -------------------------------------------------------------------------------------------------------- events
+# The events of a consumer: it became the active one of a Failover subscription, or is not any more.
+#
+# Of each partition alone, when it connects and whenever that changes, in order. `became_active` and `became_inactive`
+# are those of Pulsar's Java `ConsumerEventListener`; partition -1: the topic has none. The asyncio face calls in the
+# event loop, the blocking one in a thread of its own (client/blocking/consumer.py). Guard:
+# tests/client/consume/test_failover_and_key_shared.py.
+
+
+class ConsumerEventListener(Protocol):
+    """A listener that is told, per partition, whether this consumer of a Failover subscription gets its messages.
+
+    `partition_id` -1: the topic is not partitioned. What it raises is logged.
+    """
+
+    def became_active(self, consumer: Any, partition_id: int) -> object:
+        """Called when the consumer gets the messages of that partition from now on."""
+        ...
+
+    def became_inactive(self, consumer: Any, partition_id: int) -> object:
+        """Called when another consumer gets them."""
+        ...
+
+
+class ActiveEvents:
+    """Keeps events that arrive before the consumer exists, and passes them on then."""
+
+    def __init__(self, listener: ConsumerEventListener) -> None:
+        self._listener = listener
+        self._consumer: Any = None
+        self._told: deque[tuple[int, bool]] = deque()
+
+    def tell(self, partition: int, active: bool) -> None:
+        self._told.append((partition, active))
+        if self._consumer is not None:
+            self._call()
+
+    def attach(self, consumer: Any) -> None:
+        """Attaches the consumer, which exists from now on."""
+        self._consumer = consumer
+        self._call()
+
+    def _call(self) -> None:
+        while self._told:
+            call(self._listener, self._consumer, *self._told.popleft())
+
+
+def call(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
+    """Calls the listener; what the application raises is logged, and does not end the consumer."""
+    try:
+        if active:
+            listener.became_active(consumer, partition)
+        else:
+            listener.became_inactive(consumer, partition)
+    except BaseException as error:
+        survived(error, "a consumer event listener")

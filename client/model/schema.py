@@ -1,6 +1,6 @@
 """Schemas: how a value becomes a payload and back. Names of `pulsar.schema`.
 
-`encode` raises InvalidMessage when the value does not fit, before anything is sent. Others: primitive_schemas.py,
+`encode` raises InvalidMessage when the value does not fit, before anything is sent. Others: composite_schemas.py,
 composite_schemas.py.
 """
 
@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...proto.schema import SchemaInfo, SchemaType
 from ..common.checks import TEXT, WrongMessageType, WrongValue, check_one, enum, shown
-from ..common.enums import ClientEnum
-from ..common.errors import InvalidMessage
-from .avro_bounds import Parsed
-from .avro_names import reader_for
+from ..common.errors import ClientEnum, InvalidMessage
+from .avro_bounds import Parsed, reader_for
 from .fields import Text
 from .record import Record
 

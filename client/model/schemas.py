@@ -9,11 +9,6 @@ from . import schema as schema_avro
 from .composite_schemas import (
     AutoConsumeSchema,
     AutoPublishSchema,
-    KeyValueEncodingType,
-    KeyValueSchema,
-    ProtobufNativeSchema,
-)
-from .primitive_schemas import (
     BooleanSchema,
     DateSchema,
     DoubleSchema,
@@ -23,9 +18,12 @@ from .primitive_schemas import (
     Int16Schema,
     Int32Schema,
     Int64Schema,
+    KeyValueEncodingType,
+    KeyValueSchema,
     LocalDateSchema,
     LocalDateTimeSchema,
     LocalTimeSchema,
+    ProtobufNativeSchema,
     TimeSchema,
     TimestampSchema,
 )

@@ -8,20 +8,62 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ...proto import model
+from ...proto import states as model
 from ...proto.compression import Compression
 from ...proto.entry import ENTRY_BYTES_MAX
 from ...proto.routing import STICKY_SLOTS as HASHES_MAX
-from ...proto.subscription_types import NUMBERS, client_name
-from ..common.checks import DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum
-from ..common.enums import ClientEnum
-from ..common.redelivery_backoff import RedeliveryBackoff
-from ..core.router import PartitionsRoutingMode
-from ..crypto.key_reader import KeyReader
-from .events import ConsumerEventListener
+from ...proto.states import NUMBERS, client_name
+from ..common.checks import BACKOFF, DEAD_LETTER_POLICY, RANGES, YES_OR_NO, WrongValue, check, check_one, enum
+from ..common.errors import ClientEnum
+from ..core.failover import PartitionsRoutingMode
+from .encryption import KeyReader
+from .message import ConsumerEventListener
 from .schema import BytesSchema, Schema
+
+# -------------------------------------------------------------------------------------------- redelivery_backoff
+# How long an entry waits for its redelivery, by how often it came back.
+#
+# Applications derive from these and call them with anything: so they are not compiled (setup.py), where a wrong
+# argument has another error, or none. Guarding tests: tests/client/core/test_cores.py,
+# tests/client/model/test_wrong_arguments.py.
+
+
+class RedeliveryBackoff(Protocol):
+    """The delay of an entry's redelivery, by how often it came back."""
+
+    def next(self, redelivery_count: int) -> int:
+        """Milliseconds until an entry that came back so often is delivered again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MultiplierRedeliveryBackoff:
+    """Exponential, as Pulsar's: min, min × multiplier, … up to max. With its defaults 1, 2, 4, … 60 s (A7)."""
+
+    min_delay_ms: int = 1000
+    max_delay_ms: int = 60_000
+    multiplier: float = 2.0
+
+    def __post_init__(self) -> None:
+        check(BACKOFF, {name: getattr(self, name) for name in BACKOFF})
+        if self.min_delay_ms > self.max_delay_ms:
+            raise WrongValue(f"min_delay_ms is at most max_delay_ms, and {self.min_delay_ms} > {self.max_delay_ms}")
+
+    def next(self, redelivery_count: int) -> int:
+        """Milliseconds until an entry that came back so often is delivered again."""
+        if redelivery_count <= 0 or self.min_delay_ms <= 0:
+            return self.min_delay_ms
+        delay, times = float(self.min_delay_ms), redelivery_count
+        while times and delay < self.max_delay_ms and self.multiplier > 1:
+            delay *= self.multiplier
+            times -= 1
+        return int(min(self.max_delay_ms, delay))
+
+
+# ------------------------------------------------------------------------------------------------------ settings
+
 
 __all__ = ["BatchingType", "CompressionType", "ConsumerType", "InitialPosition", "PartitionsRoutingMode"]
 
@@ -152,7 +194,7 @@ class ProducerSettings:
     initial_subscription_name: str | None = None  # made with the topic, at its first message; holds data until it acks
     properties: dict[str, str] = field(default_factory=dict)  # free text, told to the broker
     batching_type: BatchingType = BatchingType.Default  # KeyBased: one batch is open per key
-    access_mode: ProducerAccessMode = ProducerAccessMode.Shared  # who else may produce (broker/topic/core/publish.py)
+    access_mode: ProducerAccessMode = ProducerAccessMode.Shared  # who else may produce (broker/topic/publish_core.py)
     message_router: Callable[[Any, int], int] | None = None  # goes with CustomPartition
     encryption_keys: tuple[str, ...] = ()  # readers to encrypt messages for; costs 2 us a KiB, 300 bytes an entry
     crypto_key_reader: KeyReader | None = field(default=None, repr=False)  # knows their public keys

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ..common.extras import without_extra
+from ..common.checks import without_extra
 
 if TYPE_CHECKING:
-    from .core.values import RelaySettings
     from .django.outbox import DjangoOutbox
     from .relay import Relay
     from .store import Lag
     from .tables import SQLAlchemyOutbox
+    from .values_core import RelaySettings
 
 __all__ = ["DjangoOutbox", "Lag", "Relay", "RelaySettings", "SQLAlchemyOutbox"]
 
@@ -24,7 +24,7 @@ _PLACES = {
     "DjangoOutbox": "django.outbox",
     "Lag": "store",
     "Relay": "relay",
-    "RelaySettings": "core.values",
+    "RelaySettings": "values_core",
     "SQLAlchemyOutbox": "tables",
 }
 

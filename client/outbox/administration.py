@@ -13,14 +13,12 @@ from sqlalchemy import Engine, delete, select, update
 from ..blocking.client import Client
 from ..blocking.loop_thread import loop_thread
 from ..common.errors import InvalidTopicName, TopicNotFound
-from .core.relay import partition_name, shard_of
-from .core.values import RelaySettings
-from .databases import translated
-from .errors import OutboxError, ShardsDiffer
-from .rows import RowState, now_ms
+from .relay_core import partition_name, shard_of
+from .rows import OutboxError, RowState, ShardsDiffer, now_ms
 from .sender import Sender
 from .store import Store
-from .tables import SQLAlchemyOutbox
+from .tables import SQLAlchemyOutbox, translated
+from .values_core import RelaySettings
 
 ALIVE_MS = 10_000
 """Milliseconds since a relay was seen within which it runs."""

@@ -5,7 +5,7 @@
     …
     relay.stop()
 
-It owns a core (client/outbox/core/relay.py), which decides, and runs its effects: transactions in this thread, all else
+It owns a core (client/outbox/relay_core.py), which decides, and runs its effects: transactions in this thread, all else
 in the client's loop. What fails for a while is tried again: a database or a broker that is away, for as long as it
 takes. An error that a person has to look at ends it, and is in `error`. An unforeseen one is logged, and the relay
 starts anew, as after a crash.
@@ -28,12 +28,12 @@ from ...proto.errors import InvalidRequest, MagnetarError
 from ...proto.names import check_producer_name
 from ...runtime.clock import SystemClock
 from ..blocking.client import Client
-from .core.relay import RelayCore
-from .core.values import Effect, Find, Fly, Open, RelaySettings, Resolve, Send, Stop, Transact, Turn
-from .errors import OutboxBehind, OutboxUnreachable, RelayFenced, SequencesForgotten
+from .relay_core import RelayCore
+from .rows import OutboxBehind, OutboxUnreachable, RelayFenced, SequencesForgotten
 from .sender import Fact, Sender
 from .store import Lag, Store
 from .tables import SQLAlchemyOutbox
+from .values_core import Effect, Find, Fly, Open, RelaySettings, Resolve, Send, Stop, Transact, Turn
 
 _LOG = logging.getLogger("magnetar.outbox")
 STANDBY_S = 10.0

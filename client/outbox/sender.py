@@ -9,7 +9,7 @@ the topic has that schema then, and the messages name its version. When the next
 opened anew, in the place of the one before: another relay's is not fenced by that. A destination is opened without a
 schema first; where the topic takes none such, with the one that it has.
 
-A flight (client/outbox/core/together.py) is a transaction: the groups of each destination one after the other, all
+A flight (client/outbox/together_core.py) is a transaction: the groups of each destination one after the other, all
 destinations at once, then its commit. Its transactions have a name, that of the producers: the first one of a relay
 ends what an older relay left open, so that topics do not wait for its time-out.
 """
@@ -36,15 +36,13 @@ from ..model.composite_schemas import AutoPublishSchema, Written
 from ..model.message_id import MessageId
 from ..model.schema import BytesSchema, Schema
 from ..model.settings import ProducerAccessMode, ProducerSettings
-from ..produce.messages import Extras
+from ..produce.entry_writer import Extras
 from ..produce.producer import Producer
-from ..transactions.transaction import Transaction
-from ..transactions.transactions import Transactions
-from .core.relay import RelayCore
-from .core.together import Parts
-from .core.values import ClaimedRow, Effect, Outcome, RelaySettings
-from .errors import DeduplicationOff
-from .rows import KeyForm, schema_of
+from ..transactions.transaction import Transaction, Transactions
+from .relay_core import RelayCore
+from .rows import DeduplicationOff, KeyForm, schema_of
+from .together_core import Parts
+from .values_core import ClaimedRow, Effect, Outcome, RelaySettings
 
 _LOG = logging.getLogger("magnetar.outbox")
 Fact = Callable[[RelayCore, float], list[Effect]]

@@ -12,16 +12,31 @@ and is never sent again. Another writer begins with what the topic has then. Gua
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import Busy, ConnectionLost, MagnetarError, ProducerBusy, ProducerFenced, from_wire
-from ...proto.model import ENTRY_COST_BYTES, AccessMode
 from ...proto.names import Position, TopicName
+from ...proto.states import ENTRY_COST_BYTES, AccessMode
+from ..common.checks import (
+    INT64_MAX,
+    WrongMessageType,
+    WrongMessageValue,
+    are_plain,
+    check_message,
+    is_plain_key,
+    shown,
+)
+from ..common.errors import InvalidMessage
 from ..connect.attachment import Attachment
 from ..connect.connections import Connections
+from ..core.batcher import OutgoingMessage
+from ..core.transaction import InTransaction
+from ..model.schema import Schema
 
 
 class Stored(NamedTuple):
@@ -144,3 +159,154 @@ class EntryWriter:
 
     def broke(self, error: Exception) -> None:
         self._end(ConnectionLost(f"the producer failed: {error}"))
+
+
+# ------------------------------------------------------------------------------------------------------ messages
+# The messages of a program: what it sends is checked, encoded by the producer's schema, and becomes an
+# OutgoingMessage.
+#
+# A wrong value is the caller's error and is raised before anything is sent.
+# Guard: tests/client/model/test_wrong_arguments.py.
+
+
+class MessageDraft:
+    """The message as a `message_router` is shown it, before it is sent."""
+
+    def __init__(self, message: OutgoingMessage, schema: Schema) -> None:
+        self._message = message
+        self._schema = schema
+
+    def value(self) -> Any:
+        """Returns the value as a consumer with the producer's schema would get it; None for a message without a value.
+        """
+        message = self._message
+        if self._schema.separated and (message.null_key or message.key_is_base64):
+            key = None if message.null_key else b64decode(message.partition_key or "")
+            return self._schema.decode_pair(key, None if message.null_value else message.payload)
+        return None if message.null_value else self._schema.decode(message.payload)
+
+    def data(self) -> bytes:
+        """The payload, as it is stored."""
+        return self._message.payload
+
+    def partition_key(self) -> str:
+        """Returns the key; empty: there is none."""
+        return self._message.partition_key or ""
+
+    def ordering_key(self) -> str:
+        """Returns the ordering key; empty: there is none."""
+        return (self._message.ordering_key or b"").decode("utf-8", "replace")
+
+    def properties(self) -> dict[str, str]:
+        """Returns a copy of the properties."""
+        return dict(self._message.properties)
+
+    def event_timestamp(self) -> int:
+        """Returns the event time in ms since the epoch; 0: there is none."""
+        return self._message.event_time
+
+
+class Extras(NamedTuple):
+    """The fields that `send` takes for a message beyond its content, in the order of its parameters."""
+
+    properties: dict[str, str] | None = None
+    partition_key: str | None = None
+    ordering_key: str | None = None
+    sequence_id: int | None = None
+    replication_clusters: list[str] | None = None
+    disable_replication: bool | None = False
+    event_timestamp: int | None = None  # ms since the epoch
+    deliver_at: int | None = None  # ms since the epoch
+    deliver_after: timedelta | None = None
+    key_bytes: bytes | None = None
+    null_key: bool = False  # of a pair that has its key apart
+    txn: InTransaction | None = None
+
+
+NO_EXTRAS = Extras()
+LOCAL = "__local__"
+"""Name in place of clusters: the message goes to none. As Pulsar's clients write it."""
+
+
+def is_only_in(extras: Extras) -> bool:
+    """Whether nothing is said of the message but its transaction."""
+    return extras.txn is not None and extras[:-1] == NO_EXTRAS[:-1] and isinstance(extras.txn, InTransaction)
+
+
+def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[], int]) -> OutgoingMessage:
+    """Makes a message. `wall_ms`: ms since the epoch, for `deliver_after`. Raises InvalidMessage."""
+    if extras != NO_EXTRAS:
+        _check_extras(extras)
+    payload: bytes | None = None
+    if content is not None and schema.separated:
+        key, payload = _apart(content, schema)
+        extras = extras._replace(key_bytes=key, partition_key=None, null_key=key is None)
+    elif content is not None:
+        payload = _encoded(content, schema)
+    deliver_at = extras.deliver_at
+    if extras.deliver_after is not None:
+        deliver_at = wall_ms() + round(extras.deliver_after.total_seconds() * 1000)
+    return OutgoingMessage(
+        payload=payload or b"",
+        properties=dict(extras.properties or {}),
+        partition_key=extras.partition_key if extras.key_bytes is None else b64encode(extras.key_bytes).decode(),
+        key_is_base64=extras.key_bytes is not None,
+        null_key=extras.null_key,
+        ordering_key=None if extras.ordering_key is None else extras.ordering_key.encode(),
+        event_time=extras.event_timestamp or 0,
+        sequence_id=extras.sequence_id,
+        deliver_at=deliver_at,
+        replicate_to=(LOCAL,) if extras.disable_replication else tuple(extras.replication_clusters or ()),
+        null_value=payload is None,
+        txn=extras.txn,
+    )
+
+
+def check_txn(txn: object) -> None:
+    if not isinstance(txn, InTransaction):
+        raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown(txn)}")
+
+
+def _encoded(content: Any, schema: Schema) -> bytes:
+    payload = _made(schema.encode, content, schema)
+    if type(payload) is not bytes:
+        raise WrongMessageType(f"{schema} made {type(payload).__name__} of a value, not bytes")
+    return payload
+
+
+def _apart(content: Any, schema: Schema) -> tuple[bytes | None, bytes | None]:
+    found: tuple[bytes | None, bytes | None] = _made(schema.encode_apart, content, schema)
+    return found
+
+
+def _made(encode: Callable[[Any], Any], content: Any, schema: Schema) -> Any:
+    try:
+        return encode(content)
+    except InvalidMessage as error:
+        if isinstance(error, TypeError | ValueError):
+            raise
+        raise WrongMessageType(error.message) from error
+    except Exception as error:
+        kind = WrongMessageType if isinstance(error, TypeError) else WrongMessageValue
+        raise kind(f"{shown(content)} cannot be encoded as {schema}: {error}") from error
+
+
+def _check_extras(extras: Extras) -> None:
+    """Skips the plain values that most messages have; checks the rest by the table."""
+    properties, key, ordering, sequence_id, clusters, disabled, event, at, after, key_bytes, _, txn = extras
+    if txn is not None:
+        check_txn(txn)
+    if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
+        raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shown(key_bytes)}")
+    if key is not None and not is_plain_key(key):
+        check_message({"partition_key": key})
+    if ordering is not None and not is_plain_key(ordering):
+        check_message({"ordering_key": ordering})
+    if properties is not None and not are_plain(properties):
+        check_message({"properties": properties})
+    if event is not None and not (type(event) is int and 0 <= event <= INT64_MAX):
+        check_message({"event_timestamp": event})
+    if sequence_id is not None or at is not None or after is not None:
+        check_message({"sequence_id": sequence_id, "deliver_at": at, "deliver_after": after})
+    if clusters is not None or (disabled is not None and disabled is not False):
+        check_message({"replication_clusters": clusters, "disable_replication": disabled})

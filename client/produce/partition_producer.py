@@ -3,7 +3,7 @@
 `add`, `add_message` and `flush_soon` may be called from any thread; all else belongs to the event loop. Each fact is
 given to the core, and each of its effects is done at once, in order. Callbacks run in the event loop, all of one entry
 in a loop; `exception` has the reason why a message failed. What fails here unforeseen finishes the producer, and every
-message gets that outcome (client/common/guard.py). Guards: tests/client/produce/test_partition_producer.py.
+message gets that outcome (client/common/loggers.py). Guards: tests/client/produce/test_partition_producer.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count, repeat
 from math import inf
 from threading import Lock
 from typing import Any
@@ -19,8 +20,8 @@ from typing import Any
 from ...proto import wire_pb2 as wire
 from ...proto.entry import Encrypt
 from ...proto.errors import MagnetarError, from_wire
-from ...proto.names import TopicName
-from ..common.due_timer import DueTimer
+from ...proto.names import Position, TopicName
+from ..common.deadlines import DueTimer
 from ..common.errors import (
     AlreadyClosed,
     InvalidMessage,
@@ -33,20 +34,90 @@ from ..common.errors import (
     exception_of,
     translate,
 )
-from ..common.guard import run
-from ..connect.attachment import Attachment
+from ..common.loggers import run, survived
+from ..connect.attachment import Attachment, open_producer, producer_options
 from ..connect.connections import Connections
-from ..connect.handshake import open_producer, producer_options
-from ..core.batcher import Callback, OutgoingMessage
-from ..core.effects import Added, Connect, Finished, Flushed, Leave, ProducerEffect, Publish, Settle, Warn
+from ..core.batcher import Batch, Callback, OutgoingMessage
+from ..core.effects import (
+    PRODUCER_FINAL,
+    Added,
+    Connect,
+    Finished,
+    Flushed,
+    InvalidContent,
+    Leave,
+    ProducerEffect,
+    Publish,
+    Settle,
+    State,
+    Warn,
+)
 from ..core.producer import ProducerCore
-from ..core.reasons import PRODUCER_FINAL
-from ..core.state import State
-from ..core.transaction import InTransaction, Share
+from ..core.transaction import InTransaction, Part, Share
+from ..model.message_id import KnownId, MessageId
 from ..model.settings import ProducerAccessMode, ProducerSettings
-from .outcomes import confirm, settle, tell, wake
+
+# ------------------------------------------------------------------------------------------------------ outcomes
+# The outcome of an entry, told to the callbacks of its messages: in the event loop, all of one entry in a loop.
+
 
 _LOG = logging.getLogger("magnetar.client")
+
+
+def settle(outcome: Settle, topic: TopicName) -> None:
+    batch, error, ledger_id, entry_id = outcome
+    if error is None:
+        confirm(batch, topic.partition, ledger_id, entry_id)
+        return
+    if isinstance(error, InvalidContent):
+        _LOG.error("%s: %s", topic, error.message, exc_info=error.__cause__)
+    result, missing = result_of(error), MessageId()
+    for callback in batch.callbacks:
+        _call(callback, result, missing)
+
+
+def tell(txn: InTransaction, where: Part, outcome: Settle) -> None:
+    """Tells the transaction that an entry belongs to, after the callbacks of its messages."""
+    batch, error, ledger_id, entry_id = outcome
+    if error is None:
+        txn.stored(where, batch.count, Position(ledger_id, entry_id))
+    else:
+        txn.refused(batch.count, error)
+
+
+def result_of(error: MagnetarError) -> Result:
+    return Result.InvalidMessage if isinstance(error, InvalidContent) else translate(error).result
+
+
+def confirm(batch: Batch, partition: int, ledger_id: int, entry_id: int) -> None:
+    """Tells the callbacks of a batch that it is stored there."""
+    ok, size = Result.Ok, len(batch.callbacks)
+    indexes = count(0) if batch.message is None and entry_id >= 0 else repeat(-1)
+    chunks = () if batch.chunks is None or entry_id < 0 or batch.chunks[0][1] < 0 else tuple(batch.chunks)
+    for callback, index in zip(batch.callbacks, indexes, strict=False):
+        if callback is not None:
+            try:
+                callback(ok, KnownId(partition, ledger_id, entry_id, index, size, _chunks=chunks))
+            except BaseException as error:  # of the application: the other callbacks, and flushes, go on
+                survived(error, "a send callback")
+
+
+def _call(callback: Callback, *outcome: Any) -> None:
+    if callback is not None:
+        try:
+            callback(*outcome)
+        except BaseException as error:
+            survived(error, "a send callback")
+
+
+def wake(waiters: Sequence[asyncio.Future[None]]) -> None:
+    """Wakes flushes that have reached their message."""
+    for each in waiters:
+        if not each.done():
+            each.set_result(None)
+
+
+# -------------------------------------------------------------------------------------------- partition_producer
 
 
 class PartitionProducer:

@@ -18,20 +18,91 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import Enum
+from threading import Lock
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
 from ...proto import wire_pb2 as wire
 from ...proto.errors import ConnectionLost, MagnetarError, TimedOut, Unavailable, from_wire
-from ...proto.transactions import TxnId, TxnState, coordinator_of
+from ...proto.states import TxnId, TxnState, coordinator_of
 from ...runtime.network import Channel, Endpoint, rpc
 from ...runtime.tasks import Tasks
+from ..common.checks import TEXT, YES_OR_NO, Table, WrongValue, check, instance, whole
 from ..common.deadlines import Deadlines
-from ..common.guard import run
+from ..common.errors import InvalidTxnStatusError, OutcomeUnknown, translate
+from ..common.loggers import run
 from ..connect.connections import Connections
-from .leased_ids import LeasedIds
+
+# ---------------------------------------------------------------------------------------------------- leased_ids
+# Ids of transactions that a coordinator gave ahead, in blocks: a transaction begins without a request.
+#
+#     ids = LeasedIds()
+#     ids.take(now)           an id, or None: ask for `ids.wanted` more, of the next coordinator
+#     ids.leased(first, count, void_at, now)
+#     ids.runs_out            more should be asked for, while there still are some
+#
+# A block is asked for when few are left. It is twice as large as the one before when that one was used in time, and
+# half as large when it became void: an idle client holds few. An id is taken in the first half of its lease only: it is
+# void when it is not used by the end of it. A coordinator that is lost voids all that it leased; it may be there, and
+# hold them open to the end of the lease, so the next block is small. Any thread may call all of it. Guard:
+# tests/client/transactions/test_leased_ids.py.
+
+
+FIRST, MOST = 8, 1024
+"""Ids of a block: of the first one; and of the largest, 0.2 s of what one client begins at most."""
+
+
+class LeasedIds:
+    """The ids that coordinators leased to one client."""
+
+    def __init__(self) -> None:
+        self.wanted = FIRST
+        self._lock = Lock()
+        self._blocks: deque[tuple[TxnId, int, float]] = deque()  # next one, how many, when they are void
+
+    def take(self, now: float) -> TxnId | None:
+        with self._lock:
+            while self._blocks:
+                first, count, void_at = self._blocks.popleft()
+                if now >= void_at:
+                    self.wanted = max(FIRST, self.wanted // 2)
+                    continue
+                if count > 1:
+                    self._blocks.appendleft((TxnId(first.most, first.least + 1), count - 1, void_at))
+                return first
+            return None
+
+    def leased(self, first: TxnId, count: int, lease_s: float, asked_at: float) -> None:
+        """Adds ids whose lease counts from when they were asked for."""
+        assert count > 0, "a lease has ids"
+        with self._lock:
+            self._blocks.append((first, count, asked_at + lease_s / 2))
+            if count >= self.wanted:
+                self.wanted = min(MOST, 2 * self.wanted)
+
+    def forget(self, coordinator: int) -> None:
+        """Forgets the ids of a coordinator that aborted one of them, or is not where it was: those of a coordinator
+        that was lost are void."""
+        with self._lock:
+            kept = deque(block for block in self._blocks if block[0].most != coordinator)
+            if len(kept) < len(self._blocks):
+                self._blocks, self.wanted = kept, FIRST
+
+    @property
+    def runs_out(self) -> bool:
+        with self._lock:
+            return sum(count for _, count, _ in self._blocks) < self.wanted // 4
+
+    def check(self) -> None:
+        assert FIRST <= self.wanted <= MOST, "blocks have their bounds"
+        assert all(count > 0 for _, count, _ in self._blocks), "a block has ids"
+
+
+# -------------------------------------------------------------------------------------------------- coordinators
+
 
 END_ITEMS_MAX = 1000
 END_BYTES_MAX = 128 << 10
@@ -304,3 +375,129 @@ def answer_of(reply: wire.TransactionReply) -> Answer:
     error = from_wire(reply.error) if reply.HasField("error") else None
     return Answer(TxnState(reply.state), error)
 
+
+# ------------------------------------------------------------------------------------------------------- batches
+# Transactions that commit together, and once: what a sink such as Spark's needs, which writes batches by many tasks.
+#
+#     batch = Batch("orders", query_id, 17, run)
+#     txn = await client.batch_transaction(batch)       None: the sink has batch 17 already; there is nothing to write
+#     await producer.send(b"…", txn=txn)
+#     await txn.prepare(until=86400)                    from here on it needs neither this client nor its coordinator
+#     await client.commit_batch(batch, [txn.id, …])     from any process: all of them, in one record; or ALREADY
+#
+# **Once.** A sink has a number, of the last batch that was committed, at the coordinator of its id. `commit_batch`
+# commits the transactions and that number in one record, and it is ALREADY where the number is as large. What was begun
+# for the batch and is not in the record is aborted then. So the rows of a batch count once, however often some were
+# written.
+# **No sink.** With `sink_id` empty the transactions commit together, and nothing is kept of the batch; all of one `run`
+# have one coordinator.
+# Guards: tests/client/transactions/test_batches.py.
+
+
+NUMBER_MAX = (1 << 63) - 1
+
+
+class Batch(NamedTuple):
+    """A try at one batch of one query.
+
+    `adopt`: another query takes the sink over, and its numbers begin anew; else SinkFenced.
+    """
+
+    sink_id: str
+    query_id: str
+    number: int
+    run: str = ""  # random, of the try
+    adopt: bool = False
+
+    def check(self) -> None:
+        """Checks the values. Raises InvalidConfiguration."""
+        check(_TABLE, self._asdict())
+        if not (self.sink_id or self.run):
+            raise WrongValue("a batch has a sink_id, or a run")
+
+
+_TABLE: Table = {
+    "sink_id": TEXT, "query_id": TEXT, "number": whole(0, NUMBER_MAX), "run": TEXT, "adopt": YES_OR_NO,
+}
+BATCH = instance(Batch, optional=False)
+
+
+class BatchOutcome(Enum):
+    """The outcome of `commit_batch`: the rows count now, or those of an earlier try count already."""
+
+    COMMITTED = "COMMITTED"
+    ALREADY = "ALREADY"
+
+
+class SinkStatus(NamedTuple):
+    """The status of a sink: the last batch that was committed, and whose it is."""
+
+    query_id: str
+    batch: int  # the last one that was committed
+
+
+async def begin(coordinators: Coordinators, batch: Batch, timeout_ms: int) -> TxnId | None:
+    """Begins a transaction of the batch; None: the sink has the batch already. Raises SinkFenced."""
+    request = wire.BeginRequest(coordinator=await _home(coordinators, batch), count=1, timeout_ms=timeout_ms)
+    if batch.sink_id:
+        request.sink.CopyFrom(_tag(batch))
+    reply: wire.BeginReply = await coordinators.ask(request.coordinator, "Begin", request)
+    return None if reply.already else TxnId(reply.first.most, reply.first.least)
+
+
+async def commit(coordinators: Coordinators, batch: Batch, txns: Sequence[TxnId]) -> BatchOutcome:
+    """Commits the transactions of a batch. TransactionAborted: one of them is, and nothing is committed. SinkFenced.
+    OutcomeUnknown: no coordinator told."""
+    number = await _home(coordinators, batch)
+    if not txns and not batch.sink_id:
+        return BatchOutcome.COMMITTED
+    request = wire.CommitBatchRequest(coordinator=number)
+    if batch.sink_id:
+        request.sink.CopyFrom(_tag(batch._replace(run="")))
+    for txn in dict.fromkeys(txns):
+        request.items.add(verb=wire.EndItem.COMMIT).txn.CopyFrom(wire.TransactionId(most=txn.most, least=txn.least))
+    try:
+        reply: wire.CommitBatchReply = await coordinators.ask(number, "CommitBatch", request)
+    except MagnetarError as error:
+        if error.definite and not error.retryable:
+            raise
+        raise OutcomeUnknown(
+            f"batch {batch.number} of sink {batch.sink_id!r}: its commit got no answer ({error.message}); ask"
+            " sink_status, or commit it again"
+        ) from error
+    return BatchOutcome.ALREADY if reply.already else BatchOutcome.COMMITTED
+
+
+async def sink_status(coordinators: Coordinators, sink_id: str) -> SinkStatus | None:
+    """Returns the status of a sink. None: nothing was committed for it."""
+    number = coordinator_of(sink_id, await coordinators.count())
+    request = wire.SinkRequest(coordinator=number, sink_id=sink_id)
+    reply: wire.SinkReply = await coordinators.ask(number, "SinkStatus", request)
+    return SinkStatus(reply.query_id, reply.batch) if reply.known else None
+
+
+async def end_prepared(coordinators: Coordinators, txn: TxnId, *, is_commit: bool) -> None:
+    """Ends a transaction that another program may have prepared. An open one is only aborted: what was stored of it is
+    known to its own client alone."""
+    state, error = await coordinators.status(txn)
+    if error is not None:
+        raise translate(error) from error
+    if is_commit and state is TxnState.OPEN:
+        raise InvalidTxnStatusError(f"transaction {txn} is open: its own client commits it, or prepares it")
+    item = wire.EndItem(verb=wire.EndItem.COMMIT if is_commit else wire.EndItem.ABORT)
+    item.txn.most, item.txn.least = txn
+    state, error = await coordinators.end(item)
+    if error is not None:
+        raise translate(error) from error
+    if state is not (TxnState.COMMITTED if is_commit else TxnState.ABORTED):
+        raise InvalidTxnStatusError(f"transaction {txn} is {state.name.lower()}")
+
+
+async def _home(coordinators: Coordinators, batch: Batch) -> int:
+    return coordinator_of(batch.sink_id or batch.run, await coordinators.count())
+
+
+def _tag(batch: Batch) -> wire.SinkTag:
+    return wire.SinkTag(
+        sink_id=batch.sink_id, query_id=batch.query_id, batch=batch.number, run=batch.run, adopt=batch.adopt
+    )

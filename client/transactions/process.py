@@ -27,6 +27,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -55,15 +56,35 @@ from ..common.errors import (
     Timeout,
     TransactionFenced,
 )
-from ..common.guard import is_cancelled
+from ..common.loggers import is_cancelled
 from ..consume.consumer import Consumer
 from ..model.message import Message
 from ..model.settings import ConsumerType
-from ..produce.messages import Extras
+from ..produce.entry_writer import Extras
 from ..produce.producer import Producer
-from .output import Output
-from .transaction import Transaction
-from .transactions import Transactions
+from .transaction import Transaction, Transactions
+
+# -------------------------------------------------------------------------------------------------------- output
+# A message with what `send` may say of it, as a value: of `process`, and of half messages.
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A message to send, with more than its value. `producer`: of a half message; or another one than that of
+    `process`, of its client."""
+
+    value: Any
+    partition_key: str | None = None
+    ordering_key: str | None = None
+    properties: dict[str, str] | None = None
+    event_timestamp: int | None = None
+    deliver_at: int | None = None
+    deliver_after: timedelta | None = None
+    producer: Any = None
+
+
+# ------------------------------------------------------------------------------------------------------- process
+
 
 _LOG = logging.getLogger("magnetar.client")
 ON_ERROR = Check("raise or nack", (str,), lambda text: text in ("raise", "nack"))

@@ -29,13 +29,12 @@ from ...proto.errors import (
     WrongProtocol,
 )
 from ..access import NOTHING, CallerAccess
-from ..http2 import frames
-from ..http2.connection import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
-from ..http2.frames import Code, Setting
-from ..http2.headers import HEADER_BYTES_MAX, Header, HeaderDecoder, block
 from ..network import MESSAGE_BYTES_MAX, EndOfStream, Endpoint, Rpc
-from .access import HEADER, ChannelTls, authorization_of, check_clear
+from ..tcp import http2_frames as frames
+from ..tcp.http2 import FRAME_BYTES_MAX, STREAM_WINDOW, Http2Connection
+from ..tcp.http2_frames import HEADER_BYTES_MAX, Code, Header, HeaderDecoder, Setting, block
 from .errors import ERROR_TRAILER, Status, copy_of, details_of, error_of
+from .limits import HEADER, ChannelTls, authorization_of, check_clear
 from .messages import MessageStream, prefix
 from .stream import GrpcStream
 

@@ -42,8 +42,8 @@ from ...proto.errors import (
     from_wire,
     to_wire,
 )
-from ..http2.headers import Header
 from ..network import MESSAGE_BYTES_MAX, Endpoint
+from ..tcp.http2_frames import Header
 
 ERROR_TRAILER = b"magnetar-error-bin"
 

@@ -1,6 +1,6 @@
 """Limits of a gRPC listener: what callers can hold of it, and for how long they hold it without moving on.
 
-Connections are bounded by the listener, and what each of them holds by its windows (runtime/http2/connection.py).
+Connections are bounded by the listener, and what each of them holds by its windows (runtime/tcp/http2.py).
 `OpenStreams` bounds the streams of an address, and looks at all of them now and then: nothing is done per message. It
 counts its looks and not seconds, so that a process that was stopped cuts no stream for the time that it did not see.
 """
@@ -11,14 +11,20 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
+import ssl
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
-from ...proto.errors import BackPressure, ConnectionLost, MagnetarError
-from ..access import Limits
-from ..memory.budget import MemoryBudget
-from ..network import network_of
+from ...proto.errors import BackPressure, ConnectionLost, CredentialsExpired, InvalidConfiguration, MagnetarError
+from ..access import LOCAL, Caller, CallerAccess, Guard, Limits, Principal, PrincipalKind, TlsFiles
+from ..budget import MemoryBudget
+from ..clock import Clock
+from ..logs import AuditLog
+from ..network import Endpoint, network_of
+from ..tcp.listening import caller_context, listener_context
 from .stream import CROWDED_BYTES
 
 IDLE_S = 120
@@ -119,3 +125,205 @@ class OpenStreams:
         if seen.unread > looks and stream.queued_bytes > CROWDED_BYTES and self._answers.held > self._answers.tight:
             return f"it took nothing for {max(looks, 1) * self._pause:g} s, and memory is short"
         return ""
+
+
+# ------------------------------------------------------------------------------------------------------- callers
+# The callers of one listener, and for how long they are admitted: the same at gRPC's listeners and at simulated ones.
+#
+#     principal = await callers.admitted(caller, path)          or the guard's error, with a line of the audit log
+#     with callers.holding(principal, stream.break_off): …      breaks the stream off when the credentials hold no more
+#
+# A stream ends when the credentials of its caller expire, and within LOOK_S after the guard says that they have lapsed.
+# The error is CredentialsExpired, so a client connects again, with credentials that hold or to be refused.
+
+
+LOOK_S = 2.0
+
+End = Callable[[MagnetarError], None]
+
+
+class Callers:
+    """The callers of one listener. Without a guard every caller is LOCAL."""
+
+    def __init__(self, guard: Guard | None, clock: Clock) -> None:
+        self._guard = guard
+        self._clock = clock
+        self._audit = AuditLog(clock)
+        self._held: dict[object, tuple[Principal, End]] = {}
+        self._next: asyncio.TimerHandle | None = None
+
+    @property
+    def asks(self) -> bool:
+        return self._guard is not None
+
+    async def admitted(self, caller: Caller, path: str) -> Principal:
+        """Raises what the guard raises."""
+        if self._guard is None:
+            return LOCAL
+        try:
+            principal = await self._guard.authenticate(caller)
+        except MagnetarError as refusal:
+            self.refused(caller, path, refusal)
+            raise
+        try:
+            self._guard.authorize(principal, path)
+        except MagnetarError as refusal:
+            self._audit.denied(principal, _act(path), "", refusal.message, caller.peer)
+            raise
+        return principal
+
+    def refused(self, caller: Caller, path: str, refusal: MagnetarError) -> None:
+        self._audit.refused(caller, _act(path), refusal.message)
+
+    @contextmanager
+    def holding(self, principal: Principal, end: End) -> Iterator[None]:
+        key, timer = object(), self._expiry(principal, end)
+        if principal.kind is PrincipalKind.CLIENT:
+            self._held[key] = principal, end
+            self._look_later()
+        try:
+            yield
+        finally:
+            self._held.pop(key, None)
+            if timer is not None:
+                timer.cancel()
+            if not self._held and self._next is not None:
+                self._next.cancel()
+                self._next = None
+
+    def _expiry(self, principal: Principal, end: End) -> asyncio.TimerHandle | None:
+        if not principal.expires_ms:
+            return None
+        wait_s = max(0.0, (principal.expires_ms - self._clock.wall_ms()) / 1000)
+        return asyncio.get_running_loop().call_later(wait_s, end, _ended("expired"))
+
+    def _look_later(self) -> None:
+        if self._next is None:
+            self._next = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        assert self._guard is not None
+        self._next = None
+        why: dict[tuple[Principal, bytes], str] = {}
+        for key, (principal, end) in list(self._held.items()):
+            known = principal, principal.proof
+            if known not in why:
+                why[known] = self._guard.lapsed(principal)
+            if why[known]:
+                del self._held[key]
+                end(_ended(f"lapsed: {why[known]}"))
+        if self._held:
+            self._look_later()
+
+
+def _act(path: str) -> str:
+    return path.rpartition(".")[2].replace("/", ".")
+
+
+def _ended(how: str) -> CredentialsExpired:
+    return CredentialsExpired(f"the credentials of this connection have {how}: connect again with new ones")
+
+
+# -------------------------------------------------------------------------------------------------------- access
+# TLS and credentials of gRPC: the header of a call, the context of a listener, and that of a channel.
+#
+# A listener's files are looked at before each handshake (runtime/tcp/listening.py). A connection of a client has its
+# credentials for all its life: when its files have changed, the next call makes a new connection. A file that cannot be
+# used keeps the one before in use. The host's name is always compared with the certificate's.
+
+
+HEADER = b"authorization"
+"""Header of a call: "Bearer TOKEN" or "Basic BASE64"."""
+
+PROTOCOL = "h2"
+"""Protocol name by which both ends agree on HTTP/2 in the handshake (ALPN)."""
+
+
+def authorization_of(access: CallerAccess) -> bytes:
+    """The header's value; empty: there is none."""
+    return access.authorization().encode("latin-1", "replace") if access.authorization is not None else b""
+
+
+def server_context(tls: TlsFiles) -> ssl.SSLContext:
+    """Returns the context of a listener. InvalidConfiguration: a file cannot be read, or is none."""
+    _pem(tls.certificate, "CERTIFICATE")
+    _pem(tls.key, "PRIVATE KEY")
+    _check_pair(tls)
+    if tls.ca:
+        _pem(tls.ca, "CERTIFICATE")
+    return listener_context(tls, (PROTOCOL,))
+
+
+class ChannelTls:
+    """The TLS context of a channel. InvalidConfiguration: a file cannot be read, or is none."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        self._tls = tls
+        self.context = channel_context(tls)
+        self._stamps = _stamps(tls)
+
+    def changed(self) -> bool:
+        """Whether there is a new `context`, for another connection than those before."""
+        try:
+            stamps = _stamps(self._tls)
+            if stamps == self._stamps:
+                return False
+            self._stamps = stamps
+            self.context = channel_context(self._tls)
+        except (InvalidConfiguration, ValueError) as error:
+            _LOG.error("new TLS files are not used, the ones before stay: %s", error)
+            return False
+        return True
+
+
+def channel_context(tls: TlsFiles) -> ssl.SSLContext:
+    """Returns the context of a channel. InvalidConfiguration: a file cannot be read, or is none."""
+    if bool(tls.certificate) != bool(tls.key):
+        raise InvalidConfiguration("a client certificate has a certificate file and a private key file: give both")
+    if tls.certificate:
+        _pem(tls.certificate, "CERTIFICATE")
+        _pem(tls.key, "PRIVATE KEY")
+        _check_pair(tls)
+    if tls.ca:
+        _pem(tls.ca, "CERTIFICATE")
+    context = caller_context(tls)
+    context.set_alpn_protocols([PROTOCOL])
+    return context
+
+
+def check_clear(endpoint: Endpoint, access: CallerAccess) -> None:
+    """Raises InvalidConfiguration if credentials would leave this machine in clear."""
+    if access.authorization is not None and access.tls is None and not endpoint.is_loopback:
+        raise InvalidConfiguration(
+            f"credentials are not sent to {endpoint} in clear: use a magnetar+ssl:// URL, which encrypts them"
+        )
+
+
+def _check_pair(tls: TlsFiles) -> None:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
+    except (ssl.SSLError, OSError) as error:
+        raise InvalidConfiguration(f"{tls.key} is not the private key of {tls.certificate}: {error}") from error
+
+
+def _pem(path: str, kind: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(1 << 20)
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be read: {error.strerror}") from error
+    if f"{kind}-----".encode() not in data:
+        raise InvalidConfiguration(f"{path} has no {kind} in PEM form")
+    return data
+
+
+def _stamps(tls: TlsFiles) -> list[tuple[int, int, int]]:
+    return [_stamp(path) for path in (tls.certificate, tls.key, tls.ca) if path]
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise InvalidConfiguration(f"{path} cannot be read: {error.strerror}") from error
+    return found.st_ino, found.st_mtime_ns, found.st_size

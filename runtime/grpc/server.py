@@ -29,29 +29,27 @@ from ...proto.errors import (
 )
 from ..access import AUTHORIZATION_MAX, Caller, ListenerAccess
 from ..clock import Clock
-from ..http2 import frames
-from ..http2.connection import (
-    FRAME_BYTES_MAX,
-    LOOK_S,
-    STREAM_WINDOW,
-    Http2Connection,
-    Http2Stream,
-    peer_of,
-)
-from ..http2.frames import Code, Setting
-from ..http2.headers import HEADER_BYTES_MAX, Header, HeaderDecoder, block
-from ..http2.patience import PATIENCE, PATIENCE_KNOWN, PATIENCE_RATE, REFUSED
-from ..memory.descriptors import PROCESS
+from ..descriptors import PROCESS
 from ..network import CallContext, EndOfStream, Endpoint, Rpc, rpc, rpcs_of
-from ..tcp.listening import Listening, listen
+from ..tcp import http2_frames as frames
+from ..tcp.http2 import FRAME_BYTES_MAX, LOOK_S, STREAM_WINDOW, Http2Connection, Http2Stream, peer_of
+from ..tcp.http2_frames import (
+    HEADER_BYTES_MAX,
+    PATIENCE,
+    PATIENCE_KNOWN,
+    PATIENCE_RATE,
+    REFUSED,
+    Code,
+    Header,
+    HeaderDecoder,
+    Setting,
+    block,
+)
+from ..tcp.listening import Listening, Strangers, listen
 from ..tcp.share import Share
-from ..tcp.strangers import Strangers
-from .access import HEADER, server_context
-from .callers import Callers
-from .envelope import copied_tags
 from .errors import Status, status_trailers, trailers_of
-from .limits import CALLS_MAX, IDLE_S, OpenStreams
-from .messages import MessageStream, prefix
+from .limits import CALLS_MAX, HEADER, IDLE_S, Callers, OpenStreams, server_context
+from .messages import MessageStream, copied_tags, prefix
 from .stream import GrpcStream
 
 HANDLERS_TIMEOUT_S = 1.0

@@ -29,24 +29,26 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from ...proto.checksum import varint
 from ...proto.errors import ConnectionLost, MagnetarError, MessageTooLarge, WrongProtocol
-from ...proto.varint import varint
+from ..budget import CallerMemory
 from ..files import Buffer
-from ..memory.budget import CallerMemory
 from ..network import COALESCE_BYTES, MESSAGE_BYTES_MAX, STREAM_QUEUE_BYTES, EndOfStream, Pieces
-from .envelope import (
+from .errors import copy_of
+from .messages import (
     ITEMS_AT_ONCE,
     LONG_BYTES,
     PARSED_AT_ONCE,
+    PREFIX_BYTES,
     PREFIXES,
     SHORT,
+    MessageStream,
     are_long,
     item_at,
     long_fields,
+    prefix,
     take_long,
 )
-from .errors import copy_of
-from .messages import PREFIX_BYTES, MessageStream, prefix
 
 PARSED_COPIES = 2
 """Copies of what is received: the envelope, and the items that are parsed from it."""

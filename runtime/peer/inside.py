@@ -41,9 +41,8 @@ from ..network import (
     PeerServing,
     Reply,
 )
-from .in_flight import Awaiting, InFlight
+from .in_flight import ITEM_BYTES, QUEUE_BYTES_MAX, Awaiting, InFlight
 from .keys import CLEAR, PeerCalling, PeerListening
-from .outbox import ITEM_BYTES, QUEUE_BYTES_MAX
 from .sockets import TURN_BYTES
 
 

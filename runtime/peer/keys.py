@@ -49,7 +49,7 @@ class PeerCalling:
     """The keys of the client end of a peer connection, and the public key that the server has to have."""
 
     server: str = ""  # empty: it registered none
-    own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/member.py)
+    own: KeyPair | None = None  # None: in clear. A network with keys puts its own here (runtime/peer/sockets.py)
 
 
 CLEAR = PeerCalling()

@@ -1,4 +1,4 @@
-"""Keys of simulated peers: what CURVE and ZAP decide on real ones (runtime/peer/zap.py), in two messages.
+"""Keys of simulated peers: what CURVE and ZAP decide on real ones (runtime/peer/sockets.py), in two messages.
 
     hello = HELLO | public key of the client | its secret | public key that the server has to have
     answer = WELCOME, or REFUSED and why; anything but WELCOME ends the connection

@@ -22,7 +22,7 @@ from ...proto import errors
 from ...proto import wire_pb2 as wire
 from ..access import Caller, Guard
 from ..clock import Clock
-from ..grpc.callers import Callers
+from ..grpc.limits import Callers
 from ..network import (
     MESSAGE_BYTES_MAX,
     CallContext,

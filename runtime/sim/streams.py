@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ...proto import errors
 from ...proto import wire_pb2 as wire
-from ...proto.varint import varint
+from ...proto.checksum import varint
 from ..network import COALESCE_BYTES, STREAM_QUEUE_BYTES, EndOfStream, Pieces
 from .wires import End
 

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...proto import errors
 from ..network import Endpoint
-from .loop import VirtualLoop
-from .trace import Trace
+from .loop import Trace, VirtualLoop
 
 if TYPE_CHECKING:
     from .world import SimProcess

@@ -14,18 +14,187 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
-from ...proto.errors import Busy
-from ..access import Limits
-from ..memory.descriptors import PROCESS
-from ..network import Endpoint
+from ...proto.errors import Busy, InvalidConfiguration
+from ..access import Limits, TlsFiles
+from ..descriptors import PROCESS
+from ..network import Endpoint, network_of
 from ..tasks import Tasks
-from .strangers import Strangers
-from .tls import HANDSHAKE_S, SHUTDOWN_S
+
+# ----------------------------------------------------------------------------------------------------- strangers
+# Connections of a port whose callers are not known yet: they are bounded, and keep no other caller out.
+#
+#     strangers.came(stranger, peer)    it is in its TLS handshake, or has made no call that was admitted
+#     strangers.left(stranger)          it is known now, or over
+#
+# **Bound.** Half of the port's connections, at most an eighth of those that the process may have: so the strangers of
+# all ports leave room for callers that are known. When one more comes, the oldest of the address that has most of them
+# leaves. So a flood pushes out itself first, and a caller that does what it came for is in: it has the time in which
+# the flood fills the bound once. One that is being asked who it is (`is_busy`) stays. **Time.** Its owner ends one that
+# takes too long (HANDSHAKE_S, `first_frame_s`, `STRANGER_LOOKS`). Guarding tests: tests/runtime/tcp/test_strangers.py,
+# tests/runtime/grpc/test_limits.py.
+
+
+STRANGERS_MIN = 16
+"""Strangers that a port may have, however few connections it may have."""
+
+
+class Stranger(Protocol):
+    """A connection whose caller is not known."""
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def leave(self) -> None:
+        """Ends its connection at once: others wait."""
+        ...
+
+
+class Strangers:
+    """The strangers of one port, in one stage: in the handshake, or after it."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._half = max(limits.connections // 2, min(limits.connections, STRANGERS_MIN))
+        self._of: dict[str, dict[Stranger, None]] = {}  # by address, the oldest first
+        self._address: dict[Stranger, str] = {}
+        self.pushed_out = 0
+
+    def __len__(self) -> int:
+        return len(self._address)
+
+    def __contains__(self, stranger: Stranger) -> bool:
+        return stranger in self._address
+
+    def __iter__(self) -> Iterator[Stranger]:
+        """Yields the strangers, the oldest first."""
+        return iter(list(self._address))
+
+    @property
+    def most(self) -> int:
+        return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
+
+    def came(self, stranger: Stranger, peer: str) -> bool:
+        """Adds a stranger. False: there is no room for it, and none leaves."""
+        if len(self._address) >= self.most and not self._push_out():
+            return False
+        address = network_of(peer)
+        self._address[stranger] = address
+        self._of.setdefault(address, {})[stranger] = None
+        return True
+
+    def left(self, stranger: Stranger) -> None:
+        address = self._address.pop(stranger, None)
+        if address is not None:
+            group = self._of[address]
+            del group[stranger]
+            if not group:
+                del self._of[address]
+
+    def _push_out(self) -> bool:
+        for group in sorted(self._of.values(), key=len, reverse=True):
+            for oldest in group:
+                if not oldest.is_busy:
+                    self.pushed_out += 1
+                    self.left(oldest)
+                    oldest.leave()
+                    return True
+        return False
+
+
+# ----------------------------------------------------------------------------------------------------------- tls
+# TLS of listeners on plain TCP: one context whose certificate and authority are read again when their files change.
+#
+# The files are looked at before each handshake: open connections stay, the next one is shown the new certificate, and
+# asked for one of the new authority. A session is resumed in TLS 1.2 alone, and only while the files are those of the
+# start: a resumed session brings the certificate that was verified when it began. Files that cannot be used leave those
+# before in use, and are logged. Guarding tests: tests/runtime/tcp/test_tls.py.
+
+
+HANDSHAKE_S = 5.0
+SHUTDOWN_S = 1.0
+
+_LOG = logging.getLogger("magnetar.bytes")
+
+
+def listener_context(tls: TlsFiles, protocols: Sequence[str] = ()) -> ssl.SSLContext:
+    """Returns the context of a listener: TLS 1.2 or later; with `ca` each caller has to have a certificate of it, or
+    may (`optional`). `protocols`: those that the handshake agrees on (ALPN). InvalidConfiguration."""
+    found = _Reloaded(tls, protocols)
+    found.outer.sni_callback = found.before_handshake
+    return found.outer
+
+
+def caller_context(tls: TlsFiles) -> ssl.SSLContext:
+    """Returns the context of a connection that is made: the other end is verified, by `ca` or the system's authorities,
+    and is shown the certificate, when there is one. InvalidConfiguration."""
+    try:
+        context = ssl.create_default_context(cafile=tls.ca or None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if tls.certificate:
+            context.load_cert_chain(tls.certificate, tls.key or None)
+    except (ssl.SSLError, OSError) as error:
+        files = f"{tls.ca} {tls.certificate} {tls.key}".strip()
+        raise InvalidConfiguration(f"{files} cannot be read as certificates and key in PEM: {error}") from error
+    return context
+
+
+class _Reloaded:
+    def __init__(self, tls: TlsFiles, protocols: Sequence[str]) -> None:
+        self._tls = tls
+        self._protocols = protocols
+        self._stamps = _stamps(tls)
+        self.outer = self._now = _context(tls, protocols)
+
+    def before_handshake(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext
+    ) -> int | None:
+        """Loads changed files before a handshake. Returns None, or an alert, which ends the handshake."""
+        try:
+            stamps = _stamps(self._tls)
+            if stamps != self._stamps:
+                self._now, self._stamps = _context(self._tls, self._protocols), stamps
+                _LOG.info("new TLS files are used from now on: %s", self._tls.certificate)
+        except InvalidConfiguration as error:
+            _LOG.error("new TLS files are not used, the ones before stay: %s", error)
+        if self._now is not self.outer:
+            if connection.session_reused:
+                return ssl.ALERT_DESCRIPTION_HANDSHAKE_FAILURE  # of a certificate that another authority verified
+            connection.context = self._now
+        return None
+
+
+def _context(tls: TlsFiles, protocols: Sequence[str]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_TICKET
+    context.num_tickets = 0
+    if protocols:
+        context.set_alpn_protocols(list(protocols))
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.ca:
+            context.load_verify_locations(tls.ca)
+            context.verify_mode = ssl.CERT_OPTIONAL if tls.optional else ssl.CERT_REQUIRED
+    except (ssl.SSLError, OSError) as error:
+        raise InvalidConfiguration(f"the TLS files {tls.certificate} and {tls.key} do not fit: {error}") from error
+    return context
+
+
+def _stamps(tls: TlsFiles) -> list[tuple[int, int, int]]:
+    try:
+        found = [os.stat(path) for path in (tls.certificate, tls.key, tls.ca) if path]
+    except OSError as error:
+        raise InvalidConfiguration(f"{error.filename} cannot be read: {error.strerror}") from error
+    return [(each.st_ino, each.st_mtime_ns, each.st_size) for each in found]
+
+
+# ----------------------------------------------------------------------------------------------------- listening
+
 
 BACKLOG = 1024
 """Connections that wait to be accepted: all clients of a broker come back at once."""
@@ -34,7 +203,6 @@ ACCEPT_AGAIN_S = 1.0
 """Seconds to the next accept after the system had no descriptor for a connection."""
 
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-_LOG = logging.getLogger("magnetar.bytes")
 
 MakeProtocol = Callable[[], asyncio.BaseProtocol]
 

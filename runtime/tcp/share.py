@@ -6,7 +6,7 @@ nothing.
     share.later(go_on, is_light) calls it when something is left again; `turn` waits for that
 
 Those that were charged little go first, the latest of them before the others: it is a caller that has just come, and
-the oldest stranger is the first that others push out (runtime/tcp/strangers.py). The others go in turn.
+the oldest stranger is the first that others push out (runtime/tcp/listening.py). The others go in turn.
 
 Each connection has a budget of its own (`PATIENCE`), and a slice of a turn. A thousand of them would have the whole
 loop all the same. So all of them together have SHARE_RATE: a twelfth of the loop, however many they are. Callers that

@@ -11,12 +11,10 @@ from typing import cast
 
 from ...proto.errors import ConnectionLost, MagnetarError, Unavailable, UntrustedServer
 from ..access import OPEN, Caller, Guard, ListenerAccess, TlsFiles
-from ..memory.descriptors import PROCESS
+from ..descriptors import PROCESS
 from ..network import STREAM_QUEUE_BYTES, ByteService, Endpoint, Enough, Room, network_of
 from ..tasks import Tasks
-from .listening import Listening, listen
-from .strangers import Strangers
-from .tls import caller_context, listener_context
+from .listening import Listening, Strangers, caller_context, listen, listener_context
 
 EARLY_BYTES = 16 << 10
 """Most bytes that came while no reader waited; then the socket is not read until one does."""

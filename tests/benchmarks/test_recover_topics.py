@@ -8,11 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.recover_topics import busy
-from magnetar.bookie.requests.waiting import Waiting
-from magnetar.cli.metrics.samples import Measured
-from magnetar.ledger.format.peer import Status
-from magnetar.runtime.monitoring.metrics import Page
-from magnetar.runtime.monitoring.metrics_server import MetricsServer
+from magnetar.bookie.adds import Waiting
+from magnetar.cli.run.metrics import Measured
+from magnetar.ledger.peer_format import Status
+from magnetar.runtime.metrics import Page
+from magnetar.runtime.metrics_server import MetricsServer
 from magnetar.runtime.network import Endpoint
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import NODE, SMALL

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from msgspec.structs import replace
 
-from magnetar.bookie.repair import RepairConfig
+from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 
 from magnetar.bookie.format.entry_log import encode_records
-from magnetar.bookie.format.framing import crc32c
-from magnetar.ledger.format.adds import decode_statuses, encode_adds
-from magnetar.ledger.format.peer import (
+from magnetar.bookie.format.journal import crc32c
+from magnetar.ledger.adds_format import decode_statuses, encode_adds
+from magnetar.ledger.peer_format import (
     ENTRY_HEADER,
     AnswerHead,
     Flags,

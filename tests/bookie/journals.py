@@ -6,14 +6,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from magnetar.bookie.format.framing import FileHeader, encode_file_header
 from magnetar.bookie.format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
     MAGIC,
+    FileHeader,
     JournalRecord,
     RecordType,
     encode_block_header,
+    encode_file_header,
     encode_first_block,
     encode_record,
     padded,

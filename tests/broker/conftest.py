@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.protocols.grpc.test_services import Deployment
+from tests.broker.grpc.test_services import Deployment
 from tests.support.cluster import cluster
 
 

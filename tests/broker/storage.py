@@ -14,8 +14,7 @@ from typing import Any
 from magnetar.ledger import LedgerEntry
 from magnetar.metadata import paths
 from magnetar.metadata.records import OPEN, LedgerRecord, encode
-from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put, Versioned
-from magnetar.metadata.update import Change, update_together
+from magnetar.metadata.store import ABSENT, ANY, Change, Check, Delete, Operation, Put, Versioned, update_together
 from magnetar.proto.errors import BadVersion, LedgerFenced, LedgerNotFound
 
 

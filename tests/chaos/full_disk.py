@@ -22,7 +22,7 @@ from typing import Any
 
 import click
 
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.proto.errors import MagnetarError
 from tests.bookie.entries import PeerCaller
 from tests.chaos.one_bookie import OneBookie, Records

@@ -21,10 +21,10 @@ from uuid import UUID
 from magnetar.cli.common.processes import NotReady, Process, Processes
 from magnetar.ledger import LedgerClient
 from magnetar.ledger.config import LedgerConfig
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.remote import RemoteStore, connect_metadata
-from magnetar.metadata.update import get_record
+from magnetar.metadata.store import get_record
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
 from tests.bookie.entries import PeerCaller, payload_of

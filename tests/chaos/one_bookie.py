@@ -16,8 +16,8 @@ from pathlib import Path
 from uuid import UUID
 
 from magnetar.cli.common.processes import Process, Processes
-from magnetar.ledger import deletions
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger import client as deletions
+from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.store import ABSENT

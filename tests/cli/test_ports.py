@@ -14,8 +14,8 @@ from magnetar.cli.run import standalone
 from magnetar.proto import wire_pb2 as wire
 from magnetar.runtime.network import Endpoint, rpc
 from magnetar.runtime.process import real_world
-from tests.broker.protocols.pulsar.raw import Raw
-from tests.broker.protocols.rest.http import Http
+from tests.broker.pulsar.raw import Raw
+from tests.broker.rest.http import Http
 
 
 @pytest.fixture

@@ -18,11 +18,11 @@ import magnetar
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.processes import Cluster, Process, Processes
 from magnetar.cli.run import brokers, processes
-from magnetar.cli.run.standalone_processes import bookies_by_process
+from magnetar.cli.run.standalone import bookies_by_process
 from magnetar.cli.storage.bookie import count_processes
 from magnetar.proto.errors import Busy, InvalidConfiguration
 from magnetar.runtime.network import Endpoint
-from tests.cli.metrics.test_metrics import Scrape
+from tests.cli.run.test_metrics import Scrape
 from tests.support.children import children, pids, wait_another, wait_gone
 from tests.support.processes import run_cli, run_here
 

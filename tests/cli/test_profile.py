@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from magnetar.cli.common.profile import load
-from magnetar.cli.common.session import Session, connected
+from magnetar.cli.common.session import Session, connected, load
 from magnetar.proto.errors import InvalidConfiguration
 from tests.security.test_settings import private
 

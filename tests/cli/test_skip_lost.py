@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.node import identity
+from magnetar.bookie.store import identity
 from magnetar.proto.errors import Unavailable
 from tests.broker.log.test_skip_lost import NAME, _publish, _replace_bookie
-from tests.broker.protocols.rest.http import V2, T, serving
-from tests.broker.protocols.rest.test_access import guarded, lines
+from tests.broker.rest.http import V2, T, serving
+from tests.broker.rest.test_access import guarded, lines
 from tests.support.cluster import Cluster, cluster
 from tests.support.processes import Result, run_cli
 

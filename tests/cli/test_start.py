@@ -1,6 +1,6 @@
 """A server that starts imports what it needs until it serves its first messages, and nothing else.
 
-What an idle server does not need is loaded when it is first needed (runtime/workers.py `Workers`): each module costs
+What an idle server does not need is loaded when it is first needed (runtime/threads.py `Workers`): each module costs
 the start and the memory of every server that never uses it. Python itself says what it imports.
 """
 
@@ -24,15 +24,24 @@ pytestmark = pytest.mark.processes
 
 LATER = {
     "magnetar.bookie.admin": "the verbs of an operator",
+    "magnetar.bookie.admin_repair": "the verbs of an operator",
     "magnetar.bookie.inspect": "commands",
     "magnetar.broker.node.one_producer": "the first dead letter, or half message",
-    "magnetar.broker.protocols.grpc.admin": "the first call of the administration",
-    "magnetar.broker.protocols.grpc.transactions": "the first call about a transaction",
-    "magnetar.broker.protocols.pulsar.connection": "the first connection of a client of Pulsar",
-    "magnetar.broker.protocols.rest.application": "the first connection over HTTP",
-    "magnetar.broker.schema.core": "the first schema",
+    "magnetar.broker.grpc.admin": "the first call of the administration",
+    "magnetar.broker.grpc.transactions": "the first call about a transaction",
+    "magnetar.broker.pulsar.connection": "the first connection of a client of Pulsar",
+    "magnetar.broker.rest.application": "the first connection over HTTP",
+    "magnetar.broker.cluster.schema_avro_core": "the first schema",
+    "magnetar.broker.cluster.schema_core": "the first schema",
     "magnetar.broker.transaction.coordinator": "the first coordinator",
-    "magnetar.broker.transaction.core": "the first coordinator",
+    "magnetar.broker.transaction.begins_core": "the first coordinator",
+    "magnetar.broker.transaction.coordinator_core": "the first coordinator",
+    "magnetar.broker.transaction.halves_core": "the first coordinator",
+    "magnetar.broker.transaction.intents_core": "the first coordinator",
+    "magnetar.broker.transaction.outcomes_core": "the first coordinator",
+    "magnetar.broker.transaction.records_core": "the first coordinator",
+    "magnetar.broker.transaction.state_core": "the first coordinator",
+    "magnetar.broker.transaction.table_core": "the first coordinator",
     "magnetar.client": "the producers of a broker are loaded by the first message that it publishes itself",
     "magnetar.metadata.zookeeper": "--metadata zk://…",
     "magnetar.proto.pulsar_pb2": "the first connection of a client of Pulsar",
@@ -54,9 +63,9 @@ LATER = {
 """Module, with those in it → what loads it."""
 
 DATACLASSES = {
-    "magnetar.proto.names", "magnetar.proto.model", "magnetar.proto.schema",
+    "magnetar.proto.names", "magnetar.proto.states", "magnetar.proto.schema",
     "magnetar.runtime.access", "magnetar.runtime.network", "magnetar.runtime.peer.envelope",
-    "magnetar.runtime.peer.keys", "magnetar.runtime.world",
+    "magnetar.runtime.peer.keys",
 }  # fmt: skip
 """Values of clients too, which import no msgspec. A dataclass takes half a millisecond, a struct a fiftieth of it."""
 
@@ -123,12 +132,12 @@ def _door(server: Process, name: str) -> str:
 
 
 USES: dict[str, Callable[[Process, str], object]] = {
-    "magnetar.broker.protocols.grpc.admin": lambda _, url: _command("topics", "list", "--url", url),
-    "magnetar.bookie.admin.verbs": lambda _, url: _command("ledgers", "list", "--url", url),
-    "magnetar.broker.protocols.pulsar.connection": _of_pulsar,
-    "magnetar.broker.protocols.rest.application": _over_http,
+    "magnetar.broker.grpc.admin": lambda _, url: _command("topics", "list", "--url", url),
+    "magnetar.bookie.admin": lambda _, url: _command("ledgers", "list", "--url", url),
+    "magnetar.broker.pulsar.connection": _of_pulsar,
+    "magnetar.broker.rest.application": _over_http,
     "magnetar.broker.transaction.coordinator": _a_transaction,
-    "magnetar.broker.schema.core.definition": _a_schema,
+    "magnetar.broker.cluster.schema_core": _a_schema,
 }
 
 

@@ -169,7 +169,7 @@ def talk(port: int, says: bytes, context: ssl.SSLContext | None) -> None:
 
 
 def said_since(process: Process, before: int) -> list[str]:
-    """Without the audit log, which has bounds of its own (tests/runtime/monitoring/test_audit.py)."""
+    """Without the audit log, which has bounds of its own (tests/runtime/test_audit.py)."""
     lines = process.stderr_path.read_bytes()[before:].decode("utf-8", "replace").splitlines()
     return [each for each in lines if not each.startswith('{"time"')]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.core.bits import ones
+from magnetar.broker.subscription.core.cursor_state import ones
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import broker_part, parse_header
 from magnetar.proto.errors import ConsumerBusy, MagnetarError, NotAllowed, NotOwner, TopicNotFound, Unavailable, to_wire
-from magnetar.proto.model import ENTRY_COST_BYTES
 from magnetar.proto.names import TopicName
+from magnetar.proto.states import ENTRY_COST_BYTES
 from magnetar.runtime.network import EndOfStream
 
 LEDGER = 7

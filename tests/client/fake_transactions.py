@@ -8,7 +8,7 @@ from typing import Any
 
 from pyroaring import BitMap
 
-from magnetar.broker.subscription.core.bits import ones
+from magnetar.broker.subscription.core.cursor_state import ones
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import (
@@ -25,7 +25,7 @@ from magnetar.proto.errors import (
     Unavailable,
     to_wire,
 )
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.network import Endpoint
 from tests.client.fake_broker import LEDGER, FakeBroker, FakeConsumer, FakeProducer, Subscription, Topic
 

@@ -14,17 +14,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 from magnetar.bookie.maintenance.scrub import Scrubber
-from magnetar.bookie.node import identity
-from magnetar.bookie.store.data_losses import Known
+from magnetar.bookie.store import identity
 from magnetar.bookie.store.journal.segments import JournalPosition
+from magnetar.bookie.store.state_log import Known
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.metadata.store import MetadataStore, Put, Versioned
 from magnetar.metadata.store import Operation as MetadataOperation
 from magnetar.runtime.files import join
+from magnetar.runtime.network import World
 from magnetar.runtime.sim.disk import Disk, Operation
 from magnetar.runtime.sim.files import SimFiles
-from magnetar.runtime.world import World
 from tests.bookie.entries import payload_of
 from tests.bookie.stores import DATA, SMALL, UUID, add, payload
 from tests.crashes.control import Found

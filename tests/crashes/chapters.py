@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.data_losses import Known
-from magnetar.ledger.format.peer import Status
+from magnetar.bookie.store.state_log import Known
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.world import NodeCrashed
 from tests.bookie.stores import NODE
 from tests.crashes.facts import Kind

@@ -18,8 +18,7 @@ import random
 from collections.abc import Collection, Container, Iterator, Sequence
 from typing import NamedTuple
 
-from magnetar.runtime.sim.disk import SECTOR_BYTES, Directory, Disk, Inode, Operation, Resize, Write, parts_of
-from magnetar.runtime.sim.pages import Pages
+from magnetar.runtime.sim.disk import SECTOR_BYTES, Directory, Disk, Inode, Operation, Pages, Resize, Write, parts_of
 from tests.crashes.sites import WRITE_BACK
 
 ALL_SUBSETS_MAX = 5

@@ -19,9 +19,8 @@ from contextvars import Context
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar, cast
 
-from magnetar.runtime.network import Network
+from magnetar.runtime.network import Network, World
 from magnetar.runtime.sim.files import DeadProcess, SimFiles, SimulatedDeath
-from magnetar.runtime.world import World
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -17,18 +17,18 @@ from magnetar.bookie.format.journal import RecordType
 from magnetar.bookie.format.ledger_index import LimboRow, Quarantined
 from magnetar.bookie.store import checkpoint
 from magnetar.bookie.store.checkpoint import Checkpoint, Source
-from magnetar.bookie.store.compaction.compaction import Compactor
-from magnetar.bookie.store.compaction.mover import Mover
 from magnetar.bookie.store.entrylog import files as log_files
+from magnetar.bookie.store.entrylog.compaction import Compactor
+from magnetar.bookie.store.entrylog.mover import Mover
 from magnetar.bookie.store.entrylog.writer import TableFlush, Written, _Open
-from magnetar.bookie.store.journal.core.group_commit import GroupCommit, Stage, WriteBlock
+from magnetar.bookie.store.index_files import Descriptors
+from magnetar.bookie.store.journal.group_commit_core import GroupCommit, Stage, WriteBlock
 from magnetar.bookie.store.journal.journal import Done, Journal
-from magnetar.bookie.store.ledgers.descriptors import Descriptors
-from magnetar.bookie.store.ledgers.state_log import StateLog
-from magnetar.bookie.store.ledgers.tombstones import TombstoneWriter
+from magnetar.bookie.store.keys import TombstoneWriter
 from magnetar.bookie.store.memtable import Memtable
+from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.files import Files, join
 from tests.bookie.stores import DATA
 from tests.crashes.enumerate import Enumeration, Failure

@@ -24,9 +24,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.data_losses import Known
+from magnetar.bookie.store.state_log import Known
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import FileFault, Operation
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.stores import DATA, NODE, UUID

@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from magnetar.bookie.format.mark import decode_mark
 from magnetar.bookie.store import disk as store_disk
 from magnetar.bookie.store.checkpoint import MARK
-from magnetar.bookie.store.data_losses import Known
+from magnetar.bookie.store.state_log import Known
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.files import join
 from magnetar.runtime.sim.disk import Disk, Inode, Operation
 from magnetar.runtime.sim.files import SimFiles

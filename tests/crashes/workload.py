@@ -21,10 +21,10 @@ from functools import partial
 from msgspec.structs import force_setattr, replace
 
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.compaction.plan import CompactionPolicy
-from magnetar.bookie.store.data_losses import Known
+from magnetar.bookie.store.entrylog.mover import CompactionPolicy
+from magnetar.bookie.store.state_log import Known
 from magnetar.bookie.store.store import Store, StoreConfig
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES, Disk, FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY
@@ -464,7 +464,7 @@ class Life:
 
 
 async def add(life: Life, ledger: int, entry: int, recovery: bool) -> None:
-    """One add through the store's door, as bookie/requests/service.py does it. Mutants replace this function."""
+    """One add through the store's door, as bookie/service.py does it. Mutants replace this function."""
     await settle_add(life, ledger, entry, recovery, admit(life, ledger, entry, recovery))
 
 

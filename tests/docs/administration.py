@@ -17,14 +17,13 @@ from typing import Any
 
 import click
 
-from magnetar.broker.protocols.rest import routes
-from magnetar.broker.protocols.rest.table import NAMESPACE, ROUTES, TOPIC
+from magnetar.broker.rest import routes
+from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC
 from magnetar.cli.common.lazy import LazyGroup
 from magnetar.cli.main import root
 from magnetar.client.admin import AdminClient
 from magnetar.proto import operations
-from magnetar.proto.operation import Operation
-from magnetar.proto.operations import OPERATIONS
+from magnetar.proto.operations import OPERATIONS, Operation
 
 GROUPS = (
     "tenants", "namespaces", "topics", "subscriptions", "transactions", "schemas", "spark", "brokers", "bookies",
@@ -78,7 +77,7 @@ def _routes() -> dict[str, list[str]]:
 
 
 def _row_of(handler: Callable[..., Any]) -> object:
-    """The row that a handler of broker/protocols/rest/routes/rows.py has in its closure."""
+    """The row that a handler of broker/rest/rows_routes.py has in its closure."""
     cells = (each.cell_contents for each in getattr(handler, "__closure__", None) or ())
     return next((each for each in cells if isinstance(each, Operation)), None)
 

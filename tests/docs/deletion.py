@@ -12,9 +12,9 @@ from typing import NamedTuple
 from magnetar.bookie.maintenance.garbage import Collector
 from magnetar.bookie.maintenance.garbage import GarbageRefusal as PassRefused
 from magnetar.bookie.store.checkpoint import Checkpoint
-from magnetar.bookie.store.compaction.compaction import Compactor
-from magnetar.bookie.store.compaction.plan import KeepReason
-from magnetar.bookie.store.ledgers.tombstones import TombstoneWriter
+from magnetar.bookie.store.entrylog.compaction import Compactor
+from magnetar.bookie.store.entrylog.mover import KeepReason
+from magnetar.bookie.store.keys import TombstoneWriter
 from magnetar.broker.cluster import orphans
 from magnetar.broker.log.managed_ledger import ManagedLedger
 from magnetar.proto.states import LedgerStays as Stays

@@ -1,7 +1,7 @@
 """The list of all metrics in docs/metrics.md, made from a page of metrics: `python -m tests.docs.metrics URL`.
 
 URL is that of a standalone server which has a topic, a subscription and an open transaction: metrics of such things are
-there when their thing is. Guard: tests/cli/metrics/test_metrics.py compares the list with the page of such a server.
+there when their thing is. Guard: tests/cli/run/test_metrics.py compares the list with the page of such a server.
 """
 
 from __future__ import annotations

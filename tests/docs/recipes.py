@@ -24,7 +24,7 @@ def stores_table() -> str:
     lines = ["| module | names |", "|---|---|"]
     for module in layout.modules():
         names = sorted({node.id for node in module.nodes if isinstance(node, ast.Name)} & STORES)
-        if names and not module.path.startswith(("metadata/sqlite", "metadata/remote", "metadata/zookeeper")):
+        if names and not module.path.startswith(("metadata/sqlite", "metadata/remote", "metadata")):
             lines.append(f"| `{module.path}` | `{'`, `'.join(names)}` |")
     return "\n".join(lines)
 
@@ -88,7 +88,7 @@ def rpcs_table() -> str:
 
 def _takes(module: layout.Module, kind: str) -> bool:
     """Whether it reads that field of a frame, or compares the kind with its name."""
-    if not module.path.startswith("broker/protocols/grpc/"):
+    if not module.path.startswith("broker/grpc/"):
         return False
     return any(
         (isinstance(node, ast.Attribute) and node.attr == kind and ast.unparse(node.value) == "frame")

@@ -160,7 +160,7 @@ def _migrate(place: Place, command: Command) -> None:
 
 
 PER_THING = ("topic", "subscription", "transactions", "processes")
-"""Metrics that are there when their thing is: tests/cli/metrics/."""
+"""Metrics that are there when their thing is: tests/cli/run/."""
 
 
 def _curl(place: Place, command: Command) -> None:

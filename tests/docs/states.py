@@ -11,10 +11,11 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from magnetar.ledger.core import metadata
-from magnetar.ledger.core.metadata import RecordWrite, Striping, Transition, new_record
-from magnetar.ledger.core.pending import AddAcked, AddFailed, PendingAdd, SendAdd
-from magnetar.ledger.core.recovery import (
+from magnetar.ledger import metadata_core as metadata
+from magnetar.ledger.metadata_core import RecordWrite, Striping, Transition, new_record
+from magnetar.ledger.pending_core import AddAcked, AddFailed, PendingAdd, SendAdd
+from magnetar.ledger.reader_core import StoredCopy
+from magnetar.ledger.recovery_core import (
     CloseRecovered,
     CloseRefused,
     EntryFound,
@@ -27,8 +28,7 @@ from magnetar.ledger.core.recovery import (
     SendFence,
     SendRead,
 )
-from magnetar.ledger.core.stored import StoredCopy
-from magnetar.ledger.core.writer import (
+from magnetar.ledger.writer_core import (
     AddRefused,
     ChangeEnsemble,
     CloseLedger,

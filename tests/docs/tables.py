@@ -11,28 +11,27 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from magnetar.bookie.memory import SHARES as OF_BOOKIE
-from magnetar.bookie.repair import RepairConfig
+from magnetar.bookie.maintenance.repair_worker import RepairConfig
+from magnetar.bookie.server import SHARES as OF_BOOKIE
 from magnetar.bookie.server import BookieConfig
 from magnetar.bookie.store.store import StoreConfig
-from magnetar.broker.access.core.table import RULES
+from magnetar.broker.access.table_core import RULES
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.broker.common.memory import SHARES as OF_BROKER
-from magnetar.broker.protocols.rest import routes as rest_routes
-from magnetar.broker.protocols.rest.table import NAMESPACE, ROUTES, TOPIC, Row
+from magnetar.broker.rest import routes as rest_routes
+from magnetar.broker.rest.call import NAMESPACE, ROUTES, TOPIC, Row
+from magnetar.broker.server import SHARES as OF_BROKER
 from magnetar.cli.common.exits import code_of
 from magnetar.cli.main import COMMANDS
-from magnetar.cli.metrics.bookkeeper import SECOND
-from magnetar.cli.metrics.transactions import PULSAR
-from magnetar.cli.run.memory import STANDALONE_BYTES
+from magnetar.cli.run.metrics import SECOND
+from magnetar.cli.run.metrics_transactions import PULSAR
+from magnetar.cli.run.servers import STANDALONE_BYTES
 from magnetar.client.model.settings import ClientSettings, ConsumerSettings, ProducerSettings
 from magnetar.ledger.config import LedgerConfig
-from magnetar.metadata.core.memory import SHARES as OF_METADATA
+from magnetar.metadata.server import SHARES as OF_METADATA
 from magnetar.proto import errors
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.config import REQUIRED, defaults_of, settings
-from magnetar.runtime.memory.settings import ProcessConfig
-from magnetar.runtime.memory.shares import NO_LIMIT, plan
+from magnetar.runtime.memory_shares import NO_LIMIT, ProcessConfig, plan
 from magnetar.security.settings import SECTIONS as OF_SECURITY
 from tests.docs import administration, complaints, defects, deletion, extending, recipes, states
 from tests.docs.documents import DOCUMENTS, ROOT, replaced

@@ -10,8 +10,8 @@ import pytest
 
 import magnetar
 import magnetar.exceptions
-from magnetar.broker.subscription.core.policies import TYPES
-from magnetar.broker.subscription.core.policies.policy import Blocked
+from magnetar.broker.subscription.core.policy import Blocked
+from magnetar.broker.subscription.core.subscription_types import TYPES
 from magnetar.proto import errors
 from tests import layout
 from tests.docs.documents import DOCUMENTS, ROOT

@@ -13,18 +13,18 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from magnetar.bookie.server import Bookie
-from magnetar.broker.access.core.table import RULES
-from magnetar.broker.protocols.grpc import checked
-from magnetar.cli.metrics import samples
-from magnetar.cli.metrics.samples import Measured
+from magnetar.broker.access.table_core import RULES
+from magnetar.broker.grpc import checked
+from magnetar.cli.run import metrics as samples
+from magnetar.cli.run.metrics import Measured
 from magnetar.metadata import records
 from magnetar.metadata.records import CounterRecord, DamagedRecord, Record
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
-from magnetar.metadata.update import get_record, update_record
-from magnetar.runtime import supervisor
-from magnetar.runtime.monitoring.metrics import Page
+from magnetar.metadata.store import get_record, update_record
+from magnetar.runtime import tasks as supervisor
+from magnetar.runtime.metrics import Page
 from magnetar.runtime.process import real_world
-from magnetar.runtime.supervisor import Supervisor
+from magnetar.runtime.tasks import Supervisor
 from tests.support.cluster import cluster
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.bookie.server import BookieConfig
-from magnetar.broker.common.applied import NAMES as POLICIES
+from magnetar.broker.common.config import NAMES as POLICIES
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.cli.common.exits import FAILED, IN_USE, INTERRUPTED, NOT_AVAILABLE, NOT_FOUND, OK, USAGE, code_of
 from magnetar.proto.errors import MagnetarError, from_wire, to_wire

@@ -12,11 +12,10 @@ import pickle
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from magnetar.ledger.core import recovery as r
-from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddOf, SendAdd
-from magnetar.ledger.core.stored import StoredCopy
-from magnetar.ledger.core.striping import Striping
+from magnetar.ledger import recovery_core as r
+from magnetar.ledger import writer_core as w
+from magnetar.ledger.pending_core import AddOf, SendAdd, Striping
+from magnetar.ledger.reader_core import StoredCopy
 from magnetar.metadata.records import LedgerRecord
 
 Event = tuple[Any, ...]

@@ -31,12 +31,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from magnetar.ledger.core import metadata as m
-from magnetar.ledger.core import recovery as r
-from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddFailed, AddOf, AddsAcked
-from magnetar.ledger.core.striping import Striping
-from magnetar.ledger.format.peer import Op
+from magnetar.ledger import metadata_core as m
+from magnetar.ledger import recovery_core as r
+from magnetar.ledger import writer_core as w
+from magnetar.ledger.peer_format import Op
+from magnetar.ledger.pending_core import AddFailed, AddOf, AddsAcked, Striping
 from magnetar.metadata.records import CLOSED, LedgerRecord
 from tests.exhaustive.actors import Cast, Spare, play_recovery, play_writer
 from tests.exhaustive.columns import Columns

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from magnetar.ledger.core import recovery as r
-from magnetar.ledger.core.pending import AddAcked, AddFailed
+from magnetar.ledger import recovery_core as r
+from magnetar.ledger.pending_core import AddAcked, AddFailed
 
 FAULTS = ("none", "late", "crash", "cas", "unknown")
 WRITER, NOBODY = "w", ""

@@ -12,9 +12,9 @@ from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client, server
 from magnetar.runtime.grpc.messages import prefix
-from magnetar.runtime.http2 import frames
-from magnetar.runtime.http2.headers import block
 from magnetar.runtime.network import CallContext, EndOfStream, Endpoint, rpc
+from magnetar.runtime.tcp import http2_frames as frames
+from magnetar.runtime.tcp.http2_frames import block
 from tests.support.wire import Wire, give
 
 _LOG = logging.getLogger("magnetar.rpc")

@@ -7,11 +7,11 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from magnetar.broker.protocols.pulsar import consumer, topic_lists, translate
-from magnetar.broker.protocols.pulsar.frames import Frames, entry_of, frame, parse
-from magnetar.broker.protocols.rest.errors import BadRequest
-from magnetar.broker.protocols.rest.policies import POLICIES, converted, fields_of_namespace
-from magnetar.broker.schema.core.definition import Definition, refusal, unreadable_by
+from magnetar.broker.cluster.schema_core import Definition, refusal, unreadable_by
+from magnetar.broker.pulsar import consumer, topic_lists, translate
+from magnetar.broker.pulsar.frames import Frames, entry_of, frame, parse
+from magnetar.broker.rest.call import BadRequest
+from magnetar.broker.rest.policies import POLICIES, converted, fields_of_namespace
 from magnetar.client.model.avro_bounds import Parsed
 from magnetar.client.model.schema import parsed_avro, read_avro
 from magnetar.proto import pulsar_pb2 as pulsar

@@ -19,27 +19,28 @@ import msgspec
 from google.protobuf.message import DecodeError
 from pyroaring import BitMap
 
-from magnetar.bookie.format import entry_log, index, journal, ledger_index, mark, note
-from magnetar.bookie.format.framing import Damaged, crc32c
+from magnetar.bookie.format import entry_log, index, journal, ledger_index, mark
+from magnetar.bookie.format import mark as note
+from magnetar.bookie.format.journal import Damaged, crc32c
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.broker.log.format import compacted
-from magnetar.broker.protocols.grpc import translate
+from magnetar.broker.grpc import translate
+from magnetar.broker.log import compacted_format as compacted
+from magnetar.broker.subscription import cursor_format as cursor
 from magnetar.broker.subscription.acks import entries_of
-from magnetar.broker.subscription.core.bits import bytes_of, ranges, run_end
-from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind, CursorState
-from magnetar.broker.subscription.format import cursor
-from magnetar.broker.topic.format import dedup
-from magnetar.ledger.format import peer as peer_heads
+from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind, CursorState, bytes_of, ranges, run_end
+from magnetar.broker.topic import dedup_format as dedup
+from magnetar.ledger import peer_format as peer_heads
 from magnetar.proto import entry, policies
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.grpc.envelope import copied_tags, item_at
+from magnetar.runtime.grpc.messages import copied_tags, item_at
 from magnetar.runtime.peer import envelope
-from magnetar.security import htpasswd, revoked
-from magnetar.security.jwks import parse_keys
+from magnetar.security import htpasswd
+from magnetar.security import token as revoked
+from magnetar.security.oidc import parse_keys
 from magnetar.security.settings import SecuritySettings, TokenSection
 from magnetar.security.token import TokenVerifier
 from magnetar.spark_connector.offsets import from_json, incarnations
@@ -200,7 +201,7 @@ def _revoked(data: bytes) -> None:
 
 
 def _jwks(data: bytes) -> None:
-    with contextlib.suppress(ValueError, RecursionError):  # as runtime/http/client.py, which asks for an object
+    with contextlib.suppress(ValueError, RecursionError):  # as runtime/tcp/http_client.py, which asks for an object
         document = json.loads(data)
         if isinstance(document, dict):
             parse_keys(document)

@@ -9,8 +9,8 @@ import pytest_asyncio
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import MetadataStore
+from magnetar.runtime.network import World
 from magnetar.runtime.process import real_world
-from magnetar.runtime.world import World
 from tests.ledger.fake_bookie import FakeBookie
 
 QUICK = LedgerConfig(

@@ -18,10 +18,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from magnetar.ledger.core import metadata as m
-from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddFailed, AddOf, AddsAcked, SendAdd
-from magnetar.ledger.core.striping import Striping
+from magnetar.ledger import metadata_core as m
+from magnetar.ledger import writer_core as w
+from magnetar.ledger.pending_core import AddFailed, AddOf, AddsAcked, SendAdd, Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
 
 Step = tuple[str, int]

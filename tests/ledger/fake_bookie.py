@@ -1,6 +1,6 @@
 """A bookie in memory behind a real peer service, which also misbehaves on request.
 
-Keeps the promises of ledger/format/peer.py (an answer means that it is kept, a fence is for ever); forgets everything
+Keeps the promises of ledger/peer_format.py (an answer means that it is kept, a fence is for ever); forgets everything
 when the test ends. `silent`, `status`, `flip` make it hang, refuse, or hand out damaged bytes.
 """
 
@@ -11,13 +11,12 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from magnetar.ledger.format.adds import encode_statuses, open_adds
-from magnetar.ledger.format.peer import ENTRY_HEADER, AnswerHead, Flags, Op, RequestHead, Status, decode_request
+from magnetar.ledger.adds_format import encode_statuses, open_adds
+from magnetar.ledger.peer_format import ENTRY_HEADER, AnswerHead, Flags, Op, RequestHead, Status, decode_request
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, encode
 from magnetar.metadata.store import MetadataStore
-from magnetar.runtime.network import Endpoint, Request, Serving
-from magnetar.runtime.world import World
+from magnetar.runtime.network import Endpoint, Request, Serving, World
 
 
 @dataclass

@@ -15,12 +15,11 @@ from functools import partial
 
 import msgspec
 
-from magnetar.ledger.core import metadata as m
-from magnetar.ledger.core import recovery as r
-from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddAcked, AddFailed, AddOf, AddsAcked, SendAdd
-from magnetar.ledger.core.stored import StoredCopy
-from magnetar.ledger.core.striping import Striping
+from magnetar.ledger import metadata_core as m
+from magnetar.ledger import recovery_core as r
+from magnetar.ledger import writer_core as w
+from magnetar.ledger.pending_core import AddAcked, AddFailed, AddOf, AddsAcked, SendAdd, Striping
+from magnetar.ledger.reader_core import StoredCopy
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, Fragment, LedgerRecord
 
 SHAPES = [(3, 3, 2), (3, 3, 2), (1, 1, 1), (2, 2, 1), (2, 2, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (3, 3, 3), (3, 2, 1)]

@@ -14,8 +14,7 @@ from magnetar.ledger.bookies import Bookies
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, RacksRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore
-from magnetar.metadata.update import put_record
+from magnetar.metadata.store import MetadataStore, put_record
 from magnetar.proto.errors import NotEnoughBookies, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
 from tests.ledger.conftest import QUICK

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.maintenance import scrub
 from magnetar.ledger import LedgerClient, damage
-from magnetar.ledger.core.bookie_health import TroubleKind
 from magnetar.ledger.damage import DamageReports, Ranges, report, together, without
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
+from magnetar.ledger.placement_core import TroubleKind
 from magnetar.metadata import paths
 from magnetar.metadata.records import DamagedEntriesRecord
-from magnetar.metadata.store import MetadataStore
-from magnetar.metadata.update import get_record
+from magnetar.metadata.store import MetadataStore, get_record
 from magnetar.proto.errors import Unavailable
 from tests.bookie.maintenance.test_entry_repairer import a_closed_ledger, damaged
 from tests.bookie.maintenance.test_entry_repairer import damage as damage_on_disk

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from pyroaring import BitMap64
 
-from magnetar.ledger import LedgerClient, LedgerConfig, deletions
+from magnetar.ledger import LedgerClient, LedgerConfig
+from magnetar.ledger import client as deletions
 from magnetar.metadata import paths
 from magnetar.metadata.records import DamagedRecord, DeletedLedgersRecord
-from magnetar.metadata.update import get_record
+from magnetar.metadata.store import get_record
 from tests.support.cluster import cluster
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddOf, PendingAdds, SendAdd
-from magnetar.ledger.core.writer import (
+from magnetar.ledger import writer_core as w
+from magnetar.ledger.pending_core import AddOf, PendingAdds, SendAdd
+from magnetar.ledger.writer_core import (
     AddRefused,
     ChangeEnsemble,
     EndRefused,
@@ -26,8 +26,8 @@ from magnetar.ledger.core.writer import (
 )
 from magnetar.metadata.records import OPEN
 from tests.compiled import replaces_code
-from tests.ledger.core.test_writer_core import Script
 from tests.ledger.ensembles import KINDS, SHAPES, Play, first_failure, play_seed
+from tests.ledger.test_writer_core import Script
 
 SEEDS = 2000
 

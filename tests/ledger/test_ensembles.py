@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 from magnetar.ledger import LedgerConfig, LedgerEnd, LedgerWriter
-from magnetar.ledger.core.writer import WriterState
-from magnetar.ledger.format.peer import Op, Status
+from magnetar.ledger.peer_format import Op, Status
+from magnetar.ledger.writer_core import WriterState
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, LedgerRecord, decode
 from magnetar.metadata.store import Operation, Versioned

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerEnd
 from magnetar.ledger import client as client_module
-from magnetar.ledger.core.placement import Shrink
-from magnetar.ledger.format.peer import Flags, Op, Status
+from magnetar.ledger.peer_format import Flags, Op, Status
+from magnetar.ledger.placement_core import Shrink
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN
 from magnetar.metadata.store import MetadataStore
@@ -315,7 +315,7 @@ async def test_a_fault_ends_a_recovery_and_a_close_instead_of_leaving_them_hangi
     client = cluster.client()
     writer, other = await client.create(), await client.create()
     await writer.append(b"a")
-    monkeypatch.setattr("magnetar.ledger.core.recovery.Recovery._fence_answered", broken)
+    monkeypatch.setattr("magnetar.ledger.recovery_core.Recovery._fence_answered", broken)
     async with asyncio.timeout(10):
         with pytest.raises(RuntimeError, match="a bug"):
             await client.recover(writer.ledger_id)

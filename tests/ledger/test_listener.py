@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.ledger import LedgerEnd
-from magnetar.ledger.core.stored import Payload
-from magnetar.ledger.format.peer import Op, Status
 from magnetar.ledger.handle import ENTRY_BYTES_MAX, LedgerWriter
+from magnetar.ledger.peer_format import Op, Status
+from magnetar.ledger.reader_core import Payload
 from magnetar.proto.errors import BackPressure, LedgerClosed, MessageTooLarge
 from tests.ledger.conftest import QUICK, Cluster, until
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from magnetar.ledger import LedgerConfig, LedgerWriter
-from magnetar.ledger.format.peer import Op, Status
 from magnetar.ledger.memory import LOOK_BYTES, AppendMemory
+from magnetar.ledger.peer_format import Op, Status
 from tests.ledger.conftest import Cluster
 from tests.ledger.test_sender import Rig
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from magnetar.ledger import recovery
-from magnetar.ledger.core.recovery import CloseRecovered
-from magnetar.ledger.format.peer import Flags, Op
+from magnetar.ledger.peer_format import Flags, Op
+from magnetar.ledger.recovery_core import CloseRecovered
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, Fragment
-from magnetar.metadata.update import put_record
+from magnetar.metadata.store import put_record
 from tests.ledger.conftest import Cluster
 from tests.ledger.fake_bookie import FakeBookie
 

@@ -8,15 +8,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from magnetar.ledger.core.pending import AddOf, PendingAdds, SendAdd
-from magnetar.ledger.core.reader import Bound
-from magnetar.ledger.core.recovery import Recovery
-from magnetar.ledger.core.striping import Striping
-from magnetar.ledger.core.votes import Votes
-from magnetar.ledger.core.writer import ChangeEnsemble, CloseLedger, EnsembleChanged, Writer, WriterState
+from magnetar.ledger.pending_core import AddOf, PendingAdds, SendAdd, Striping
+from magnetar.ledger.reader_core import Bound
+from magnetar.ledger.recovery_core import Recovery, Votes
+from magnetar.ledger.writer_core import ChangeEnsemble, CloseLedger, EnsembleChanged, Writer, WriterState
 from tests.compiled import replaces_code
-from tests.ledger.core.test_reader_core import test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end
 from tests.ledger.miniature import Miniature, Sabotage
+from tests.ledger.test_reader_core import test_m22_the_lac_of_an_open_ledger_is_a_lower_bound_and_never_its_end
 
 SEEDS = 3000
 

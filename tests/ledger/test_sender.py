@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from magnetar.ledger.adds_format import ADDS_MAX, decode_statuses, encode_statuses, open_add, open_adds
 from magnetar.ledger.config import LedgerConfig
-from magnetar.ledger.core.metadata import new_record
-from magnetar.ledger.core.pending import AddFailed, AddsAcked, PendingAdds
-from magnetar.ledger.core.stored import Payload
-from magnetar.ledger.core.striping import Striping
-from magnetar.ledger.core.writer import AddRefused, Outcome
-from magnetar.ledger.format.adds import ADDS_MAX, decode_statuses, encode_statuses, open_add, open_adds
-from magnetar.ledger.format.peer import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
 from magnetar.ledger.memory import AppendMemory
+from magnetar.ledger.metadata_core import new_record
+from magnetar.ledger.peer_format import ENTRY_HEADER, AnswerHead, Op, RequestHead, Status, decode_answer, decode_request
+from magnetar.ledger.pending_core import AddFailed, AddsAcked, PendingAdds, Striping
+from magnetar.ledger.reader_core import Payload
 from magnetar.ledger.sender import REQUEST_BYTES_MAX, ROOM_S, AddSender, Append, Fact
+from magnetar.ledger.writer_core import AddRefused, Outcome
 from magnetar.proto.errors import BackPressure, ConnectionLost
 from magnetar.runtime.files import Buffer
 from magnetar.runtime.network import Asker, Reply, pass_on

@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from magnetar.bookie.node.disk_monitor import DiskState
+from magnetar.bookie.disk_monitor import DiskState
 from magnetar.bookie.server import Bookie, BookieConfig
-from magnetar.bookie.store.config import StoreConfig
+from magnetar.bookie.store.loading import StoreConfig
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerReader, LedgerWriter
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore
-from magnetar.metadata.update import ensure_cluster
+from magnetar.metadata.store import MetadataStore, ensure_cluster
 from magnetar.proto.errors import LedgerClosed, LedgerFenced, Unavailable
+from magnetar.runtime.network import World
 from magnetar.runtime.process import real_world
-from magnetar.runtime.world import World
 from tests.ledger.conftest import QUICK
 
 

@@ -12,11 +12,10 @@ import sys
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
+from magnetar.cli.run.metrics import ready
 from magnetar.cli.run.servers import connect, disconnect, serve, serve_for_ever
-from magnetar.cli.run.voice import ready
 from magnetar.runtime.lifecycle import Parts
-from magnetar.runtime.network import Endpoint, Serving
-from magnetar.runtime.world import World
+from magnetar.runtime.network import Endpoint, Serving, World
 from tests.line_protocol.protocol import LineProtocol
 
 WAIT_S = 60.0

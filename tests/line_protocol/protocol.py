@@ -22,14 +22,14 @@ from collections.abc import Awaitable, Sequence
 from magnetar.broker.node.topic_manager import TopicManager
 from magnetar.broker.session.consumer import ConsumerSession, SubscribeOptions
 from magnetar.broker.session.producer import ProducerOptions, ProducerSession
-from magnetar.broker.subscription.core.deliveries import Delivery
-from magnetar.broker.subscription.core.policies import type_of
-from magnetar.proto import subscription_types
+from magnetar.broker.subscription.core.dispatch import Delivery
+from magnetar.broker.subscription.core.subscription_types import type_of
+from magnetar.proto import states as subscription_types
 from magnetar.proto.entry import decode_batch, encode_entry, parse_header, split_broker_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import InvalidRequest, MagnetarError
-from magnetar.proto.model import AckedEntry, InitialPosition
 from magnetar.proto.names import MessageId, Position
+from magnetar.proto.states import AckedEntry, InitialPosition
 from magnetar.runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
 from tests.support.byte_streams import read
 

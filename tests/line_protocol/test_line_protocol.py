@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.broker.server import Broker
 from magnetar.proto.errors import InvalidRequest, ProducerBusy
-from magnetar.runtime.network import Endpoint, Serving
+from magnetar.runtime.network import Endpoint, Serving, World
 from magnetar.runtime.sim.world import Simulation
-from magnetar.runtime.world import World
 from tests.line_protocol.client import Lines
 from tests.line_protocol.protocol import LineProtocol
 from tests.metadata.stores import SimulatedBackend

@@ -30,10 +30,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from magnetar.metadata.core.commits import Commit
 from magnetar.metadata.records import CounterRecord, DamagedRecord, decode, encode
 from magnetar.metadata.store import ANY, Delete, Operation, Put
 from magnetar.metadata.tree import ENDING, DiskFailed, EndSession, Job, OpenSession, Tree
+from magnetar.metadata.tree_core import Commit
 from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError
 
 SECTOR, PAGE = 512, 4096

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from magnetar.metadata.address import ZookeeperAddress, parse
-from magnetar.metadata.connect import connect
-from magnetar.metadata.remote import RemoteStore, connect_metadata
+from magnetar.metadata.remote import RemoteStore, connect, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.sqlite import MEMORY, LocalSession, SqliteStore
 from magnetar.metadata.store import ANY, Changed, Delete, MetadataStore, Operation, Put, Reset, Versioned
@@ -25,7 +24,7 @@ from magnetar.runtime.sim.world import Simulation
 from tests.support.zookeeper import ZookeeperServer, why_no_zookeeper
 
 if TYPE_CHECKING:
-    from magnetar.metadata.zookeeper.store import ZookeeperStore
+    from magnetar.metadata.zookeeper import ZookeeperStore
 
 ANYWHERE = Endpoint("127.0.0.1", 0)
 
@@ -147,7 +146,7 @@ class ZookeeperBackend:
         return cls._server
 
     async def store(self, timeout_s: float = 10.0) -> ZookeeperStore:
-        from magnetar.metadata.zookeeper.store import ZookeeperStore
+        from magnetar.metadata.zookeeper import ZookeeperStore
 
         store = await connect(real_world(1), self.address, timeout_s)
         assert isinstance(store, ZookeeperStore)

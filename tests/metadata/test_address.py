@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from magnetar.metadata.address import JUTE_MAXBUFFER, ZookeeperAddress, parse
-from magnetar.metadata.connect import connect
+from magnetar.metadata.remote import connect
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world

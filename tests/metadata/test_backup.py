@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from magnetar.metadata import backup, paths
-from magnetar.metadata.core.commits import Commit
 from magnetar.metadata.records import (
     PLACES,
     BookieRecord,
@@ -23,6 +22,7 @@ from magnetar.metadata.records import (
 )
 from magnetar.metadata.store import ABSENT, Put
 from magnetar.metadata.tree import OpenSession, Tree
+from magnetar.metadata.tree_core import Commit
 from tests.metadata.test_records import EXAMPLES, place
 
 Encoded = Callable[[Record, str], bytes]

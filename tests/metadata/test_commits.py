@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from magnetar.metadata.core.commits import Commit, CommitBatch, Done, paths_of
 from magnetar.metadata.store import ABSENT, ANY, Changed, Check, Delete, Put
+from magnetar.metadata.tree_core import Commit, CommitBatch, Done, paths_of
 from magnetar.proto.errors import BadVersion, NodeExists
 
 

@@ -18,8 +18,9 @@ from magnetar.metadata.store import (
     Put,
     Reset,
     Versioned,
+    take_ids,
+    update,
 )
-from magnetar.metadata.update import take_ids, update
 from magnetar.proto.errors import (
     BadVersion,
     InvalidName,

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from magnetar.metadata.core.history import History
-from magnetar.metadata.core.rules import below
 from magnetar.metadata.store import Changed, Reset
+from magnetar.metadata.tree_core import History, below
 
 
 def test_what_comes_after_a_revision_is_all_that_came_after_it() -> None:

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from magnetar.metadata import server as server_module
-from magnetar.metadata.messages import BACKUP, COMMIT, GET, SESSION
-from magnetar.metadata.remote import RemoteStore, connect_metadata
+from magnetar.metadata.remote import BACKUP, COMMIT, GET, SESSION, RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.store import Versioned
 from magnetar.proto import wire_pb2 as wire

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.metadata.core.known_nodes import KNOWN_BYTES_MAX, VALUE_BYTES_MAX, KnownNodes
 from magnetar.metadata.sqlite import KNOWN_AT_ONCE, MEMORY, SqliteStore
 from magnetar.metadata.store import ABSENT, Check, Delete, Put, Versioned
 from magnetar.metadata.tree import Node
+from magnetar.metadata.tree_core import KNOWN_BYTES_MAX, KnownNodes
+from magnetar.metadata.tree_core import KNOWN_VALUE_BYTES_MAX as VALUE_BYTES_MAX
 from magnetar.proto.errors import MagnetarError, SessionExpired, Unavailable
 from magnetar.runtime.process import real_world
 

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from magnetar.metadata import paths, records
-from magnetar.metadata.core.rights import may_write
 from magnetar.metadata.members import LEAVE_S, LOOK_EVERY_S, Members
 from magnetar.metadata.remote import RemoteStore, connect_metadata
 from magnetar.metadata.store import ABSENT, MetadataStore, Put
+from magnetar.metadata.tree_core import may_write
 from magnetar.proto.errors import Unavailable
 from magnetar.runtime.sim.world import Simulation
 from tests.metadata.stores import SimulatedBackend

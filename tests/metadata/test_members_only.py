@@ -13,17 +13,15 @@ import pytest
 
 from magnetar.cli.storage.metadata_copies import asking
 from magnetar.metadata import paths, records
-from magnetar.metadata.messages import BACKUP, CHILDREN, COMMIT, GET, SESSION, commit_request
-from magnetar.metadata.remote import connect_metadata
+from magnetar.metadata.remote import BACKUP, CHILDREN, COMMIT, GET, SESSION, commit_request, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized, Unavailable
 from magnetar.runtime.access import OPEN, CallerAccess, TlsFiles
-from magnetar.runtime.network import Channel, Endpoint
-from magnetar.runtime.peer.member import MemberNetwork
+from magnetar.runtime.network import Channel, Endpoint, World
+from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.process import real_world
-from magnetar.runtime.world import World
 from magnetar.security.authority import initialize
 from magnetar.security.members import member_network
 from magnetar.security.settings import SecuritySettings

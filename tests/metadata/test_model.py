@@ -8,10 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from magnetar.metadata.core.commits import Commit, Done
-from magnetar.metadata.core.history import History
 from magnetar.metadata.store import ABSENT, ANY, Changed, Check, Delete, Operation, Put, Reset
 from magnetar.metadata.tree import EndSession, Node, OpenSession, Tree
+from magnetar.metadata.tree_core import Commit, Done, History
 from magnetar.proto.errors import BadVersion
 
 PATHS = ["/a", "/a/b", "/a/b/c", "/a-b", "/a0", "/d/e", "/é"]

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata.messages import COMMIT, SESSION
-from magnetar.metadata.remote import RemoteStore, connect_metadata
+from magnetar.metadata.remote import COMMIT, SESSION, RemoteStore, connect_metadata
 from magnetar.metadata.server import MetadataServer
 from magnetar.metadata.session import MARGIN_SHARE, SessionState
 from magnetar.metadata.sqlite import MEMORY
-from magnetar.metadata.store import Changed, Reset, Versioned
-from magnetar.metadata.update import take_ids, update
+from magnetar.metadata.store import Changed, Reset, Versioned, take_ids, update
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import (
     InvalidRequest,

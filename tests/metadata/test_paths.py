@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from magnetar.metadata import paths
-from magnetar.metadata.core.rules import below, check_path, check_prefix
+from magnetar.metadata.tree_core import below, check_path, check_prefix
 from magnetar.proto.errors import InvalidName
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)

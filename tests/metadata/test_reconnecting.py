@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.metadata.reconnecting import ReconnectingStore
+from magnetar.metadata.session import ReconnectingStore
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto.errors import ConnectionLost, SessionExpired, Unavailable
 from magnetar.runtime.sim.world import Simulation

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from magnetar.metadata import backup
-from magnetar.metadata.core.commits import Commit
 from magnetar.metadata.store import ANY, Delete, Put
 from magnetar.metadata.tree import ENDING, AnsweredNote, EndSession, OpenSession, Tree, sum_of
+from magnetar.metadata.tree_core import Commit
 from magnetar.proto.errors import DataLost
 from tests.metadata import rot
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.metadata.core.sessions import LATE_S, Sessions
+from magnetar.metadata.tree_core import LATE_S, Sessions
 from magnetar.proto.errors import SessionExpired
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from magnetar.metadata.core.commits import Commit, Done
 from magnetar.metadata.sqlite import MEMORY, WAITING_MAX, SqliteStore
 from magnetar.metadata.store import ABSENT, Changed, Put, Reset, Versioned
 from magnetar.metadata.tree import Job, Tree
+from magnetar.metadata.tree_core import Commit, Done
 from magnetar.proto.errors import (
     BackPressure,
     BadVersion,
@@ -31,8 +31,8 @@ from magnetar.proto.errors import (
     Unavailable,
 )
 from magnetar.runtime.disk import SystemFiles
+from magnetar.runtime.network import World
 from magnetar.runtime.process import real_world
-from magnetar.runtime.world import World
 
 WRITER = """
 import asyncio, sys

@@ -11,9 +11,11 @@ import pytest
 
 from magnetar.metadata.records import ClusterRecord, CounterRecord, DamagedRecord
 from magnetar.metadata.sqlite import MEMORY, SqliteStore
-from magnetar.metadata.store import MetadataStore, Operation, Versioned
-from magnetar.metadata.update import (
+from magnetar.metadata.store import (
     Change,
+    MetadataStore,
+    Operation,
+    Versioned,
     ensure_cluster,
     ensure_ids,
     get_record,

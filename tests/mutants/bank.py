@@ -41,9 +41,9 @@ from tests.simulation.tiers import INSIDE, SECURED, TRANSACTIONS
 
 PROTOCOL, CLUSTER, CRASHES, DIRECTED = "protocol", "cluster", "crashes", "directed"
 
-_PATIENCE = "tests/runtime/http2/test_patience.py"
+_PATIENCE = "tests/runtime/tcp/test_patience.py"
 _PENDING = "tests/broker/subscription/core/test_pending_acks.py"
-_SERVICE, _CHECKPOINT = "tests/bookie/requests/test_service.py", "tests/bookie/store/test_checkpoint.py"
+_SERVICE, _CHECKPOINT = "tests/bookie/test_service.py", "tests/bookie/store/test_checkpoint.py"
 _WAITS = f"{_SERVICE}::test_every_answer_to_a_fence_waits_for_its_sync_also_a_negative_one"
 _POWER = f"{_SERVICE}::test_answered_fence_holds_wherever_the_power_fails"
 _AFTER = f"{_SERVICE}::test_after_a_fence_only_recovery_adds_are_taken_also_after_restarts"
@@ -161,9 +161,9 @@ def _processes() -> Iterator[Mutant]:
          "tests/bookie/maintenance/test_garbage_doubt.py tests/broker/cluster/test_orphans.py",
          "no seed damages a path of the metadata"),
         ("M27", bookies.empty_disk_is_healthy, DIRECTED, "25",
-         "tests/bookie/node/test_identity.py tests/bookie/maintenance/test_limbo.py",
+         "tests/bookie/test_identity.py tests/bookie/maintenance/test_limbo.py",
          "needs a bookie that lost data"),
-        ("M27b", bookies.journal_is_not_noted, DIRECTED, "25", "tests/bookie/node/test_journal_notes.py",
+        ("M27b", bookies.journal_is_not_noted, DIRECTED, "25", "tests/bookie/test_journal_notes.py",
          "seeds roll a disk back, and few of them while entries depend on it"),
         ("M28", brokers.sequence_at_push, DIRECTED, "32",
          "tests/broker/topic/test_dedup.py tests/broker/topic/test_producer.py",
@@ -181,7 +181,7 @@ def _processes() -> Iterator[Mutant]:
          "tests/broker/subscription/core/test_dispatch_walk.py",
          "the walk of the dispatcher alone makes more joins and leaves in a second than seeds of a cluster in an hour"),
         ("M31", brokers.failed_but_still_queued, DIRECTED, "31",
-         "tests/broker/log/core/test_log_queue.py", "a lost topic sends nothing any more"),
+         "tests/broker/log/test_log_queue.py", "a lost topic sends nothing any more"),
         ("M34", bookies.lost_everywhere_is_whole, DIRECTED, "17", "tests/bookie/maintenance/test_entry_repairer.py",
          "needs an entry that all bookies lost"),
         ("M43", clients.dropped_and_not_closed, DIRECTED, "",
@@ -239,7 +239,7 @@ def _of_lateness() -> Iterator[Mutant]:
 
 
 def _of_topics() -> Iterator[Mutant]:
-    on, core = "tests/broker/topic/test_transactions.py::", "tests/broker/topic/core/test_transactions_core.py::"
+    on, core = "tests/broker/topic/test_transactions.py::", "tests/broker/topic/test_transactions_core.py::"
     crash = "test_numbers_of_a_commit_count_and_those_of_an_abort_are_new_again"
     for id_, plant, fells, target in (
         ("M80", transactions.join_is_skipped, "74", f"{on}test_a_refused_send_is_never_in_the_log"),
@@ -317,7 +317,7 @@ def _passed_over() -> Iterator[Mutant]:
          f"{core}test_cursor.py::test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again",
          "seeds of a cluster make no seeks"),
         ("M76", coordinators.lost_receipts_commit_all, "70",
-         "tests/broker/transaction/core/test_coordinator_walk.py::"
+         "tests/broker/transaction/test_coordinator_walk.py::"
          "test_of_a_topic_whose_receipts_the_client_lost_nothing_is_committed",
          "the walk's clients name all topics or none"),
         ("M77", brokers.snapshot_counts_before_it_is_stored, "34",

@@ -10,18 +10,18 @@ from pyroaring import BitMap64
 
 from magnetar.bookie.maintenance import garbage
 from magnetar.bookie.maintenance.restore import Restorer
-from magnetar.bookie.node import identity
-from magnetar.bookie.node.identity import BootVerdict
-from magnetar.bookie.requests.service import BookieService
-from magnetar.bookie.store.compaction import survey as log_survey
-from magnetar.bookie.store.ledgers.state_log import StateLog
-from magnetar.bookie.store.reads.reads import ReadResult, Reads
+from magnetar.bookie.service import BookieService
+from magnetar.bookie.store import identity
+from magnetar.bookie.store.entrylog import mover as log_survey
+from magnetar.bookie.store.identity import BootVerdict
+from magnetar.bookie.store.reads import ReadResult, Reads
+from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
-from magnetar.ledger import deletions
-from magnetar.ledger.format.peer import Op, RequestHead, Status
+from magnetar.ledger import client as deletions
+from magnetar.ledger.peer_format import Op, RequestHead, Status
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.runtime.peer.server import ZmqPeerServer
-from magnetar.runtime.sim import peer_server as sim_peers
+from magnetar.runtime.sim import peers as sim_peers
 from tests.mutants.ledgers import Stack, put
 
 

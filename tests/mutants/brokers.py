@@ -8,24 +8,23 @@ from typing import Any
 from msgspec import structs
 
 from magnetar.broker.log.compaction import Compaction, CompactionRun
-from magnetar.broker.log.core.compaction import KeySurvey
-from magnetar.broker.log.core.log_queue import LogQueue, Queued
-from magnetar.broker.log.core.trimming import Safe
-from magnetar.broker.log.ledger_list import ManagedLedgerRecord
+from magnetar.broker.log.compaction_core import KeySurvey
 from magnetar.broker.log.log import Log
+from magnetar.broker.log.log_queue_core import LogQueue, Queued
+from magnetar.broker.log.log_shape_core import Safe
+from magnetar.broker.log.managed_ledger import ManagedLedgerRecord
 from magnetar.broker.log.topic_log import TopicLog
-from magnetar.broker.subscription.core.deliveries import Delivery
-from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.policies.key_shared import KeyShared
-from magnetar.broker.subscription.core.policies.policy import Entry, Member
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher
+from magnetar.broker.subscription.core.key_shared import KeyShared
+from magnetar.broker.subscription.core.policy import Entry, Member
 from magnetar.broker.subscription.pump import Pump
 from magnetar.broker.topic import topic
-from magnetar.broker.topic.core.dedup import Dedup, SequenceProgress
 from magnetar.broker.topic.dedup import Deduplication
+from magnetar.broker.topic.dedup_core import Dedup, SequenceProgress
 from magnetar.broker.topic.producer import Producer
 from magnetar.broker.topic.transactions import TopicTransactions
 from magnetar.metadata.records import TopicLedger, encode
-from magnetar.metadata.update import Change, update_together
+from magnetar.metadata.store import Change, update_together
 from magnetar.proto.applied import Applied
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError

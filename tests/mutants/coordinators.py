@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from magnetar.broker.transaction import log
-from magnetar.broker.transaction.core.coordinator import Coordinator
-from magnetar.broker.transaction.core.ends import Ends
-from magnetar.broker.transaction.core.halves import Waits
-from magnetar.broker.transaction.core.intents import Reason, Settle
-from magnetar.broker.transaction.core.live import Live, Phase
-from magnetar.broker.transaction.core.outcomes import Decision
-from magnetar.broker.transaction.core.records import Done, Participant, SinkBatch
-from magnetar.broker.transaction.core.state import State
+from magnetar.broker.transaction.begins_core import Ends
+from magnetar.broker.transaction.coordinator_core import Coordinator
+from magnetar.broker.transaction.halves_core import Waits
+from magnetar.broker.transaction.intents_core import Reason, Settle
 from magnetar.broker.transaction.log import CoordinatorLog
+from magnetar.broker.transaction.outcomes_core import Decision
+from magnetar.broker.transaction.records_core import Done, Participant, SinkBatch
+from magnetar.broker.transaction.state_core import State
+from magnetar.broker.transaction.table_core import Live, Phase
 from tests.mutants.ledgers import Stack, put
 
 

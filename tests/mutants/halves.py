@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from magnetar.broker.transaction import log
-from magnetar.broker.transaction.core.coordinator import Coordinator
-from magnetar.broker.transaction.core.halves import Half, Halves
-from magnetar.broker.transaction.core.halves import Phase as HalfPhase
-from magnetar.broker.transaction.core.intents import EndHalf, HalfVerb
-from magnetar.broker.transaction.core.live import Phase
-from magnetar.broker.transaction.core.records import Committed, HalfRolledBack, Participant, committed
-from magnetar.broker.transaction.core.state import State
+from magnetar.broker.transaction.coordinator_core import Coordinator
+from magnetar.broker.transaction.halves_core import Half, Halves
+from magnetar.broker.transaction.halves_core import Phase as HalfPhase
+from magnetar.broker.transaction.intents_core import EndHalf, HalfVerb
 from magnetar.broker.transaction.log import CoordinatorLog
+from magnetar.broker.transaction.records_core import Committed, HalfRolledBack, Participant, committed
+from magnetar.broker.transaction.state_core import State
+from magnetar.broker.transaction.table_core import Phase
 from tests.mutants.ledgers import Stack, put
 
 

@@ -6,16 +6,15 @@ from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
-from magnetar.broker.access.grants import Grants
+from magnetar.broker.access.authorizer import Grants
 from magnetar.broker.cluster import catalog
 from magnetar.broker.cluster.catalog import Catalog
-from magnetar.broker.log.ledger_list import path_of
-from magnetar.broker.schema.registry import SchemaRegistry
+from magnetar.broker.cluster.schema_registry import SchemaRegistry
+from magnetar.broker.log.managed_ledger import path_of
 from magnetar.broker.subscription import cursors
 from magnetar.broker.subscription.cursors import DurableCursor
 from magnetar.metadata.records import CursorRecord, PartitionedRecord, TopicRecord
-from magnetar.metadata.store import Check
-from magnetar.metadata.update import Change, get_record
+from magnetar.metadata.store import Change, Check, get_record
 from magnetar.proto.names import TopicName
 from tests.mutants.ledgers import Stack, put
 

@@ -10,17 +10,15 @@ from unittest import mock
 
 import msgspec
 
-from magnetar.bookie.repair.core import copies
+from magnetar.bookie.maintenance import copies_core as copies
 from magnetar.ledger import handle, sender
+from magnetar.ledger import metadata_core as metadata
 from magnetar.ledger import recovery as recovery_driver
-from magnetar.ledger.core import metadata
-from magnetar.ledger.core.pending import AddAcked, PendingAdd, PendingAdds, SendAdd
-from magnetar.ledger.core.reader import Bound
-from magnetar.ledger.core.recovery import Recovery
-from magnetar.ledger.core.striping import Striping
-from magnetar.ledger.core.votes import Votes
-from magnetar.ledger.core.writer import CloseLedger, NoReplacement, Outcome, Writer, WriterState
-from magnetar.ledger.format.peer import Flags, Op, RequestHead
+from magnetar.ledger.peer_format import Flags, Op, RequestHead
+from magnetar.ledger.pending_core import AddAcked, PendingAdd, PendingAdds, SendAdd, Striping
+from magnetar.ledger.reader_core import Bound
+from magnetar.ledger.recovery_core import Recovery, Votes
+from magnetar.ledger.writer_core import CloseLedger, NoReplacement, Outcome, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY
 
 Stack = contextlib.ExitStack
@@ -199,7 +197,7 @@ def drain_inside_the_loop(stack: Stack) -> None:
 
 def change_in_memory_only(stack: Stack) -> None:
     """M12: the new ensemble is used, and the metadata does not have it."""
-    from magnetar.ledger.core.metadata import RecordWrite, Settled
+    from magnetar.ledger.metadata_core import RecordWrite, Settled
 
     honest = metadata.change_ensemble
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from magnetar.broker.protocols.pulsar import translate
+from magnetar.broker.pulsar import translate
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, TxnAcks
@@ -14,7 +14,7 @@ from magnetar.broker.subscription.core.pending_acks import Clash, Settled
 from magnetar.broker.subscription.core.pending_set import PendingAcks
 from magnetar.client.consume.transactional_acks import TransactionalAcks
 from magnetar.proto.names import Position
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from tests.mutants.ledgers import Stack, put
 
 

@@ -7,29 +7,28 @@ import math
 from typing import Any
 from unittest import mock
 
-from magnetar.broker.access import grants
-from magnetar.broker.access.authorizer import Authorizer
-from magnetar.broker.access.core import table
-from magnetar.broker.access.core.rights import Rights
-from magnetar.broker.access.grants import Grants
-from magnetar.broker.protocols.grpc import checked
-from magnetar.broker.protocols.grpc.admin import AdminService
+from magnetar.broker.access import authorizer as grants
+from magnetar.broker.access import table_core as table
+from magnetar.broker.access.authorizer import Authorizer, Grants
+from magnetar.broker.access.table_core import Rights
+from magnetar.broker.grpc import checked
+from magnetar.broker.grpc.admin import AdminService
 from magnetar.broker.session import consumer
-from magnetar.broker.session.reader import RangeReader
+from magnetar.broker.session.backlogs import RangeReader
 from magnetar.broker.topic.topic import Topic
 from magnetar.broker.topic.txn_joins import TxnJoins
-from magnetar.broker.transaction.core.coordinator import Coordinator
-from magnetar.broker.transaction.core.owned import OwnedTable
-from magnetar.broker.transaction.core.table import Table
+from magnetar.broker.transaction.coordinator_core import Coordinator
+from magnetar.broker.transaction.state_core import OwnedTable
+from magnetar.broker.transaction.table_core import Table
 from magnetar.metadata import members
 from magnetar.metadata.members import Members
 from magnetar.proto.errors import Unauthenticated
 from magnetar.proto.names import NamespaceName, TopicName
-from magnetar.proto.operation import Permission, Rule
+from magnetar.proto.operations import Permission, Rule
 from magnetar.runtime.access import Caller, Principal, PrincipalKind
-from magnetar.runtime.grpc.callers import Callers
+from magnetar.runtime.grpc.limits import Callers
 from magnetar.security.authenticator import Authenticator
-from magnetar.security.remembered import Remembered
+from magnetar.security.token import Remembered
 from tests.mutants.ledgers import Stack, put
 
 

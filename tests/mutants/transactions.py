@@ -7,13 +7,13 @@ from typing import Any
 
 from pyroaring import BitMap64
 
-from magnetar.broker.topic.core.transactions import Transactions, TxnEnd, TxnPhase
 from magnetar.broker.topic.dedup import Deduplication
 from magnetar.broker.topic.outcomes import OutcomesLedger
 from magnetar.broker.topic.transactions import TopicTransactions
+from magnetar.broker.topic.transactions_core import Transactions, TxnEnd, TxnPhase
 from magnetar.broker.topic.txn_joins import TxnJoins
 from magnetar.proto.names import Position
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.states import TxnId, TxnState
 from tests.mutants.ledgers import Stack, put
 
 

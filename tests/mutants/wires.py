@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from magnetar.runtime.http2 import connection
-from magnetar.runtime.http2.connection import Http2Connection, Http2Stream
-from magnetar.runtime.http2.patience import FrameAllowance
+from magnetar.runtime.tcp import http2 as connection
+from magnetar.runtime.tcp.http2 import Http2Connection, Http2Stream
+from magnetar.runtime.tcp.http2_frames import FrameAllowance
 from tests.mutants.ledgers import Stack, put
 
 

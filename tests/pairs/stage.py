@@ -12,9 +12,9 @@ from itertools import starmap
 from pathlib import Path
 
 from magnetar.cli.common.processes import Process, Processes, free_port
-from magnetar.client.connect import partitions_watcher
+from magnetar.client.connect import topic_watch as partitions_watcher
 from magnetar.runtime.network import Endpoint
-from tests.client.crypto.keys import files
+from tests.client.model.keys import files
 from tests.pairs.features import changed
 from tests.pairs.pairs import Names, title
 from tests.pairs.scene import ENTRY_BYTES, Scene, Server

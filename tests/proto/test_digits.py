@@ -11,9 +11,8 @@ from magnetar.broker.cluster.orphans import _numbers
 from magnetar.broker.subscription.core.redelivery_backoff import MAX_COUNT, check_properties, policy_of
 from magnetar.metadata.records import CursorRecord
 from magnetar.proto.applied import Applied
-from magnetar.proto.digits import whole
 from magnetar.proto.errors import InvalidName, InvalidRequest
-from magnetar.proto.names import TopicName
+from magnetar.proto.names import TopicName, whole
 
 ROOT = Path(__file__).parents[2]
 NO_NUMBERS = ["²", "1²", "١", "९" * 3, "9" * 20, "9" * 5000, "", "-1", "+1", "1_000", " 1", "1\n", "1.0", "0x1", "nan",
@@ -21,7 +20,7 @@ NO_NUMBERS = ["²", "1²", "١", "९" * 3, "9" * 20, "9" * 5000, "", "-1", "+1"
 BY_OTHERS = {
     "client/connect/discovery.py": "bytes, whose digits are ASCII",
     "metadata/paths.py": "twenty of them, in ASCII",
-    "broker/protocols/rest/application.py": "of a length that the parser of HTTP took, and of any number of digits",
+    "broker/rest/application.py": "of a length that the parser of HTTP took, and of any number of digits",
     "runtime/grpc/client.py": "bytes, and nine of them",
     "spark_connector/options.py": "names of partitions, and in ASCII below 2^63",
 }  # fmt: skip
@@ -59,7 +58,7 @@ def test_no_other_code_asks_whether_text_is_a_number() -> None:
     asking = set()
     for path in ROOT.glob("*/**/*.py"):
         where = path.relative_to(ROOT).as_posix()
-        if where.startswith(("tests/", ".venv/", "benchmarks/", "build/")) or where == "proto/digits.py":
+        if where.startswith(("tests/", ".venv/", "benchmarks/", "build/")) or where == "proto/names.py":
             continue
         source = path.read_text()
         if any(f".{name}(" in source for name in ("isdigit", "isdecimal", "isnumeric")):
@@ -67,4 +66,4 @@ def test_no_other_code_asks_whether_text_is_a_number() -> None:
             names = {each.attr for each in calls if isinstance(each, ast.Attribute)}
             if names & {"isdigit", "isdecimal", "isnumeric"}:
                 asking.add(where)
-    assert asking == set(BY_OTHERS), "proto/digits.py `whole`"
+    assert asking == set(BY_OTHERS), "proto/names.py `whole`"

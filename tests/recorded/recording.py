@@ -26,8 +26,8 @@ from magnetar.client.client import Client
 from magnetar.client.connect.world import client_world
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.world import World
-from tests.broker.protocols.rest.http import Http, serving
+from magnetar.runtime.network import World
+from tests.broker.rest.http import Http, serving
 from tests.support import cluster as support
 
 HERE = Path(__file__).resolve().parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from magnetar.broker.access.core.table import RULES
+from magnetar.broker.access.table_core import RULES
 from tests.recorded.recording import Recording
 
 

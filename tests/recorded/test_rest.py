@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.broker.protocols.rest.http import Answer
+from tests.broker.rest.http import Answer
 from tests.recorded.recording import Recording, Scene, calls, scene, sorted_json
 
 Ask = Callable[..., Awaitable[None]]

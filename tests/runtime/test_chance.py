@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from magnetar.runtime import chance
-from magnetar.runtime.chance import BLOCK_BYTES, SystemChance
+from magnetar.runtime import process as chance
+from magnetar.runtime.process import BLOCK_BYTES, SystemChance
 
 
 def test_no_byte_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from magnetar.runtime.sim.world import Simulation
-from magnetar.runtime.supervisor import RETRY_MAX_S, SOUND_S, Supervisor
+from magnetar.runtime.tasks import RETRY_MAX_S, SOUND_S, Supervisor
 
 
 def in_a_process(test: Callable[[], Awaitable[None]]) -> Simulation:

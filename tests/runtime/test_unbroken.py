@@ -1,4 +1,4 @@
-"""runtime/unbroken.py: work that began ends, whatever becomes of its caller."""
+"""runtime/tasks.py: work that began ends, whatever becomes of its caller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from magnetar.runtime.unbroken import followed_by, unbroken, undone_by
+from magnetar.runtime.tasks import followed_by, unbroken, undone_by
 
 
 def test_the_result_and_the_error_of_the_work_are_its_callers() -> None:

@@ -28,8 +28,8 @@ from magnetar.security.authenticator import SecuredNetwork
 from magnetar.security.secrets import Secret
 from magnetar.security.settings import BrokerSection, SecuritySettings, TokenSection
 from magnetar.spark_connector.options import parse_sink, parse_source
-from tests.cli.metrics.test_metrics import facts
-from tests.client.crypto.keys import files, pair
+from tests.cli.run.test_metrics import facts
+from tests.client.model.keys import files, pair
 from tests.security.test_settings import load, private
 from tests.support.processes import run_cli, run_here
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import Principal, PrincipalKind
-from magnetar.security.certificate import CertificateProvider
+from magnetar.security.authenticator import CertificateProvider
 from magnetar.security.settings import CertificateSection
 from tests.security.conftest import MakeCertificate
 from tests.security.test_token import NOW_S, Clock

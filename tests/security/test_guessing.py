@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.security.guessing import FAILURES_FREE, FORGET_S, KEYS_MAX, WAIT_MAX_S, Guessing
+from magnetar.security.basic import FAILURES_FREE, FORGET_S, KEYS_MAX, WAIT_MAX_S, Guessing
 
 
 def test_five_failures_are_free_then_the_wait_doubles_from_a_second_to_a_minute() -> None:

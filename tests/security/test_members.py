@@ -14,10 +14,9 @@ from magnetar.metadata.store import ABSENT
 from magnetar.proto.errors import CredentialsExpired, InvalidConfiguration, MagnetarError, Unauthenticated, Unauthorized
 from magnetar.runtime.access import OPEN, Caller, CallerAccess, Principal, PrincipalKind, TlsFiles
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.network import Endpoint
-from magnetar.runtime.peer.member import MemberNetwork
+from magnetar.runtime.network import Endpoint, World
+from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.process import real_world
-from magnetar.runtime.world import World
 from magnetar.security.authority import initialize, issue_member
 from magnetar.security.members import ROLES, MemberGuard, member_network, own_name, uri_of
 from magnetar.security.settings import SecuritySettings

@@ -19,10 +19,18 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from magnetar.proto.errors import InvalidConfiguration, MagnetarError, Unauthenticated, Unavailable
 from magnetar.runtime.access import Caller, PrincipalKind
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.http.client import JsonClient
+from magnetar.runtime.tcp.http_client import JsonClient
 from magnetar.runtime.threads import SystemWorkers
-from magnetar.security.jwks import KEYS_MAX, parse_keys
-from magnetar.security.oidc import DISCOVERY, DROP_S, REFRESH_S, RETRY_S, UNKNOWN_KID_S, OidcProvider
+from magnetar.security.oidc import (
+    DISCOVERY,
+    DROP_S,
+    KEYS_MAX,
+    REFRESH_S,
+    RETRY_S,
+    UNKNOWN_KID_S,
+    OidcProvider,
+    parse_keys,
+)
 from magnetar.security.settings import OidcSection
 from tests.security.test_settings import GOOD, authenticator, bearer, load, private
 from tests.security.test_token import NOW_S, SECRET, Clock

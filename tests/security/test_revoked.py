@@ -13,10 +13,11 @@ import pytest
 
 from magnetar.proto.errors import CredentialsExpired, InvalidConfiguration, InvalidRequest, Unauthenticated
 from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess
-from magnetar.runtime.grpc import callers
+from magnetar.runtime.grpc import limits as callers
 from magnetar.runtime.network import Channel, Endpoint
 from magnetar.runtime.sim.world import Simulation
-from magnetar.security import revoked, watched
+from magnetar.security import secrets as watched
+from magnetar.security import token as revoked
 from magnetar.security.authenticator import Authenticator
 from magnetar.security.secrets import Secret
 from magnetar.security.token import create_token

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from magnetar.cli.common.processes import Processes
-from magnetar.ledger.format.peer import NO_KEY, Flags, Op, RequestHead, encode_admin, encode_ping
+from magnetar.ledger.peer_format import NO_KEY, Flags, Op, RequestHead, encode_admin, encode_ping
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthorized
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.peer.keys import PeerCalling
@@ -114,7 +114,7 @@ def test_a_stranger_that_knows_a_bookies_key_is_refused_as_no_member(secured: Se
     from magnetar.metadata import paths
     from magnetar.metadata.records import BookieRecord
     from magnetar.metadata.remote import connect_metadata
-    from magnetar.metadata.update import get_record
+    from magnetar.metadata.store import get_record
     from magnetar.security.members import member_network
     from magnetar.security.settings import SecuritySettings
 

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from magnetar.bookie.node import identity
-from magnetar.bookie.repair import RepairConfig
+from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
+from magnetar.bookie.store import identity
 from magnetar.bookie.store.store import StoreConfig
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.server import Broker
@@ -27,12 +27,11 @@ from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import DataLost, InvalidConfiguration, MagnetarError, NotFound, TimedOut
 from magnetar.runtime.access import OPEN
-from magnetar.runtime.network import Endpoint
+from magnetar.runtime.network import Endpoint, World
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES
+from magnetar.runtime.sim.loop import DiskDelays
 from magnetar.runtime.sim.wires import NetworkFaults
-from magnetar.runtime.sim.workers import DiskDelays
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
-from magnetar.runtime.world import World
 from tests.simulation.inside import ObservedInside
 from tests.simulation.metadata import FaultyService, ObservedStore
 from tests.simulation.options import Options

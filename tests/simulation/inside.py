@@ -15,10 +15,9 @@ from functools import partial
 from magnetar.proto.errors import MagnetarError
 from magnetar.runtime.access import Principal
 from magnetar.runtime.files import Buffer
-from magnetar.runtime.network import Asker, Endpoint, Peer, PeerService, PeerServing, Reply, Request
+from magnetar.runtime.network import Asker, Endpoint, Peer, PeerService, PeerServing, Reply, Request, World
 from magnetar.runtime.peer.inside import InsideNetwork, InsideRequest
 from magnetar.runtime.peer.keys import CLEAR, PeerCalling, PeerListening
-from magnetar.runtime.world import World
 from tests.simulation.verdict.observer import Observer
 
 CONNECTION = -1

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from magnetar.ledger.core.stored import Payload
 from magnetar.ledger.handle import AppendListener, LedgerWriter
+from magnetar.ledger.reader_core import Payload
 from magnetar.ledger.sender import Append
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.cluster import Cluster

@@ -13,24 +13,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+from magnetar.bookie.adds import Adds
 from magnetar.bookie.format.journal import RecordType
-from magnetar.bookie.requests.adds import Adds
-from magnetar.bookie.store.journal.core.group_commit import ConfirmBlock
+from magnetar.bookie.store.journal.group_commit_core import ConfirmBlock
 from magnetar.bookie.store.journal.journal import Journal
 from magnetar.bookie.store.store import Store
+from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor_state import ChunkKey
-from magnetar.broker.subscription.core.deliveries import ALL_TIME
-from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.policies.policy import Entry
+from magnetar.broker.subscription.core.dispatch import ALL_TIME, Dispatcher
+from magnetar.broker.subscription.core.policy import Entry
 from magnetar.broker.subscription.delays import DelayedDelivery
-from magnetar.broker.subscription.format import cursor as stored
 from magnetar.client.core.effects import (
     ProducerEffect,
 )
 from magnetar.client.core.producer import ProducerCore
 from magnetar.ledger.client import LedgerClient
-from magnetar.ledger.core.pending import PendingAdds
-from magnetar.ledger.format.peer import Op, Status
+from magnetar.ledger.peer_format import Op, Status
+from magnetar.ledger.pending_core import PendingAdds
 from magnetar.proto.names import Position
 from magnetar.runtime.sim.files import SimFile, SimFiles
 

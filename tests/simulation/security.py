@@ -21,9 +21,9 @@ from magnetar.metadata.members import Members
 from magnetar.metadata.store import MetadataStore
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
-from magnetar.runtime.peer.member import MemberNetwork
+from magnetar.runtime.network import World
+from magnetar.runtime.peer.sockets import MemberNetwork
 from magnetar.runtime.sim.world import EPOCH_MS, Simulation
-from magnetar.runtime.world import World
 from magnetar.security.authenticator import SecuredNetwork
 from magnetar.security.members import MemberGuard
 from magnetar.security.settings import AuthorizationSection, BrokerSection, SecuritySettings, TokenSection

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar.client.transactions.checks import Decision
-from magnetar.proto.transactions import TxnId
+from magnetar.client.transactions.halves import Decision
+from magnetar.proto.states import TxnId
 from tests.simulation.load.halves import FATES
 from tests.simulation.tiers import TRANSACTIONS, run_any
 from tests.simulation.verdict.halves import HalfHistory, HalfSeen

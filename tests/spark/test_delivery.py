@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from magnetar.client.common.errors import SinkFenced, TransactionAborted
 from magnetar.proto.errors import InvalidConfiguration
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world
 from magnetar.spark_connector import delivery

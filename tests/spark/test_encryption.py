@@ -12,7 +12,7 @@ pytest.importorskip("pyspark", reason="the extra `spark` is not installed")
 from magnetar.client.common.errors import CryptoError
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.spark_connector.options import parse_sink, parse_source
-from tests.client.crypto.keys import files
+from tests.client.model.keys import files
 
 pytestmark = pytest.mark.spark
 

@@ -21,7 +21,7 @@ from magnetar.admin import Admin
 from magnetar.proto.errors import DataLost, MagnetarError, TopicNotFound
 from magnetar.spark_connector.datasource import MagnetarDataSource
 from magnetar.spark_connector.ranges import topics
-from tests.client.crypto.keys import files
+from tests.client.model.keys import files
 
 pytestmark = pytest.mark.spark
 

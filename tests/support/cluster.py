@@ -19,9 +19,8 @@ from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import decode_batch, encode_batch, encode_entry, parse_header, plain_items, split_broker_part
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import MagnetarError, from_wire
-from magnetar.runtime.network import Endpoint, rpc
+from magnetar.runtime.network import Endpoint, World, rpc
 from magnetar.runtime.process import real_world
-from magnetar.runtime.world import World
 
 TIMEOUT_S = 20.0
 SMALL = BrokerConfig(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from magnetar.runtime.http2.connection import Http2Connection
+from magnetar.runtime.tcp.http2 import Http2Connection
 
 
 class Wire(asyncio.Transport):

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Self
 
 from magnetar.cli.common.processes import dies_with_parent, free_port
-from magnetar.cli.demo.java import find_java
+from magnetar.cli.demo import find_java
 from magnetar.runtime.access import TlsFiles
 
 JARS = ("zookeeper-[0-9]*", "zookeeper-jute-*", "slf4j-api-*", "metrics-core-*", "commons-io-*", "snappy-java-*")

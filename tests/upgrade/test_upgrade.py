@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.bookie.format import note
-from magnetar.bookie.format.framing import FileHeader, decode_file_header, encode_file_header
-from magnetar.broker.log.format import compacted
+from magnetar.bookie.format import mark as note
+from magnetar.bookie.format.journal import FileHeader, decode_file_header, encode_file_header
+from magnetar.broker.log import compacted_format as compacted
+from magnetar.broker.subscription import cursor_format as cursor
+from magnetar.broker.subscription import delays_format as delays
 from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind
-from magnetar.broker.subscription.format import cursor, delays
-from magnetar.broker.topic.core.dedup import Snapshot
-from magnetar.broker.topic.format import dedup
-from magnetar.broker.topic.format import transactions as outcomes
-from magnetar.broker.transaction.format import entries as coordinator
+from magnetar.broker.topic import dedup_format as dedup
+from magnetar.broker.topic import transactions_format as outcomes
+from magnetar.broker.topic.dedup_core import Snapshot
+from magnetar.broker.transaction import entries_format as coordinator
 from magnetar.cli.common.processes import Processes
-from magnetar.ledger.format import peer
+from magnetar.ledger import peer_format as peer
 from magnetar.metadata import records
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import versions

@@ -28,10 +28,10 @@ from typing import NamedTuple
 
 from ....runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join
 from ...format import entry_log, index
-from ...format.framing import FILE_HEADER_BYTES, FileHeader, encode_file_header
+from ...format.journal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from ...format.mark import OpenLog
 from .. import disk
-from ..index.index import Group
+from ..index import Group
 from ..memtable import ENTRY_OVERHEAD_BYTES, Stored, Table
 from .files import index_name, log_name
 

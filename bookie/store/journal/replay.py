@@ -31,15 +31,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....runtime.files import File, Files, join
-from ...format.framing import FILE_HEADER_BYTES, Damaged, FileHeader, ForeignFile, decode_file_header
 from ...format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
+    FILE_HEADER_BYTES,
     HEADER_COPY_OFFSET,
     MAGIC,
     BlockHeader,
+    Damaged,
+    FileHeader,
+    ForeignFile,
     Records,
     decode_block_header,
+    decode_file_header,
     decode_records,
     encode_block_prefix,
 )

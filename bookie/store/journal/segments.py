@@ -28,9 +28,8 @@ from typing import NamedTuple
 import msgspec
 
 from ....runtime.files import File, Files, join
-from ....runtime.workers import Worker
-from ...format.framing import FileHeader, encode_file_header
-from ...format.journal import MAGIC, encode_first_block
+from ....runtime.threads import Worker
+from ...format.journal import MAGIC, FileHeader, encode_file_header, encode_first_block
 from .. import disk
 
 _LOG = logging.getLogger("magnetar.bookie.store.journal")

@@ -11,7 +11,7 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
   hands out nothing new (`broker/subscription/core/dispatch.py`); a bitmap of a million alternating holes takes 250 KB.
 - `version` grows with every change; `persisted` is the version that is stored. `dirty` compares them. Which pieces of
   the state have changed since they were stored is in `changed`: a `ChunkKey` each, the unit that is written again
-  (broker/subscription/core/cursor_log.py). The mark is in none of them: moving it rewrites nothing.
+  (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites nothing.
 - A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `settle` decides when it is read.
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
   `counts_first` it is that of the first message of the entry that is not acknowledged, as what follows it was not given
@@ -31,9 +31,7 @@ from pyroaring import BitMap
 from sortedcontainers import SortedDict
 
 from ....proto.names import Position
-from ...log.core.log_shape import LogShape
-from ...log.core.trimming import Safe
-from .bits import bytes_of, first_zero, ones, ranges, run_end
+from ...log.log_shape_core import LogShape, Safe
 from .cursor_state import (
     BATCH_INDEXES_MAX,
     COUNT_BYTES,
@@ -43,8 +41,13 @@ from .cursor_state import (
     Count,
     CursorState,
     Partial,
+    bytes_of,
+    first_zero,
     key_of,
     keys_of_holes,
+    ones,
+    ranges,
+    run_end,
 )
 from .pending_set import PendingAcks
 

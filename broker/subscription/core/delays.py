@@ -9,7 +9,7 @@ queue.
     delays.seal(now_ms) → Draft … sealed | kept     what is far in the future is stored, as a *bucket*
     delays.wanted(now_ms) → Load … loaded | lost    what is near is loaded, a few segments at a time
     delays.drained()                                buckets that are needed no more The buckets themselves are
-    core/delay_buckets.py's; keys and segments core/delay_keys.py's.
+    core/delay_buckets.py's; keys and segments core/delay_buckets.py's.
 
 Rules
 - **The bitmaps are the truth** (`is_delayed`: one roaring bitmap per ledger of the topic). Each position in them has a
@@ -43,11 +43,25 @@ from heapq import heapify, heappop, heappush
 from pyroaring import BitMap
 
 from ....proto.names import Position
-from ...log.core.log_shape import LogShape
-from .bits import run_end
+from ...log.log_shape_core import LogShape
 from .cursor import Cursor
-from .delay_buckets import Bucket, Buckets, Load, next_of
-from .delay_keys import KEY_BYTES, NEVER, TIME, DelaySegment, Draft, Keys, drafted, key_of, position_of, unpack_places
+from .cursor_state import run_end
+from .delay_buckets import (
+    KEY_BYTES,
+    NEVER,
+    TIME,
+    Bucket,
+    Buckets,
+    DelaySegment,
+    Draft,
+    Keys,
+    Load,
+    drafted,
+    key_of,
+    next_of,
+    position_of,
+    unpack_places,
+)
 
 FRESH_BYTES = 56
 """Bytes of a key as a number in a heap."""

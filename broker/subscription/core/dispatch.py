@@ -8,9 +8,9 @@ One state machine for every subscription type. What differs, "which consumer may
 
 Rules
 - Permits count messages, as the consumer is *shown* them: a delivery costs what its entry's head declares, less the
-  batch indexes that it marks as acknowledged, and the client gives back just that (client/core/permits.py has the rule
-  of both sides). A batch goes out while any permit is left, so permits may end below zero by one batch (invariant 43).
-  None is lost or created: the rest is what was granted less what was charged, at any moment (`check`).
+  batch indexes that it marks as acknowledged, and the client gives back just that (client/core/redelivery.py has the
+  rule of both sides). A batch goes out while any permit is left, so permits may end below zero by one batch (invariant
+  43). None is lost or created: the rest is what was granted less what was charged, at any moment (`check`).
 - An entry has at most one outstanding holder (invariant 41). It stays outstanding until it is acknowledged, given back
   (`redeliver`), or its consumer leaves or is deposed; then it waits with the policy, before anything new is read.
 - The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
@@ -47,21 +47,61 @@ tests/broker/subscription/core/test_dispatch_walk.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from pyroaring import BitMap
 
 from ....proto.names import Position
 from ....proto.states import Blocked
-from ...log.core.log_shape import LogShape
-from .bits import ones
+from ...log.log_shape_core import LogShape
 from .cursor import Cursor
+from .cursor_state import ones
 from .delays import DelayIndex
-from .deliveries import ALL_TIME, NO_LIMITS, Delivery, DispatchLimits, Read, ReplayRange
 from .filters import Fate, filters_of
-from .policies.in_log_order import why_none
-from .policies.policy import Entry, Member, Policy
+from .in_log_order import why_none
+from .policy import Entry, Member, Policy
 from .positions import inside
 from .redelivery_backoff import BackoffQueue
+
+# ---------------------------------------------------------------------------------------------------- deliveries
+# The values that a dispatcher returns: what it wants to read, and what it hands out.
+
+
+class DispatchLimits(NamedTuple):
+    """The limits of unacknowledged messages; 0: none."""
+
+    unacked_consumer: int
+    unacked_subscription: int
+
+
+NO_LIMITS = DispatchLimits(0, 0)
+ALL_TIME = 1 << 63
+"""A time of day at which every entry is due."""
+
+
+class Read(NamedTuple):
+    """Reads from this position on."""
+
+    position: Position
+
+
+class ReplayRange(NamedTuple):
+    """Reads these entries again, in this order."""
+
+    positions: tuple[Position, ...]
+
+
+class Delivery(NamedTuple):
+    """An entry for a consumer, with the batch indexes that are acknowledged."""
+
+    member: Member
+    entry: Entry
+    redelivery_count: int
+    acked_indexes: list[int]
+
+
+# ------------------------------------------------------------------------------------------------------ dispatch
+
 
 REPLAY_ENTRIES_MAX = 200
 """Entries asked for in one replay: as many as are handed out at once."""

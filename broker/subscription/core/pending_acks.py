@@ -36,7 +36,7 @@ from typing import NamedTuple
 from pyroaring import BitMap
 
 from ....proto.names import Position
-from ....proto.transactions import TxnId
+from ....proto.states import TxnId
 from .cursor import Cursor
 from .cursor_state import NOWHERE, Partial, TxnAcks
 from .pending_set import PendingAcks

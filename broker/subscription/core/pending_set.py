@@ -3,7 +3,7 @@
 A position is one test away: a bitmap per ledger and a dictionary of batches hold the union. `memory_bytes` is kept with
 each change, and so are the chunks that have something of a transaction (`keys_of`): every write of the cursor has all
 that is pending, so what does not change is not computed again. `rows` are the stored bytes of transactions, as
-broker/subscription/format/cursor.py made them last.
+broker/subscription/cursor_format.py made them last.
 Guarding tests: tests/broker/subscription/core/test_pending_acks.py.
 """
 
@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping
 from pyroaring import BitMap
 
 from ....proto.names import Position
-from ....proto.transactions import TxnId
-from ...log.core.log_shape import LogShape
-from .bits import at_most
-from .cursor_state import NOWHERE, ChunkKey, Partial, TxnAcks, keys_of_pending
+from ....proto.states import TxnId
+from ...log.log_shape_core import LogShape
+from .cursor_state import NOWHERE, ChunkKey, Partial, TxnAcks, at_most, keys_of_pending
 
 TXN_BYTES = 700
 """Bytes of a transaction beside its bitmaps and batches."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_index, mark
-from magnetar.bookie.format.framing import (
+from magnetar.bookie.format.journal import (
     FILE_HEADER_BYTES,
     Damaged,
     FileHeader,

@@ -16,18 +16,14 @@ from typing import NamedTuple
 
 import pytest
 
-from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_index, mark, note
-from magnetar.bookie.format.framing import (
-    Damaged,
-    FileHeader,
-    crc32c,
-    decode_file_header,
-    encode_file_header,
-)
+from magnetar.bookie.format import cookie, entry_log, index, journal, ledger_index, mark
+from magnetar.bookie.format import mark as note
+from magnetar.bookie.format.journal import Damaged, FileHeader, crc32c, decode_file_header, encode_file_header
 from magnetar.bookie.format.ledger_index import Drained, LedgerState, LimboRow, Mended, Quarantined, Tombstone
 from magnetar.bookie.format.mark import Mark
-from magnetar.ledger.format import adds, peer
-from magnetar.ledger.format.peer import AnswerHead, Flags, Op, RequestHead, Status
+from magnetar.ledger import adds_format as adds
+from magnetar.ledger import peer_format as peer
+from magnetar.ledger.peer_format import AnswerHead, Flags, Op, RequestHead, Status
 from magnetar.proto.errors import NewerFormat
 from tests.bookie.entries import KEY, log_record, stored_entry
 

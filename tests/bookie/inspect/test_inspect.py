@@ -18,7 +18,7 @@ from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, s
 from magnetar.bookie.inspect.picture import picture
 from magnetar.bookie.inspect.snapshot import Damage, Snapshot
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.index.index import ExtentPlace
+from magnetar.bookie.store.index import ExtentPlace
 from magnetar.bookie.store.store import Store
 from magnetar.runtime.files import File, Files, join
 from magnetar.runtime.sim.world import Simulation

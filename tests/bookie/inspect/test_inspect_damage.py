@@ -7,14 +7,14 @@ import errno
 import pytest
 
 from magnetar.bookie.format import index as index_format
-from magnetar.bookie.format import note
-from magnetar.bookie.format.framing import FILE_HEADER_BYTES, crc32c
+from magnetar.bookie.format import mark as note
+from magnetar.bookie.format.journal import FILE_HEADER_BYTES, crc32c
 from magnetar.bookie.format.ledger_index import RECORD_BYTES
 from magnetar.bookie.inspect import entries, indexes, journals, ledgers, logs, snapshot, summary
 from magnetar.bookie.inspect.snapshot import Damage, Gone
-from magnetar.bookie.store import data_losses as losses
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.index.index import ExtentPlace
+from magnetar.bookie.store import state_log as losses
+from magnetar.bookie.store.index import ExtentPlace
 from magnetar.proto.errors import InvalidRequest, NotFound
 from magnetar.runtime.files import File, join
 from magnetar.runtime.sim.world import Simulation
@@ -195,7 +195,7 @@ def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
 
 
 def test_a_log_in_which_nothing_lived_is_gone_before_it_is_drained() -> None:
-    """A full disk takes the log of a dead index to make room (bookie/store/compaction/compaction.py)."""
+    """A full disk takes the log of a dead index to make room (bookie/store/entrylog/compaction.py)."""
 
     async def main(simulation: Simulation) -> None:
         store, _ = await filled(simulation, closed=False)

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from magnetar.bookie.node.disk_monitor import DiskState
+from magnetar.bookie.disk_monitor import DiskState
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, DamagedEntriesRecord, decode
 from magnetar.metadata.remote import RemoteStore
-from magnetar.runtime.supervisor import SOUND_S
+from magnetar.runtime.tasks import SOUND_S
 from tests.bookie.bookies import Cluster, with_cluster
-from tests.bookie.repair.copies import Deployment, with_deployment
-from tests.bookie.repair.test_repair import newer
+from tests.bookie.maintenance.copies import Deployment, with_deployment
+from tests.bookie.maintenance.test_repair import newer
 from tests.bookie.stores import NODE
 
 NAMES = ["bookie-session", "bookie-upkeep", "bookie-gc", "bookie-scrub", "bookie-mend", "bookie-repair"]

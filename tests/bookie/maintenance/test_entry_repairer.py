@@ -6,11 +6,11 @@ import asyncio
 import errno
 
 from magnetar.bookie.maintenance.restore import Restorer
-from magnetar.bookie.store.compaction.plan import CompactionPolicy
-from magnetar.ledger.format.peer import Status
+from magnetar.bookie.store.entrylog.mover import CompactionPolicy
+from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import OPEN, DamagedEntriesRecord
-from magnetar.metadata.update import get_record
+from magnetar.metadata.store import get_record
 from magnetar.runtime.sim.disk import FileFault
 from tests.bookie.bookies import with_cluster
 from tests.bookie.maintenance.test_limbo import Deployment, with_deployment

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
+from magnetar.bookie.disk_monitor import DiskState
 from magnetar.bookie.maintenance.garbage import Collected, GarbageProgress, GarbageRefusal
-from magnetar.bookie.node.disk_monitor import DiskState
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.store.compaction.compaction import Done
-from magnetar.bookie.store.compaction.plan import CompactionPolicy, LogFacts
 from magnetar.bookie.store.disk import NoSpace
-from magnetar.ledger import deletions
-from magnetar.ledger.format.peer import Op, Status
+from magnetar.bookie.store.entrylog.compaction import Done
+from magnetar.bookie.store.entrylog.mover import CompactionPolicy, LogFacts
+from magnetar.ledger import client as deletions
+from magnetar.ledger.peer_format import Op, Status
 from magnetar.metadata import paths, records
 from magnetar.proto.errors import Busy, ConnectionLost
 from magnetar.runtime.sim.files import Operation

@@ -9,11 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
-from magnetar.ledger import deletions
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger import client as deletions
+from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
-from magnetar.metadata.store import Delete, Put
-from magnetar.metadata.unreadable import ledgers_in
+from magnetar.metadata.store import Delete, Put, ledgers_in
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.maintenance.test_garbage import delete, with_ledgers
 from tests.bookie.stores import NODE, payload

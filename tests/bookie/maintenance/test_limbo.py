@@ -19,14 +19,13 @@ from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store import boot
 from magnetar.ledger import LedgerClient, LedgerWriter
 from magnetar.ledger.config import LedgerConfig
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths, records
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, LedgerRecord
 from magnetar.metadata.remote import connect_metadata
 from magnetar.metadata.server import MetadataService
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore
-from magnetar.metadata.update import get_record
+from magnetar.metadata.store import MetadataStore, get_record
 from magnetar.proto.errors import InvalidRequest, LedgerClosed, LedgerFenced, Unavailable
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.sim.disk import Directory, FileFault

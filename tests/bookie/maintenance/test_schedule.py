@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from magnetar.bookie.format import note
-from magnetar.bookie.maintenance.schedule import MAGIC, NOTE, Schedule, Times
+from magnetar.bookie.format import mark as note
+from magnetar.bookie.maintenance.garbage import MAGIC, NOTE, Schedule, Times
 from magnetar.bookie.store import disk
 from magnetar.runtime.files import join
 from magnetar.runtime.sim.world import Simulation

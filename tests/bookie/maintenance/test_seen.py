@@ -12,17 +12,16 @@ import msgspec
 import pytest
 
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
+from magnetar.bookie.maintenance.repair_worker import RepairConfig
 from magnetar.bookie.maintenance.seen import Memory, Seen, Shown, TrustVerdict, judge, remember
-from magnetar.bookie.node.identity import accept_metadata
-from magnetar.bookie.repair import RepairConfig
 from magnetar.bookie.server import Bookie, BookieConfig
-from magnetar.ledger.format.peer import Status
+from magnetar.bookie.store.identity import accept_metadata
+from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.metadata.records import BookieRecord, CounterRecord, Incarnation, decode, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.store import MetadataStore, Versioned
+from magnetar.metadata.store import MetadataStore, Versioned, get_record, put_of, take_ids
 from magnetar.metadata.tree import ENDING
-from magnetar.metadata.update import get_record, put_of, take_ids
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.process import real_world
 from tests.bookie.bookies import CONFIG, Cluster, with_cluster

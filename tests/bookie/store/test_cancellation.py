@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from magnetar.bookie.server import Bookie
-from magnetar.bookie.store.compaction.plan import CompactionPolicy
+from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.bookies import Cluster, with_cluster

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, HEAD_BYTES
+from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.store import checkpoint, memtable
-from magnetar.bookie.store.checkpoint_scheduler import RETRY_S
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.entrylog import files as log_files
 from magnetar.bookie.store.entrylog import writer
-from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.bookie.store.store import RETRY_S, Store
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.files import FileFault, Operation
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pyroaring import BitMap64
 
 from magnetar.bookie.format.ledger_index import Quarantined
-from magnetar.bookie.store.compaction.plan import (
+from magnetar.bookie.store.entrylog.mover import (
     Action,
     CompactionPolicy,
     CompactionState,
@@ -24,7 +24,7 @@ from magnetar.bookie.store.compaction.plan import (
     decide,
 )
 from magnetar.bookie.store.store import Store, StoreConfig
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.files import FileFault
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import payload_of

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from magnetar.bookie.format.framing import crc32c
+from magnetar.bookie.format.journal import crc32c
 from magnetar.bookie.maintenance.scrub import SCRUB
-from magnetar.bookie.node.identity import COOKIE
 from magnetar.bookie.store import disk as store_disk
-from magnetar.bookie.store.data_losses import Known
+from magnetar.bookie.store.identity import COOKIE
+from magnetar.bookie.store.state_log import Known
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.metadata import paths
 from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.sim.disk import Directory, Disk, Resize, Write

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from magnetar.bookie.store.disk import NoSpace
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.held import ENTRIES_MAX, decode_held, encode_runs
-from magnetar.ledger.format.peer import AnswerHead, Op, Status
+from magnetar.ledger.peer_format import ENTRIES_MAX, AnswerHead, Op, Status, decode_held, encode_runs
 from magnetar.runtime.sim.disk import FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.bookies import Cluster, with_cluster

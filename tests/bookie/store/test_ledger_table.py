@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magnetar.bookie.format.framing import FILE_HEADER_BYTES
+from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.format.ledger_index import RECORD_BYTES, LedgerState, Tombstone, encode, encode_ledger
+from magnetar.bookie.store import index_files as ledger_index
 from magnetar.bookie.store import memtable
-from magnetar.bookie.store.intervals import Intervals
-from magnetar.bookie.store.ledgers import index_files as ledger_index
-from magnetar.bookie.store.ledgers import table as ledger_table
-from magnetar.bookie.store.ledgers.descriptors import Descriptors
-from magnetar.bookie.store.ledgers.index_files import LedgerIndexFile
-from magnetar.bookie.store.ledgers.table import LEAF_RECORDS, LedgerTable, Loading, in_order
+from magnetar.bookie.store import table as ledger_table
+from magnetar.bookie.store.index_files import Descriptors, LedgerIndexFile
+from magnetar.bookie.store.memtable import Intervals
+from magnetar.bookie.store.table import LEAF_RECORDS, LedgerTable, Loading, in_order
 from magnetar.runtime.sim.files import FileFault
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY, OTHER_KEY

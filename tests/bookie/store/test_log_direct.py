@@ -7,8 +7,8 @@ import random
 import pytest
 
 from magnetar.bookie.format import entry_log
-from magnetar.bookie.format.framing import FILE_HEADER_BYTES
 from magnetar.bookie.format.index import GROUP_HEADER_BYTES, decode_group_header, decode_heads, decode_table
+from magnetar.bookie.format.journal import FILE_HEADER_BYTES
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.entrylog.writer import BATCH, PIECE_BYTES, SLICE_BYTES, LogNumbers, LogWriter, TableFlush
 from magnetar.bookie.store.memtable import Memtable

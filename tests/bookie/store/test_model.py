@@ -33,10 +33,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from magnetar.bookie.store.compaction.plan import CompactionPolicy
 from magnetar.bookie.store.disk import NoSpace
+from magnetar.bookie.store.entrylog.mover import CompactionPolicy
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.disk import UNLIMITED_BYTES
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
 from tests.bookie.entries import KEY, OTHER_KEY, payload_of, stored_entry

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from magnetar.bookie.format.entry_log import RECORD_HEADER_BYTES
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.index.index import Group
+from magnetar.bookie.store.index import Group
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import ENTRY_HEADER, Status
+from magnetar.ledger.peer_format import ENTRY_HEADER, Status
 from magnetar.runtime.files import DIRECT_ALIGNMENT
 from magnetar.runtime.sim.files import FileFault, Operation, SimFile
 from magnetar.runtime.sim.world import Simulation

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from magnetar.bookie.format import entry_log, index
+from magnetar.bookie.store.entrylog import at_boot as rebuild
 from magnetar.bookie.store.entrylog import files as log_files
-from magnetar.bookie.store.entrylog import rebuild
-from magnetar.bookie.store.entrylog.rebuild import Lost, Scan
+from magnetar.bookie.store.entrylog.at_boot import Lost, Scan
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import log_record
 from tests.bookie.stores import DATA, NODE, UUID, add, open_store, payload, simulate

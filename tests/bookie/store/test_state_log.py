@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magnetar.bookie.format.ledger_index import Tombstone, encode
-from magnetar.bookie.store.intervals import Intervals
-from magnetar.bookie.store.ledgers.descriptors import Descriptors
-from magnetar.bookie.store.ledgers.state_log import StateLog
-from magnetar.bookie.store.ledgers.table import Loading
+from magnetar.bookie.store.index_files import Descriptors
+from magnetar.bookie.store.memtable import Intervals
+from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.bookie.store.table import Loading
+from magnetar.ledger.peer_format import Status
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.stores import NODE, add, open_store, payload, simulate
 

@@ -12,9 +12,8 @@ from magnetar.metadata.sqlite import SqliteStore
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import Unauthenticated
 from magnetar.runtime.access import NOTHING, Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind
-from magnetar.runtime.network import Channel, Endpoint, Network, Serving, rpc
+from magnetar.runtime.network import Channel, Endpoint, Network, Serving, World, rpc
 from magnetar.runtime.process import real_world
-from magnetar.runtime.world import World
 from tests.support.cluster import Cluster, TestConsumer, TestProducer
 
 ROOT = "root"

@@ -14,16 +14,16 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.access import authorizer
-from magnetar.broker.access import grants as module
-from magnetar.broker.access.core.rights import Rights
-from magnetar.broker.access.grants import Grants
-from magnetar.broker.common.turns import Turns
-from magnetar.broker.session.reader import Range, RangeReader
+from magnetar.broker.access import authorizer as module
+from magnetar.broker.access.authorizer import Grants
+from magnetar.broker.access.table_core import Rights
+from magnetar.broker.common.token_bucket import Turns
+from magnetar.broker.session.backlogs import Range, RangeReader
 from magnetar.broker.topic.registry import ProducerRegistry
 from magnetar.metadata import paths
 from magnetar.metadata.records import GrantsRecord, TenantRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.update import put_record
+from magnetar.metadata.store import put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, Unauthorized, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName

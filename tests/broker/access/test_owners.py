@@ -1,6 +1,6 @@
 """What a role began is its own: others end nothing of it, write nothing into it, and learn nothing of it.
 
-Over gRPC, with roles; the rules one by one are in tests/broker/transaction/core/test_owners.py. `victim` and `etl` may
+Over gRPC, with roles; the rules one by one are in tests/broker/transaction/test_owners.py. `victim` and `etl` may
 write and read in the namespace; `stranger` has no grant at all.
 """
 
@@ -15,7 +15,7 @@ import pytest
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest, MagnetarError, Unauthorized, from_wire
-from magnetar.proto.transactions import TxnId, TxnState, coordinator_of
+from magnetar.proto.states import TxnId, TxnState, coordinator_of
 from magnetar.proto.wire_pb2 import TransactionId
 from tests.broker.access.roles import ROOT, Roles, roles
 from tests.broker.access.test_grants import NAMESPACE, TOPIC

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.broker.access import permissions
-from magnetar.broker.access.core.rights import ACTIONS, Right, Rights, decide
+from magnetar.broker.access import authorizer as permissions
+from magnetar.broker.access.table_core import ACTIONS, Right, Rights, decide
 from magnetar.metadata.records import GrantsRecord
 from magnetar.proto.errors import InvalidName, InvalidRequest
 

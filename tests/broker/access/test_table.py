@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.access.core.table import RULES
+from magnetar.broker.access.table_core import RULES
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, Unauthenticated, Unauthorized
-from magnetar.proto.operation import On, Permission, Rule
-from magnetar.runtime.monitoring.audit import ACTS_MAX
+from magnetar.proto.operations import On, Permission, Rule
+from magnetar.runtime.logs import ACTS_MAX
 from magnetar.runtime.network import rpc
 from tests.broker.access.roles import ROOT, Roles, roles
 

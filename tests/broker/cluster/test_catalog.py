@@ -11,10 +11,10 @@ import pytest
 from magnetar.broker.cluster.catalog import PARTITIONS_MAX, Catalog
 from magnetar.broker.cluster.ownership import Ownership
 from magnetar.metadata import paths
-from magnetar.metadata.core.rules import OPERATIONS_MAX
 from magnetar.metadata.records import BrokerRecord, CursorRecord, NamespaceRecord, encode
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.metadata.store import Operation
+from magnetar.metadata.tree_core import OPERATIONS_MAX
 from magnetar.proto.errors import AlreadyExists, InvalidRequest, TopicNotFound, Unavailable
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.process import real_world

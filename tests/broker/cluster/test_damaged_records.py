@@ -16,7 +16,7 @@ from magnetar.metadata import paths
 from magnetar.metadata.store import ANY
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, MagnetarError, from_wire
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from magnetar.runtime.network import rpc
 from tests.support.cluster import Cluster, TestProducer, cluster
 

@@ -10,8 +10,7 @@ from magnetar.broker.cluster.orphans import delete, find
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.metadata import paths
 from magnetar.metadata.records import Compacted, CursorRecord, DedupPlace, DelayBucket, TopicRecord
-from magnetar.metadata.store import Delete, Put
-from magnetar.metadata.update import get_record, put_record
+from magnetar.metadata.store import Delete, Put, get_record, put_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import LedgerFenced, LedgerNotFound, MagnetarError, Unavailable
 from magnetar.proto.names import TopicName

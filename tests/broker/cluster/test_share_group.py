@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.broker.cluster.core.bundles import among, bundle_number
+from magnetar.broker.cluster.bundles_core import among, bundle_number
 from magnetar.broker.cluster.ownership import Ownership
 from magnetar.metadata.records import BrokerRecord, NamespaceRecord
 from magnetar.metadata.sqlite import SqliteStore

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from magnetar.broker.cluster.catalog import Catalog
-from magnetar.broker.cluster.topic_watch import Added, Removed, Told, Topics, TopicWatcher
-from magnetar.broker.log.ledger_list import path_of
+from magnetar.broker.cluster.policy_cache import Added, Removed, Told, Topics, TopicWatcher
+from magnetar.broker.log.managed_ledger import path_of
 from magnetar.metadata.records import TopicRecord
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.update import get_record
+from magnetar.metadata.store import get_record
 from magnetar.proto.errors import NamespaceNotFound
 from magnetar.proto.names import NamespaceName, TopicName
 from magnetar.runtime.process import real_world

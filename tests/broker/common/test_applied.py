@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.broker.common.applied import NAMES, as_policies, resolve
-from magnetar.broker.common.config import BrokerConfig
+from magnetar.broker.common.config import NAMES, BrokerConfig, as_policies, resolve
 from magnetar.proto.applied import Applied
 from magnetar.proto.policies import Policies, check
 

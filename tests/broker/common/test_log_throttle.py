@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from magnetar.broker.common.log_throttle import AGAIN_S, LogThrottle
+from magnetar.broker.common.retry import AGAIN_S, LogThrottle
 from magnetar.proto.errors import NotEnoughBookies, Unavailable
 from magnetar.runtime.sim.world import Simulation
 

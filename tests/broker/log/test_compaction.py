@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.compacted_log import CompactedLog
+from magnetar.broker.log.compacted_view import CompactedLog
 from magnetar.broker.log.compaction import STEPS, Compaction, CompactionRun
-from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.log.ledger_list import ManagedLedgerRecord, TopicFenced, path_of
+from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.log.managed_ledger import ManagedLedgerRecord, TopicFenced, path_of
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
 from magnetar.metadata.store import ANY, Operation, Put, Versioned
 from magnetar.proto.entry import broker_part, encode_entry

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.log.core.lookup import LOST_LOOKED_AT, first_reached
+from magnetar.broker.log.log_shape_core import LOST_LOOKED_AT, LogShape, Span, first_reached
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.proto.errors import DataLost, MagnetarError, Unavailable
 from magnetar.proto.names import Position

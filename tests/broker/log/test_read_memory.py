@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from magnetar.broker.log.read_memory import CHUNK_BYTES_MIN, ReadMemory
+from magnetar.broker.log.reader import CHUNK_BYTES_MIN, ReadMemory
 
 KIB = 1 << 10
 

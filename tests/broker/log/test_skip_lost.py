@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import magnetar
-from magnetar.bookie.node import identity
-from magnetar.broker.log.core.log_shape import Span
+from magnetar.bookie.store import identity
+from magnetar.broker.log.log_shape_core import Span
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.broker.log.skip_lost import LOST_INDEXES
 from magnetar.client import aio

@@ -12,16 +12,14 @@ import pytest
 
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.cache import TailCache
-from magnetar.broker.log.ledger_list import ManagedLedgerRecord, TopicFenced, path_of
-from magnetar.broker.log.managed_ledger import ManagedLedger
+from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord, TopicFenced, path_of
 from magnetar.broker.log.snapshot_ledger import ROLL, SnapshotLedger, StateLedgers
-from magnetar.broker.topic.core.dedup import SequenceProgress, Snapshot
-from magnetar.broker.topic.format import dedup as stored
+from magnetar.broker.topic import dedup_format as stored
+from magnetar.broker.topic.dedup_core import SequenceProgress, Snapshot
 from magnetar.ledger import LedgerReader
-from magnetar.ledger.core.placement import Shrink
+from magnetar.ledger.placement_core import Shrink
 from magnetar.metadata.records import TopicLedger, TopicRecord, decode, encode
-from magnetar.metadata.store import Put, Versioned
-from magnetar.metadata.update import update
+from magnetar.metadata.store import Put, Versioned, update
 from magnetar.proto.errors import ConnectionLost, LedgerFenced, MagnetarError, NotEnoughBookies, OutcomeUnknown
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.process import real_world

@@ -13,11 +13,10 @@ from msgspec.structs import replace
 
 from magnetar.broker.common.config import BrokerConfig, Replication
 from magnetar.broker.log import topic_log
-from magnetar.broker.log.appender import AGE_LOOK_MS
+from magnetar.broker.log.appender import AGE_LOOK_MS, Publish
 from magnetar.broker.log.cache import TailCache
-from magnetar.broker.log.core.sequence_range import SequenceRange
-from magnetar.broker.log.ledger_list import TopicFenced, path_of
-from magnetar.broker.log.publish import Publish
+from magnetar.broker.log.log_queue_core import SequenceRange
+from magnetar.broker.log.managed_ledger import TopicFenced, path_of
 from magnetar.broker.log.topic_log import TAKE_OVER, TopicLog
 from magnetar.ledger import LedgerClient, LedgerConfig
 from magnetar.ledger.sender import Append

@@ -14,8 +14,8 @@ from magnetar.broker.server import Broker
 from magnetar.metadata import paths
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError, NotOwner, OutcomeUnknown, SessionExpired, Unavailable
-from magnetar.proto.model import AckedEntry
 from magnetar.proto.names import Position, TopicName
+from magnetar.proto.states import AckedEntry
 from magnetar.runtime.network import rpc
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, payloads_of
 

@@ -11,19 +11,19 @@ import pytest
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.cache import StoredEntry
-from magnetar.broker.log.core.log_shape import LogShape, Span
+from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.subscription.consumer import Consumer
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.policies import type_of
-from magnetar.broker.subscription.core.policies.policy import Member
+from magnetar.broker.subscription.core.policy import Member
+from magnetar.broker.subscription.core.subscription_types import type_of
 from magnetar.broker.subscription.subscription import Subscription
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.applied import Applied
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.states import TopicState
 from magnetar.runtime.clock import SystemClock
-from tests.cli.metrics.test_metrics_many_topics import STEP_S
+from tests.cli.run.test_metrics_many_topics import STEP_S
 from tests.support.steps import Steps, slowness
 
 ENTRIES = 50_000

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 import magnetar
 from magnetar.broker.cluster.catalog import Catalog
-from magnetar.broker.log.ledger_list import TopicFenced
+from magnetar.broker.log.managed_ledger import TopicFenced
 from magnetar.broker.server import Broker
 from magnetar.broker.session.administration import Administration
 from magnetar.broker.topic.topic import Topic
@@ -20,8 +20,7 @@ from magnetar.client.client import Client
 from magnetar.client.model.settings import InitialPosition
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, TopicRecord
-from magnetar.metadata.store import Check, MetadataStore
-from magnetar.metadata.update import get_record, update_record
+from magnetar.metadata.store import Check, MetadataStore, get_record, update_record
 from magnetar.proto import operations as op
 from magnetar.proto.errors import NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import TopicName

@@ -10,7 +10,7 @@ import pytest
 
 from magnetar.broker.common.config import BrokerConfig
 from magnetar.broker.log.cache import ENTRY_BYTES, StoredEntry, TailCache
-from magnetar.broker.node.state_memory import (
+from magnetar.broker.node.load_turns import (
     CLIENT_BYTES,
     CONNECTION_BYTES,
     HOLES_BYTES_MIN,
@@ -24,8 +24,8 @@ from magnetar.broker.node.state_memory import (
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked
+from magnetar.runtime.budget import CallerMemory
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.memory.budget import CallerMemory
 from tests.support.cluster import TestConsumer, TestProducer, cluster
 
 MIB = 1 << 20

@@ -8,8 +8,7 @@ from pathlib import Path
 from magnetar.broker.session.producer import ProducerOptions, ProducerSession
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position
-from magnetar.proto.states import BacklogQuotaState
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import BacklogQuotaState, TxnId
 from magnetar.runtime.network import CallContext
 from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn
 from tests.support.cluster import Cluster, client_part, cluster, payloads_of

@@ -10,8 +10,7 @@ import pytest
 from pyroaring import BitMap
 
 from magnetar.client import aio
-from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
-from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.client.model.settings import ConsumerType, InitialPosition, MultiplierRedeliveryBackoff
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InvalidRequest
 from magnetar.proto.states import Blocked

@@ -31,7 +31,7 @@ from magnetar.proto.errors import (
     Unavailable,
 )
 from magnetar.proto.names import Position
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from tests.broker.subscription.test_delays import until
 from tests.broker.topic.coordination import FakeCoordinator, coordinator, settle_at
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster, one_by_one
@@ -365,7 +365,7 @@ async def test_past_its_bound_acknowledgements_are_refused_and_nothing_is_droppe
     joins_of(running)
     mine = await consumer(running)
     deliveries = await received(mine, 4)
-    monkeypatch.setattr("magnetar.broker.subscription.acks_in_txn.ENTRIES_MAX", 2)
+    monkeypatch.setattr("magnetar.broker.subscription.acks.ENTRIES_MAX", 2)
     await ack_in(mine, X, *deliveries[:2])
     with pytest.raises(BackPressure):
         await ack_in(mine, Y, deliveries[2])

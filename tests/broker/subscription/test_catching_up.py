@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log import read_memory
+from magnetar.broker.log import reader as read_memory
 from magnetar.broker.subscription.read_ahead import ReadAheadBuffer
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position

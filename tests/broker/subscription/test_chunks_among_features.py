@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from magnetar.broker.session.backlogs import Backlogs
-from magnetar.broker.subscription import whole_messages
-from magnetar.client.admin.stored_messages import stored_messages
+from magnetar.broker.subscription import dead_letters as whole_messages
+from magnetar.client.admin.grpc_transport import stored_messages
 from magnetar.client.client import Client
 from magnetar.client.common.errors import Timeout
-from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
 from magnetar.client.core.chunking import split
-from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
+from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition, MultiplierRedeliveryBackoff
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata

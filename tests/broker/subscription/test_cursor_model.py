@@ -21,16 +21,15 @@ from msgspec.structs import replace
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import Replication
-from magnetar.broker.log.ledger_list import TopicFenced
+from magnetar.broker.log.managed_ledger import TopicFenced
+from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core import pending_acks
-from magnetar.broker.subscription.core.bits import bits_of
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import ChunkKind, TxnAcks
+from magnetar.broker.subscription.core.cursor_state import ChunkKind, TxnAcks, bits_of
 from magnetar.broker.subscription.cursors import DurableCursor
-from magnetar.broker.subscription.format import cursor as stored
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import Position, TopicName
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from tests.broker.storage import Session, Storage, alone
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 from tests.support.cluster import SMALL

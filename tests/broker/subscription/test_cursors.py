@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.broker.common.config import BrokerConfig, Replication
-from magnetar.broker.log.core.log_shape import LogShape
-from magnetar.broker.log.ledger_list import TopicFenced
-from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.log.log_shape_core import LogShape
+from magnetar.broker.log.managed_ledger import TopicFenced
+from magnetar.broker.subscription import cursor_format as stored
+from magnetar.broker.subscription.core.cursor_state import bits_of
 from magnetar.broker.subscription.cursors import DurableCursor, path_of
-from magnetar.broker.subscription.format import cursor as stored
 from magnetar.ledger import LedgerClient, LedgerConfig, LedgerWriter
 from magnetar.metadata import paths
 from magnetar.metadata.records import CursorRecord, decode

@@ -14,10 +14,10 @@ from magnetar.broker.log.snapshot_ledger import StateLedgers
 from magnetar.broker.session import statistics
 from magnetar.broker.subscription import delays as driver
 from magnetar.broker.subscription.core import delays as core
-from magnetar.broker.subscription.core.policies.policy import Member
-from magnetar.broker.subscription.core.policies.slot_owners import Ring
+from magnetar.broker.subscription.core.policy import Member
+from magnetar.broker.subscription.core.slot_owners import Ring
 from magnetar.broker.subscription.subscription import Subscription
-from magnetar.broker.topic import backlog
+from magnetar.broker.topic import statistics as backlog
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
 from magnetar.client.model.settings import ConsumerType

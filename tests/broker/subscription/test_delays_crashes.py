@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from magnetar.broker.subscription.core import delay_buckets, delay_keys
+from magnetar.broker.subscription.core import delay_buckets
+from magnetar.broker.subscription.core import delay_buckets as delay_keys
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.cursors import DurableCursor, path_of
 from magnetar.broker.subscription.delays import DelayedDelivery

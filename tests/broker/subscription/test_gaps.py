@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.ledger_list import ManagedLedgerRecord
-from magnetar.broker.log.managed_ledger import ManagedLedger
-from magnetar.broker.topic import backlog, examine
+from magnetar.broker.log.managed_ledger import ManagedLedger, ManagedLedgerRecord
+from magnetar.broker.topic import statistics as backlog
+from magnetar.broker.topic import statistics as examine
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotOwner
 from magnetar.proto.names import Position

@@ -13,8 +13,12 @@ import pytest
 
 from magnetar.client import aio
 from magnetar.client.common.errors import InvalidConfiguration, OperationNotSupported, Timeout
-from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
-from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
+from magnetar.client.model.settings import (
+    ConsumerDeadLetterPolicy,
+    ConsumerType,
+    InitialPosition,
+    MultiplierRedeliveryBackoff,
+)
 from tests.support.cluster import Cluster, cluster
 
 TOPIC = "persistent://public/default/letters"

@@ -16,10 +16,15 @@ from magnetar.broker.subscription import dead_letters
 from magnetar.broker.topic.storage import DurableStorage
 from magnetar.client import aio
 from magnetar.client.common.errors import Timeout
-from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
 from magnetar.client.consume.dead_letters import times_of
 from magnetar.client.core.chunking import split
-from magnetar.client.model.settings import CompressionType, ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
+from magnetar.client.model.settings import (
+    CompressionType,
+    ConsumerDeadLetterPolicy,
+    ConsumerType,
+    InitialPosition,
+    MultiplierRedeliveryBackoff,
+)
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_entry
 from magnetar.proto.entry_pb2 import MessageMetadata

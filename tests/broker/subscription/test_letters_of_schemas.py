@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
-from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.client.model.settings import ConsumerType, InitialPosition, MultiplierRedeliveryBackoff
 from magnetar.proto.schema import SchemaInfo
 from magnetar.schema import AvroSchema, BytesSchema, Integer, Record, StringSchema
 from tests.support.cluster import Cluster, cluster

@@ -12,8 +12,8 @@ from magnetar.broker.log.cache import StoredEntry
 from magnetar.broker.log.reader import TopicLogReader
 from magnetar.client.common.errors import PulsarException as ClientError
 from magnetar.client.model.settings import InitialPosition
-from magnetar.ledger.core.stored import StoredCopy
 from magnetar.ledger.reader import LedgerReader
+from magnetar.ledger.reader_core import StoredCopy
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost
 from magnetar.proto.names import Position, TopicName

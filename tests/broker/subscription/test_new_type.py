@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from magnetar.broker.subscription.core.policies import TYPES, SubscriptionType
-from magnetar.broker.subscription.core.policies.in_log_order import InLogOrder
-from magnetar.broker.subscription.core.policies.policy import (
+from magnetar.broker.subscription.core.in_log_order import InLogOrder
+from magnetar.broker.subscription.core.policy import (
     ActiveChanged,
     Entry,
     Member,
@@ -20,9 +19,11 @@ from magnetar.broker.subscription.core.policies.policy import (
     Statistics,
     SubscriptionOptions,
 )
-from magnetar.cli.messages import consume
+from magnetar.broker.subscription.core.subscription_types import TYPES, SubscriptionType
+from magnetar.cli import produce as consume
 from magnetar.client.model import settings
-from magnetar.proto import states, subscription_types
+from magnetar.proto import states
+from magnetar.proto import states as subscription_types
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConsumerBusy, InvalidRequest, NotAllowed
 from magnetar.proto.states import Blocked

@@ -18,7 +18,7 @@ from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import InternalError, NotOwner, Unavailable
 from magnetar.proto.states import Blocked
-from tests.broker.protocols.grpc.test_services import EARLIEST, TOPIC, Deployment
+from tests.broker.grpc.test_services import EARLIEST, TOPIC, Deployment
 from tests.support.cluster import TestConsumer, cluster, one_by_one
 
 LONG_MAX = (1 << 63) - 1

@@ -15,7 +15,7 @@ from magnetar.proto.entry import encode_batch, encode_entry, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.errors import InvalidRequest, MagnetarError, Unavailable
 from magnetar.proto.names import Position, TopicName
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.states import TxnId, TxnState
 
 
 class FakeCoordinator:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.ledger_list import path_of
+from magnetar.broker.log.managed_ledger import path_of
 from magnetar.broker.log.snapshot_ledger import SnapshotLedger
 from magnetar.broker.server import Broker
 from magnetar.client.client import Client

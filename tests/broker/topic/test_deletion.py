@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.topic import deletion
+from magnetar.broker.topic import storage as deletion
 from magnetar.broker.topic.maintenance import TopicMaintenance
 from magnetar.metadata.sqlite import LocalSession
 from magnetar.metadata.store import Delete
@@ -28,7 +28,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.proto.names import TopicName
 from magnetar.proto.policies import Policies
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.network import rpc
 from tests.broker.subscription.test_delays import until
 from tests.broker.topic.coordination import FakeCoordinator, coordinator

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from magnetar.broker.node.state_memory import StateMemory
+from magnetar.broker.node.load_turns import StateMemory
 from magnetar.proto.names import TopicName
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 

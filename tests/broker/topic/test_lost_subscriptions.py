@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.ledger_list import path_of as topic_path
+from magnetar.broker.log.managed_ledger import path_of as topic_path
 from magnetar.broker.subscription.cursors import path_of
 from magnetar.broker.topic.storage import DurableStorage
 from magnetar.broker.topic.subscription_registry import NAMES_BYTES_MAX, RECORD_LOST
 from magnetar.broker.topic.topic import Topic
 from magnetar.metadata.records import CursorRecord
 from magnetar.metadata.sqlite import LocalSession
-from magnetar.metadata.store import ANY, Check, Delete, Operation
-from magnetar.metadata.update import get_record
+from magnetar.metadata.store import ANY, Check, Delete, Operation, get_record
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import DataLost, MessageTooLarge, Unavailable
 from magnetar.proto.names import TopicName

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from magnetar.broker.session import statistics
-from magnetar.broker.topic import backlog
+from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.maintenance import STEPS
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
@@ -30,10 +30,9 @@ from magnetar.proto.errors import (
     SubscriptionNotFound,
     Unavailable,
 )
-from magnetar.proto.model import AckedEntry
 from magnetar.proto.names import Position, TopicName
 from magnetar.proto.policies import Policies
-from magnetar.proto.states import Blocked, LedgerStays
+from magnetar.proto.states import AckedEntry, Blocked, LedgerStays
 from tests.support.cluster import Cluster, TestConsumer, TestProducer, cluster
 
 TOPIC = "persistent://public/default/t"

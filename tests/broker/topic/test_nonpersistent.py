@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.core.policies import TYPES
+from magnetar.broker.subscription.core.subscription_types import TYPES
 from magnetar.broker.topic.nonpersistent import IN_FLIGHT_ENTRIES, NonPersistentLog
 from magnetar.broker.topic.topic import Topic
 from magnetar.client import aio

@@ -14,12 +14,12 @@ import magnetar
 from magnetar.broker.session.backlogs import Backlogs
 from magnetar.broker.session.statistics import of_topic
 from magnetar.broker.subscription.pump import Pump
-from magnetar.broker.topic import backlog
+from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.topic import Topic
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import NotFound
 from magnetar.proto.names import Position
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from magnetar.runtime.network import rpc
 from tests.broker.topic.coordination import FakeCoordinator, coordinator, position_of
 from tests.broker.topic.test_transactions import TOPIC, TxnProducer, loaded
@@ -29,12 +29,12 @@ __all__ = ["coordinator"]
 MAY_READ_THE_LOG = {
     "broker/log/compaction.py": "record, shape of ledgers, progress; what it reads is `shown`",
     "broker/node/topic_manager.py": "whether the topic is ours",
-    "broker/protocols/grpc/admin.py": "terminate",
+    "broker/grpc/admin.py": "terminate",
     "broker/session/producer.py": "its state, and where a first subscription begins",
     "broker/session/consumer.py": "`queued_index`, and that of a subscription",
     "broker/session/statistics.py": "of the ledgers, which are stored, shown or not",
-    "broker/protocols/pulsar/consumer.py": "that of a subscription",
-    "broker/protocols/rest/routes/transactions.py": "whether the position of an acknowledgement exists",
+    "broker/pulsar/consumer.py": "that of a subscription",
+    "broker/rest/transactions_routes.py": "whether the position of an acknowledgement exists",
     "broker/topic/maintenance.py": "of the ledgers: quota, rolls, state",
     "broker/topic/producer.py": "publishes",
     "broker/topic/registry.py": "the record",

@@ -27,8 +27,7 @@ from magnetar.proto.errors import (
     from_wire,
 )
 from magnetar.proto.names import TopicName
-from magnetar.proto.states import LedgerStays
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.states import LedgerStays, TxnId, TxnState
 from tests.broker.node.test_failover import until_owned_by, vanish
 from tests.broker.subscription.test_delays import until
 from tests.broker.topic.coordination import FakeCoordinator, coordinator, in_txn, position_of, settle_at
@@ -535,8 +534,8 @@ async def test_what_its_coordinator_lost_is_aborted_when_it_is_asked_for(
     tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No settlement comes from a coordinator that was taken over and knows no participant."""
-    monkeypatch.setattr("magnetar.broker.topic.txn_questions.OPEN_ASK_S", 0.1)
-    monkeypatch.setattr("magnetar.broker.topic.txn_questions.ASK_S_MAX", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_joins.OPEN_ASK_S", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_joins.ASK_S_MAX", 0.1)
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         consumer = await TestConsumer(running.world, broker, TOPIC).ready()
@@ -552,8 +551,8 @@ async def test_an_answer_that_tells_no_outcome_shows_nothing_and_the_topic_asks_
     tmp_path: Path, coordinator: FakeCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No coordinator tells a topic "forgotten" (invariant 87). One that did would not make entries count."""
-    monkeypatch.setattr("magnetar.broker.topic.txn_questions.OPEN_ASK_S", 0.1)
-    monkeypatch.setattr("magnetar.broker.topic.txn_questions.ASK_S_MAX", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_joins.OPEN_ASK_S", 0.1)
+    monkeypatch.setattr("magnetar.broker.topic.txn_joins.ASK_S_MAX", 0.1)
     async with cluster(tmp_path) as running:
         broker = running.brokers[0]
         consumer = await TestConsumer(running.world, broker, TOPIC).ready()

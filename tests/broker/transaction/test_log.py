@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from magnetar.broker.common.config import Replication
 from magnetar.broker.log.snapshot_ledger import StateLedgers
 from magnetar.broker.transaction import log as module
-from magnetar.broker.transaction.core.records import Named
-from magnetar.broker.transaction.core.state import State
 from magnetar.broker.transaction.log import TAKE_OVER, CoordinatorFenced, CoordinatorLog
+from magnetar.broker.transaction.records_core import Named
+from magnetar.broker.transaction.state_core import State
 from magnetar.metadata import paths
 from magnetar.metadata.records import CoordinatorRecord, TransactionsRecord, decode, encode
 from magnetar.proto.errors import DataLost, LedgerFenced, OutcomeUnknown

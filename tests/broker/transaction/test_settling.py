@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from magnetar.broker.common.transactions import Settlement
-from magnetar.broker.transaction import settling
-from magnetar.broker.transaction.settling import Settler
+from magnetar.broker.transaction import peers as settling
+from magnetar.broker.transaction.peers import Settler
 from magnetar.proto.errors import MagnetarError, Unavailable
 from magnetar.proto.names import TopicName
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from magnetar.runtime.process import real_world
 from tests.broker.subscription.test_delays import until
 

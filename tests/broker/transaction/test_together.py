@@ -6,7 +6,7 @@ import asyncio
 
 from magnetar.broker.transaction.together import Together
 from magnetar.proto.errors import NotOwner, TimedOut
-from magnetar.proto.transactions import TxnState
+from magnetar.proto.states import TxnState
 
 
 async def test_the_answers_are_in_the_order_of_the_questions_whatever_came_first() -> None:

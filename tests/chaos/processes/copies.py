@@ -2,8 +2,8 @@
 
 Entries are acknowledged by two bookies (ack quorum 2), so one of the copies may be lost at a time, and the next only
 when those of the last are made again. That is so when no ledger names a bookie that is gone, and no ledger is marked
-under-replicated (bookie/repair/). Then each entry lies on two bookies that are there: the missing ones' copies were
-made again where the record says, before it said so.
+under-replicated (bookie/maintenance/). Then each entry lies on two bookies that are there: the missing ones' copies
+were made again where the record says, before it said so.
 
 A process of its own (`python -m tests.chaos.processes.copies METADATA BOOKIE…`) looks, without the proxy: a line each.
 """
@@ -17,12 +17,12 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from magnetar.bookie.repair import marks
-from magnetar.bookie.repair.core.marks import placed
+from magnetar.bookie.maintenance import marks
+from magnetar.bookie.maintenance.copies_core import placed
 from magnetar.cli.run.members import as_member
 from magnetar.metadata import paths
 from magnetar.metadata.address import parse
-from magnetar.metadata.connect import connect
+from magnetar.metadata.remote import connect
 from magnetar.metadata.store import MetadataStore
 from magnetar.runtime.process import real_world
 

@@ -15,8 +15,8 @@ import pytest
 import magnetar
 from magnetar.admin import Admin
 from magnetar.cli.common.processes import Process, Processes
-from magnetar.cli.migrate.destination import PRODUCER
-from magnetar.cli.migrate.origin import origin_of
+from magnetar.cli.migrate.copying import PRODUCER
+from magnetar.cli.migrate.source import origin_of
 from magnetar.proto.entry import parse_header, split_broker_part
 from magnetar.proto.errors import NotFound
 from magnetar.proto.policies import Policies

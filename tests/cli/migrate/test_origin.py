@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magnetar.cli.migrate.origin import ORIGIN_BYTES, Origin, copied, number_of, origin_of
+from magnetar.cli.migrate.source import ORIGIN_BYTES, Origin, copied, number_of, origin_of
 from magnetar.proto.entry import broker_part, client_part, decode_batch, encode_batch, parse_header, plain_items
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position

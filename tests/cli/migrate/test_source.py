@@ -7,16 +7,14 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.migrate.plan import find_topics
-from magnetar.cli.migrate.source import Backlog, Entry, PartitionReader, Source
+from magnetar.cli.migrate.source import Backlog, Entry, PartitionReader, Source, find_topics
 from magnetar.client.connect.world import client_world
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError, TopicNotFound, Unavailable, WrongProtocol
 from magnetar.proto.names import Position, TopicName
 from magnetar.runtime.access import NOTHING
-from magnetar.runtime.network import Endpoint
-from magnetar.runtime.world import World
-from tests.broker.protocols.pulsar.raw import Raw, T, simulate
+from magnetar.runtime.network import Endpoint, World
+from tests.broker.pulsar.raw import Raw, T, simulate
 
 TOPIC = TopicName.parse(T)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.migrate.subscriptions import SourceAdmin
+from magnetar.cli.migrate.copying import SourceAdmin
 from magnetar.proto.errors import Unavailable
 from magnetar.proto.names import TopicName
 from magnetar.runtime.access import CallerAccess

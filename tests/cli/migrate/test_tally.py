@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from magnetar.cli.migrate.progress import line
-from magnetar.cli.migrate.tally import Tally, Totals
+from magnetar.cli.migrate.copying import Tally, Totals
+from magnetar.cli.migrate.migrate import line
 from magnetar.proto.names import Position, TopicName
 
 

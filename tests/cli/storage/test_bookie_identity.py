@@ -11,7 +11,7 @@ import pytest
 from magnetar.metadata import paths
 from magnetar.metadata.records import CookieRecord
 from magnetar.metadata.sqlite import SqliteStore
-from magnetar.metadata.update import get_record, put_record
+from magnetar.metadata.store import get_record, put_record
 from magnetar.runtime.process import real_world
 from tests.support.processes import run_cli
 

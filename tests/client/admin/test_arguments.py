@@ -19,7 +19,7 @@ from magnetar.admin import Admin, AdminClient
 from magnetar.client.admin.arguments import WrongArgument, WrongArgumentType
 from magnetar.client.model.message_id import MessageId
 from magnetar.proto.errors import InvalidRequest, MagnetarError
-from magnetar.proto.operation import Operation
+from magnetar.proto.operations import Operation
 from magnetar.proto.policies import Policies
 from magnetar.proto.schema import SchemaInfo, SchemaType
 

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.admin import AdminClient
-from magnetar.client.admin.grpc_transport import GrpcTransport, decode, encode, target_of
-from magnetar.client.admin.stored_messages import StoredMessage
+from magnetar.client.admin.grpc_transport import GrpcTransport, StoredMessage, decode, encode, target_of
 from magnetar.client.connect.world import client_world
 from magnetar.client.model.message_id import MessageId
 from magnetar.proto import operations
@@ -21,8 +20,7 @@ from magnetar.proto import statistics as values
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, InvalidRequest, MagnetarError, NotOwner, TopicNotFound, Unavailable
 from magnetar.proto.names import Position
-from magnetar.proto.operation import AskedOf, Operation
-from magnetar.proto.operations import answer_of
+from magnetar.proto.operations import AskedOf, Operation, answer_of
 from magnetar.proto.policies import Policies
 from magnetar.proto.translation import hints_of
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import magnetar
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 
 
 def shown(client: magnetar.Client, topic: str) -> list[bytes]:

@@ -13,7 +13,7 @@ import pytest
 from magnetar.client.client import CLOSE_QUIET_S, Client
 from magnetar.client.common.errors import AlreadyClosed, InvalidConfiguration, Result, Timeout
 from magnetar.client.consume.consumer import Consumer
-from magnetar.client.core.state import State
+from magnetar.client.core.effects import State
 from magnetar.client.model.settings import ConsumerType
 from magnetar.client.produce.producer import Producer
 from magnetar.proto import wire_pb2 as wire

@@ -17,7 +17,7 @@ from magnetar.client.client import Client
 from magnetar.client.common.errors import MagnetarError
 from magnetar.client.connect.attachment import Attachment
 from magnetar.client.connect.broker_stream import BrokerStream
-from magnetar.client.connect.partitions_watcher import PartitionsWatcher
+from magnetar.client.connect.topic_watch import PartitionsWatcher
 from magnetar.client.consume.acknowledgements import AckSender
 from magnetar.client.consume.deliveries import Deliveries
 from magnetar.client.consume.partition_consumer import PartitionConsumer
@@ -34,7 +34,7 @@ from tests.compiled import COMPILED
 SCHEDULERS = {"call_soon", "call_soon_threadsafe", "call_later", "call_at", "create_task", "ensure_future"}
 BY_ITSELF = {
     ("loop_thread.py", "call_soon_threadsafe"),  # `loop.stop`, and tasks that have an owner
-    ("guard.py", "call_soon"),  # Ctrl-C, which is to end the loop
+    ("loggers.py", "call_soon"),  # Ctrl-C, which is to end the loop
 }
 TARGETS = [
     (PartitionProducer, "_turn"), (PartitionProducer, "_time_passed"), (PartitionProducer, "on_frames"),
@@ -59,7 +59,7 @@ def test_everything_that_the_loop_calls_goes_through_the_guard() -> None:
                 continue
             if not any(isinstance(each, ast.Name) and each.id == "run" for each in node.args):
                 found.append(f"{path.name}:{node.lineno} {node.func.attr}")
-    assert not found, "call it by client/common/guard.py, spawn it by runtime/tasks.py"
+    assert not found, "call it by client/common/loggers.py, spawn it by runtime/tasks.py"
 
 
 async def ends(what: str, work: Awaitable[Any], hanging: list[str]) -> None:

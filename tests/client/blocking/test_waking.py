@@ -19,8 +19,7 @@ import pytest
 from magnetar.client.blocking.consumer import take_blocking
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AlreadyClosed, Timeout
-from magnetar.client.consume.batch_receive import ConsumerBatchReceivePolicy, ReceivedBatch
-from magnetar.client.consume.receiver_queue import ReceiverQueue
+from magnetar.client.consume.receiver_queue import ConsumerBatchReceivePolicy, ReceivedBatch, ReceiverQueue
 from magnetar.client.model.settings import InitialPosition
 from tests.client.consume.test_partition_consumer import filled
 from tests.client.fake_broker import FakeBroker

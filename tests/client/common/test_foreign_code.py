@@ -11,20 +11,20 @@ import pytest
 
 import magnetar
 from magnetar.client.client import Client
-from magnetar.client.common.guard import is_cancelled
+from magnetar.client.common.loggers import is_cancelled
 from magnetar.client.core.batcher import Batch
 from magnetar.client.core.effects import Settle
-from magnetar.client.model.events import call
+from magnetar.client.model.message import call
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.schema import StringSchema
 from magnetar.client.model.settings import InitialPosition
-from magnetar.client.produce.outcomes import settle, wake
-from magnetar.client.transactions.checks import CheckWatch
+from magnetar.client.produce.partition_producer import settle, wake
+from magnetar.client.transactions.halves import CheckWatch
 from magnetar.client.transactions.process import in_loop
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import TopicName
-from tests.client.crypto.keys import Keys
 from tests.client.fake_broker import FakeBroker
+from tests.client.model.keys import Keys
 from tests.client.simulated import simulate
 
 

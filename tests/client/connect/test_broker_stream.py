@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.connect.broker_stream import HELD_FROM_BYTES, IDLE_S, BrokerStream
-from magnetar.client.connect.silence import Silence
+from magnetar.client.connect.discovery import Silence
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError
 from magnetar.proto.names import TopicName

@@ -20,7 +20,7 @@ from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.errors import MagnetarError, NotFound, Unavailable
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.sim.world import Simulation
-from tests.broker.protocols.pulsar.raw import ANY
+from tests.broker.pulsar.raw import ANY
 from tests.client.conftest import in_thread
 from tests.client.fake_broker import FakeBroker
 from tests.support.cluster import cluster

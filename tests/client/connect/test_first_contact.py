@@ -16,7 +16,7 @@ import pytest
 
 import magnetar
 from magnetar.client.client import Client as AsyncClient
-from magnetar.client.connect.first_contact import no_server
+from magnetar.client.connect.connections import no_server
 from magnetar.proto.errors import Unavailable
 from magnetar.runtime.network import Endpoint
 from magnetar.runtime.process import real_world

@@ -1,6 +1,6 @@
 """Frames that come twice, or after the broker gave their id up, change nothing: also half a minute later.
 
-A broker says `closed` for an id, and again when a frame of that id reaches it (broker/protocols/grpc/connection.py):
+A broker says `closed` for an id, and again when a frame of that id reaches it (broker/grpc/connection.py):
 both may be in one read. Whatever follows `closed` in that read is of an id that is over.
 """
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.connect.partitions_watcher import DISCOVER_EVERY_S
+from magnetar.client.connect.topic_watch import DISCOVER_EVERY_S
 from magnetar.client.model.message import Message
 from magnetar.proto import errors as wire_errors
 from tests.client.fake_broker import FakeBroker

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magnetar.client.client import Client
-from magnetar.client.connect.silence import SILENT_S, UNANSWERED_S
+from magnetar.client.connect.discovery import SILENT_S, UNANSWERED_S
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import MagnetarError
 from magnetar.proto.names import TopicName

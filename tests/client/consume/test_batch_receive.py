@@ -1,4 +1,4 @@
-"""Batch receive: Pulsar's three limits, and nothing lost between two batches (client/consume/batch_receive.py)."""
+"""Batch receive: Pulsar's three limits, and nothing lost between two batches (client/consume/receiver_queue.py)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import magnetar
 from magnetar.client.client import Client
 from magnetar.client.common.errors import AlreadyClosed, ChecksumError, InvalidConfiguration
-from magnetar.client.consume.batch_receive import DEFAULT_BYTES, ConsumerBatchReceivePolicy
 from magnetar.client.consume.consumer import Consumer
+from magnetar.client.consume.receiver_queue import DEFAULT_BYTES, ConsumerBatchReceivePolicy
 from magnetar.client.model.message import Message
 from tests.client.consume.test_partition_consumer import EARLIEST, FULL, filled
 from tests.client.fake_broker import FakeBroker

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.topic import backlog
+from magnetar.broker.topic import statistics as backlog
 from magnetar.broker.topic.topic import Topic
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ConsumerBusy, InvalidConfiguration, Timeout

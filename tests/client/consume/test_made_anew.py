@@ -10,7 +10,7 @@ import pytest
 
 import magnetar as pulsar
 from magnetar.admin import AdminClient
-from magnetar.client.connect.writer_schemas import WriterSchemas
+from magnetar.client.connect.connections import WriterSchemas
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import InitialPosition
 from magnetar.proto.errors import AlreadyExists

@@ -106,7 +106,7 @@ async def test_no_key_outlives_its_tombstone_when_a_compaction_overtakes_the_tab
 async def test_a_partitioned_topic_is_one_table_and_new_partitions_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("magnetar.client.connect.partitions_watcher.DISCOVER_EVERY_S", 0.05)
+    monkeypatch.setattr("magnetar.client.connect.topic_watch.DISCOVER_EVERY_S", 0.05)
     async with bench(tmp_path) as on:
         channel = on.running.world.network.connect(on.running.brokers[0].endpoint)
         spec = wire.TopicSpec(name=f"persistent://public/default/{TOPIC}", partitions=2)

@@ -11,9 +11,9 @@ from contextlib import nullcontext
 
 import pytest
 
-from magnetar.client.core.backoff import Backoff
 from magnetar.client.core.consumer import ConsumerCore
 from magnetar.client.core.effects import ConsumerEffect, ConsumerOptions, Redeliver, SendAcks
+from magnetar.client.core.failover import Backoff
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position
 

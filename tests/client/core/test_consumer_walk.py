@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 from pyroaring import BitMap
 
-from magnetar.client.core.backoff import Backoff
 from magnetar.client.core.consumer import ConsumerCore
 from magnetar.client.core.effects import (
     Answer,
@@ -31,8 +30,9 @@ from magnetar.client.core.effects import (
     SendAcks,
     SendSeek,
     Sought,
+    State,
 )
-from magnetar.client.core.state import State
+from magnetar.client.core.failover import Backoff
 from magnetar.proto.errors import (
     ConnectionLost,
     MagnetarError,

@@ -11,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from magnetar.client.common.redelivery_backoff import MultiplierRedeliveryBackoff
-from magnetar.client.core.acks import WHOLE, AckTracker
-from magnetar.client.core.backoff import Backoff
 from magnetar.client.core.batcher import Batcher, OutgoingMessage, encode
-from magnetar.client.core.permits import Permits
-from magnetar.client.core.reasons import ErrorLogThrottle
-from magnetar.client.core.redelivery import PRECISION_MS, NackTracker, RedeliveryTracker
-from magnetar.client.core.router import PartitionsRoutingMode, Router
+from magnetar.client.core.effects import ErrorLogThrottle
+from magnetar.client.core.failover import Backoff, PartitionsRoutingMode, Router
+from magnetar.client.core.redelivery import PRECISION_MS, WHOLE, AckTracker, NackTracker, Permits, RedeliveryTracker
+from magnetar.client.model.settings import MultiplierRedeliveryBackoff
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.errors import ConnectionLost, NotOwner, ReadOnly, Unavailable
 from magnetar.proto.names import Position

@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.log.log_shape_core import LogShape, Span
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.deliveries import Delivery, Read
-from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.policies.policy import Member
+from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
+from magnetar.broker.subscription.core.policy import Member
 from magnetar.client.client import Client
 from magnetar.client.common.errors import ChecksumError
-from magnetar.client.core.permits import Permits
+from magnetar.client.core.redelivery import Permits
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.entry import encode_batch, plain_items

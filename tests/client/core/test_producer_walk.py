@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from magnetar.client.core.backoff import Backoff
 from magnetar.client.core.batcher import OutgoingMessage
 from magnetar.client.core.effects import (
     Added,
@@ -25,10 +24,11 @@ from magnetar.client.core.effects import (
     ProducerOptions,
     Publish,
     Settle,
+    State,
     Warn,
 )
+from magnetar.client.core.failover import Backoff
 from magnetar.client.core.producer import ProducerCore
-from magnetar.client.core.state import State
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.errors import (
     ConnectionLost,
@@ -39,7 +39,7 @@ from magnetar.proto.errors import (
     ProducerFenced,
     TimedOut,
 )
-from magnetar.proto.model import ENTRY_COST_BYTES
+from magnetar.proto.states import ENTRY_COST_BYTES
 
 LEDGER = 3
 

@@ -22,7 +22,7 @@ from magnetar.client.core.transaction import (
 )
 from magnetar.proto import errors as wire_errors
 from magnetar.proto.names import Position
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.states import TxnId, TxnState
 
 TOPICS = ("a", "b", "c")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magnetar.client.core.withheld import WithheldEntries
+from magnetar.client.core.consumer import WithheldEntries
 from magnetar.proto.names import Position
 
 PLACES = st.builds(Position, st.integers(0, 2), st.integers(0, 5))

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.subscription.core.dead_letter import Source, letters_of
+from magnetar.broker.subscription.core.redelivery_backoff import Source, letters_of
 from magnetar.client.client import Client
 from magnetar.client.model.composite_schemas import KeyValueEncodingType, KeyValueSchema
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.schema import BytesSchema, StringSchema
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
-from magnetar.client.produce.messages import Extras, MessageDraft, outgoing
+from magnetar.client.produce.entry_writer import Extras, MessageDraft, outgoing
 from magnetar.proto.entry import broker_part, decode_batch, encode_batch, item_prefix, parse_header
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from magnetar.proto.names import Position, TopicName

@@ -15,8 +15,8 @@ import pytest
 from google.protobuf.struct_pb2 import Struct
 
 from magnetar import schema
-from magnetar.broker.schema.core import avro
-from magnetar.broker.schema.core.compatibility import unreadable
+from magnetar.broker.cluster import schema_avro_core as avro
+from magnetar.broker.cluster.schema_core import unreadable
 from magnetar.client.common.errors import InvalidMessage
 from magnetar.proto.schema import SchemaInfo, SchemaType, key_value
 from magnetar.schema import AutoConsumeSchema, AvroSchema, JsonSchema, KeyValueEncodingType, KeyValueSchema

@@ -14,7 +14,7 @@ import pytest
 import magnetar
 from magnetar.client.client import Client
 from magnetar.client.model.record import Array, Map, Record
-from magnetar.client.transactions.batches import Batch
+from magnetar.client.transactions.coordinators import Batch
 from magnetar.proto import routing
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate

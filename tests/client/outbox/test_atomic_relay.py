@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from magnetar.admin import Admin
-from magnetar.client.outbox.core.values import ClaimedRow, Turn
-from magnetar.client.outbox.errors import OutboxBehind, RelayFenced
 from magnetar.client.outbox.relay import Relay
-from magnetar.client.outbox.rows import RowState
+from magnetar.client.outbox.rows import OutboxBehind, RelayFenced, RowState
 from magnetar.client.outbox.sender import Sender
 from magnetar.client.outbox.store import Store
+from magnetar.client.outbox.values_core import ClaimedRow, Turn
 from magnetar.client.transactions.transaction import Transaction
 from magnetar.proto.errors import InvalidRequest
 from tests.support.processes import Processes

@@ -10,9 +10,9 @@ from sqlalchemy import Engine, MetaData, create_engine, text
 from sqlalchemy.orm import Session
 
 import magnetar
-from magnetar.client.outbox.core.relay import RelayCore
-from magnetar.client.outbox.core.values import RelaySettings
-from magnetar.client.outbox.errors import (
+from magnetar.client.outbox.relay import Relay, producer_name
+from magnetar.client.outbox.relay_core import RelayCore
+from magnetar.client.outbox.rows import (
     OutboxBehind,
     OutboxColumnsMissing,
     OutboxReadOnly,
@@ -21,9 +21,9 @@ from magnetar.client.outbox.errors import (
     RelayFenced,
     SequencesForgotten,
 )
-from magnetar.client.outbox.relay import Relay, producer_name
 from magnetar.client.outbox.store import Store
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
+from magnetar.client.outbox.values_core import RelaySettings
 from magnetar.proto.errors import InvalidRequest
 from tests.support.postgres import Postgres
 

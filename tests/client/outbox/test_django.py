@@ -11,9 +11,8 @@ from sqlalchemy import Engine, MetaData, create_engine, inspect, select
 
 from magnetar.client.inbox.tables import SQLAlchemyInbox
 from magnetar.client.outbox.administration import OutboxAdmin
-from magnetar.client.outbox.databases import check_tables
 from magnetar.client.outbox.rows import KeyForm, schema_of
-from magnetar.client.outbox.tables import SQLAlchemyOutbox
+from magnetar.client.outbox.tables import SQLAlchemyOutbox, check_tables
 from magnetar.proto.schema import SchemaType
 from tests.support.postgres import Postgres
 

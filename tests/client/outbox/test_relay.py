@@ -17,13 +17,12 @@ import magnetar
 import magnetar.schema
 from magnetar.admin import Admin
 from magnetar.client.outbox.administration import OutboxAdmin
-from magnetar.client.outbox.core.values import ClaimedRow, RelaySettings, Turn
-from magnetar.client.outbox.errors import DeduplicationOff, OutboxBehind, RelayFenced
 from magnetar.client.outbox.relay import Relay
-from magnetar.client.outbox.rows import KeyForm, RowState
+from magnetar.client.outbox.rows import DeduplicationOff, KeyForm, OutboxBehind, RelayFenced, RowState
 from magnetar.client.outbox.sender import Sender
 from magnetar.client.outbox.store import Store
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
+from magnetar.client.outbox.values_core import ClaimedRow, RelaySettings, Turn
 from magnetar.proto.policies import Policies
 from tests.support.processes import Process, Processes
 

@@ -9,11 +9,10 @@ from sqlalchemy import Engine, MetaData, func, select, update
 from sqlalchemy.orm import Session
 
 from magnetar.client.outbox.administration import OutboxAdmin
-from magnetar.client.outbox.core.values import Claim, ClaimedRow, Failure, Turn
-from magnetar.client.outbox.errors import RelayFenced, ShardsDiffer
-from magnetar.client.outbox.rows import RowState
+from magnetar.client.outbox.rows import RelayFenced, RowState, ShardsDiffer
 from magnetar.client.outbox.store import Store
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
+from magnetar.client.outbox.values_core import Claim, ClaimedRow, Failure, Turn
 from magnetar.exceptions import InvalidMessage, InvalidTopicName, MessageTooBig
 
 TOPIC = "persistent://public/default/orders"

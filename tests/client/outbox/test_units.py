@@ -10,11 +10,10 @@ from sqlalchemy import Engine, MetaData, select, update
 from sqlalchemy.orm import Session
 
 from magnetar.client.outbox.administration import OutboxAdmin
-from magnetar.client.outbox.core.values import Claim, ClaimedRow, Failure, Turn
 from magnetar.client.outbox.rows import RowState
-from magnetar.client.outbox.store import Store
+from magnetar.client.outbox.store import WINDOWS, Store
 from magnetar.client.outbox.tables import SQLAlchemyOutbox
-from magnetar.client.outbox.units import WINDOWS
+from magnetar.client.outbox.values_core import Claim, ClaimedRow, Failure, Turn
 
 A, B = (f"persistent://public/default/{name}" for name in "ab")
 BOTH = {A: (0, (0,)), B: (0, (0,))}

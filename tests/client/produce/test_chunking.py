@@ -10,8 +10,7 @@ import pytest
 from magnetar.client.client import Client
 from magnetar.client.common.errors import InvalidConfiguration
 from magnetar.client.core.batcher import Batch, OutgoingMessage
-from magnetar.client.core.chunking import CHUNKED_BYTES_MAX, EXPIRE_S, Begun, Chunks, split
-from magnetar.client.core.pending import entries_of
+from magnetar.client.core.chunking import CHUNKED_BYTES_MAX, EXPIRE_S, Begun, Chunks, entries_of, split
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import CompressionType, ConsumerType, InitialPosition
 from magnetar.proto.compression import decompress

@@ -589,7 +589,7 @@ def test_a_broker_that_does_not_answer_to_the_close_fails_no_message(caplog: pyt
 @replaces_code
 def test_a_message_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the border lets through by mistake, and no codec takes."""
-    from magnetar.client.core import pending as core
+    from magnetar.client.core import chunking as core
 
     encode = core.encode
 

@@ -11,8 +11,7 @@ import pytest
 
 from magnetar.client.client import Client
 from magnetar.client.common.errors import MemoryBufferIsFull, Result
-from magnetar.client.common.receive_memory import Claim, ReceiveMemory
-from magnetar.client.common.send_memory import SendMemory
+from magnetar.client.common.receive_memory import Claim, ReceiveMemory, SendMemory
 from magnetar.client.model.settings import InitialPosition
 from tests.client.fake_broker import FakeBroker
 from tests.client.simulated import simulate

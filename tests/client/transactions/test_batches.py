@@ -11,7 +11,7 @@ from magnetar.client.common.checks import WrongValue
 from magnetar.client.common.errors import InvalidTxnStatusError, OutcomeUnknown, SinkFenced, TransactionAborted
 from magnetar.client.core.transaction import TransactionState
 from magnetar.proto.errors import TopicTerminated
-from magnetar.proto.transactions import TxnState
+from magnetar.proto.states import TxnState
 from tests.client.fake_broker import FakeBroker
 from tests.client.fake_transactions import TransactionalBroker
 from tests.client.simulated import simulate

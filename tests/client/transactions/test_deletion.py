@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.broker.topic import deletion
+from magnetar.broker.topic import storage as deletion
 from magnetar.broker.transaction.coordinator import RunningCoordinator
 from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto.errors import Busy, TransactionsOpen
 from magnetar.proto.names import TopicName
-from magnetar.proto.transactions import TxnState
+from magnetar.proto.states import TxnState
 from tests.broker.node.test_failover import vanish
 from tests.support.cluster import cluster
 

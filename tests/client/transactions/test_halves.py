@@ -18,9 +18,9 @@ from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.settings import InitialPosition
-from magnetar.client.produce.half import Half
-from magnetar.client.transactions.checks import AT_ONCE, Decision, HalfCheck
-from magnetar.client.transactions.output import Output
+from magnetar.client.produce.producer import Half
+from magnetar.client.transactions.halves import AT_ONCE, Decision, HalfCheck
+from magnetar.client.transactions.process import Output
 from magnetar.proto.errors import NotFound, TransactionEnded
 from tests.support.cluster import SMALL, Cluster, cluster
 

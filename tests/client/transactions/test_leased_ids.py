@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from magnetar.client.transactions.leased_ids import FIRST, MOST, LeasedIds
-from magnetar.proto.transactions import TxnId
+from magnetar.client.transactions.coordinators import FIRST, MOST, LeasedIds
+from magnetar.proto.states import TxnId
 
 
 def test_no_id_is_taken_twice_or_after_half_of_its_lease() -> None:

@@ -15,7 +15,7 @@ from magnetar.client.model.message import Message
 from magnetar.client.model.settings import ConsumerDeadLetterPolicy, ConsumerType, InitialPosition
 from magnetar.client.transactions.process import Output, ProcessStatistics, process
 from magnetar.proto import errors as wire_errors
-from magnetar.proto.transactions import TxnState
+from magnetar.proto.states import TxnState
 from tests.client.fake_broker import FakeBroker
 from tests.client.fake_transactions import TransactionalBroker
 from tests.client.simulated import simulate

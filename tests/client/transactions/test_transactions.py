@@ -13,7 +13,7 @@ from magnetar.client.common.checks import WrongValue
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto import errors as wire_errors
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.states import TxnId, TxnState
 from tests.client.fake_broker import FakeBroker
 from tests.client.fake_transactions import TransactionalBroker
 from tests.client.simulated import simulate

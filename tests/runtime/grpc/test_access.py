@@ -27,7 +27,7 @@ from magnetar.proto.errors import (
 )
 from magnetar.runtime.access import Caller, CallerAccess, ListenerAccess, Principal, PrincipalKind, TlsFiles
 from magnetar.runtime.clock import SystemClock
-from magnetar.runtime.grpc import callers
+from magnetar.runtime.grpc import limits as callers
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.server import GrpcServing, serve
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Network, rpc

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from magnetar.proto import wire_pb2 as wire
-from magnetar.proto.varint import varint
-from magnetar.runtime.grpc.envelope import LONG_BYTES, LongItem, item_at, long_fields, take_long
+from magnetar.proto.checksum import varint
+from magnetar.runtime.grpc.messages import LONG_BYTES, LongItem, item_at, long_fields, take_long
 from magnetar.runtime.network import rpc
 
 FIELDS = long_fields(wire.ClientFrames)

@@ -12,13 +12,12 @@ import pytest
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unauthenticated
 from magnetar.runtime.access import Caller, CallerAccess, Limits, ListenerAccess, Principal
+from magnetar.runtime.budget import WINDOW_MIN, Arrivals, CallerMemory, MemoryBudget
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc.client import connect
 from magnetar.runtime.grpc.messages import MessageStream, prefix
 from magnetar.runtime.grpc.server import serve
-from magnetar.runtime.memory.arrivals import WINDOW_MIN, Arrivals
-from magnetar.runtime.memory.budget import CallerMemory, MemoryBudget
-from magnetar.runtime.memory.machine import machine_bytes
+from magnetar.runtime.memory_shares import machine_bytes
 from magnetar.runtime.network import CallContext, Channel, EndOfStream, Endpoint, Stream, rpc
 from tests.compiled import derives
 

@@ -11,6 +11,7 @@ import grpc.aio
 import pytest
 
 from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.checksum import varint
 from magnetar.proto.errors import (
     BadVersion,
     Busy,
@@ -23,7 +24,6 @@ from magnetar.proto.errors import (
     Unavailable,
     WrongProtocol,
 )
-from magnetar.proto.varint import varint
 from magnetar.runtime.access import OPEN
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import client

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from magnetar.proto.errors import MagnetarError
-from magnetar.runtime.network import Endpoint, Request
+from magnetar.runtime.network import Endpoint, Request, World
 from magnetar.runtime.sim.world import Simulation
-from magnetar.runtime.world import World
 
 NAME = bytes(16)
 

@@ -15,10 +15,10 @@ from magnetar.proto.errors import ConnectionLost
 from magnetar.runtime.access import ListenerAccess
 from magnetar.runtime.clock import SystemClock
 from magnetar.runtime.grpc import server
-from magnetar.runtime.http2 import connection as http2
-from magnetar.runtime.http2 import frames
+from magnetar.runtime.tcp import http2 as http2
+from magnetar.runtime.tcp import http2_frames as frames
 from magnetar.runtime.tcp.share import LOOK_S, SHARE_MOST, SHARE_RATE, TIDY_MIN, Share
-from tests.runtime.http2.test_patience import OPENED, Served, Strict, begun, data, message
+from tests.runtime.tcp.test_patience import OPENED, Served, Strict, begun, data, message
 from tests.support.wire import Wire
 
 CROWD = 1000

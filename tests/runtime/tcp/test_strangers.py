@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from magnetar.runtime.access import Limits, ListenerAccess, TlsFiles
-from magnetar.runtime.memory.descriptors import PROCESS, Descriptors
+from magnetar.runtime.descriptors import PROCESS, Descriptors
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.tcp import listening, streams
-from magnetar.runtime.tcp.strangers import STRANGERS_MIN, Strangers
+from magnetar.runtime.tcp.listening import STRANGERS_MIN, Strangers
 from tests.support.byte_streams import read
 from tests.support.certificates import Authority
 

@@ -18,7 +18,7 @@ from magnetar.proto.errors import InvalidConfiguration
 from magnetar.runtime.access import Limits, ListenerAccess, TlsFiles
 from magnetar.runtime.network import ByteStream, Endpoint
 from magnetar.runtime.tcp import streams
-from magnetar.runtime.tcp.tls import listener_context
+from magnetar.runtime.tcp.listening import listener_context
 from tests.support.byte_streams import read
 from tests.support.certificates import Authority
 

@@ -20,7 +20,7 @@ from magnetar.client.admin import AdminClient
 from magnetar.client.client import Client, Output
 from magnetar.client.common.errors import TransactionAborted
 from magnetar.client.core.transaction import TransactionState
-from magnetar.client.transactions.checks import Decision, HalfCheck
+from magnetar.client.transactions.halves import Decision, HalfCheck
 from magnetar.proto.errors import MagnetarError, TransactionEnded
 from magnetar.proto.statistics import HalfState
 from tests.simulation.cluster import ADMIN, Cluster, GaveUp

@@ -24,7 +24,7 @@ from magnetar.client.common.errors import Timeout
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.settings import ConsumerType, InitialPosition
 from magnetar.proto.errors import MagnetarError, TransactionForgotten
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from tests.simulation.cluster import CLIENT, Cluster, GaveUp
 from tests.simulation.load.pulsar import PulsarClient
 from tests.simulation.verdict.history import Id, id_of

@@ -17,8 +17,8 @@ from magnetar.ledger.client import LedgerClient
 from magnetar.ledger.config import LedgerConfig
 from magnetar.ledger.handle import LedgerWriter
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
+from magnetar.runtime.network import World
 from magnetar.runtime.sim.world import NodeCrashed, Simulation
-from magnetar.runtime.world import World
 from tests.simulation.cluster import Cluster
 from tests.simulation.options import Options
 from tests.simulation.strikes.nemesis import Nemesis

@@ -25,12 +25,12 @@ from magnetar.client.common.errors import Timeout
 from magnetar.client.core.transaction import TransactionState
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.settings import ConsumerType, InitialPosition
-from magnetar.client.transactions.batches import Batch, BatchOutcome
-from magnetar.client.transactions.checks import Decision, HalfCheck
+from magnetar.client.transactions.coordinators import Batch, BatchOutcome
+from magnetar.client.transactions.halves import Decision, HalfCheck
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import AlreadyExists, MagnetarError, from_wire
 from magnetar.proto.policies import Policies
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from tests.simulation.cluster import ADMIN, CLIENT, Cluster, GaveUp
 from tests.simulation.load.transactions import outcome_of, value_of
 from tests.simulation.security import ADMIN_ROLE, OWNER, THIEF, Security

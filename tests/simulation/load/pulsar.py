@@ -23,8 +23,8 @@ import random
 from collections import deque
 from typing import Any
 
-from magnetar.broker.protocols.pulsar.frames import Frames, frame, parse
-from magnetar.broker.protocols.pulsar.translate import ack_set, signed, unsigned
+from magnetar.broker.pulsar.frames import Frames, frame, parse
+from magnetar.broker.pulsar.translate import ack_set, signed, unsigned
 from magnetar.broker.transaction.coordinators import ASSIGN_TOPIC
 from magnetar.client.common.errors import AlreadyClosed, ProducerQueueIsFull, Result, Timeout
 from magnetar.client.core.batcher import Batch, Batcher, Callback, OutgoingMessage, encode
@@ -35,9 +35,8 @@ from magnetar.proto import pulsar_pb2 as pulsar
 from magnetar.proto.entry import decode_batch, parse_header
 from magnetar.proto.entry_pb2 import MessageIdData
 from magnetar.proto.errors import ConnectionLost, MagnetarError, Unavailable
-from magnetar.proto.transactions import TxnId
-from magnetar.runtime.network import ByteStream, Endpoint
-from magnetar.runtime.world import World
+from magnetar.proto.states import TxnId
+from magnetar.runtime.network import ByteStream, Endpoint, World
 
 REQUEST_S = 8.0
 PING_S = 5.0

@@ -12,6 +12,6 @@
     run        one seed from its number to its verdict
     shrink     the smallest part of a failing schedule that still fails
 
-What is real here: everything in ledger/core/. What is modelled: bookies, metadata, network, and the drivers.
+What is real here: everything in ledger/. What is modelled: bookies, metadata, network, and the drivers.
 The whole-cluster tier beside it runs the real ones; it is a hundred times slower and sees fewer interleavings.
 """

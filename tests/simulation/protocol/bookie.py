@@ -20,8 +20,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from magnetar.ledger.core.stored import StoredCopy
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
+from magnetar.ledger.reader_core import StoredCopy
 
 from .scheduler import Scheduler
 

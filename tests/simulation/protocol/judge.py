@@ -26,10 +26,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from magnetar.ledger.core import metadata as m
-from magnetar.ledger.core.pending import AddOf
-from magnetar.ledger.core.stored import StoredCopy
-from magnetar.ledger.core.writer import Outcome, Writer, WriterState
+from magnetar.ledger import metadata_core as m
+from magnetar.ledger.pending_core import AddOf
+from magnetar.ledger.reader_core import StoredCopy
+from magnetar.ledger.writer_core import Outcome, Writer, WriterState
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, LedgerRecord
 
 from .bookie import Bookie

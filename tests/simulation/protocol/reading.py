@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from magnetar.ledger.core import reader as rd
-from magnetar.ledger.core.stored import StoredCopy, seal
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger import reader_core as rd
+from magnetar.ledger.peer_format import Status
+from magnetar.ledger.reader_core import StoredCopy, seal
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
 from .network import Client

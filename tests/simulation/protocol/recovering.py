@@ -10,12 +10,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+from magnetar.ledger import metadata_core as m
 from magnetar.ledger import recovery as real
-from magnetar.ledger.core import metadata as m
-from magnetar.ledger.core import recovery as r
-from magnetar.ledger.core.pending import AddAcked, AddFailed, AddOf, SendAdd
-from magnetar.ledger.core.stored import StoredCopy
-from magnetar.ledger.format.peer import Flags, Op, Status, decode_request
+from magnetar.ledger import recovery_core as r
+from magnetar.ledger.peer_format import Flags, Op, Status, decode_request
+from magnetar.ledger.pending_core import AddAcked, AddFailed, AddOf, SendAdd
+from magnetar.ledger.reader_core import StoredCopy
 from magnetar.metadata.records import CLOSED, LedgerRecord
 
 from .bookie import Bookie

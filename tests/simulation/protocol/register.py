@@ -1,7 +1,7 @@
 """The ledgers' records, as a metadata store keeps them: one value and one version each, changed by compare-and-set.
 
 What a client may see of it: an answer, an error that says nothing (applied or not), a late answer, and, of a read, a
-version that was current a moment ago. `Change` is the loop of metadata/update.py: read, decide, compare-and-set, again.
+version that was current a moment ago. `Change` is the loop of metadata/store.py: read, decide, compare-and-set, again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from magnetar.ledger.core import metadata as m
+from magnetar.ledger import metadata_core as m
 from magnetar.metadata.records import LedgerRecord
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The driver of a re-replication: copies one slot of a fragment to another bookie, then puts that one into the record.
 
-As the workers of bookie/repair do (ledger protocol §1.12): every entry of the slot is read from the others of its
+As the workers of bookie/maintenance do (ledger protocol §1.12): every entry of the slot is read from the others of its
 write set and added with RECOVERY; the data first, the record after. What cannot be read leaves the record as it is.
 Which fragments are final, and whether the record may be changed, is for the real core and transition to say (M21).
 """
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from magnetar.bookie.repair.core import copies
-from magnetar.ledger.core import metadata as m
-from magnetar.ledger.core.stored import StoredCopy
-from magnetar.ledger.format.peer import Status
+from magnetar.bookie.maintenance import copies_core as copies
+from magnetar.ledger import metadata_core as m
+from magnetar.ledger.peer_format import Status
+from magnetar.ledger.reader_core import StoredCopy
 from magnetar.metadata.records import LedgerRecord
 
 from .network import Client

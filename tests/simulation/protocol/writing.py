@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from magnetar.ledger.core import metadata as m
-from magnetar.ledger.core import writer as w
-from magnetar.ledger.core.pending import AddFailed, AddOf, AddsAcked, SendAdd
-from magnetar.ledger.core.stored import StoredCopy
-from magnetar.ledger.core.striping import Striping
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger import metadata_core as m
+from magnetar.ledger import writer_core as w
+from magnetar.ledger.peer_format import Status
+from magnetar.ledger.pending_core import AddFailed, AddOf, AddsAcked, SendAdd, Striping
+from magnetar.ledger.reader_core import StoredCopy
 from magnetar.metadata.records import LedgerRecord
 
 from .bookie import Bookie

@@ -38,7 +38,7 @@ def _write_error(cluster: Cluster, rng: random.Random) -> None:
 
 
 def _read_error(cluster: Cluster, rng: random.Random) -> None:
-    """While it runs: what a start cannot read counts as lost (bookie/store/data_losses.py); only the loser may."""
+    """While it runs: what a start cannot read counts as lost (bookie/store/state_log.py); only the loser may."""
     name = _node(cluster, rng)
     disk = cluster.simulation.node(name).disk
     fault = FileFault("pread", DATA, errno.EIO, skip=rng.randint(0, 5))

@@ -15,16 +15,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from magnetar.bookie.server import Bookie
-from magnetar.ledger.format.peer import KEY_BYTES, Flags, Op, RequestHead
+from magnetar.ledger.peer_format import KEY_BYTES, Flags, Op, RequestHead
 from magnetar.metadata import paths
 from magnetar.metadata.records import MAGIC, VERSION
 from magnetar.metadata.store import ANY, MetadataStore
 from magnetar.proto.errors import MagnetarError, NotFound
-from magnetar.runtime.network import Channel, Endpoint, rpc
+from magnetar.runtime.network import Channel, Endpoint, World, rpc
 from magnetar.runtime.peer.keys import CLEAR, PeerCalling
 from magnetar.runtime.sim.loop import SimTask, throw_into
 from magnetar.runtime.sim.world import NodeCrashed
-from magnetar.runtime.world import World
 from tests.simulation.cluster import FIRST_BOOKIE_PORT, METADATA, Cluster
 from tests.simulation.verdict.observer import STRANGER
 

@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from magnetar.metadata.paths import RACKS
 from magnetar.metadata.records import OPEN, RacksRecord
-from magnetar.metadata.store import MetadataStore
-from magnetar.metadata.update import put_record
-from magnetar.runtime.world import World
+from magnetar.metadata.store import MetadataStore, put_record
+from magnetar.runtime.network import World
 from tests.simulation.cluster import ADMIN, CLIENT, METADATA, SESSION_TIMEOUT_S, Cluster
 from tests.simulation.strikes.disks import DISKS
 from tests.simulation.strikes.intrusions import INTRUSIONS

@@ -9,18 +9,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from magnetar.bookie.repair import marks
+from magnetar.bookie.maintenance import marks
 from magnetar.client.admin import AdminClient
-from magnetar.ledger import deletions
+from magnetar.ledger import client as deletions
 from magnetar.ledger.client import LedgerClient
 from magnetar.metadata import paths
 from magnetar.metadata.records import CLOSED, AuditorRecord, DepartingRecord, GrantsRecord
-from magnetar.metadata.store import ANY, MetadataStore
-from magnetar.metadata.update import get_record, put_record, update_record
+from magnetar.metadata.store import ANY, MetadataStore, get_record, put_record, update_record
 from magnetar.proto.policies import Policies
 from magnetar.runtime.access import LOCAL
+from magnetar.runtime.network import World
 from magnetar.runtime.sim.world import NodeCrashed
-from magnetar.runtime.world import World
 from tests.simulation.cluster import METADATA, Cluster
 from tests.simulation.security import ADMIN_ROLE, CHANGING
 

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from magnetar.client.transactions.checks import Decision
-from magnetar.proto.transactions import TxnId
+from magnetar.client.transactions.halves import Decision
+from magnetar.proto.states import TxnId
 from tests.simulation.verdict.transactions import Seen
 
 

@@ -12,8 +12,9 @@ import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from magnetar.bookie.format import framing, journal, ledger_index
-from magnetar.ledger.format import peer
+from magnetar.bookie.format import journal, ledger_index
+from magnetar.bookie.format import journal as framing
+from magnetar.ledger import peer_format as peer
 
 _BLOCK = struct.Struct(">IQQQIII")
 Key = tuple[int, int]

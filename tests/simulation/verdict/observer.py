@@ -43,9 +43,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from magnetar.bookie.format import entry_log, journal
-from magnetar.bookie.repair.core.copies import final_fragments
-from magnetar.ledger.core.striping import Striping
-from magnetar.ledger.format import adds, peer
+from magnetar.bookie.maintenance.copies_core import final_fragments
+from magnetar.ledger import adds_format as adds
+from magnetar.ledger import peer_format as peer
+from magnetar.ledger.pending_core import Striping
 from magnetar.metadata.records import (
     CLOSED,
     IN_RECOVERY,
@@ -446,7 +447,8 @@ class Observer:
                 return
 
     def _replaced(self, before: LedgerRecord, record: LedgerRecord) -> None:
-        """51, of each bookie that takes another's place in a fragment that is final (bookie/repair/core/copies.py)."""
+        """51, of each bookie that takes another's place in a fragment that is final
+        (bookie/maintenance/copies_core.py)."""
         known = {final.first: final for final in final_fragments(before)}
         striping = Striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
         for final in final_fragments(record):

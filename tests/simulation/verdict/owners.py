@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from magnetar.broker.transaction.coordinator import RunningCoordinator
-from magnetar.broker.transaction.core.intents import Begun, HalfVerb, Reason, Verb
-from magnetar.broker.transaction.core.records import Participant, Tag
-from magnetar.broker.transaction.core.table import Table
+from magnetar.broker.transaction.intents_core import Begun, HalfVerb, Reason, Verb
+from magnetar.broker.transaction.records_core import Participant, Tag
+from magnetar.broker.transaction.table_core import Table
 from magnetar.broker.transaction.together import Question
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from tests.simulation.security import OWNER, THIEF
 
 ROLES = (OWNER, THIEF)

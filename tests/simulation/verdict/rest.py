@@ -16,14 +16,13 @@ from __future__ import annotations
 import asyncio
 import zlib
 
-from magnetar.bookie.repair import RepairConfig
-from magnetar.bookie.repair.copier import Copier
+from magnetar.bookie.maintenance.repair_worker import Copier, RepairConfig
 from magnetar.ledger.client import LedgerClient
-from magnetar.ledger.core.striping import Striping
+from magnetar.ledger.pending_core import Striping
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, LedgerRecord
 from magnetar.proto.errors import LedgerNotFound, MagnetarError
 from magnetar.runtime.access import LOCAL
-from magnetar.runtime.world import World
+from magnetar.runtime.network import World
 from tests.simulation.cluster import Cluster
 
 LIVENESS_S = 1800.0

@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 from unittest import mock
 
-from magnetar.broker.subscription.core.deliveries import Delivery
+from magnetar.broker.subscription.core.dispatch import Delivery
 from magnetar.broker.subscription.pump import Pump
 from magnetar.broker.topic.producer import Producer
 from magnetar.metadata import paths

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from magnetar.broker.transaction.core.records import Committed
-from magnetar.broker.transaction.core.state import State
+from magnetar.broker.transaction.records_core import Committed
+from magnetar.broker.transaction.state_core import State
 
 from .transactions import Coordination
 

@@ -34,12 +34,12 @@ from unittest import mock
 
 from magnetar.broker.common.transactions import Joined, Settlement
 from magnetar.broker.transaction.coordinator import RunningCoordinator
-from magnetar.broker.transaction.core.intents import Result
-from magnetar.broker.transaction.core.records import AnyRecord, Committed, HalfStored
-from magnetar.broker.transaction.core.state import State
+from magnetar.broker.transaction.intents_core import Result
 from magnetar.broker.transaction.log import CoordinatorLog
+from magnetar.broker.transaction.records_core import AnyRecord, Committed, HalfStored
+from magnetar.broker.transaction.state_core import State
 from magnetar.broker.transaction.together import Question
-from magnetar.proto.transactions import TxnId, TxnState
+from magnetar.proto.states import TxnId, TxnState
 from magnetar.runtime.sim.world import Simulation
 from tests.simulation.verdict.history import Id
 

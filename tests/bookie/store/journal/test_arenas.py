@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.bookie.store.journal.arenas import Arenas
+from magnetar.bookie.store.journal.journal import Arenas
 from magnetar.runtime.disk import SystemFiles
 
 

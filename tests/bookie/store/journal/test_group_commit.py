@@ -18,8 +18,8 @@ import pytest
 
 from magnetar.bookie.format.journal import ALIGNMENT, RecordType, encode_record
 from magnetar.bookie.store import disk
-from magnetar.bookie.store.journal.core import group_commit as core
-from magnetar.bookie.store.journal.core.group_commit import (
+from magnetar.bookie.store.journal import group_commit_core as core
+from magnetar.bookie.store.journal.group_commit_core import (
     BeginSegment,
     BlockRefused,
     BlockSynced,

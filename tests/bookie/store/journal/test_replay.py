@@ -10,13 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from magnetar.bookie.format.framing import ForeignFile, crc32c
-from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, JournalRecord, RecordType
+from magnetar.bookie.format.journal import ALIGNMENT, HEADER_COPY_OFFSET, ForeignFile, JournalRecord, RecordType, crc32c
 from magnetar.bookie.store.journal import replay
 from magnetar.bookie.store.journal.segments import JournalPosition
 from magnetar.bookie.store.memtable import ENTRY_OVERHEAD_BYTES, LEDGER_OVERHEAD_BYTES
 from magnetar.bookie.store.store import Store
-from magnetar.ledger.format.peer import Status
+from magnetar.ledger.peer_format import Status
 from magnetar.proto.errors import NewerFormat
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY, stored_entry

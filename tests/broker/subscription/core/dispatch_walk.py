@@ -17,27 +17,23 @@ from msgspec.structs import replace
 from pyroaring import BitMap
 
 from magnetar.broker.common.config import BrokerConfig
-from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.subscription.acks_in_txn import AcksInTxn
-from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.subscription.acks import AcksInTxn
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks
+from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks, bits_of
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.deliveries import NO_LIMITS, Delivery, DispatchLimits, Read
-from magnetar.broker.subscription.core.dispatch import Dispatcher
+from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
+from magnetar.broker.subscription.core.key_shared import KeyShared
 from magnetar.broker.subscription.core.pending_acks import first_of, freed
-from magnetar.broker.subscription.core.policies import type_of
-from magnetar.broker.subscription.core.policies.key_shared import KeyShared
-from magnetar.broker.subscription.core.policies.policy import AT_THE_END, Member, SubscriptionOptions
-from magnetar.broker.subscription.core.policies.slot_owners import KeySharedOptions, key_shared_options
-from magnetar.broker.subscription.returns import Returns
+from magnetar.broker.subscription.core.policy import AT_THE_END, Member, SubscriptionOptions
+from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, key_shared_options
+from magnetar.broker.subscription.core.subscription_types import type_of
+from magnetar.broker.subscription.pump import Returns
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.errors import TransactionConflict
-from magnetar.proto.model import AckedEntry
 from magnetar.proto.names import Position
 from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
-from magnetar.proto.states import Blocked
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import AckedEntry, Blocked, TxnId
 from tests.broker.subscription.core.shapes import Item
 
 EXCLUSIVE, SHARED = wire.Subscribe.EXCLUSIVE, wire.Subscribe.SHARED

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.subscription.core.policies import type_of
-from magnetar.broker.subscription.core.policies.policy import Policy, SubscriptionOptions
+from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.subscription.core.policy import Policy, SubscriptionOptions
+from magnetar.broker.subscription.core.subscription_types import type_of
 from magnetar.proto.names import Position
 
 

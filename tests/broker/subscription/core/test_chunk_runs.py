@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from magnetar.broker.subscription.core.chunk_runs import Chunk, run_at, runs_of
+from magnetar.broker.subscription.core.filters import Chunk, run_at, runs_of
 from magnetar.client.core.chunking import Chunks
 from magnetar.proto.entry_pb2 import MessageMetadata
 from magnetar.proto.names import Position

@@ -6,9 +6,8 @@ import random
 
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.deliveries import Delivery, Read
-from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.policies.policy import Member
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, Read
+from magnetar.broker.subscription.core.policy import Member
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.routing import sticky_slot

@@ -7,11 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from magnetar.broker.log.core.log_shape import LogShape
-from magnetar.broker.log.core.trimming import Safe
-from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.log.log_shape_core import LogShape, Safe
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState
+from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 

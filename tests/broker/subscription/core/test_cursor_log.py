@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pyroaring import BitMap
 
+from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_log import Bounds, CursorLog, Ends
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.format import cursor as stored
+from magnetar.broker.subscription.core.positions import Bounds, CursorLog, Ends
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magnetar.broker.subscription.core.dead_letter import Source, chunk_letter, letters_of
+from magnetar.broker.subscription.core.redelivery_backoff import Source, chunk_letter, letters_of
 from magnetar.proto.entry import (
     broker_part,
     client_part,

@@ -11,13 +11,22 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from magnetar.broker.log.core.log_shape import LogShape, Span
-from magnetar.broker.subscription.core import delay_buckets, delay_keys
+from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.subscription.core import delay_buckets
+from magnetar.broker.subscription.core import delay_buckets as delay_keys
 from magnetar.broker.subscription.core import delays as core
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import CursorState
-from magnetar.broker.subscription.core.delay_buckets import LOOKAHEAD_MS, MERGE_MIN, ROW_BYTES, Load
-from magnetar.broker.subscription.core.delay_keys import KEY_BYTES, DelaySegment, Draft, key_of
+from magnetar.broker.subscription.core.delay_buckets import (
+    KEY_BYTES,
+    LOOKAHEAD_MS,
+    MERGE_MIN,
+    ROW_BYTES,
+    DelaySegment,
+    Draft,
+    Load,
+    key_of,
+)
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import shape_of

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pytest
 from pyroaring import BitMap
 
-from magnetar.broker.log.core.log_shape import LogShape
-from magnetar.broker.subscription.core.bits import bits_of
+from magnetar.broker.log.log_shape_core import LogShape
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_state import CursorState
+from magnetar.broker.subscription.core.cursor_state import CursorState, bits_of
 from magnetar.broker.subscription.core.delays import DelayIndex
-from magnetar.broker.subscription.core.deliveries import Delivery, DispatchLimits, Read, ReplayRange
-from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.policies.policy import Member, Policy
+from magnetar.broker.subscription.core.dispatch import Delivery, Dispatcher, DispatchLimits, Read, ReplayRange
+from magnetar.broker.subscription.core.policy import Member, Policy
 from magnetar.proto import wire_pb2 as wire
 from magnetar.proto.names import Position
 from magnetar.proto.states import Blocked

@@ -14,15 +14,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from magnetar.broker.log.core.log_shape import LogShape
+from magnetar.broker.log.log_shape_core import LogShape
+from magnetar.broker.subscription import cursor_format as stored
 from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
-from magnetar.broker.subscription.core.cursor_log import CursorLog
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, CursorState, Partial, TxnAcks
 from magnetar.broker.subscription.core.pending_acks import Clash, Conflict
-from magnetar.broker.subscription.format import cursor as stored
+from magnetar.broker.subscription.core.positions import CursorLog
 from magnetar.proto.names import Position
-from magnetar.proto.transactions import TxnId
+from magnetar.proto.states import TxnId
 from tests.broker.subscription.core.shapes import positions_of, shape_of
 
 X, Y = TxnId(0, 1), TxnId(3, 1 << 40)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from magnetar.broker.subscription.core.policies.policy import Member, SubscriptionOptions
-from magnetar.broker.subscription.core.policies.shared import CHUNKED_MAX, Shared
+from magnetar.broker.subscription.core.key_shared import CHUNKED_MAX, Shared
+from magnetar.broker.subscription.core.policy import Member, SubscriptionOptions
 from magnetar.proto.names import Position
 from tests.broker.subscription.core.shapes import Item
 

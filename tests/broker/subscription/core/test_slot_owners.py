@@ -6,15 +6,8 @@ import random
 
 import pytest
 
-from magnetar.broker.subscription.core.policies.policy import Member
-from magnetar.broker.subscription.core.policies.slot_owners import (
-    POINTS,
-    Halves,
-    KeySharedOptions,
-    Ring,
-    SlotOwners,
-    Sticky,
-)
+from magnetar.broker.subscription.core.policy import Member
+from magnetar.broker.subscription.core.slot_owners import POINTS, Halves, KeySharedOptions, Ring, SlotOwners, Sticky
 from magnetar.proto.routing import STICKY_SLOTS, sticky_slot
 from tests.broker.subscription.core.dispatch_walk import ring_owner
 

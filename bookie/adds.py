@@ -1,0 +1,375 @@
+"""The adds of a bookie: from a request, ADD or ADD_MANY, to its answer. The rules are the same for both.
+
+Each entry is verified first (checksum, ids, size). The good entries of a request are admitted in one step with their
+journal records (`Store.add_many`), and answered after their sync with a status for each entry.
+
+**Held adds.** When the store has no room (memtables or journal queue full), requests are held in the order of their
+arrival, and admitted in that order when there is room. Recovery adds have a queue of their own and go first, so that a
+recovery does not wait for adds of clients. Fences and reads are never held.
+
+| what waits | bound | past it |
+|---|---|---|
+| adds of clients | `held_bytes_max` | BUSY, nothing was done |
+| adds of recoverers | `held_bytes_max` | BUSY |
+| adds of one connection | `CONNECTION_SHARE` of either | BUSY |
+| adds on their way to the disk | `REQUESTS_MAX` requests, besides the store's bounds | held |
+| the socket | half of `held_bytes_max` held: `pressure` | read slowly (runtime/peer/server.py), until a quarter |
+
+Each request counts with the memory that Python needs for it (adds.py). So the memory for adds is at most three
+memtables, the journal's queue, twice `held_bytes_max`, `REQUESTS_MAX` KiB and the buffers of the sockets, however many
+clients write, and however small their adds are. A held add waits for the disk alone, never for another request, so
+there is no deadlock. On a full disk clients' adds are not held but READ_ONLY; without a free descriptor, when the next
+checkpoint cannot be made, adds are not held but BUSY: their sender asks again, and does not take a silence for a
+failed bookie.
+Guards: tests/bookie/test_back_pressure.py, tests/bookie/test_adds.py,
+tests/bookie/test_few_descriptors.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+
+from ..ledger.adds_format import Entry, encode_statuses, open_add, open_adds
+from ..ledger.peer_format import FENCING, RECOVERING, AnswerHead, Op, RequestHead, Status, decode_request, pack_added
+from ..runtime.clock import Clock
+from ..runtime.metrics import BYTES, SECONDS, Histogram
+from ..runtime.network import Request
+from .store.store import Store
+
+# ------------------------------------------------------------------------------------------------------- waiting
+# Requests that wait at a bookie, counted in bytes of memory: in all, and of each connection.
+#
+# A request costs its frames and REQUEST_BYTES for the memory that Python needs until it is answered, so that a flood of
+# empty requests is bounded too. One connection has at most SHARE of the bound, so that there is room for others. A lone
+# request is always taken: it may be larger than a small bound.
+
+
+REQUEST_BYTES = 1024
+"""Memory of a waiting request, about: the object, its head, its callback, its journal record."""
+
+SHARE = 0.5
+
+
+class Waiting:
+    """A bound for requests that wait, in bytes: for all of them, and for each connection."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._by_connection: dict[Hashable, int] = {}
+        self.bytes = 0
+
+    def add(self, connection: Hashable, size: int) -> bool:
+        """Adds a request. False: it is beyond the bound, and was not added."""
+        own = self._by_connection.get(connection, 0) + size
+        if self.bytes and (self.bytes + size > self._bytes_max or own > SHARE * self._bytes_max):
+            return False
+        self.bytes += size
+        self._by_connection[connection] = own
+        return True
+
+    def done(self, connection: Hashable, size: int) -> None:
+        self.bytes -= size
+        own = self._by_connection[connection] - size
+        if own:
+            self._by_connection[connection] = own
+        else:
+            del self._by_connection[connection]
+
+    def check(self) -> None:
+        assert self.bytes == sum(self._by_connection.values())
+        assert self.bytes <= self._bytes_max or len(self._by_connection) == 1, "only a lone request exceeds the bound"
+        assert all(self._by_connection.values())
+
+
+def cost_of(request: Request) -> int:
+    return REQUEST_BYTES + len(request.head) + sum(map(len, request.frames))
+
+
+# ---------------------------------------------------------------------------------------------------------- adds
+
+
+CONNECTION_SHARE = 0.75
+"""Share of the bound that one connection may have, so that there is room for another one."""
+REQUESTS_MAX = 32_768
+"""Requests that were admitted and not yet answered: 32 MiB for Python."""
+
+
+class AddBatch:
+    """A request with its entries, verified, from the turn in which it came to its answer.
+
+    `statuses` has one for each entry of an ADD_MANY, OK or BAD_REQUEST; None: it is an ADD, whose entry is OK.
+    `entries` are those that are OK, `size` bytes together, `lac` the largest of theirs."""
+
+    __slots__ = ("came", "entries", "entry", "key", "lac", "ledger", "recovery", "request", "size", "statuses")
+
+    def __init__(
+        self, request: Request, came: float, ledger: int, entry: int, key: bytes, recovery: bool,
+        statuses: bytearray | None, entries: list[Entry], size: int, lac: int,
+    ) -> None:  # fmt: skip
+        self.request = request
+        self.came = came
+        self.ledger = ledger
+        self.entry = entry  # the first, as the head says
+        self.key = key
+        self.recovery = recovery
+        self.statuses = statuses
+        self.entries = entries
+        self.size = size
+        self.lac = lac
+
+
+Intent = AddBatch | Callable[[bool], None]
+"""An item that waits for the journal: a request of adds, or a call with True once it is durable, False if it found no
+room."""
+SEAL_BYTES = 1 << 20
+"""Size of the groups in which the adds of a turn are sealed, about: a group is never split, and larger blocks sync
+slower."""
+
+
+class Intents:
+    """The intents of a turn, in their order, and their bytes. `seal` makes them one group of the journal."""
+
+    __slots__ = ("bytes", "seal", "turn")
+
+    def __init__(self, seal: Callable[[], None]) -> None:
+        self.turn: list[Intent] = []
+        self.bytes = 0
+        self.seal = seal
+
+    def take(self) -> list[Intent]:
+        turn, self.turn, self.bytes = self.turn, [], 0
+        return turn
+
+
+class _Queue:
+    def __init__(self) -> None:
+        self.batches: deque[AddBatch] = deque()
+        self.bytes = 0
+        self._by_connection: dict[Hashable, int] = {}
+
+    def takes(self, batch: AddBatch, bytes_max: int) -> bool:
+        """Whether it is within the bounds; a single one always is."""
+        size = batch.size + REQUEST_BYTES
+        own = self._by_connection.get(batch.request.connection, 0)
+        if not self.batches:
+            return True
+        return self.bytes + size <= bytes_max and (not own or own + size <= CONNECTION_SHARE * bytes_max)
+
+    def push(self, batch: AddBatch) -> None:
+        self.batches.append(batch)
+        self._count(batch, batch.size + REQUEST_BYTES)
+
+    def pop(self) -> AddBatch:
+        batch = self.batches.popleft()
+        self._count(batch, -batch.size - REQUEST_BYTES)
+        return batch
+
+    def _count(self, batch: AddBatch, size: int) -> None:
+        self.bytes += size
+        own = self._by_connection.get(batch.request.connection, 0) + size
+        if own:
+            self._by_connection[batch.request.connection] = own
+        else:
+            del self._by_connection[batch.request.connection]
+
+
+class Adds:
+    """Admits the adds of a bookie: the service calls `take` within a turn, and `admit_held` when there may be room;
+    `pressure` slows the socket."""
+
+    def __init__(
+        self, store: Store, clock: Clock, intents: Intents, newcomer: Callable[[Request, RequestHead, float], None],
+        pressure: Callable[[bool], None], *, entry_bytes_max: int, held_bytes_max: int,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._clock = clock
+        self._intents = intents
+        self._entry_bytes_max = entry_bytes_max
+        self._held_bytes_max = held_bytes_max
+        self._held = _Queue()
+        self._held_recovery = _Queue()
+        self._pressed = False
+        self._in_flight = 0  # requests that were admitted and are not answered
+        self.closed = False
+        self._newcomer = newcomer
+        self.read_only = False
+        self.pressure = pressure
+        self.seconds = Histogram(SECONDS)  # of a request all of whose entries were stored, from arrival to answer
+        self.failed_seconds = Histogram(SECONDS)
+        self.entry_bytes = Histogram(BYTES)  # of stored entries
+        self.refused: dict[Status, int] = dict.fromkeys(Status, 0)  # entries
+        self.pressures = 0
+
+    # ------------------------------------------------------------------------------------ requests
+    def take(self, request: Request, head: RequestHead, came: float) -> None:
+        try:
+            batch = self._open(request, head, came)
+        except ValueError:
+            self._refuse_whole(request, head.op, head.ledger, head.entry, came)
+            return
+        if not batch.entries:
+            self._answer(batch)
+        elif batch.recovery:
+            if self._held_recovery.batches:
+                self._hold(batch)
+            else:
+                self._admit(batch)
+        elif self.read_only:
+            self._refuse(batch, Status.READ_ONLY)
+        elif self._held.batches:
+            self._hold(batch)
+        else:
+            self._admit(batch)
+
+    def take_one(self, request: Request, ledger: int, entry: int, key: bytes, came: float) -> None:
+        """Takes an ADD without flags, as most requests are."""
+        opened = open_add(ledger, entry, request.frames, self._entry_bytes_max)
+        if opened is None:
+            self._refuse_whole(request, Op.ADD, ledger, entry, came)
+            return
+        stored, lac = opened
+        batch = AddBatch(request, came, ledger, entry, key, False, None, [stored], stored[2], lac)
+        if self.read_only:
+            self._refuse(batch, Status.READ_ONLY)
+        elif self._held.batches:
+            self._hold(batch)
+        else:
+            self._admit(batch)
+
+    def _open(self, request: Request, head: RequestHead, came: float) -> AddBatch:
+        if head.flags and head.flags in FENCING:
+            raise ValueError("an add fences nothing")
+        recovery = bool(head.flags) and head.flags in RECOVERING
+        if head.op is Op.ADD_MANY:
+            statuses, entries, size, lac = open_adds(head, request.frames, self._entry_bytes_max)
+            return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, statuses, entries, size, lac)
+        opened = open_add(head.ledger, head.entry, request.frames, self._entry_bytes_max)
+        if opened is None:
+            raise ValueError("not a stored entry")
+        stored, lac = opened
+        return AddBatch(request, came, head.ledger, head.entry, head.key, recovery, None, [stored], stored[2], lac)
+
+    def _admit(self, batch: AddBatch) -> None:
+        if self._in_flight >= REQUESTS_MAX:
+            self._hold(batch)
+            return
+        status = self._store.add_many(batch.ledger, batch.key, batch.entries, batch.size, batch.lac, batch.recovery)
+        if status is Status.OK:
+            self._in_flight += 1
+            intents = self._intents
+            intents.turn.append(batch)
+            intents.bytes += batch.size
+            if intents.bytes >= SEAL_BYTES:
+                intents.seal()
+        elif status is Status.BUSY:
+            self._hold(batch)
+        elif status is Status.NO_SUCH_LEDGER:
+            self._newcomer(batch.request, decode_request(batch.request.head), batch.came)
+        else:
+            self._refuse(batch, status)
+
+    def complete(self, intents: Sequence[Intent], ok: bool) -> None:
+        """Answers what was durable, or found no room, in the order in which it came."""
+        now, waits, sizes = self._clock.monotonic(), list[float](), list[float]()
+        for each in intents:
+            if self.closed:
+                break
+            if not isinstance(each, AddBatch):
+                each(ok)
+                continue
+            self._in_flight -= 1
+            statuses = each.statuses
+            if not ok:
+                self._refuse(each, Status.READ_ONLY)
+            elif statuses is None:
+                waits.append(now - each.came)
+                sizes.append(each.size)
+                each.request.reply(pack_added(each.ledger, each.entry, -1, 0))
+            elif any(statuses):
+                self._answer(each)
+            else:
+                waits.append(now - each.came)
+                sizes += [size for _, _, size in each.entries]
+                each.request.reply(*encode_statuses(each.ledger, each.entry, statuses))
+        self.seconds.observe_all(waits)
+        self.entry_bytes.observe_all(sizes)
+
+    # ------------------------------------------------------------------------------------ what waits
+    def _hold(self, batch: AddBatch) -> None:
+        queue = self._held_recovery if batch.recovery else self._held
+        if self._store.flush_blocked and not batch.recovery:
+            self._refuse(batch, Status.READ_ONLY)
+        elif self._store.without_descriptor or not queue.takes(batch, self._held_bytes_max):
+            self._refuse(batch, Status.BUSY)
+        else:
+            queue.push(batch)
+            self._press()
+
+    def admit_held(self) -> None:
+        """Admits held adds in their order while there is room, recoverers' first; a full disk refuses clients', the
+        want of a descriptor all."""
+        if not (self._held.batches or self._held_recovery.batches or self._pressed):
+            return
+        for queue in (self._held_recovery, self._held):
+            while queue.batches and self._store.has_room and self._in_flight < REQUESTS_MAX:
+                self._admit(queue.pop())
+        if self._store.flush_blocked:
+            while self._held.batches:
+                self._refuse(self._held.pop(), Status.READ_ONLY)
+        if self._store.without_descriptor:
+            for queue in (self._held_recovery, self._held):
+                while queue.batches:
+                    self._refuse(queue.pop(), Status.BUSY)
+        self._press()
+
+    def _press(self) -> None:
+        limit = self._held_bytes_max // (4 if self._pressed else 2)
+        pressed = self._held.bytes > limit
+        if pressed != self._pressed:
+            self._pressed = pressed
+            self.pressures += pressed
+            self.pressure(pressed)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Returns (requests, bytes) that are held."""
+        queues = (self._held, self._held_recovery)
+        return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)
+
+    def close(self) -> None:
+        self.closed = True
+        self._held, self._held_recovery = _Queue(), _Queue()
+
+    # ------------------------------------------------------------------------------------ answers
+    def _refuse(self, batch: AddBatch, status: Status) -> None:
+        """Refuses all entries that were not refused before."""
+        statuses = batch.statuses
+        if statuses is None:
+            self._refuse_whole(batch.request, Op.ADD, batch.ledger, batch.entry, batch.came, status)
+            return
+        for index, before in enumerate(bytes(statuses)):
+            if before == Status.OK:
+                statuses[index] = status
+        self._answer(batch)
+
+    def _refuse_whole(
+        self, request: Request, op: Op, ledger: int, entry: int, came: float, status: Status = Status.BAD_REQUEST
+    ) -> None:
+        """Refuses all of a request by the head of the answer."""
+        if self.closed:
+            return
+        self.refused[status] += 1
+        self.failed_seconds.observe(self._clock.monotonic() - came)
+        request.reply(AnswerHead(op, status, ledger, entry, -1, 0).encode())
+
+    def _answer(self, batch: AddBatch) -> None:
+        """Answers that some entries of an ADD_MANY, or all, are refused."""
+        statuses = batch.statuses
+        if self.closed or statuses is None:
+            return
+        self.failed_seconds.observe(self._clock.monotonic() - batch.came)
+        for value, count in Counter(statuses).items():
+            if value:
+                self.refused[Status(value)] += count
+        batch.request.reply(*encode_statuses(batch.ledger, batch.entry, statuses))

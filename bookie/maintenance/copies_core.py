@@ -1,0 +1,400 @@
+"""The next step of a worker with one ledger: which copies are missing where, and what is done about it. Pure.
+
+A fragment is *final* when the ledger is CLOSED or it is not the last one: then its entries never change, and only
+then is it repaired (M21). The copy at slot i of a final fragment consists of the entries whose write set has i. It is
+
+    whole      its bookie answers and has all of them
+    a gap      its bookie is gone (lost or departing): all of them go to another bookie, which then takes the slot;
+               or its bookie answers and lacks some: those go to it again, the record stays
+    undecided  its bookie is not gone, and does not answer
+
+`decide` gives the next step, the first that fits:
+
+| step | when |
+|---|---|
+| Unmark | the ledger was deleted |
+| Fill | a final fragment has a gap, tried or not; the worker tries each gap once and then waits |
+| Recover | the last fragment is not final and misses a bookie, is damaged, or was left in recovery, for the grace |
+| Wait | the same, within the grace: its writer may change the ensemble itself, or close |
+| Wait | a bookie that is marked is undecided |
+| Unmark | every copy that was marked is whole; the auditor's check finds what unmarked bookies lack |
+
+Recovering fences the writer and gives the ledger its end; then all fragments are final.
+A gap is closed in the order `FILL`: the record names a new bookie only when that one has everything, synced. A crash in
+between leaves copies that nothing names; they go with the ledger.
+Guards: tests/bookie/maintenance/test_copies.py, tests/bookie/maintenance/test_repair.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ...ledger.metadata_core import striping_of
+from ...ledger.pending_core import Striping
+from ...metadata.records import CLOSED, IN_RECOVERY, DamagedEntriesRecord, Fragment, LedgerRecord, UnderReplicatedRecord
+from ..store.memtable import Intervals
+
+# ---------------------------------------------------------------------------------------------------- marks_core
+# The decisions of the auditor: which bookies are lost, and which mark a ledger gets. Pure.
+#
+# A ledger is marked when a bookie that one of its fragments names
+#
+#     LOST        was not registered for longer than the grace (`Absences`)
+#     DEPARTING   is to be emptied: an operator said so
+#     INCOMPLETE  is registered, and lacks entries that it should have
+#     DAMAGED     is registered, and reports damaged entries
+#     RETURNED    was LOST or DEPARTING when the ledger was marked, and is not any more: to be compared
+#
+# or when a recovery of it was begun and did not end. `judge` gives the mark that the ledger should have, from its
+# record, the facts and its present mark: the same facts give the same mark, whichever auditor judges and however often.
+# A mark's `since_ms` is that of its first appearance; when its bookies change it is new to the workers: no attempts, no
+# waiting.
+#
+# The auditor takes marks away only when the ledger was deleted, or names none of the marked bookies any more. That a
+# ledger is whole again is found by a worker, which compares (bookie/maintenance/copies_core.py).
+# Guards: tests/bookie/maintenance/test_marks.py.
+
+
+class RepairReason(enum.Enum):
+    """The reason why a bookie's copies are missing."""
+
+    LOST = "lost"
+    DEPARTING = "departing"
+    INCOMPLETE = "incomplete"
+    DAMAGED = "damaged"
+    RETURNED = "returned"
+
+
+GONE = (RepairReason.LOST.value, RepairReason.DEPARTING.value)
+
+
+class Stuck(enum.Enum):
+    """The reason why a worker could not make a ledger whole: it stays marked and is tried again."""
+
+    NO_TARGET = "no other bookie can take the copy"
+    LOST = "no bookie has the entry any more"
+    UNDECIDED = "no bookie can tell where the ledger ends"
+    UNREACHABLE = "a bookie does not answer"
+    OPEN = "its writer may still be there"
+    FAILED = "the copy failed"
+
+
+class Absences:
+    """The times since which bookies are not registered. Begins anew with each auditor: a bookie gets all the grace."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._since: dict[str, float] = {}
+
+    def observe(self, now: float, names: Iterable[str], present: Collection[str]) -> frozenset[str]:
+        """Notes which of `names` are absent at `now`; returns those that are absent for longer than the grace period.
+        """
+        for name in names:
+            self._since.setdefault(name, now)
+        for name in [name for name in self._since if name in present]:
+            del self._since[name]
+        return frozenset(name for name, since in self._since.items() if now - since >= self._grace_s)
+
+    def check(self, now: float) -> None:
+        assert all(since <= now for since in self._since.values()), "no bookie is absent since a time in the future"
+
+
+def placed(record: LedgerRecord) -> dict[str, None]:
+    """Returns every bookie that a fragment names, in order, once."""
+    return {bookie: None for fragment in record.fragments for bookie in fragment.bookies}
+
+
+def judge(
+    record: LedgerRecord | None, gone: Mapping[str, RepairReason], found: Mapping[str, RepairReason],
+    mark: UnderReplicatedRecord | None, now_ms: int,
+) -> UnderReplicatedRecord | None:  # fmt: skip
+    """The mark that the ledger should have; None: none. `gone`: LOST and DEPARTING; `found`: the reasons of the others.
+
+    A reason that was found stays until a worker has repaired the ledger, also when it is not found again.
+    """
+    if record is None:
+        return None
+    bookies: dict[str, str] = {}
+    before = {} if mark is None else mark.bookies
+    for bookie in sorted(placed(record)):
+        if bookie in gone:
+            bookies[bookie] = gone[bookie].value
+        elif bookie in found:
+            bookies[bookie] = found[bookie].value
+        elif bookie in before:
+            bookies[bookie] = RepairReason.RETURNED.value if before[bookie] in GONE else before[bookie]
+    in_recovery = record.state == IN_RECOVERY
+    if not bookies and not in_recovery:
+        return None
+    if mark is None:
+        return UnderReplicatedRecord(
+            ledger_id=record.ledger_id, bookies=bookies, in_recovery=in_recovery, since_ms=now_ms
+        )
+    return mark if (mark.bookies, mark.in_recovery) == (bookies, in_recovery) else _changed(mark, bookies, in_recovery)
+
+
+def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: bool) -> UnderReplicatedRecord:
+    return msgspec.structs.replace(
+        mark, bookies=bookies, in_recovery=in_recovery, attempts=0, stuck="", last_error="", retry_ms=0
+    )
+
+
+def failed(
+    mark: UnderReplicatedRecord, stuck: Stuck, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
+) -> UnderReplicatedRecord:
+    """Returns the mark after a try that did not make the ledger whole: the next try waits twice as long as the one
+    before."""
+    wait_s = back_off_s(mark.attempts + 1, retry_min_s, retry_max_s)
+    return msgspec.structs.replace(
+        mark, attempts=mark.attempts + 1, stuck=stuck.value, last_error=error, retry_ms=now_ms + int(1000 * wait_s)
+    )
+
+
+def back_off_s(attempts: int, retry_min_s: float, retry_max_s: float) -> float:
+    """Returns the seconds that a ledger waits after `attempts` failed tries."""
+    return min(retry_max_s, retry_min_s * 2.0 ** min(attempts - 1, 30)) if attempts else 0.0
+
+
+def waits_s(
+    mark: UnderReplicatedRecord, now_ms: int, seen_s: float, retry_min_s: float, retry_max_s: float
+) -> float:  # fmt: skip
+    """Returns how long the ledger waits for its next try; `seen_s`: how long the reader has known this mark.
+
+    `retry_ms` is of the clock of the worker that failed, which may be a day off. So it counts for no more than the
+    back-off that the mark's attempts ask for, measured with the reader's own clock from when it saw the mark.
+    """
+    bound_s = back_off_s(mark.attempts, retry_min_s, retry_max_s) - seen_s
+    return max(0.0, min((mark.retry_ms - now_ms) / 1000, bound_s))
+
+
+def hurried(mark: UnderReplicatedRecord) -> UnderReplicatedRecord:
+    """Returns the mark that is tried at once, as something changed that may help. Its attempts are kept, so that it is
+    not tried in a tight loop."""
+    return msgspec.structs.replace(mark, retry_ms=0)
+
+
+# --------------------------------------------------------------------------------------------------- copies_core
+
+
+FILL = ("choose", "compare", "copy", "verify", "replace")
+"""The steps of closing a gap. `compare`: what the target holds already; `replace`: only where the bookie is gone."""
+
+
+class Final(NamedTuple):
+    """A final fragment; empty when `last` is below `first`."""
+
+    first: int
+    last: int
+    bookies: tuple[str, ...]
+
+
+class Gap(NamedTuple):
+    """A copy that is missing, or a part of one: entries of `first … last` whose write set has `slot`."""
+
+    first: int  # of the fragment
+    last: int
+    slot: int
+    bookie: str  # that the record names there
+    gone: bool  # another one is to take its place
+    missing: tuple[tuple[int, int], ...]  # runs of entries, ascending
+
+
+class Unmark(NamedTuple):
+    """Removes the mark of the ledger."""
+
+    why: str
+
+
+class Fill(NamedTuple):
+    """Copies the missing entries of these gaps."""
+
+    gaps: tuple[Gap, ...]
+
+
+class Recover(NamedTuple):
+    """Recovers the ledger: fences its writer and gives it its end."""
+
+
+class Wait(NamedTuple):
+    """Leaves the ledger marked, and tries again after `seconds`."""
+
+    why: Stuck
+    text: str
+    seconds: float = 0.0  # 0: as after any failed try
+
+
+Step = Unmark | Fill | Recover | Wait
+
+Held = Mapping[tuple[int, str], Intervals | None]
+"""(first entry of a final fragment, bookie) → the entries of it that the bookie holds; None: it did not answer."""
+
+
+def final_fragments(record: LedgerRecord) -> list[Final]:
+    ends = [fragment.first_entry - 1 for fragment in record.fragments[1:]]
+    fragments: Sequence[Fragment] = record.fragments
+    if record.state == CLOSED:
+        ends.append(record.last_entry)
+    else:
+        fragments = fragments[:-1]
+    return [Final(fragment.first_entry, end, fragment.bookies) for fragment, end in zip(fragments, ends, strict=True)]
+
+
+def runs(striping: Striping, slot: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yields first and last of each run of entries of `first … last` whose write set has `slot`, ascending."""
+    entry = first
+    while entry <= last:
+        length = striping.run_length(entry, slot)
+        if length:
+            yield entry, min(last, entry + length - 1)
+        entry += max(length, 1)
+
+
+def lacking(wanted: Iterator[tuple[int, int]], held: Intervals) -> tuple[tuple[int, int], ...]:
+    """Returns the runs of `wanted` that are not in `held`."""
+    found: list[tuple[int, int]] = []
+    for first, last in wanted:
+        at = first
+        for low, high in held.within(first, last):
+            if at < low:
+                found.append((at, low - 1))
+            at = high + 1
+        if at <= last:
+            found.append((at, last))
+    return tuple(found)
+
+
+def to_ask(record: LedgerRecord, gone: Collection[str]) -> list[tuple[Final, str]]:
+    """Returns the pairs (final fragment, bookie) to ask for the entries that they hold: all but the bookies of `gone`.
+    """
+    return [(final, bookie) for final in final_fragments(record) for bookie in final.bookies if bookie not in gone]
+
+
+def gaps(record: LedgerRecord, gone: Collection[str], held: Held) -> tuple[Gap, ...]:
+    """Returns every gap of the final fragments, those of fragments with the fewest whole copies first."""
+    striping = striping_of(record)
+    found: list[tuple[int, int, Gap]] = []
+    for number, final in enumerate(final_fragments(record)):
+        here: list[Gap] = []
+        for slot, bookie in enumerate(final.bookies):
+            wanted = runs(striping, slot, final.first, final.last)
+            if bookie in gone:
+                here.append(Gap(final.first, final.last, slot, bookie, True, tuple(wanted)))
+                continue
+            answer = held[final.first, bookie]
+            missing = () if answer is None else lacking(wanted, answer)
+            if missing:
+                here.append(Gap(final.first, final.last, slot, bookie, False, missing))
+        found += [(-len(here), number, gap) for gap in here]
+    return tuple(gap for _, _, gap in sorted(found, key=lambda each: each[:2]))
+
+
+def gone_now(mark: UnderReplicatedRecord, available: Collection[str], departing: Collection[str]) -> frozenset[str]:
+    """Returns the bookies that a worker may treat as gone: those that the auditor called gone and that are not back,
+    and the departing."""
+    lost = {bookie for bookie, reason in mark.bookies.items() if reason in GONE and bookie not in available}
+    return frozenset(lost | set(departing))
+
+
+class Look(msgspec.Struct, frozen=True):
+    """The state of a ledger that `decide` goes by. `unsettled_s`: for how long its last fragment has been in this
+    state."""
+
+    record: LedgerRecord | None
+    marked: frozenset[str]  # whose copies are to be seen to
+    gone: frozenset[str]  # their copies do not count
+    dead: frozenset[str]  # those of them that are not registered
+    held: Held
+    unsettled_s: float
+    damaged: frozenset[str] = frozenset()  # bookies of the last fragment that report damage in it
+
+
+def why_unreadable(look: Look, entry: int) -> Stuck:
+    """Returns why an entry cannot be read. LOST: every bookie that should have it is gone, or answers that it lacks it.
+    Else it may come back."""
+    record = look.record
+    assert record is not None
+    final = next(each for each in final_fragments(record) if each.first <= entry <= each.last)
+    for slot in striping_of(record).write_set(entry):
+        bookie = final.bookies[slot]
+        if bookie in look.dead:
+            continue
+        held = look.held.get((final.first, bookie))
+        if held is None or entry in held:
+            return Stuck.UNREACHABLE
+    return Stuck.LOST
+
+
+def unsettled(record: LedgerRecord, gone: Collection[str]) -> bool:
+    """Whether the last fragment is not final, and only a recovery can make it final. A recovery may wait for the writer
+    first.
+
+    `gone`: also bookies that report damage in it. While the ledger is written only its writer knows which entries are
+    confirmed, so its last fragment is not filled; and an idle ledger may be open for months.
+    """
+    if record.state == CLOSED:
+        return False
+    return record.state == IN_RECOVERY or any(bookie in gone for bookie in record.fragments[-1].bookies)
+
+
+def in_last_fragment(record: LedgerRecord, reports: Mapping[str, DamagedEntriesRecord]) -> frozenset[str]:
+    """The bookies of the last fragment that report damage in it."""
+    last = record.fragments[-1]
+    return frozenset(
+        bookie for bookie, report in reports.items()
+        if bookie in last.bookies and any(to >= last.first_entry for _, to in report.ranges)
+    )  # fmt: skip
+
+
+def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
+    """Returns the next step, by the table in the module's docstring. `tried`: each gap was tried in this turn."""
+    record = look.record
+    if record is None:
+        return Unmark("the ledger was deleted")
+    found = gaps(record, look.gone, look.held)
+    if found and not tried:
+        return Fill(found)
+    if unsettled(record, look.gone | look.damaged):
+        left = open_grace_s - look.unsettled_s
+        if left <= 0:
+            return Recover()
+        return Wait(Stuck.OPEN, f"its last fragment is not settled; it is recovered in {left:.0f} s", left)
+    if found:
+        return Fill(found)
+    silent = sorted({bookie for (_, bookie), answer in look.held.items() if answer is None and bookie in look.marked})
+    if silent:
+        return Wait(Stuck.UNREACHABLE, f"no answer from {', '.join(silent)}")
+    return Unmark("every copy is there")
+
+
+# ----------------------------------------------------------------------------------------------------- pace_core
+# How fast a worker may copy: a bucket of bytes that fills with the time. Pure.
+#
+# `take` charges what was read and says how long to wait before more is read. The bucket holds at most `BURST_S` of the
+# rate and may go below zero, so a batch is never split and the mean is kept.
+# Guards: tests/bookie/maintenance/test_pace.py.
+
+
+BURST_S = 0.1
+
+
+class Pace:
+    """The rate at which a worker copies: a bucket of bytes that fills with time."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        """Sets the limit; 0: none."""
+        self.bytes_per_s = bytes_per_s
+        self._tokens = bytes_per_s * BURST_S
+        self._at = 0.0
+
+    def take(self, now: float, size: int) -> float:
+        """Seconds to wait."""
+        if not self.bytes_per_s:
+            return 0.0
+        elapsed = max(0.0, now - self._at)
+        self._at = now
+        self._tokens = min(self._tokens + elapsed * self.bytes_per_s, self.bytes_per_s * BURST_S) - size
+        return max(0.0, -self._tokens / self.bytes_per_s)

@@ -1,0 +1,193 @@
+"""The metadata of auto-recovery: marks, locks, the election, departing bookies, settings (metadata/paths.py).
+
+Every change is by compare-and-set on what was just read, or of one's own ephemeral node, which a random token tells
+from another's. What these functions raise are the metadata's errors; callers try again in their next round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ...metadata import paths
+from ...metadata.records import (
+    AuditorRecord,
+    BookieRecord,
+    DamagedEntriesRecord,
+    DamagedRecord,
+    DepartingRecord,
+    LedgerRecord,
+    Record,
+    RepairLockRecord,
+    RepairSettingsRecord,
+    UnderReplicatedRecord,
+    decode,
+    encode,
+)
+from ...metadata.store import ABSENT, UNREADABLE, MetadataStore, get_record, ledgers_in, readable, update_record
+from ...proto.errors import BadVersion, MagnetarError
+
+_LOG = logging.getLogger("magnetar.bookie.repair")
+
+R = TypeVar("R", bound=Record)
+
+DROP_S = 2.0
+"""Seconds that giving a node up may take."""
+
+
+# ------------------------------------------------------------------------------------------ reading
+async def ledger(store: MetadataStore, ledger_id: int) -> LedgerRecord | None:
+    found = await get_record(store, paths.ledger(ledger_id), LedgerRecord)
+    return None if found is None else found[0]
+
+
+async def mark_of(store: MetadataStore, ledger_id: int) -> tuple[UnderReplicatedRecord, int] | None:
+    """Returns the mark of a ledger with its version."""
+    return await get_record(store, paths.under_replicated(ledger_id), UnderReplicatedRecord)
+
+
+async def listed(store: MetadataStore, folder: str) -> list[int]:
+    """The ledgers that have a node there, ascending. A node that is named otherwise is passed by."""
+    return sorted(ledgers_in(folder, await store.children(folder)))
+
+
+async def available(store: MetadataStore) -> dict[str, BookieRecord]:
+    """The bookies that are registered; one whose record is wrong counts as there, and takes nothing."""
+    found: dict[str, BookieRecord] = {}
+    for name in await store.children(paths.BOOKIES):
+        node = await store.get(paths.bookie(name))
+        if node is None:
+            continue
+        try:
+            found[name] = decode(node.value, BookieRecord, paths.bookie(name))
+        except DamagedRecord as error:
+            UNREADABLE.skip(paths.bookie(name), error)
+            found[name] = BookieRecord(bookie=name, endpoint="", read_only=True)
+    return found
+
+
+async def departing(store: MetadataStore) -> dict[str, DepartingRecord]:
+    """Returns the departing bookies. One whose record cannot be read departs, for that there is one says so, and is not
+    forgotten."""
+    found: dict[str, DepartingRecord] = {}
+    for name in await store.children(paths.DEPARTING):
+        path = paths.departing(name)
+        record = await readable(store, path, DepartingRecord)
+        if record is not None:
+            found[name] = record[0]
+        elif path in UNREADABLE.paths:
+            found[name] = DepartingRecord(bookie=name)
+    return found
+
+
+async def damaged(store: MetadataStore, ledger_id: int) -> dict[str, DamagedEntriesRecord]:
+    """Returns the reports of damage by bookie, those that can be read."""
+    found: dict[str, DamagedEntriesRecord] = {}
+    for name in await store.children(paths.damaged_copies(ledger_id)):
+        record = await readable(store, paths.damaged(ledger_id, name), DamagedEntriesRecord)
+        if record is not None:
+            found[name] = record[0]
+    return found
+
+
+async def drop_report(store: MetadataStore, ledger_id: int, bookie: str) -> None:
+    """Deletes what a bookie reported damaged; does nothing if the report changes at this moment."""
+    path = paths.damaged(ledger_id, bookie)
+    node = await store.get(path)
+    if node is not None:
+        with contextlib.suppress(BadVersion):
+            await store.delete(path, node.version)
+
+
+async def enabled(store: MetadataStore) -> bool:
+    """Whether auto-recovery is on. Settings that cannot be read switch nothing off: copies that are missing are the
+    greater harm."""
+    found = await readable(store, paths.REPAIR_SETTINGS, RepairSettingsRecord)
+    return found is None or found[0].enabled
+
+
+# ------------------------------------------------------------------------------------------ changing
+async def enable(store: MetadataStore, on: bool) -> None:
+    """Switches auto-recovery of the whole cluster on or off."""
+    await update_record(store, paths.REPAIR_SETTINGS, RepairSettingsRecord, lambda _: RepairSettingsRecord(enabled=on))
+
+
+Change = Callable[[UnderReplicatedRecord | None], UnderReplicatedRecord | None]
+"""The mark that stands → the one that should; None: none."""
+
+
+async def change_mark(store: MetadataStore, ledger_id: int, change: Change) -> UnderReplicatedRecord | None:
+    """The mark afterwards. Another process's change in between: it is asked again with what stands then."""
+    path = paths.under_replicated(ledger_id)
+    while True:
+        found = await mark_of(store, ledger_id)
+        before, version = (None, ABSENT) if found is None else found
+        wanted = change(before)
+        if wanted == before:
+            return before
+        try:
+            if wanted is None:
+                await store.delete(path, version)
+            else:
+                await store.put(path, encode(wanted, path), version)
+        except BadVersion:
+            continue
+        return wanted
+
+
+async def unmark(store: MetadataStore, ledger_id: int, version: int) -> bool:
+    """Takes away the mark that the worker went by; False: there is another one now, which is to be looked at."""
+    try:
+        await store.delete(paths.under_replicated(ledger_id), version)
+    except BadVersion:
+        return await mark_of(store, ledger_id) is None
+    return True
+
+
+async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
+    """Makes the ephemeral node one's own; False: another process has it. An unknown outcome is read again, by its
+    token.
+
+    A process has one token in a metadata session (repair.py): a node of its own that it did not know of is its own.
+    """
+    if await store.get(path) is not None:
+        return await holds(store, path, record)
+    try:
+        await store.put(path, encode(record, path), ABSENT, ephemeral=True)
+    except BadVersion:
+        return await holds(store, path, record)
+    except MagnetarError as error:
+        if not error.retryable:
+            raise
+        return await holds(store, path, record)
+    return True
+
+
+async def holds(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
+    """Whether the node has this process's record. A record that cannot be read is another process's."""
+    found = await readable(store, path, type(record))
+    return found is not None and found[0].token == record.token
+
+
+async def drop(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> None:
+    """Deletes the node, if it is the caller's. When the metadata does not answer, the node ends with the session."""
+    try:
+        async with asyncio.timeout(DROP_S):
+            found = await readable(store, path, type(record))
+            if found is not None and found[0].token == record.token:
+                await store.delete(path, found[1])
+    except (MagnetarError, TimeoutError) as error:
+        _LOG.debug("%s stays until the session ends: %s", path, error)
+
+
+async def records_of(store: MetadataStore, folder: str, cls: type[R]) -> Sequence[R]:
+    """Returns every record directly below the folder that can be read."""
+    found: list[R] = []
+    for name in await store.children(folder):
+        record = await readable(store, f"{folder}/{name}", cls)
+        if record is not None:
+            found.append(record[0])
+    return found

@@ -1,0 +1,474 @@
+"""Repair: auditor and worker together, as every bookie runs them, or `magnetar repair run` alone.
+
+    repair = Repair(world, metadata, client, config, name="…")
+    await repair.run()      until cancelled; raises SessionExpired when the metadata session is lost
+
+All waiting is asyncio's and all time the world's, so it runs in the simulator. What is lost with the process is lost
+gladly: the election and the locks are ephemeral, everything else is in the marks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from ...ledger.client import LedgerClient
+from ...metadata import paths
+from ...metadata.records import (
+    CLOSED,
+    IN_RECOVERY,
+    AuditorRecord,
+    BookieRecord,
+    DamagedRecord,
+    DepartingRecord,
+    LedgerRecord,
+    UnderReplicatedRecord,
+)
+from ...metadata.store import ANY, UNREADABLE, Delete, MetadataStore, Reset, ledger_of
+from ...proto.errors import MagnetarError
+from ...runtime.network import World
+from ...runtime.tasks import together
+from ..store.identity import delete_cookie
+from ..store.memtable import Intervals
+from . import marks
+from .copies_core import Absences, RepairReason, gaps, hurried, judge, placed, to_ask
+from .repair_worker import Copier, RepairConfig, Worker
+
+# ------------------------------------------------------------------------------------------------------- auditor
+# The auditor: one in the cluster looks for missing copies and marks the ledgers that miss some
+# (bookie/maintenance/copies_core.py).
+#
+# Elected by an ephemeral node; the others wait for it to vanish. Two that believe in themselves for a moment mark the
+# same. Every `audit_interval_s` it looks at who is registered, and then
+#
+#     scan      reads every ledger's record, when who is lost or departing changed, at its start, and now and then
+#     changed   reads those that changed since (a watch tells which); one that was closed is checked soon
+#     hurry     brings every mark's next try forward when a bookie has come
+#     recovering  marks a ledger that is in recovery for RECOVERING_S: a broker that takes topics over ends hundreds
+#               itself, and a mark for each would only delay it
+#     damage    marks what scrubbers and readers reported (DamagedEntriesRecord), each report once; one of a lost bookie
+#               and of a ledger that is gone, or closed without it, is removed: that bookie cannot take it back
+#     forget    a departing bookie of which nothing is left, and which is stopped: its cookie goes, if that was asked
+#     for
+#
+# and, beside that, `check`: asks the bookies of a closed ledger which entries they hold (HELD), one ledger after the
+# other, `checks_per_s` at most and every ledger once in `check_pass_s`; who lacks some is marked INCOMPLETE. A bookie
+# that does not answer, or is in limbo, is no finding.
+# Guards: tests/bookie/maintenance/test_repair.py.
+
+
+_LOG = logging.getLogger("magnetar.bookie.repair")
+
+READS_AT_ONCE = 32
+"""Reads of the metadata during a scan."""
+RECOVERING_S = 30.0
+"""Seconds in which a recovery that goes well has ended, many times over."""
+FORGET_PAUSE_S = 30.0
+"""Seconds between two scans that are only to see whether a departed bookie may be forgotten."""
+
+
+class Auditor:
+    """The auditor of a cluster, while this node is elected: it marks the ledgers that miss copies."""
+
+    def __init__(
+        self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig, name: str, token: str
+    ) -> None:
+        self._clock = world.clock
+        self._metadata = metadata
+        self._config = config
+        self._recovering_s = min(RECOVERING_S, config.open_ledger_grace_s)
+        self._node = AuditorRecord(name=name, token=token, since_ms=world.clock.wall_ms())
+        self._copier = Copier(client.bookies, world.clock, config)
+        self.elected = False
+        self._marks = 0
+        self._lost = 0
+        self._forget_all()
+        self.counters = {"repair_scans": 0, "repair_scanned_ledgers": 0, "repair_checks": 0, "repair_marks": 0}
+
+    def _forget_all(self) -> None:
+        """Starts as a new auditor does: with each absent bookie's whole grace period."""
+        self._absences = Absences(self._config.lost_bookie_grace_s)
+        self._gone: dict[str, RepairReason] | None = None
+        self._available: dict[str, BookieRecord] | None = None
+        self._named: dict[str, None] = {}  # bookies that some record names
+        self._changed: dict[int, None] = {}
+        self._recovering: dict[int, float] = {}  # ledgers in recovery that miss nothing else, and since when
+        self._closed: dict[int, None] = {}  # to be checked soon
+        self._closing = asyncio.Event()
+        self._reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
+        self._scan_due = self._forget_due = 0.0
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            **self.counters,
+            "repair_auditor": int(self.elected),
+            "repair_under_replicated": self._marks,
+            "repair_lost_bookies": self._lost,
+        }
+
+    async def run(self) -> None:
+        """Runs until it is cancelled, or an error of the metadata that is not to be retried: the session is lost."""
+        try:
+            while True:
+                try:
+                    if await marks.take(self._metadata, paths.REPAIR_AUDITOR, self._node):
+                        _LOG.info("%s is the auditor", self._node.name)
+                        await self._serve()
+                except MagnetarError as error:
+                    if not error.retryable:
+                        raise
+                    _LOG.warning("the auditor starts again: %s", error)
+                await asyncio.sleep(self._config.audit_interval_s)
+        finally:
+            await marks.drop(self._metadata, paths.REPAIR_AUDITOR, self._node)
+
+    async def _serve(self) -> None:
+        """Runs the auditor's tasks until one of them ends: while the election holds."""
+        self._forget_all()
+        self.elected = True
+        loop = asyncio.get_running_loop()
+        tasks = [
+            loop.create_task(self._follow(), name="repair-ledgers"),
+            loop.create_task(self._check_all(), name="repair-checks"),
+            loop.create_task(self._look_again_and_again(), name="repair-looks"),
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.elected, self._marks, self._lost = False, 0, 0
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _follow(self) -> None:
+        """Notes which ledgers changed. A gap in the watch means: look at all of them."""
+        while True:
+            try:
+                revision = await self._metadata.revision()
+                self._scan_due = 0.0
+                async for change in self._metadata.watch(paths.LEDGERS, revision):
+                    if isinstance(change, Reset):
+                        break
+                    ledger = ledger_of(change.path)
+                    if ledger is not None:
+                        self._changed[ledger] = None
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                _LOG.warning("the watch on the ledgers broke, all of them are checked: %s", error)
+                await asyncio.sleep(self._config.audit_interval_s)
+
+    # ------------------------------------------------------------------------------ looks
+    async def _look_again_and_again(self) -> None:
+        """Checks the bookies while the election holds. After a check that failed, a bookie that was absent before still
+        is."""
+        holds = True
+        while holds:
+            try:
+                if await marks.enabled(self._metadata):
+                    await self._look()
+                holds = await marks.holds(self._metadata, paths.REPAIR_AUDITOR, self._node)
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                _LOG.warning("the check was interrupted, the next one covers all ledgers: %s", error)
+                self._scan_due = 0.0
+            await asyncio.sleep(self._config.audit_interval_s)
+        _LOG.warning("%s is not the auditor any more", self._node.name)
+
+    async def _look(self) -> None:
+        available = await marks.available(self._metadata)
+        departing = await marks.departing(self._metadata)
+        now = self._clock.monotonic()
+        reported = [bookie for _, bookie in self._reports]
+        known = [*await self._metadata.children(paths.COOKIES), *self._named, *reported]
+        lost = self._absences.observe(now, known, available)
+        gone = dict.fromkeys(sorted(lost), RepairReason.LOST) | dict.fromkeys(departing, RepairReason.DEPARTING)
+        if gone != self._gone or now >= self._scan_due:
+            for bookie in sorted(gone.keys() - (self._gone or {}).keys()):
+                _LOG.warning("bookie %s is %s: its entries are copied to other bookies", bookie, gone[bookie].value)
+            self._scan_due = now + self._config.scan_interval_s  # before the reads: what changes meanwhile is told
+            self._gone = gone
+            await self._scan()
+        else:
+            await self._look_at_changed()
+        self._lost = len(lost)
+        came = [name for name, record in available.items() if not record.read_only and self._is_new(name)]
+        self._available = available
+        marked = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
+        self._marks = len(marked)
+        if came:
+            await self._each(marked, self._hurry)
+        await self._look_at_damage()
+        await self._forget_departed(departing, available)
+
+    def _is_new(self, bookie: str) -> bool:
+        """Whether the bookie was missing or read-only at the previous check."""
+        before = {} if self._available is None else self._available
+        return self._available is not None and (bookie not in before or before[bookie].read_only)
+
+    async def _scan(self) -> None:
+        """Scans every ledger, and every mark of one that does not exist any more."""
+        listed = await marks.listed(self._metadata, paths.LEDGERS)
+        marked = await marks.listed(self._metadata, paths.UNDER_REPLICATED)
+        self._named = {}
+        await self._each(sorted({*listed, *marked}), partial(self._judge, marked=frozenset(marked)))
+        self.counters["repair_scans"] += 1
+        self.counters["repair_scanned_ledgers"] += len(listed)
+
+    async def _look_at_changed(self) -> None:
+        changed, self._changed = self._changed, {}
+        now = self._clock.monotonic()
+        left = [ledger for ledger, since in self._recovering.items() if now - since >= self._recovering_s]
+        ledgers = {**changed, **dict.fromkeys(left)}
+        if ledgers:
+            marked = frozenset(await marks.listed(self._metadata, paths.UNDER_REPLICATED))
+            await self._each(ledgers, partial(self._judge, marked=marked, changed=True))
+
+    async def _each(self, ledgers: Iterable[int], work: object) -> None:
+        """Does `work` for each ledger, `READS_AT_ONCE` at a time. A record that cannot be read stops only its own
+        ledger."""
+        assert callable(work)
+        waiting = iter(ledgers)
+
+        async def keep() -> None:
+            for ledger in waiting:
+                try:
+                    await work(ledger)
+                except DamagedRecord as error:
+                    UNREADABLE.skip(paths.ledger(ledger), error)
+
+        await asyncio.gather(*[keep() for _ in range(READS_AT_ONCE)])
+
+    async def _judge(
+        self, ledger: int, found: Mapping[str, RepairReason] | None = None, marked: frozenset[int] | None = None, *,
+        changed: bool = False,
+    ) -> None:  # fmt: skip
+        """Sets the mark that should stand. `marked`: the ledgers that had one a moment ago, which spares a read.
+        `changed`: if it is closed now, it is checked soon."""
+        record = await marks.ledger(self._metadata, ledger)
+        for bookie in placed(record) if record is not None else ():
+            self._named[bookie] = None
+        if record is not None and record.state == CLOSED and changed:
+            self._closed[ledger] = None
+            self._closing.set()
+        found, now_ms = found or {}, self._clock.wall_ms()
+        gone = self._gone or {}
+        waits = self._is_recovering(ledger, record) and not found
+
+        def change(mark: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
+            wanted = judge(record, gone, found, mark, now_ms)
+            return None if mark is None and waits and wanted is not None and not wanted.bookies else wanted
+
+        if marked is not None and ledger not in marked and change(None) is None:
+            return
+        after = await marks.change_mark(self._metadata, ledger, change)
+        if after is not None and after.since_ms == now_ms:
+            self.counters["repair_marks"] += 1
+            why = f"misses copies of {after.bookies}" if after.bookies else "was left in recovery"
+            _LOG.warning("ledger %d %s", ledger, why)
+
+    def _is_recovering(self, ledger: int, record: LedgerRecord | None) -> bool:
+        """Whether its recovery was begun less than RECOVERING_S ago, as far as this auditor saw."""
+        if record is None or record.state != IN_RECOVERY:
+            self._recovering.pop(ledger, None)
+            return False
+        now = self._clock.monotonic()
+        if now - self._recovering.setdefault(ledger, now) < self._recovering_s:
+            return True
+        del self._recovering[ledger]
+        return False
+
+    async def _hurry(self, ledger: int) -> None:
+        await marks.change_mark(self._metadata, ledger, lambda mark: None if mark is None else hurried(mark))
+
+    async def _look_at_damage(self) -> None:
+        """Handles each report of damage once: a worker repairs the entries, and the bookie takes its report back when
+        they are whole.
+
+        That of a bookie that is lost goes when nothing is to be at that bookie any more. Should it come back, it
+        reports itself what it has quarantined.
+        """
+        gone = self._gone or {}
+        reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
+
+        async def look(ledger: int) -> None:
+            found = await marks.damaged(self._metadata, ledger)
+            new = [bookie for bookie in found if self._reports.get((ledger, bookie)) != found[bookie].ranges]
+            if new:
+                await self._judge(ledger, dict.fromkeys(new, RepairReason.DAMAGED))
+            reports.update({(ledger, bookie): report.ranges for bookie, report in found.items()})
+            lost = [bookie for bookie in found if gone.get(bookie) is RepairReason.LOST]
+            if lost:
+                await self._drop_reports(ledger, lost)
+
+        await self._each(await marks.listed(self._metadata, paths.DAMAGED), look)
+        self._reports = reports
+
+    async def _drop_reports(self, ledger: int, lost: Iterable[str]) -> None:
+        record = await marks.ledger(self._metadata, ledger)
+        for bookie in lost:
+            if record is None or (record.state == CLOSED and bookie not in placed(record)):
+                await marks.drop_report(self._metadata, ledger, bookie)
+
+    async def _forget_departed(
+        self, departing: Mapping[str, DepartingRecord], available: Mapping[str, BookieRecord]
+    ) -> None:
+        for bookie, record in departing.items():
+            if not record.forget or bookie in available:
+                continue
+            now = self._clock.monotonic()
+            if bookie in self._named and now >= self._forget_due:
+                self._forget_due = now + FORGET_PAUSE_S
+                await self._scan()
+            if bookie not in self._named:
+                departed = Delete(paths.departing(bookie), ANY)
+                if await delete_cookie(self._metadata, bookie, departed):
+                    _LOG.warning("bookie %s is forgotten: no ledger names it any more", bookie)
+
+    # ------------------------------------------------------------------------------ checks
+    async def _check_all(self) -> None:
+        """Checks the copies of all ledgers for ever: those that were closed first, then all, again and again."""
+        pass_ends = 0.0
+        waiting: list[int] = []
+        while True:
+            now = self._clock.monotonic()
+            if not waiting and now >= pass_ends and self._config.check_pass_s:
+                waiting = await marks.listed(self._metadata, paths.LEDGERS)
+                pass_ends = now + self._config.check_pass_s
+            if self._closed:
+                ledger = next(iter(self._closed))
+                del self._closed[ledger]
+                await self._each([ledger], self._check)
+                await asyncio.sleep(1.0 / self._config.checks_per_s)
+            elif waiting:
+                await self._each([waiting.pop(0)], self._check)
+                await self._pause(max(1.0 / self._config.checks_per_s, (pass_ends - now) / (len(waiting) + 1)))
+            else:
+                await self._pause(max(self._config.audit_interval_s, pass_ends - now))
+
+    async def _pause(self, seconds: float) -> None:
+        """Sleeps for so long, or until a ledger was closed."""
+        self._closing.clear()
+        if not self._closed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._closing.wait()
+
+    async def _check(self, ledger: int) -> None:
+        if self._gone is None or not await marks.enabled(self._metadata):
+            return
+        record = await marks.ledger(self._metadata, ledger)
+        if record is None or record.state != CLOSED:
+            return
+        self.counters["repair_checks"] += 1
+        found = await self._incomplete(record)
+        if found:
+            await self._judge(ledger, found)
+
+    async def _incomplete(self, record: LedgerRecord) -> dict[str, RepairReason]:
+        gone = self._gone or {}
+        held: dict[tuple[int, str], Intervals | None] = {}
+        for final, bookie in to_ask(record, gone):
+            there = (self._available or {}).get(bookie)
+            answer = None
+            if there is not None and not there.limbo:
+                answer = await self._copier.held(record, bookie, final.first, final.last)
+            held[final.first, bookie] = answer
+        return {gap.bookie: RepairReason.INCOMPLETE for gap in gaps(record, gone, held) if not gap.gone}
+
+
+# -------------------------------------------------------------------------------------------------------- repair
+
+
+GAUGES = ("repair_auditor", "repair_under_replicated", "repair_lost_bookies", "repair_working_on")
+COUNTERS = (
+    "repair_scans", "repair_scanned_ledgers", "repair_checks", "repair_marks", "repair_ledgers", "repair_failures",
+    "repair_recovered", "repair_entries", "repair_bytes",
+)  # fmt: skip
+"""The numbers of `statistics` that only grow; the others can fall."""
+
+
+def new_token(world: World) -> str:
+    return world.rng.randbytes(16).hex()
+
+
+class Repair:
+    """The auditor and the worker of one process. `metadata` and `client` stay the caller's. `name`: whose worker this
+    is; a bookie's is its id.
+
+    `token` marks its ephemeral nodes. One for all that runs, one after the other, in the same metadata session: what
+    the one left is then the next one's own.
+    """
+
+    def __init__(
+        self, world: World, metadata: MetadataStore, client: LedgerClient, config: RepairConfig | None = None,
+        name: str = "", token: str = "",
+    ) -> None:  # fmt: skip
+        config = config or RepairConfig()
+        token = token or new_token(world)
+        self.name = name or f"worker-{token[:8]}"
+        self._client = client
+        self.auditor = Auditor(world, metadata, client, config, self.name, token)
+        self.worker = Worker(world, metadata, client, config, self.name, token)
+
+    async def run(self) -> None:
+        await self._client.bookies.ready()
+        await together([self.auditor.run(), self.worker.run()], "repair")
+
+    def statistics(self) -> dict[str, int]:
+        return {**self.auditor.statistics(), **self.worker.statistics()}
+
+
+class RepairKeeper:
+    """Runs a `Repair` for the life of a process (`metadata` gives the present session).
+
+    Each metadata session and each failure begins a new one. After a failure the session goes on, with the nodes that
+    the old one could not give up; so the token is the session's.
+    """
+
+    def __init__(
+        self, world: World, metadata: Callable[[], MetadataStore], config: RepairConfig, name: str, retry_s: float
+    ) -> None:
+        self._world = world
+        self._metadata = metadata
+        self._config = config
+        self.name = name
+        self._retry_s = retry_s
+        self._session: MetadataStore | None = None
+        self._token = ""  # of the session
+        self._repair: Repair | None = None
+        self._past = dict.fromkeys(COUNTERS, 0)
+
+    async def keep(self) -> None:
+        """Runs repair for ever; returns at once if this process takes no part."""
+        while self._config.enabled:
+            metadata = self._metadata()
+            if metadata is not self._session:
+                self._session, self._token = metadata, new_token(self._world)
+            client = LedgerClient(self._world, metadata)
+            self._repair = Repair(self._world, metadata, client, self._config, self.name, self._token)
+            try:
+                await self._repair.run()
+            except MagnetarError as error:
+                _LOG.warning("auto-recovery starts again on this bookie: %s", error)
+            except Exception:
+                _LOG.exception("auto-recovery failed on this bookie, and starts again")
+            finally:
+                self._past, self._repair = self._counted(), None
+                await client.close()
+            await asyncio.sleep(self._retry_s)
+
+    def _counted(self) -> dict[str, int]:
+        now = {} if self._repair is None else self._repair.statistics()
+        return {name: value + now.get(name, 0) for name, value in self._past.items()}
+
+    def statistics(self) -> dict[str, int]:
+        now = {} if self._repair is None else self._repair.statistics()
+        return {**self._counted(), **{name: now.get(name, 0) for name in GAUGES}}

@@ -1,0 +1,452 @@
+"""The peer service of a bookie: translates requests (ledger/peer_format.py) into the store's intents, and answers.
+
+No task per add: the requests of one turn of the event loop become `Store.seal`s of about SEAL_BYTES, and the journal's
+completion answers them together. What is answered when (ledger protocol §1.5, §1.7, §1.9):
+
+    ADD, ADD_MANY      after the sync of its records; what is refused, held or slowed down: adds.py
+    READ, READ_LAC     at once from memory, else after one file read
+    … with FENCE       every answer, also NO_SUCH_*, after the sync of the fence; at once when that is done already
+    WRITE_LAC          after the sync
+    HELD               after the look at the index and the sync of what is in memory; counts as a read
+    ADMIN              by `on_admin` in a task of its own; at most ADMIN_MAX at a time, further ones are BUSY
+
+Every request but PING and ADMIN carries the ledger's key. Another key is UNAUTHORIZED, also for a read. The first
+request of a ledger here waits until the bookie has asked the metadata for the ledger: newcomers.py.
+
+| what waits for the journal's sync | bound, in all; half of it for one connection | past it |
+|---|---|---|
+| adds | adds.py | |
+| fences, of recovery alone | half of `held_bytes_max`, a bound of their own | BUSY, nothing was done |
+| explicit LACs | an eighth of it, and none while the journal's queue is full | BUSY |
+
+What is read from the disk at a time is bounded by `reads_max` and, as much as was asked for, by `reads_bytes_max`.
+A read past either waits for the others, in the order of arrival; a lone read is always taken. What waits is bounded
+too, in all and of one connection (READS_PART), and by READ_WAIT_S; past that it is BUSY. A read that needs no disk
+needs no room.
+
+However many fences and LACs of one ledger wait, the journal has one record of them (`Store.fence`, `Store.write_lac`).
+A read-only bookie takes recovery adds and fences as long as there is room.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from ..ledger.peer_format import (
+    ADMIN_BYTES_MAX,
+    ENTRIES_MAX,
+    FENCING,
+    NO_KEY,
+    AnswerHead,
+    Flags,
+    Op,
+    RequestHead,
+    Status,
+    decode_add,
+    decode_request,
+    encode_runs,
+)
+from ..metadata.store import MetadataStore
+from ..runtime.access import Principal
+from ..runtime.clock import Clock
+from ..runtime.files import Buffer
+from ..runtime.metrics import SECONDS, Histogram
+from ..runtime.network import Request
+from ..runtime.tasks import Tasks
+from .adds import Adds, Intent, Intents, Waiting, cost_of
+from .newcomers import Newcomers, Parked
+from .store.reads import ReadResult
+from .store.store import Store
+
+_LOG = logging.getLogger("magnetar.bookie.requests")
+
+OnAdmin = Callable[[bytes, Principal, bool], Awaitable[bytes]]
+"""(request, who sent it, whether it comes from this machine) → the answer."""
+
+ADMIN_MAX = 4
+"""ADMIN requests at a time: an operator and a script or two."""
+
+FENCES_PART, LACS_PART = 2, 8
+"""Divisors of `held_bytes_max`: the parts for fences and for LACs. Each takes about 1 KiB (adds.py): 16,000 fences
+with the default, as when brokers take over the topics of another one."""
+HELD_PARTS = 4
+"""Multiple of `held_bytes_max` that requests hold together: adds of clients, adds of recoverers and first requests of
+ledgers once each, fences, LACs and reads less than once."""
+READS_PART = 8
+"""Divisor of `held_bytes_max`: the part for reads that wait for room, 8,000 with the default, of which one connection
+has half."""
+READ_WAIT_S = 2.5
+"""Seconds that a read waits, below the time-outs of readers and recoverers: work for a sender that gave up delays the
+others."""
+READ_BYTES_MIN = 64 << 10
+"""Least bytes that a read counts, however little was asked for: its entry may be long."""
+
+class BookieService:
+    """The peer service of a bookie. `serve` is the PeerService. Owns the requests that wait; none is answered after
+    `close`.
+
+    With `metadata` a ledger that is not here begins only when the metadata has its record. `slow_down` is the socket's.
+    """
+
+    def __init__(
+        self, store: Store, clock: Clock, *, entry_bytes_max: int, held_bytes_max: int, reads_max: int,
+        reads_bytes_max: int = 256 << 20, read_bytes_max: int = 4 << 20,
+        metadata: Callable[[], MetadataStore] | None = None, on_admin: OnAdmin | None = None,
+        slow_down: Callable[[bool], None] = lambda pressed: None,
+    ) -> None:  # fmt: skip
+        self._store = store
+        self._clock = clock
+        self._reads_max = reads_max
+        self._reads_bytes_max = reads_bytes_max
+        self._read_bytes_max = read_bytes_max
+        self._reads_bytes = 0
+        self.newcomers: Newcomers | None = None  # None: any ledger may begin
+        if metadata is not None:
+            store.keys.ask_for_newcomers()
+            self.newcomers = Newcomers(
+                metadata, store.keys.introduce, self._take_again, self._refuse, waiting_bytes_max=held_bytes_max
+            )
+        self._intents = Intents(self._seal)
+        self.adds = Adds(
+            store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.take, slow_down,
+            entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
+        )  # fmt: skip
+        self._fences = Waiting(held_bytes_max // FENCES_PART)
+        self._lacs = Waiting(held_bytes_max // LACS_PART)
+        self._reads = Tasks()
+        self._waiting_reads = Waiting(held_bytes_max // READS_PART)
+        self._queued: deque[tuple[Request, RequestHead, float]] = deque()  # reads that wait for others to end
+        self._admins = Tasks()
+        self._closed = False
+        self.hold: Callable[[Callable[[], None]], None] | None = None
+        """Takes the answers of intents before the first note of the journal (bookie/registration.py)."""
+        self.on_admin: OnAdmin = on_admin or _no_verbs
+        self.read_seconds = Histogram(SECONDS)  # of READs answered with OK, from arrival to answer
+        self.read_failed_seconds = Histogram(SECONDS)
+        self.requests = 0
+        self.refused = dict.fromkeys(Status, 0)  # requests that are not adds
+
+    @property
+    def read_only(self) -> bool:
+        return self.adds.read_only
+
+    @read_only.setter
+    def read_only(self, value: bool) -> None:
+        self.adds.read_only = value
+
+    # ------------------------------------------------------------------------------------ a turn
+    def serve(self, requests: Sequence[Request]) -> None:
+        if self._closed:
+            return
+        self.requests += len(requests)
+        came = self._clock.monotonic()
+        for request in requests:
+            if (add := decode_add(request.head)) is not None:
+                self.adds.take_one(request, *add, came)
+                continue
+            try:
+                head = decode_request(request.head)
+            except ValueError as error:
+                _LOG.warning("bad peer request: %s", error)
+                self._refuse(request, _NO_HEAD, Status.BAD_REQUEST)
+                continue
+            self._take(request, head, came)
+        self._seal()
+
+    def _take(self, request: Request, head: RequestHead, came: float) -> None:
+        match head.op:
+            case Op.ADD | Op.ADD_MANY:
+                self.adds.take(request, head, came)
+            case Op.READ | Op.READ_LAC if head.flags in FENCING:
+                self._fence(request, head, came)
+            case Op.READ:
+                self._read(request, head, came)
+            case Op.READ_LAC:
+                if self._is_opened(request, head, came):
+                    self._answer_lac(request, head)
+            case Op.WRITE_LAC:
+                self._write_lac(request, head, came)
+            case Op.HELD:
+                if self._is_opened(request, head, came):
+                    self._say_held(request, head)
+            case Op.PING:
+                _answer(request, head, Status.OK)
+            case Op.ADMIN:
+                self._start_admin(request, head)
+
+    def _take_again(self, parked: list[Parked]) -> None:
+        """Handles parked requests again, now that their ledger is introduced."""
+        if not self._closed:
+            for request, head, came in parked:
+                self._take(request, head, came)
+            self._seal()
+
+    def _seal(self) -> None:
+        if self._intents.turn:
+            self._store.seal(partial(self._sealed, self._intents.take()))
+
+    def _sealed(self, turn: list[Intent], ok: bool) -> None:
+        """Handles the end of a seal: all intents of a turn are durable, or there was no room for them."""
+        if self._closed:
+            return
+        if self.hold is not None:
+            self.hold(partial(self._answer_turn, turn, ok))
+        else:
+            self._answer_turn(turn, ok)
+
+    def _answer_turn(self, turn: list[Intent], ok: bool) -> None:
+        if self._closed:
+            return
+        self.adds.complete(turn, ok)
+        self.room_found()
+
+    def room_found(self) -> None:
+        """Tries held adds again: the store may have room."""
+        if not self._closed:
+            self.adds.admit_held()
+            self._seal()
+
+    # ------------------------------------------------------------------------------------ fences and explicit LACs
+    def _fence(self, request: Request, head: RequestHead, came: float) -> None:
+        if head.ledger < 0 or (head.op is Op.READ and _is_no_read(head)):
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif self._store.is_fenced(head.ledger, head.key):  # each read of a recovery fences, and one waits
+            self._answer_fenced(request, head, came)
+        elif not self._fences.add(request.connection, size := cost_of(request)):
+            self._refuse(request, head, Status.BUSY)
+        elif (status := self._store.fence(head.ledger, head.key)) is Status.OK:
+            if self._store.fence_is_durable(head.ledger):
+                self._fenced(request, head, came, size, ok=True)
+            else:
+                self._intents.turn.append(partial(self._fenced, request, head, came, size))
+        else:
+            self._fences.done(request.connection, size)
+            self._turn_away(request, head, came, status)
+
+    def _fenced(self, request: Request, head: RequestHead, came: float, size: int, ok: bool) -> None:
+        self._fences.done(request.connection, size)
+        if not (ok and self._store.fence_is_durable(head.ledger)):
+            self._refuse(request, head, Status.UNKNOWN)
+        else:
+            self._answer_fenced(request, head, came)
+
+    def _answer_fenced(self, request: Request, head: RequestHead, came: float) -> None:
+        if head.op is Op.READ:
+            self._read_opened(request, head, came)
+        else:
+            self._answer_lac(request, head)
+
+    def _write_lac(self, request: Request, head: RequestHead, came: float) -> None:
+        size = cost_of(request)
+        if head.ledger < 0 or head.entry < -1:
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif self._store.journal_full or not self._lacs.add(request.connection, size):
+            self._refuse(request, head, Status.BUSY)
+        elif (status := self._store.write_lac(head.ledger, head.key, head.entry)) is Status.OK:
+            self._intents.turn.append(partial(self._lac_written, request, head, size))
+        else:
+            self._lacs.done(request.connection, size)
+            self._turn_away(request, head, came, status)
+
+    def _lac_written(self, request: Request, head: RequestHead, size: int, ok: bool) -> None:
+        self._lacs.done(request.connection, size)
+        _answer(request, head, Status.OK if ok else Status.UNKNOWN)
+
+    def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
+        """Whether the request has the ledger's key; else it is answered, or waits for the metadata."""
+        status = self._store.keys.opens(head.ledger, head.key)
+        if status is not Status.OK:
+            self._turn_away(request, head, came, status)
+        return status is Status.OK
+
+    def _turn_away(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
+        if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
+            self.newcomers.take(request, head, came)
+        else:
+            self._refuse(request, head, status)
+
+    def _refuse(self, request: Request, head: RequestHead, status: Status) -> None:
+        self.refused[status] += 1
+        _answer(request, head, status)
+
+    # ------------------------------------------------------------------------------------ reads
+    def _answer_lac(self, request: Request, head: RequestHead) -> None:
+        if head.ledger < 0:
+            self._refuse(request, head, Status.BAD_REQUEST)
+            return
+        status, lac, last = self._store.read_lac(head.ledger)
+        request.reply(AnswerHead(head.op, status, head.ledger, last, lac, 0).encode())
+
+    def _read(self, request: Request, head: RequestHead, came: float) -> None:
+        if _is_no_read(head):
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif self._is_opened(request, head, came):
+            self._read_opened(request, head, came)
+
+    def _read_opened(self, request: Request, head: RequestHead, came: float) -> None:
+        result = self._store.read_now(head.ledger, head.entry, head.count, head.bytes_max)
+        if result is not None:
+            self._answer_read(request, head, result, came)
+        elif self._queued or not self._has_room(head):
+            self._wait_for_room(request, head, came)
+        else:
+            self._start_read(request, head, came)
+
+    def _has_room(self, head: RequestHead) -> bool:
+        """Whether there is room for one more read of the disk."""
+        size = self._read_size(head)
+        return len(self._reads) < self._reads_max and (
+            not self._reads_bytes or self._reads_bytes + size <= self._reads_bytes_max
+        )
+
+    def _read_size(self, head: RequestHead) -> int:
+        return 0 if head.op is Op.HELD else max(READ_BYTES_MIN, min(head.bytes_max, self._read_bytes_max))
+
+    def _wait_for_room(self, request: Request, head: RequestHead, came: float) -> None:
+        """Queues a read until there is room, in the order of arrival; BUSY if too much waits, of this connection or in
+        all."""
+        if self._waiting_reads.add(request.connection, cost_of(request)):
+            self._queued.append((request, head, came))
+        else:
+            self._refuse(request, head, Status.BUSY)
+
+    def _read_ended(self, _: object) -> None:
+        """Starts the next reads. One that waited for READ_WAIT_S is refused: its sender gives it up soon."""
+        while self._queued and not self._closed:
+            request, head, came = self._queued[0]
+            late = self._clock.monotonic() - came > READ_WAIT_S
+            if not late and not self._has_room(head):
+                return
+            self._queued.popleft()
+            self._waiting_reads.done(request.connection, cost_of(request))
+            if late:
+                self._refuse(request, head, Status.BUSY)
+            else:
+                self._start_read(request, head, came)
+
+    def _start_read(self, request: Request, head: RequestHead, came: float) -> None:
+        if head.op is Op.HELD:
+            task = self._reads.spawn(self._find_held(request, head), "bookie-held")
+        else:
+            self._reads_bytes += self._read_size(head)
+            task = self._reads.spawn(self._read_disk(request, head, came), "bookie-read")
+        task.add_done_callback(self._read_ended)
+
+    def _say_held(self, request: Request, head: RequestHead) -> None:
+        if _is_no_read(head) or head.count > ENTRIES_MAX:
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif self._queued or not self._has_room(head):
+            self._wait_for_room(request, head, self._clock.monotonic())
+        else:
+            self._start_read(request, head, self._clock.monotonic())
+
+    async def _find_held(self, request: Request, head: RequestHead) -> None:
+        held = await self._store.held(head.ledger, head.entry, head.entry + head.count - 1)
+        if not self._closed:
+            answer = AnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
+            request.reply(answer.encode(), (encode_runs(held),))
+
+    async def _read_disk(self, request: Request, head: RequestHead, came: float) -> None:
+        try:
+            result = await self._store.read(head.ledger, head.entry, head.count, head.bytes_max)
+        finally:
+            self._reads_bytes -= self._read_size(head)
+        if not self._closed:
+            self._answer_read(request, head, result, came)
+
+    def _answer_read(self, request: Request, head: RequestHead, result: ReadResult, came: float) -> None:
+        seconds = self.read_seconds if result.status is Status.OK else self.read_failed_seconds
+        seconds.observe(self._clock.monotonic() - came)
+        _answer(request, head, result.status, result.lac, result.entries)
+
+    # ------------------------------------------------------------------------------------ administration
+    def _start_admin(self, request: Request, head: RequestHead) -> None:
+        sender = request.principal
+        if sender is None:
+            self._refuse(request, head, Status.UNAUTHORIZED)
+        elif len(request.frames) != 1 or len(request.frames[0]) > ADMIN_BYTES_MAX:
+            self._refuse(request, head, Status.BAD_REQUEST)
+        elif len(self._admins) >= ADMIN_MAX:
+            self._refuse(request, head, Status.BUSY)
+        else:
+            self._admins.spawn(self._do_admin(request, head, sender), "bookie-admin")
+
+    async def _do_admin(self, request: Request, head: RequestHead, sender: Principal) -> None:
+        """Answers an admin request. A ValueError of the verb is the caller's fault; any other error is ours, and must
+        not end the service."""
+        try:
+            answer = await self.on_admin(bytes(request.frames[0]), sender, request.is_local)
+        except ValueError as error:
+            _LOG.warning("bad admin request: %s", error)
+            self._refuse(request, head, Status.BAD_REQUEST)
+        except Exception:
+            _LOG.exception("an admin request failed")
+            self._refuse(request, head, Status.UNKNOWN)
+        else:
+            _answer(request, head, Status.OK, entries=(answer,))
+
+    async def close(self) -> None:
+        """Closes the service: no request is answered any more. Waits for the reads under way, not for admin requests.
+        """
+        self._closed = True
+        self.adds.close()
+        await self._admins.close()
+        if self.newcomers is not None:
+            await self.newcomers.close()
+        await self._reads.drain()
+
+    def histograms(self) -> dict[str, Histogram]:
+        return {
+            "add_seconds": self.adds.seconds,
+            "add_failed_seconds": self.adds.failed_seconds,
+            "add_entry_bytes": self.adds.entry_bytes,
+            "read_seconds": self.read_seconds,
+            "read_failed_seconds": self.read_failed_seconds,
+        }
+
+    def statistics(self) -> dict[str, int]:
+        held, held_bytes = self.adds.held
+        return {
+            "requests": self.requests,
+            **{name: self.refused[status] + self.adds.refused[status] for status, name in _COUNTED.items()},
+            "held_adds": held,
+            "held_bytes": held_bytes,
+            "slowed_down": self.adds.pressures,
+            "disk_reads": len(self._reads),
+            "disk_reads_bytes": self._reads_bytes,
+            "admin_requests": len(self._admins),
+            "fences_waiting_bytes": self._fences.bytes,
+            "lacs_waiting_bytes": self._lacs.bytes,
+            "reads_waiting_bytes": self._waiting_reads.bytes,
+            **({} if self.newcomers is None else self.newcomers.statistics()),
+        }
+
+
+def _is_no_read(head: RequestHead) -> bool:
+    return head.count < 1 or head.entry < 0 or head.ledger < 0
+
+
+def _unknown(request: Request, head: RequestHead, came: float) -> None:
+    raise AssertionError(f"ledger {head.ledger} is not known, and this service asks no metadata")
+
+
+async def _no_verbs(request: bytes, sender: Principal, local: bool) -> bytes:
+    """Answers ADMIN in a service without verbs."""
+    raise ValueError("this bookie takes no admin requests")
+
+
+_NO_HEAD = RequestHead(Op.PING, Flags.NONE, -1, -1, 0, 0, NO_KEY)
+_COUNTED = {
+    Status.BAD_REQUEST: "bad_requests",
+    Status.FENCED: "fenced",
+    Status.UNAUTHORIZED: "unauthorized",
+    Status.BUSY: "busy",
+    Status.READ_ONLY: "refused_read_only",
+}
+
+
+def _answer(request: Request, head: RequestHead, status: Status, lac: int = -1, entries: Sequence[Buffer] = ()) -> None:
+    request.reply(AnswerHead(head.op, status, head.ledger, head.entry, lac, len(entries)).encode(), entries)

@@ -1,0 +1,327 @@
+"""Compaction: moves the living entries of sparse logs together, and deletes the logs (ledger protocol §2.6).
+
+A move takes a group of closed logs (entrylog/mover.py) through `STEPS`. What a crash after each step leaves:
+
+    list_living        nothing. The extents of ledgers without a tombstone, of all sources (entrylog/mover.py)
+    begin_cold_log     perhaps an empty cold log, which the next move takes, or a start removes
+    copy               bytes after the cold log's marked end: cut at the next start. Synced slice by slice, as fast as
+                       `bytes_per_s` allows
+    write_index        the same for its index, synced
+    commit             the commit point, the mark (store/checkpoint.py): the cold log's new ends, `Drained` for each
+                       source, `Quarantined` for each entry whose copies were damaged. In the same synchronous step
+                       readers find the copies and the sources leave the index
+    remove_sources     sources: a start removes what is drained
+
+A bad record is reported (`on_bad`), counted and quarantined, and the rest of its log is moved: no log remains because
+of it. The index is a multimap of copies, each verified when it is read and filtered by tombstones, so that a move can
+neither resurrect nor overwrite an entry. Logs without living entries take the steps commit and remove_sources alone.
+
+**A log's index is deleted only after its `Drained` is durable.** Its data is deleted earlier in one case: nothing lives
+in the log, and even the reserve gave no room for the fact `Drained` (`_give_up`). A crash then leaves the index, which
+says that the log had only ledgers whose tombstones are durable. The next start sees that nothing is lost, and states
+`Drained` itself (entrylog/at_boot.py). Guarded by tests/bookie/test_full_disk.py
+`test_a_log_that_made_room_for_its_own_note_is_no_damage`.
+
+A pass that is cancelled ends before or after a commit, never within it. The next start deletes sources that are drained
+and still exist.
+
+A full disk ends a move, and the move gives its room back. Then single logs are tried, the smallest first, each of which
+frees some room. Before that the reserve is given up (`with_room`): with the reserve alone, a log can be moved whose
+living bytes fit into it. One pass at a time. Guarded by tests/bookie/store/test_compaction.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from ....runtime.clock import Clock
+from ....runtime.files import Files, join
+from ....runtime.metrics import SECONDS, Histogram
+from ....runtime.tasks import unbroken
+from ....runtime.threads import Worker
+from ...format.ledger_index import Drained
+from ...format.mark import OpenLog
+from .. import disk
+from ..checkpoint import Checkpoint
+from ..index_files import Descriptors
+from ..state_log import Fact
+from . import files as log_files
+from .mover import (
+    Action,
+    CompactionPolicy,
+    CompactionState,
+    DeletedLedgers,
+    LogFacts,
+    LogPlan,
+    LogSurvey,
+    Mover,
+    batches,
+    decide,
+    file_size,
+    worth_rolling,
+)
+from .writer import LogWriter
+
+_LOG = logging.getLogger("magnetar.bookie.store.compaction")
+
+STEPS = ("list_living", "begin_cold_log", "copy", "write_index", "commit", "remove_sources")
+
+EXTENTS_MAX = 1 << 18
+"""Living extents of the sources of one move, about 30 MB; a single log may have more."""
+SOURCES_MAX = 64
+"""Most logs that are moved at a time: each has two files open meanwhile."""
+BYTES = tuple(float(1 << power) for power in range(12, 33, 2))
+"""Bounds for sizes, from 4 KiB to 4 GiB."""
+
+OnProgress = Callable[[str, int, int, int, int], None]
+"""(phase, logs done, logs, bytes done, bytes)."""
+
+
+class Done(NamedTuple):
+    """The result of a compaction: the logs, and bytes freed and moved."""
+
+    deleted: list[int]
+    compacted: list[int]
+    bytes_freed: int
+    bytes_moved: int
+    bad_records: int
+
+
+class Throttle:
+    """Limits work to `bytes_per_s`; unused time is not saved up."""
+
+    def __init__(self, clock: Clock, bytes_per_s: int) -> None:
+        self._clock = clock
+        self._bytes_per_s = bytes_per_s
+        self._due = clock.monotonic()
+
+    async def spend(self, size: int) -> None:
+        now = self._clock.monotonic()
+        self._due = max(self._due + size / self._bytes_per_s, now)
+        await asyncio.sleep(self._due - now)
+
+
+class Compactor:
+    """The compactor of a store. `settle` makes tombstones durable, `with_room` gives up the reserve, `forget` closes
+    readers."""
+
+    def __init__(
+        self, files: Files, clock: Clock, directory: str, uuid: bytes, *, workers: tuple[Worker, Worker],
+        checkpoint: Checkpoint, hot: LogWriter, cold: LogWriter, descriptors: Descriptors, log_bytes_max: int,
+        settle: Callable[[], Awaitable[None]], with_room: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]],
+        forget: Callable[[int], Awaitable[None]], on_bad: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._files = files
+        self._clock = clock
+        self._directory = directory
+        self._uuid = uuid
+        self._worker, self._flush_worker = workers
+        self._checkpoint = checkpoint
+        self._hot = hot
+        self._cold = cold
+        self._descriptors = descriptors
+        self._log_bytes_max = log_bytes_max
+        self._settle = settle
+        self._with_room = with_room
+        self._forget = forget
+        self._lock = asyncio.Lock()
+        self._on_bad = on_bad
+        self.seconds = Histogram((*SECONDS, 60.0, 600.0))  # of each move
+        self.bytes = Histogram(BYTES)  # moved by each
+        self.counters = {
+            "logs_deleted": 0, "logs_compacted": 0, "bytes_freed": 0, "bytes_moved": 0, "records_moved": 0,
+            "bad_records": 0, "moves_without_room": 0,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------------------------ what there is
+    async def survey(self) -> list[LogFacts]:
+        """The facts of each log, ascending. Which logs are open is looked at once, without an await."""
+        deleted = DeletedLedgers(self._descriptors.tombstones)
+        opened, last = self._opened(), self._checkpoint.mark.last_log
+        found: list[LogFacts] = []
+        for number in await self._worker.run(log_files.numbers, self._files, self._directory):
+            if number in self._descriptors.drained:
+                continue  # an index without its log, for the next start to remove
+            if number > last and number not in opened:
+                continue  # made meanwhile: it may be open
+            state, end = opened.get(number, (CompactionState.CLOSED, None))
+            try:
+                survey = await self._worker.run(
+                    LogSurvey, self._files, self._directory, self._uuid, number, state, end, deleted
+                )
+            except FileNotFoundError:
+                continue
+            while await self._worker.run(survey.step):
+                pass
+            found.append(survey.facts)
+        return found
+
+    def _opened(self) -> dict[int, tuple[CompactionState, OpenLog | None]]:
+        hot, cold = self._hot.state, self._cold.state
+        return {hot.number: (CompactionState.HOT, hot), cold.number: (CompactionState.COLD, cold)}
+
+    async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
+        return decide(await self.survey(), policy, major=major)
+
+    # ------------------------------------------------------------------------------------ a pass
+    async def run(
+        self, policy: CompactionPolicy | None, *, major: bool = False, roll: bool = False,
+        on_progress: OnProgress = lambda *numbers: None,
+    ) -> Done:  # fmt: skip
+        """Deletes dead logs and, with a policy, compacts. `roll`: open logs with little that lives are closed first."""
+        async with self._lock:
+            before = dict(self.counters)
+            deleted, compacted = await self._run(policy or _DELETE, major, roll, on_progress)
+            gained = {name: value - before[name] for name, value in self.counters.items()}
+            return Done(
+                deleted, compacted, gained["bytes_freed"], gained["bytes_moved"], gained["bad_records"]
+            )  # fmt: skip
+
+    async def _run(
+        self, policy: CompactionPolicy, major: bool, roll: bool, on_progress: OnProgress
+    ) -> tuple[list[int], list[int]]:
+        on_progress("plan", 0, 0, 0, 0)
+        await self._settle()
+        facts = await self.survey()
+        if await self._roll(facts, policy, major, roll):
+            facts = await self.survey()
+        plans = decide(facts, policy, major=major)
+        dead = [plan.facts for plan in plans if plan.action is Action.DELETE]
+        await self._delete(dead, on_progress)
+        moves = [plan.facts for plan in plans if plan.action is Action.COMPACT]
+        compacted = await self._compact(moves, policy, on_progress) if moves else []
+        await self._checkpoint.exclusive(self._cold.retire if roll else self._cold.trim)
+        on_progress("done", len(dead) + len(compacted), len(dead) + len(moves), 0, 0)
+        return [log.log for log in dead], compacted
+
+    async def _roll(self, logs: list[LogFacts], policy: CompactionPolicy, major: bool, roll: bool) -> bool:
+        """Closes the cold log when it would be moved itself, and the hot log only on demand."""
+        share = policy.major_share if major or roll else policy.minor_share
+        rolled = False
+        for facts in logs:
+            if worth_rolling(facts, share) and (roll or facts.state is CompactionState.COLD):
+                writer = self._cold if facts.state is CompactionState.COLD else self._hot
+                await self._checkpoint.exclusive(writer.close)
+                rolled = True
+        return rolled
+
+    async def _delete(self, dead: Sequence[LogFacts], on_progress: OnProgress) -> None:
+        if not dead:
+            return
+        numbers = [log.log for log in dead]
+        on_progress("delete", 0, len(numbers), 0, 0)
+        try:
+            await self._with_room(lambda: self._checkpoint.commit(None, [Drained(log) for log in numbers], numbers))
+        except disk.NoDescriptor:
+            raise
+        except disk.NoSpace:
+            await self._give_up(numbers)
+            await self._checkpoint.commit(None, [Drained(log) for log in numbers], numbers)
+        await self._remove(numbers)
+        self.counters["logs_deleted"] += len(numbers)
+        on_progress("delete", len(numbers), len(numbers), 0, 0)
+
+    async def _give_up(self, numbers: Sequence[int]) -> None:
+        """Deletes the data of dead logs, but not of those that are open in the mark: a start cuts their indexes."""
+        await self._settle()
+        await self._remove([log for log in numbers if log not in self._checkpoint.mark.open_logs], data_only=True)
+
+    async def _remove(self, numbers: Sequence[int], *, data_only: bool = False) -> None:
+        for number in numbers:
+            await self._forget(number)
+            self.counters["bytes_freed"] += await self._flush_worker.run(self._remove_files, number, data_only)
+
+    def _remove_files(self, number: int, data_only: bool) -> int:
+        before = self._bytes_of(number)
+        remove = log_files.remove_data if data_only else log_files.remove
+        remove(self._files, self._directory, number)
+        return before - self._bytes_of(number)
+
+    def _bytes_of(self, number: int) -> int:
+        names = (log_files.log_name(number), log_files.index_name(number))
+        return sum(file_size(self._files, join(self._directory, name)) for name in names)
+
+    # ------------------------------------------------------------------------------------ moves
+    async def _compact(self, moves: list[LogFacts], policy: CompactionPolicy, on_progress: OnProgress) -> list[int]:
+        """The logs that were moved. Groups that find no room are tried again log by log, the smallest first."""
+        waiting = batches(moves, self._log_bytes_max, EXTENTS_MAX, SOURCES_MAX)
+        total = sum(log.live_bytes for log in moves)
+        throttle = Throttle(self._clock, policy.bytes_per_s)
+        done: list[int] = []
+        moved = 0
+        one_by_one = False
+        while waiting:
+            batch = waiting.pop(0)
+            numbers = [log.log for log in batch]
+            move = _Move(len(done), len(moves), moved, total, on_progress)
+            try:
+                await self._move(numbers, throttle, move)
+            except disk.NoSpace as error:
+                self.counters["moves_without_room"] += 1
+                _LOG.error("no room to compact logs %s: %s", numbers, error)
+                if len(batch) == 1 and (one_by_one or not waiting):
+                    break  # the others need more
+                one_by_one = True
+                left = sorted((log for logs in [batch, *waiting] for log in logs), key=lambda log: log.live_bytes)
+                waiting = [[log] for log in left]
+                continue
+            done += numbers
+            moved += sum(log.live_bytes for log in batch)
+        return done
+
+    async def _move(self, numbers: list[int], throttle: Throttle, move: _Move) -> None:
+        began = self._clock.monotonic()
+        deleted = DeletedLedgers(self._descriptors.tombstones)
+        mover = Mover(self._files, self._directory, self._uuid, numbers, deleted, self._cold)
+        try:
+            while await self._worker.run(mover.list_some):
+                pass
+            if mover.live_bytes:
+                await self._with_room(lambda: self._checkpoint.exclusive(lambda: self._cold.begin(mover.live_bytes)))
+            while work := await self._worker.run(mover.step):
+                move.worked(mover.moved_bytes)
+                await throttle.spend(work)
+            written = await self._worker.run(mover.finish)
+            facts: list[Fact] = [Drained(number) for number in numbers]
+            facts += mover.bad
+            await self._with_room(lambda: self._checkpoint.commit(written, facts, numbers))
+        except disk.NoSpace:
+            await self._checkpoint.exclusive(self._cold.trim)
+            raise
+        finally:
+            await unbroken(self._worker.run(mover.close))  # after the step that is under way there
+        self._count(mover, numbers, self._clock.monotonic() - began)
+        await self._remove(numbers)
+
+    def _count(self, mover: Mover, numbers: list[int], seconds: float) -> None:
+        self.counters["logs_compacted"] += len(numbers)
+        self.counters["bytes_moved"] += mover.moved_bytes
+        self.counters["records_moved"] += mover.records
+        self.counters["bad_records"] += len(mover.bad)
+        self.seconds.observe(seconds)
+        self.bytes.observe(mover.moved_bytes)
+        for bad in mover.bad:
+            _LOG.error("entries %d to %d of ledger %d were damaged in a log that is compacted", *bad[1:], bad.ledger)
+        if mover.bad:
+            self._on_bad()
+
+
+class _Move:
+    """The progress of one move among all of a pass."""
+
+    def __init__(self, logs_done: int, logs: int, bytes_before: int, bytes_: int, on_progress: OnProgress) -> None:
+        self._logs_done = logs_done
+        self._logs = logs
+        self._before = bytes_before
+        self._bytes = bytes_
+        self._on_progress = on_progress
+
+    def worked(self, moved: int) -> None:
+        self._on_progress("compact", self._logs_done, self._logs, self._before + moved, self._bytes)
+
+
+_DELETE = CompactionPolicy(0.0, 0.0, 0)
+"""A policy that compacts nothing."""

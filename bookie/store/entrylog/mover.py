@@ -1,0 +1,507 @@
+"""Moves living entries of closed logs to the cold log, in a worker, a slice at a time: a part of
+store/entrylog/compaction.py.
+
+    mover = Mover(…) ; while mover.list_some() ; begin the cold log for mover.live_bytes
+    while mover.step() ; mover.finish()          → Written, and mover.bad: entries whose copies here are all damaged
+
+The extents of all sources are taken in the order of their ledgers, so that each ledger's entries are adjacent
+afterwards. Records are copied unchanged, after a check of length, checksum, ledger and entry of each. They are found
+one after the other, without the table of the extent; after a damaged record the table says where the next one begins.
+An entry that is in several of the sources is copied once, from a good copy.
+
+Memory: about 110 bytes for each living extent of the sources, and one slice. Guarded by
+tests/bookie/store/test_compaction.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from heapq import nlargest
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from ....runtime.files import Buffer, File, Files, join
+from ...format import entry_log, index
+from ...format.index import Extent, Table
+from ...format.journal import Damaged
+from ...format.ledger_index import Quarantined
+from ...format.mark import OpenLog
+from .. import disk
+from ..index import Index, Missing
+from ..memtable import Intervals
+from .files import EntryLogReader, index_name, log_name, read_extents, read_groups
+from .writer import LogWriter, Written
+
+# ---------------------------------------------------------------------------------------------------------- plan
+# The decision of garbage collection, from facts on each log: which entry logs are deleted, which are moved, and why.
+#
+# A log's *live bytes* are the records of its ledgers without a tombstone, summed over its extents; they are never
+# stored, always counted again (BookKeeper #4607). `decide` gives each log one action and its reason, the first row that
+# fits:
+#
+# | reason | action | |
+# |---|---|---|
+# | DEAD | delete | closed, nothing in it lives |
+# | OPEN | keep | it still grows; `worth_rolling` says when it should be closed first |
+# | UNREADABLE | keep | its index is damaged; the next start rebuilds it from the log |
+# | SPARSE | compact | live share below `minor_share` (minor) or `major_share` (major) |
+# | SMALL | compact | major, and below `small_bytes`: several small logs become one, if there are at least two |
+# | LIVE | keep | |
+# | WAITS | keep | compact in the next major compaction, but this is a minor one |
+#
+# `batches` puts the logs to move into groups, each of which fits into one cold log: a move is atomic.
+# Guarded by tests/bookie/store/test_compaction.py.
+
+
+HOLDERS_MAX = 10
+
+
+class Action(enum.Enum):
+    """The step that compaction takes with an entry log."""
+
+    KEEP = "keep"
+    DELETE = "delete"
+    COMPACT = "compact"
+
+
+class KeepReason(enum.Enum):
+    """The reason for an action; the module's table has the rules."""
+
+    DEAD = "nothing in it lives"
+    OPEN = "it still grows"
+    UNREADABLE = "its index is damaged: a restart rebuilds it"
+    SPARSE = "little of it lives"
+    SMALL = "it is small"
+    LIVE = "enough of it lives"
+    WAITS = "major compaction will move it"
+
+
+class CompactionState(enum.Enum):
+    """Whether an entry log is open for writing, and to which writer."""
+
+    HOT = "hot"  # open for checkpoints
+    COLD = "cold"  # open for compaction
+    CLOSED = "closed"
+
+
+class Holder(NamedTuple):
+    """A living ledger, because of which a log is not deleted."""
+
+    ledger: int
+    live_bytes: int
+
+
+class LogFacts(NamedTuple):
+    """The bytes of a log's two files, of all its records, and of the records of living ledgers."""
+
+    log: int
+    state: CompactionState
+    bytes: int
+    data_bytes: int
+    live_bytes: int
+    live_extents: int
+    ledgers: int  # how many hold it
+    holders: tuple[Holder, ...]  # the largest, at most `HOLDERS_MAX`
+    readable: bool = True
+
+    @property
+    def live_share(self) -> float:
+        """Returns the live share of the records, not of the files: a log that was just compacted has 1.0, however small
+        it is."""
+        return self.live_bytes / self.data_bytes if self.data_bytes else 0.0
+
+
+class LogPlan(NamedTuple):
+    """The action that `decide` chose for a log, and its reason."""
+
+    facts: LogFacts
+    action: Action
+    reason: KeepReason
+
+
+class CompactionPolicy(NamedTuple):
+    """The shares, sizes and rates that decide what is compacted, and how fast."""
+
+    minor_share: float = 0.2
+    major_share: float = 0.5
+    small_bytes: int = 64 << 20
+    bytes_per_s: int = 32 << 20
+    full_share: float = 0.9
+
+    def on_a_full_disk(self) -> CompactionPolicy:
+        """Returns the policy for a full disk: a move gives back dead bytes, whenever the next major one is due."""
+        return self._replace(minor_share=max(self.minor_share, self.full_share))
+
+
+def decide(logs: Sequence[LogFacts], policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
+    """Returns one plan per log, in the order given."""
+    closed = [log for log in logs if log.state is CompactionState.CLOSED and log.live_bytes]
+    small = [log for log in closed if log.bytes < policy.small_bytes]
+    return [_decide(log, policy, major, len(small) > 1 and log in small) for log in logs]
+
+
+def _decide(log: LogFacts, policy: CompactionPolicy, major: bool, small: bool) -> LogPlan:
+    if log.state is not CompactionState.CLOSED:
+        return LogPlan(log, Action.KEEP, KeepReason.OPEN)
+    if not log.readable:
+        return LogPlan(log, Action.KEEP, KeepReason.UNREADABLE)
+    if not log.live_bytes:
+        return LogPlan(log, Action.DELETE, KeepReason.DEAD)
+    if log.live_share < (policy.major_share if major else policy.minor_share):
+        return LogPlan(log, Action.COMPACT, KeepReason.SPARSE)
+    if small and major:
+        return LogPlan(log, Action.COMPACT, KeepReason.SMALL)
+    waits = small or log.live_share < policy.major_share
+    return LogPlan(log, Action.KEEP, KeepReason.WAITS if waits else KeepReason.LIVE)
+
+
+def worth_rolling(log: LogFacts, share: float) -> bool:
+    """Whether the log is an open one that compaction would move if it were closed."""
+    return log.state is not CompactionState.CLOSED and log.data_bytes > 0 and log.readable and log.live_share < share
+
+
+def batches(moves: Sequence[LogFacts], bytes_max: int, extents_max: int, logs_max: int) -> list[list[LogFacts]]:
+    """Groups of logs whose living bytes and extents stay below the limits, or that are one log; sparse ones first."""
+    groups: list[list[LogFacts]] = []
+    size = extents = 0
+    for log in sorted(moves, key=lambda log: (log.live_share, log.log)):
+        full = size + log.live_bytes > bytes_max or extents + log.live_extents > extents_max
+        if not groups or full or len(groups[-1]) >= logs_max:
+            groups.append([])
+            size = extents = 0
+        groups[-1].append(log)
+        size += log.live_bytes
+        extents += log.live_extents
+    return groups
+
+
+# -------------------------------------------------------------------------------------------------------- survey
+# The live bytes of an entry log: counted from its extents and the tombstones, a part at a time, in a worker.
+#
+# `LogSurvey` takes the heads of one log's index in parts, so that a log of a million ledgers needs little memory and
+# does not block the interpreter. The plan decides from its `facts` (entrylog/mover.py). The number of living ledgers is
+# exact. The largest are chosen among `_CANDIDATES_MAX` candidates, so with more ledgers than that one in many small
+# pieces may be missed. Guarded by tests/bookie/store/test_compaction.py.
+
+
+_CANDIDATES_MAX = 1 << 14
+
+class DeletedLedgers:
+    """The tombstones as they were when it was made, for another thread."""
+
+    def __init__(self, tombstones: Intervals) -> None:
+        pairs = list(tombstones)
+        self._firsts = [first for first, _ in pairs]
+        self._lasts = [last for _, last in pairs]
+
+    def __contains__(self, ledger: int) -> bool:
+        at = bisect_right(self._firsts, ledger) - 1
+        return at >= 0 and ledger <= self._lasts[at]
+
+
+class LogSurvey:
+    """Counts the live bytes of one log. `opened`: the end of its committed bytes, if it is open."""
+
+    def __init__(
+        self, files: Files, directory: str, uuid: bytes, number: int, state: CompactionState, opened: OpenLog | None,
+        deleted: DeletedLedgers,
+    ) -> None:  # fmt: skip
+        self._number = number
+        self._state = state
+        self._deleted = deleted
+        self._sizes = [file_size(files, join(directory, name(number))) for name in (log_name, index_name)]
+        log_end = self._sizes[0] if opened is None else opened.log_end
+        self._data_bytes = max(0, log_end - entry_log.DATA_OFFSET)
+        self._parts = read_extents(files, directory, number, uuid, None if opened is None else opened.index_end)
+        self._ledgers = BitMap64()
+        self._largest: dict[int, int] = {}
+        self._live_bytes = 0
+        self._live_extents = 0
+        self._readable = True
+
+    def step(self) -> bool:
+        """Counts one more part; False: there is none."""
+        try:
+            extents = next(self._parts, None)
+        except (Damaged, OSError):
+            self._readable = False
+            return False
+        if extents is None:
+            return False
+        largest, ledgers = self._largest, self._ledgers
+        for extent in extents:
+            ledger = extent.ledger
+            if ledger in self._deleted:
+                continue
+            self._live_bytes += extent.length
+            self._live_extents += 1
+            ledgers.add(ledger)
+            largest[ledger] = largest.get(ledger, 0) + extent.length
+        if len(largest) > _CANDIDATES_MAX:
+            kept = nlargest(_CANDIDATES_MAX // 4, largest.items(), key=lambda item: item[1])
+            self._largest = dict(kept)
+        return True
+
+    @property
+    def facts(self) -> LogFacts:
+        largest = sorted(self._largest.items(), key=lambda item: (-item[1], item[0]))[:HOLDERS_MAX]
+        return LogFacts(
+            self._number, self._state, sum(self._sizes), self._data_bytes, self._live_bytes, self._live_extents,
+            len(self._ledgers), tuple(Holder(*item) for item in largest), self._readable,
+        )  # fmt: skip
+
+
+def file_size(files: Files, path: str) -> int:
+    """Returns the size of a file; 0 when there is none."""
+    return disk.size_of(files, path) if files.exists(path) else 0
+
+
+# --------------------------------------------------------------------------------------------------------- mover
+
+
+_PACKED = struct.Struct(">qqqIIQIQ")
+"""An extent and its log; as bytes they sort by ledger, then first entry, since no id is negative."""
+READ_BYTES = 256 << 10
+"""Bytes read and verified at a time: about 1 ms of the interpreter for small records, for which adds wait."""
+_PAGE_BYTES = 4096
+"""Bytes that a smaller read counts as: a disk reads no less than a page."""
+WRITE_BYTES = 1 << 20
+EXTENT_ENTRIES_MAX = 1 << 14
+"""Most entries of an extent: a table is loaded whole for one entry of it, 128 KiB."""
+_EXTENT_BYTES_MAX = 1 << 30
+_RECORD_BYTES_MAX = 16 << 20
+"""Length above which a record is damage: no entry is that large."""
+
+
+class Mover:
+    """Moves living entries of closed logs to the cold log, a slice at a time."""
+
+    def __init__(
+        self, files: Files, directory: str, uuid: bytes, sources: Sequence[int], deleted: DeletedLedgers,
+        cold: LogWriter,
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._uuid = uuid
+        self._sources = list(sources)
+        self._deleted = deleted
+        self._cold = cold
+        self._packed: list[bytes] = []
+        self._listing = self._list()
+        self._open: dict[int, File] = {}
+        self._reader = EntryLogReader(files, directory, 4)
+        self._indexes: dict[int, Index] = {}
+        self._read = 0
+        self._buffers: list[Buffer] = []
+        self._buffered = 0
+        self._out = _Extents()
+        self._moving = self._move()
+        self.live_bytes = 0
+        self.moved_bytes = 0
+        self.records = 0
+        self.bad: list[Quarantined] = []
+
+    # ------------------------------------------------------------------------------------ listing
+    def list_some(self) -> bool:
+        """Lists a part of the extents; False: all are listed."""
+        if next(self._listing, None) is not None:
+            return True
+        self._packed.sort()
+        return False
+
+    def _list(self) -> Iterator[bool]:
+        for log in self._sources:
+            for extents in read_extents(self._files, self._directory, log, self._uuid, None):
+                living = [extent for extent in extents if extent.ledger not in self._deleted]
+                self._packed += [_PACKED.pack(*extent, log) for extent in living]
+                self.live_bytes += sum(extent.length for extent in living)
+                yield True
+
+    # ------------------------------------------------------------------------------------ moving
+    def step(self) -> int:
+        """Reads, verifies and, when there is enough, writes and syncs; returns the bytes of disk work, 0 at the end."""
+        before = self._read
+        while self._read - before < READ_BYTES and next(self._moving, False):
+            pass
+        work = self._read - before
+        if self._buffered >= WRITE_BYTES or (work == 0 and self._buffered):
+            work += self._buffered
+            self._cold.append(self._buffers)
+            self._buffers, self._buffered = [], 0
+        return work
+
+    def finish(self) -> Written | None:
+        """The index of what was moved, synced; None: nothing of the sources could be read."""
+        assert not self._buffers, "what is buffered was not written"
+        extents, tables = self._out.end()
+        return self._cold.write_index(extents, tables) if extents else None
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+        self._reader.close()
+
+    def _move(self) -> Iterator[bool]:
+        at = 0
+        while at < len(self._packed):
+            end = at + 1
+            ledger = self._packed[at][:8]
+            while end < len(self._packed) and self._packed[end][:8] == ledger:
+                end += 1
+            yield from self._move_ledger([_PACKED.unpack(packed) for packed in self._packed[at:end]])
+            at = end
+
+    def _move_ledger(self, packed: list[tuple[int, ...]]) -> Iterator[bool]:
+        extents = [(Extent(*fields[:-1]), fields[-1]) for fields in packed]
+        seen = BitMap64() if _overlap([extent for extent, _ in extents]) else None
+        bad: list[tuple[int, int]] = []
+        for extent, log in extents:
+            for start, end, data, entry in self._records(extent, log, bad):
+                if seen is not None:
+                    if entry in seen:
+                        continue
+                    seen.add(entry)
+                self._put(extent.ledger, entry, data, start, end)
+                yield True
+            yield True
+        self._note_bad(extents[0][0].ledger, bad, seen)
+
+    def _put(self, ledger: int, entry: int, data: bytes, start: int, end: int) -> None:
+        self._out.add(ledger, entry, end - start, self._cold.end + self._buffered)
+        self._buffers.append(data[start:end])
+        self._buffered += end - start
+        self.moved_bytes += end - start
+        self.records += 1
+
+    def _note_bad(self, ledger: int, bad: list[tuple[int, int]], seen: BitMap64 | None) -> None:
+        """Notes entries none of whose copies here was good. A range may say too much: it concerns misses only."""
+        for first, last in bad:
+            if seen is None or first != last or first not in seen:
+                self.bad.append(Quarantined(ledger, first, last))
+
+    # ------------------------------------------------------------------------------------ records
+    def _records(
+        self, extent: Extent, log: int, bad: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, int, bytes, int]]:
+        """Yields (start, end, data, entry) of each good record of the extent: data[start:end]."""
+        position, last, limit = 0, extent.first - 1, extent.length
+        want = READ_BYTES
+        while position < limit:
+            asked = min(want, limit - position)
+            data = self._pread(log, extent.start + position, asked)
+            start = 0
+            while (found := entry_log.record_at(data, start)) is not None:
+                end, ledger, entry = found
+                if ledger != extent.ledger or not last < entry <= extent.last:
+                    break
+                yield start, end, data, entry
+                start, last = end, entry
+            position += start
+            if position < limit:
+                rest = len(data) - start
+                want = max(entry_log.RECORD_HEADER_BYTES, entry_log.record_size(data, start))
+                if len(data) < asked or not rest < want <= min(limit - position, _RECORD_BYTES_MAX):
+                    yield from self._records_by_table(extent, log, position, last, bad)
+                    return
+                want = max(want, READ_BYTES)  # the slice ended within a record
+
+    def _records_by_table(
+        self, extent: Extent, log: int, position: int, last: int, bad: list[tuple[int, int]]
+    ) -> Iterator[tuple[int, int, bytes, int]]:
+        """The rest of a damaged extent, from `position` and entry `last` + 1 on."""
+        table = self._table(extent, log)
+        if table is None:
+            bad.append((last + 1, extent.last))
+            return
+        for delta, start, end in zip(table.deltas, table.offsets, table.offsets[1:], strict=False):
+            if start < position:
+                continue
+            entry = extent.first + delta
+            data = self._pread(log, extent.start + start, end - start)
+            found = entry_log.record_at(data, 0)
+            if found == (end - start, extent.ledger, entry):
+                yield 0, end - start, data, entry
+            else:
+                bad.append((entry, entry))
+
+    def _table(self, extent: Extent, log: int) -> Table | None:
+        """The extent's table, from the index; needed only after damage. None: it is damaged too."""
+        index_ = self._indexes.get(log)
+        if index_ is None:
+            index_ = self._indexes[log] = Index(0)
+            for group in read_groups(self._files, self._directory, log, self._uuid, None):
+                index_.add(group)
+        run = index_.lookup(log, extent.ledger)
+        if isinstance(run, Missing):
+            run = run.complete(self._reader.read_pages(log, extent.ledger, run.pages)[0])
+        place = next((place for place in run.places(extent.first) if place.extent == extent), None)
+        return None if place is None else self._reader.read_entries(place, None, extent.first, 1, 1).table
+
+    def _pread(self, log: int, offset: int, size: int) -> bytes:
+        """Reads; returns fewer bytes, or none, where the disk cannot read them."""
+        self._read += max(size, _PAGE_BYTES)
+        try:
+            return self._file(log).pread(size, offset)
+        except OSError:
+            return b""
+
+    def _file(self, log: int) -> File:
+        file = self._open.get(log)
+        if file is None:
+            file = self._open[log] = self._files.open(join(self._directory, log_name(log)), write=False)
+        return file
+
+
+def _overlap(extents: list[Extent]) -> bool:
+    reach = -1
+    for extent in extents:
+        if extent.first <= reach:
+            return True
+        reach = max(reach, extent.last)
+    return False
+
+
+class _Extents:
+    """The extents and tables of what is written: runs of one ledger in ascending order, one after the other."""
+
+    def __init__(self) -> None:
+        self._extents: list[Extent] = []
+        self._tables: list[bytes] = []
+        self._ledger = -1
+        self._entries: list[int] = []
+        self._offsets: list[int] = [0]
+        self._start = 0
+
+    def add(self, ledger: int, entry: int, size: int, position: int) -> None:
+        entries = self._entries
+        if entries and (
+            ledger != self._ledger
+            or entry <= entries[-1]
+            or entry - entries[0] > index.DELTA_MAX
+            or len(entries) >= EXTENT_ENTRIES_MAX
+            or self._offsets[-1] + size > _EXTENT_BYTES_MAX
+        ):
+            self._flush()
+            entries = self._entries
+        if not entries:
+            self._ledger, self._start = ledger, position
+        entries.append(entry)
+        self._offsets.append(self._offsets[-1] + size)
+
+    def _flush(self) -> None:
+        extent, table = index.encode_extent(self._ledger, self._entries, self._offsets, self._start)
+        self._extents.append(extent)
+        self._tables.append(table)
+        self._entries, self._offsets = [], [0]
+
+    def end(self) -> tuple[list[Extent], list[bytes]]:
+        """Returns the extents and their tables in the order of a group: by ledger, then by first entry."""
+        if self._entries:
+            self._flush()
+        ordered = sorted(zip(self._extents, self._tables, strict=True), key=lambda each: each[0][:2])
+        return [extent for extent, _ in ordered], [table for _, table in ordered]

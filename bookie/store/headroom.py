@@ -1,0 +1,243 @@
+"""Room on a full disk: which write found none, and when the reserve is given up and filled (ledger protocol §2.2,
+invariant 24).
+
+A write that finds no room fails, and none of it counts (store/disk.py). Then, in this order:
+
+    a checkpoint, a move     gives up the reserve (headroom.py) and is tried once more (`found_for`)
+    a journal block          its waiters are refused; `keep` gives up the reserve, so that the next blocks find room: by
+                             then they are recovery adds and fences only, because `on_no_space` has ended clients' adds
+    a start                  gives up the reserve, then the journals that wait for their use, then those that it has
+                             replayed and flushed, and begins again
+
+Without a free descriptor the disk is not full (NoDescriptor): the reserve stays, and no adds are ended. The checkpoint
+is made again soon (store.py). `without_descriptor` holds until then, and adds that find memory full do
+not wait for it (bookie/adds.py).
+
+`keep` is called at intervals, and after `on_no_space`: it repeats the write that found no room, and fills the reserve
+when the disk has room for it.
+Guarded by tests/bookie/test_full_disk.py, tests/bookie/test_few_descriptors.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from ...runtime.files import Files, join
+from ...runtime.threads import Worker
+from ..format import mark as mark_format
+from ..format.journal import Damaged
+from . import disk
+from .checkpoint import MARK
+from .entrylog import files as log_files
+from .journal.journal import Journal
+from .journal.segments import FILLING, SPARE, SUFFIX, journal_name
+
+# ------------------------------------------------------------------------------------------------------- reserve
+# The reserve: a file of really allocated blocks, given up when the disk is full and something must be written.
+#
+# Compaction, checkpoints, recovery adds and a start need room before they free some. On a disk without any free byte
+# none of them could begin. `give_up` removes the file and so frees its size. From then on the bookie takes no adds of
+# clients (bookie/disk_monitor.py) until `fill` has allocated the file again.
+#
+#     size = `bytes_min`, or a sixteenth of all entry logs when that is more, up to `bytes_max` (a whole log: the most
+#            that a move of compaction needs), but at most 5 % of the disk; whole pages
+#
+# The reserve grows with the store, so that an empty store costs little and a full one can move any of its logs. It is
+# not synced: a crash leaves the file whole, in part, or not at all, and each is harmless. The present part counts, and
+# the rest is filled. The file is never read. Guarded by tests/bookie/test_full_disk.py.
+
+
+NAME = "reserve"
+SHARE_MAX = 0.05
+STORED_SHARE = 1 / 16
+_PAGE = 4096
+
+
+class Reserve:
+    """The reserve of one data directory. All calls from a worker; `held` is true while the whole file is there, or none
+    is wanted."""
+
+    def __init__(self, files: Files, directory: str, entries: str, bytes_min: int, bytes_max: int) -> None:
+        self._files = files
+        self._directory = directory
+        self._entries = entries
+        self._path = join(directory, NAME)
+        self._bytes_min = bytes_min
+        self._bytes_max = max(bytes_min, bytes_max)
+        self.held = False
+
+    def size_bytes(self) -> int:
+        """Returns the size that the reserve should have."""
+        if not self._bytes_min:
+            return 0
+        total, _ = self._files.disk_usage(self._directory)
+        stored = log_files.stored_bytes(self._files, self._entries)
+        wanted = min(max(self._bytes_min, int(stored * STORED_SHARE)), self._bytes_max)
+        return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
+
+    def look(self) -> None:
+        """Whether it is there, and as large as what is stored wants it."""
+        self.held = self._there() >= self.size_bytes()
+
+    def _there(self) -> int:
+        return disk.size_of(self._files, self._path) if self._files.exists(self._path) else 0
+
+    def give_up(self) -> bool:
+        """Makes room; False: there was nothing to give up."""
+        self.held = False
+        if not self._files.exists(self._path):
+            return False
+        self._files.remove(self._path)
+        return True
+
+    def fill(self, used_share_max: float) -> None:
+        """Takes it again, if less of the disk is used then than this share. NoDescriptor."""
+        total, free = self._files.disk_usage(self._directory)
+        size = self.size_bytes()
+        missing = max(size - self._there(), 0)
+        if missing and total - free + missing >= used_share_max * total:
+            return
+        try:
+            self._allocate(size)
+        except disk.NoDescriptor:
+            raise
+        except disk.NoSpace:
+            self.give_up()
+            return
+        self.held = True
+
+    def _allocate(self, size: int) -> None:
+        if not size:
+            return
+        try:
+            file = self._files.open(self._path, create=True)
+        except OSError as error:
+            disk.fail(self._files, f"create {self._path}", error)
+        try:
+            disk.allocate(self._files, file, size)
+        finally:
+            file.close()
+
+
+# ------------------------------------------------------------------------------------------------------ headroom
+
+
+_LOG = logging.getLogger("magnetar.bookie.store.space")
+
+JOURNAL = "journal"
+
+
+class Headroom:
+    """The state of a bookie's disk for its writers. `checkpoint` makes the one that waits for room. `on_no_space` ends
+    clients' adds: a write found a full disk."""
+
+    def __init__(
+        self, files: Files, directory: str, worker: Worker, reserve: Reserve, journal: Journal,
+        checkpoint: Callable[[], Awaitable[None]], on_no_space: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._files = files
+        self._directory = directory
+        self._worker = worker
+        self._reserve = reserve
+        self._checkpoint = checkpoint
+        self._journal = journal
+        self.flush_blocked = False
+        self.without_descriptor = False  # the last checkpoint found none free
+        self.on_no_space = on_no_space
+
+    async def usage(self) -> tuple[int, int]:
+        """Returns (total, free) bytes of the disk under the data directory."""
+        return await self._worker.run(self._files.disk_usage, self._directory)
+
+    @property
+    def no_space(self) -> bool:
+        """Whether the last write to journal or log found a full disk. Stays so until one finds room."""
+        return self.flush_blocked or self._journal.no_space
+
+    @property
+    def reserve_held(self) -> bool:
+        return self._reserve.held
+
+    async def keep(self, used_share_max: float) -> bool:
+        """Whether there is room, and a reserve, now. The reserve is filled when less of the disk is used then.
+        OSError, NoDescriptor: that cannot be said now."""
+        if self.no_space:
+            await self._make()
+            await self._try_again()
+        await self._worker.run(self._reserve.look)
+        if not self.no_space and not self._reserve.held:
+            await self._worker.run(self._reserve.fill, used_share_max)
+        return not self.no_space and self._reserve.held
+
+    async def _make(self) -> bool:
+        """Gives up the reserve; False: there is none."""
+        if not await self._worker.run(self._reserve.give_up):
+            return False
+        _LOG.warning("the disk is full: the reserve is freed for the writes that must succeed")
+        self.on_no_space()
+        return True
+
+    async def _try_again(self) -> None:
+        """Looks whether there is room for a block again, then makes the checkpoint that waits."""
+        if self._journal.no_space:
+            await self._journal.try_room()
+        if self.flush_blocked and not self._journal.no_space:
+            try:
+                await self._checkpoint()
+            except disk.NoSpace as error:
+                _LOG.debug("still no room for a checkpoint: %s", error)
+
+    async def found_for(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Runs the action, and once more if the reserve could be given up for it. NoSpace."""
+        try:
+            await action()
+        except disk.NoDescriptor:
+            raise
+        except disk.NoSpace:
+            if not await self._make():
+                raise
+            await action()
+
+    async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
+        """Makes a checkpoint; NoSpace, and then it is tried again by `keep`, or NoDescriptor."""
+        try:
+            await self.found_for(checkpoint)
+            self.flush_blocked = self.without_descriptor = False
+        except disk.NoDescriptor as error:
+            if not self.without_descriptor:
+                _LOG.error("no file descriptor is free for a checkpoint; adds are busy when memory is full: %s", error)
+            self.without_descriptor = True
+            raise
+        except disk.NoSpace:
+            self.flush_blocked = True
+            self.on_no_space()
+            raise
+
+
+def at_start(files: Files, directory: str, uuid: bytes) -> bool:
+    """Makes room for a start that found none; False: there is nothing left to give up."""
+    journals = join(directory, JOURNAL)
+    if Reserve(files, directory, directory, 0, 0).give_up():
+        return True
+    names = files.list_directory(journals) if files.exists(journals) else []
+    spares = [name for name in names if name.startswith((SPARE, FILLING))]
+    last = [name for name in spares if name.startswith(SPARE)]  # not what this start begins to fill, again and again
+    for needless in (spares[1:], _replayed(files, directory, uuid, names), last):
+        for name in needless:
+            files.remove(join(journals, name))
+        if needless:
+            return True
+    return False
+
+
+def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> list[str]:
+    """The journals that an earlier try of this start replayed and flushed: the mark is after them."""
+    path = join(directory, MARK)
+    if not files.exists(path):
+        return []
+    try:
+        mark, _ = mark_format.decode_mark(disk.read_file(files, path), uuid, path)
+    except Damaged:
+        return []
+    return [name for name in names if name.endswith(SUFFIX) and name < journal_name(mark.journal)]

@@ -1,0 +1,387 @@
+"""The owner of a data directory: its lock, its cookie, and what happens when the metadata disagrees (ledger protocol
+§2.7).
+
+The cookie in the directory and its record in the metadata both name the owner and count the completed starts. The
+record also has the *places* at which the directory may be, and a position up to which the journal was synced. A place
+is the `place` setting, or `advertised host:data directory` without it. `judge` decides by this table; the first row
+that fits counts:
+
+| cookie here | record | store here | and | verdict |
+|---|---|---|---|---|
+| no  | –    | yes | | refuse, ORPHAN: files without an owner |
+| no  | none names this place | no | | NEW: a new bookie, under a new uuid |
+| no  | one names this place | no | | refuse, WIPED: the directory lost its data |
+| yes | –    | –   | the cookie is of another cluster | refuse, OTHER_CLUSTER |
+| yes | no   | no  | | FINISH: a first start that was cut short |
+| yes | no   | yes | | refuse, UNKNOWN: another metadata, or it lost data |
+| yes | yes  | –   | another bookie's record names this place, its own does not | refuse, SWAPPED |
+| yes | yes  | –   | its own record does not name this place | refuse, MOVED, until an operator confirms it |
+| yes | yes  | –   | the cookie counts more than one start above the record | refuse, OLD_METADATA |
+| yes | yes  | no  | a start was completed | refuse, WIPED |
+| yes | yes  | –   | the cookie counts fewer starts than the record | ROLLED_BACK: starts in limbo |
+| yes | yes  | –   | | START |
+
+Order of a start. `claim` locks and judges. Then the store opens: everything that it misses (also a journal that ends
+before the record's position) becomes durable as limbo. Then `complete` counts the start, first in the cookie, then in
+the record. Only then the bookie serves. So a start that is cut short gets the same verdict again, and the cookie is at
+most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call `forget`, `move`
+and `accept_metadata`. One process per directory: the process keeps the lock until it ends.
+Guarded by tests/bookie/test_identity.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import uuid as uuids
+from typing import NamedTuple
+
+import msgspec
+
+from ...metadata import paths, records
+from ...metadata.records import CookieRecord
+from ...metadata.store import (
+    ABSENT,
+    ANY,
+    Check,
+    Delete,
+    MetadataStore,
+    ensure_cluster,
+    get_record,
+    put_record,
+    readable,
+    update_record,
+)
+from ...proto.errors import BadVersion, Busy, InvalidConfiguration, NodeExists, NotFound, Unavailable
+from ...runtime.files import File, Files, join
+from ...runtime.network import World
+from ..format import cookie as cookie_format
+from ..format.cookie import Cookie
+from . import boot, checkpoint, disk
+from .journal.segments import JournalPosition
+
+_LOG = logging.getLogger("magnetar.bookie.node")
+
+COOKIE = "cookie"
+LOCK = "lock"
+
+
+class BootVerdict(enum.Enum):
+    """The state of a directory; with those in REFUSALS no bookie starts."""
+
+    NEW = "a new bookie"
+    FINISH = "a first start that was cut short"
+    START = "the bookie that the metadata knows"
+    ROLLED_BACK = "an older state of it"
+    ORPHAN = "files without an owner"
+    WIPED = "the directory lost its data"
+    OTHER_CLUSTER = "a bookie of another cluster"
+    UNKNOWN = "a bookie that the metadata does not know"
+    SWAPPED = "another bookie's directory"
+    MOVED = "a directory at another place"
+    OLD_METADATA = "the metadata is older than the directory"
+
+
+REFUSALS = {
+    BootVerdict.ORPHAN: (
+        "{directory} holds a bookie's files but no cookie: a file was lost, or something else wrote it. "
+        "Give an empty directory to start a new bookie"
+    ),
+    BootVerdict.WIPED: (
+        "the metadata knows bookie {other} at {place}, but {directory} is empty: its data is lost. Restore the "
+        "directory; or, if it is lost for good, run `magnetar bookies forget {other}` and start again: as a new bookie"
+    ),
+    BootVerdict.OTHER_CLUSTER: "{directory} belongs to a bookie of cluster {theirs}; the metadata is of cluster {ours}",
+    BootVerdict.UNKNOWN: (
+        "{directory} belongs to bookie {bookie}, which the metadata does not know: "
+        "it is the wrong metadata, or it lost data, or the bookie was forgotten; nothing was changed"
+    ),
+    BootVerdict.SWAPPED: (
+        "{directory} holds the data of bookie {bookie}, but {place} is the place of bookie {other}: directories were "
+        "exchanged. Put them back; nothing was changed"
+    ),
+    BootVerdict.MOVED: (
+        "{directory} belongs to bookie {bookie} at {places}, and this is {place}. If the directory was moved, and "
+        "no copy of it is left there, run `magnetar bookies move {bookie} {place}` and start again"
+    ),
+    BootVerdict.OLD_METADATA: (
+        "{directory} of bookie {bookie} has seen {starts} starts, the metadata knows of {known}: the metadata is "
+        "older than the directory. Start it on the right metadata; or, if it was restored on purpose, run "
+        "`magnetar bookies accept-metadata {bookie}` and start again"
+    ),
+}
+"""Texts of the errors that the operator gets."""
+
+
+class BootFacts(NamedTuple):
+    """The facts for `judge`. `others`: the bookies whose records name this place."""
+
+    cookie: Cookie | None
+    record: CookieRecord | None
+    store: bool
+    place: str
+    aliases: tuple[str, ...]
+    others: tuple[str, ...]
+    instance: str
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """The identity of a claimed directory; `complete` counts this start."""
+
+    uuid: bytes
+    instance: str
+    lock: File
+    place: str = ""
+    known: CookieRecord | None = None  # the record before this start
+    losses: tuple[str, ...] = ()  # why data is known to be missing in the directory
+    version: int = ANY  # of that record
+
+    @property
+    def text(self) -> str:
+        return str(uuids.UUID(bytes=self.uuid))
+
+    @property
+    def metadata_accepted(self) -> bool:
+        """Whether an operator accepted the metadata as it is (`accept_metadata`)."""
+        return self.known is not None and self.known.starts >= _ACCEPT
+
+    @property
+    def journal(self) -> JournalPosition:
+        """The position up to which the journal of this directory was synced: it must not end before."""
+        return JournalPosition(0, 0) if self.known is None else JournalPosition(self.known.journal, self.known.offset)
+
+
+def judge(facts: BootFacts) -> BootVerdict:
+    """Decides how the bookie starts, by the table in the module's docstring."""
+    cookie, record = facts.cookie, facts.record
+    if cookie is None:
+        if facts.store:
+            return BootVerdict.ORPHAN
+        return BootVerdict.WIPED if facts.others else BootVerdict.NEW
+    if cookie.instance != facts.instance:
+        return BootVerdict.OTHER_CLUSTER
+    if record is None:
+        return BootVerdict.UNKNOWN if facts.store else BootVerdict.FINISH
+    if not any(place in record.directories for place in (facts.place, *facts.aliases)):
+        return BootVerdict.SWAPPED if facts.others else BootVerdict.MOVED
+    if cookie.starts > record.starts + 1:
+        return BootVerdict.OLD_METADATA
+    if not facts.store and record.starts > 0:
+        return BootVerdict.WIPED
+    return BootVerdict.ROLLED_BACK if cookie.starts < record.starts else BootVerdict.START
+
+
+# ------------------------------------------------------------------------------------------ a start
+def lock_directory(files: Files, directory: str) -> File:
+    try:
+        files.make_directories(directory)
+        return files.lock(join(directory, LOCK))
+    except BlockingIOError as error:
+        raise Busy(
+            f"the data directory {directory} is used by another process; stop that process or give another directory",
+            directory=directory,
+        ) from error
+    except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
+        raise unusable(directory, error) from error
+
+
+def unusable(directory: str, error: OSError) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"the data directory {directory} cannot be used: {error.strerror} ({error.filename}). The process needs to "
+        "own it, to write into it, and nothing else may have its name",
+        directory=directory,
+    )
+
+
+async def claim(world: World, metadata: MetadataStore, directory: str, place: str, *aliases: str) -> Identity:
+    """Locks the directory and judges it. `place` is unique in the cluster; the directory may have been at `aliases`.
+
+    Raises Busy, and InvalidConfiguration, which says what to do.
+    """
+    lock = lock_directory(world.files, directory)
+    try:
+        return await _claim(world, metadata, directory, lock, (place, *aliases))
+    except PermissionError as error:
+        lock.close()
+        raise unusable(directory, error) from error
+    except records.DamagedRecord as error:
+        lock.close()
+        raise InvalidConfiguration(f"the metadata is damaged: {error}") from error
+    except BaseException:
+        lock.close()
+        raise
+
+
+async def _claim(
+    world: World, metadata: MetadataStore, directory: str, lock: File, places: tuple[str, ...]
+) -> Identity:
+    files = world.files
+    instance = (await ensure_cluster(metadata, world.rng)).instance
+    cookie = _read_cookie(files, directory)
+    known = None if cookie is None else await get_record(metadata, paths.cookie(cookie.bookie), CookieRecord)
+    facts = BootFacts(
+        cookie, None if known is None else known[0], _holds_store(files, directory), places[0], places[1:],
+        await _at_place(metadata, places, "" if cookie is None else cookie.bookie), instance,
+    )  # fmt: skip
+    verdict = judge(facts)
+    if verdict in REFUSALS:
+        raise InvalidConfiguration(_text(verdict, facts, directory), verdict=verdict.name)
+    if cookie is None:
+        cookie = _make_cookie(world, directory, places[0], instance)
+    if known is None:
+        record = CookieRecord(bookie=cookie.bookie, instance=instance, directories=(places[0],))
+        version = await put_record(metadata, paths.cookie(cookie.bookie), record, ABSENT)
+    else:
+        record, version = known
+    losses: tuple[str, ...] = ()
+    if verdict is BootVerdict.ROLLED_BACK:
+        known_starts = "the metadata was restored" if record.starts >= _ACCEPT else f"{record.starts} were completed"
+        losses = (f"the directory is of start {cookie.starts}, and {known_starts}",)
+    return Identity(uuids.UUID(cookie.bookie).bytes, instance, lock, places[0], record, losses, version)
+
+
+async def complete(
+    world: World, metadata: MetadataStore, directory: str, identity: Identity, end: JournalPosition
+) -> None:
+    """Counts this start, and stores up to where the journal is synced. All that was lost must be durable as limbo.
+
+    Unavailable when the record is not the one that was judged: an operator forgot or moved the bookie meanwhile.
+    """
+    known = identity.known
+    assert known is not None, "the directory was claimed"
+    record = msgspec.structs.replace(
+        known, starts=known.starts + 1, directories=(identity.place,), journal=end.journal, offset=end.offset
+    )
+    cookie = Cookie(record.bookie, record.instance, record.directories, record.starts)
+    try:
+        disk.replace(world.files, directory, COOKIE, cookie_format.encode(cookie))
+    except disk.NoSpace as error:
+        _LOG.warning("this start is not counted, there is no room: %s", error)
+        record = msgspec.structs.replace(record, starts=known.starts)
+    try:
+        await put_record(metadata, paths.cookie(record.bookie), record, identity.version)
+    except (BadVersion, NotFound) as error:
+        raise Unavailable(
+            f"what the metadata says of bookie {record.bookie} was changed while it started: it begins again",
+            bookie=record.bookie,
+        ) from error
+
+
+async def note_journal(
+    metadata: MetadataStore, identity: Identity, end: JournalPosition, told: JournalPosition
+) -> bool:
+    """Stores in the record that the journal was synced up to `end`. The position never goes back.
+
+    False: the record had less than `told`, so that the metadata went back, or is another one.
+    """
+    kept = True
+
+    def later(record: CookieRecord | None) -> CookieRecord | None:
+        nonlocal kept
+        kept = record is not None and (record.journal, record.offset) >= told
+        if record is None or (record.journal, record.offset) >= end:
+            return None
+        return msgspec.structs.replace(record, journal=end.journal, offset=end.offset)
+
+    await update_record(metadata, paths.cookie(identity.text), CookieRecord, later)
+    return kept
+
+
+def _read_cookie(files: Files, directory: str) -> Cookie | None:
+    path = join(directory, COOKIE)
+    return cookie_format.decode(disk.read_file(files, path), path) if files.exists(path) else None
+
+
+def _holds_store(files: Files, directory: str) -> bool:
+    names = (checkpoint.MARK, boot.JOURNAL, boot.ENTRIES, boot.LEDGERS)
+    return any(files.exists(join(directory, name)) for name in names)
+
+
+async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) -> tuple[str, ...]:
+    """Returns the other bookies whose cookie records name one of `places`. A record that cannot be read is skipped."""
+    found: list[str] = []
+    for bookie in await metadata.children(paths.COOKIES):
+        record = None if bookie == own else await readable(metadata, paths.cookie(bookie), CookieRecord)
+        if record is not None and any(place in record[0].directories for place in places):
+            found.append(bookie)
+    return tuple(found)
+
+
+def _make_cookie(world: World, directory: str, place: str, instance: str) -> Cookie:
+    """Writes the directory's cookie before the record."""
+    cookie = Cookie(str(uuids.UUID(bytes=world.rng.randbytes(16), version=4)), instance, (place,))
+    disk.replace(world.files, directory, COOKIE, cookie_format.encode(cookie))
+    _LOG.info("new bookie %s in %s", cookie.bookie, directory)
+    return cookie
+
+
+def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
+    cookie, record = facts.cookie, facts.record
+    bookie = "" if cookie is None else cookie.bookie
+    return REFUSALS[verdict].format(
+        directory=directory, place=facts.place, bookie=bookie, other=", ".join(facts.others) or bookie,
+        places=", ".join(record.directories) if record else "", known=record.starts if record else 0,
+        starts=cookie.starts if cookie else 0, theirs=cookie.instance if cookie else "", ours=facts.instance,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------ what an operator says
+async def forget(metadata: MetadataStore, bookie: str) -> CookieRecord:
+    """Forgets a bookie whose data is lost for good: a new bookie may take its place, and its directory never starts
+    again.
+
+    NotFound; Busy while it is registered, or starts. Ledgers on it keep their records and have one copy less. A bookie
+    registers only while its cookie exists (registration.py), and the cookie is deleted only while no bookie is
+    registered: so of a `forget` and a start at the same moment one fails.
+    """
+    record = await _stopped(metadata, bookie)
+    if not await delete_cookie(metadata, bookie):
+        raise Busy(f"bookie {bookie} starts at this moment: stop it first", bookie=bookie)
+    return record
+
+
+async def delete_cookie(metadata: MetadataStore, bookie: str, *more: Delete) -> bool:
+    """Deletes a bookie's cookie; with `more`, all or nothing. False: the bookie is registered."""
+    try:
+        await metadata.commit([Check(paths.bookie(bookie), ABSENT), Delete(paths.cookie(bookie), ANY), *more])
+    except (BadVersion, NodeExists):
+        return False
+    return True
+
+
+async def move(metadata: MetadataStore, bookie: str, place: str) -> CookieRecord:
+    """Moves the bookie's directory to `place`, from now on. NotFound; Busy while it is registered."""
+    await _stopped(metadata, bookie)
+    return await _change(metadata, bookie, directories=(place,))
+
+
+async def accept_metadata(metadata: MetadataStore, bookie: str) -> CookieRecord:
+    """Makes the bookie's next start accept the metadata as it is: it was restored on purpose.
+
+    NotFound; Busy while it is registered. The next start is in limbo: it compares what was deleted or written since.
+    """
+    await _stopped(metadata, bookie)
+    return await _change(metadata, bookie, starts=_ACCEPT)
+
+
+_ACCEPT = 1 << 60
+"""Number of starts that no directory reaches: so its cookie always lags, and it starts in limbo."""
+
+
+async def _stopped(metadata: MetadataStore, bookie: str) -> CookieRecord:
+    found = await get_record(metadata, paths.cookie(bookie), CookieRecord)
+    if found is None:
+        raise NotFound(f"the metadata knows no bookie {bookie}; `magnetar bookies list` shows them", bookie=bookie)
+    if await metadata.get(paths.bookie(bookie)) is not None:
+        raise Busy(f"bookie {bookie} is registered: stop it first", bookie=bookie)
+    return found[0]
+
+
+async def _change(metadata: MetadataStore, bookie: str, **changes: object) -> CookieRecord:
+    def changed(record: CookieRecord | None) -> CookieRecord | None:
+        return None if record is None else msgspec.structs.replace(record, **changes)
+
+    found = await update_record(metadata, paths.cookie(bookie), CookieRecord, changed)
+    if found is None:
+        raise NotFound(f"the metadata knows no bookie {bookie}", bookie=bookie)
+    return found[0]

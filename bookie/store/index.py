@@ -1,0 +1,438 @@
+"""The index: which log holds which ledgers in memory, the extents themselves loaded by need, in bounded memory.
+
+    in memory, per log        an exact bitmap of its ledgers; per page of 64 heads of its index file: the first ledger,
+                              place and CRC32C of the page, where its tables begin. 29 bytes, half a byte an extent
+    in one LRU of bytes_max   *runs*, the extents of one ledger in one log, and tables (entry ids and offsets)
+
+A group (one flush, or one round of compaction) is sorted by ledger, so that pages of a ledger are found by bisection.
+The index is a multimap of copies: an entry may be in several extents (replayed after a crash, copied by compaction);
+every good copy counts. `publish` adds a group and drops logs in one synchronous step, so that a reader sees a flush, a
+compaction or a deletion whole. It increments `generation`, by which a reader detects the change.
+
+This module reads no file: `lookup` says which pages are missing, search.py loads them in the read worker.
+Guarded by tests/bookie/store/test_index.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from asyncio import Future
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from pyroaring import BitMap64
+
+from ..format.index import (
+    GROUP_HEADER_BYTES,
+    HEAD_BYTES,
+    PAGE_BYTES,
+    PAGE_HEADS,
+    Extent,
+    Table,
+    columns_of,
+    encode_heads,
+    extents_with_tables,
+    single_table,
+)
+from ..format.journal import crc32c
+
+# --------------------------------------------------------------------------------------------------------- cache
+# Least recently used values, bounded by bytes: what does not fit is dropped, the oldest first.
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Lru(Generic[K, V]):
+    """A cache of the values that were used last. The caller says what a value costs; the sum is never above
+    `bytes_max`."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.size_bytes = 0
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._values
+
+    def get(self, key: K) -> V | None:
+        found = self._values.get(key)
+        if found is None:
+            return None
+        self._values.move_to_end(key)
+        return found[0]
+
+    def put(self, key: K, value: V, size: int) -> None:
+        """Replaces what was there."""
+        values = self._values
+        old = values.pop(key, None)
+        if old is not None:
+            self.size_bytes -= old[1]
+        values[key] = value, size
+        self.size_bytes += size
+        while self.size_bytes > self.bytes_max:
+            self.size_bytes -= values.popitem(last=False)[1][1]
+
+    def pop(self, key: K) -> None:
+        old = self._values.pop(key, None)
+        if old is not None:
+            self.size_bytes -= old[1]
+
+    def check(self) -> None:
+        assert self.size_bytes == sum(size for _, size in self._values.values())
+        assert self.size_bytes <= self.bytes_max
+
+
+# --------------------------------------------------------------------------------------------------------- index
+
+
+_RUN = struct.Struct(">qqIIQIQ")
+_RUN_OVERHEAD_BYTES = 600
+"""Memory of a run besides its extents: key, slot, objects."""
+
+
+class ExtentPlace(NamedTuple):
+    """An extent, the log it is in, and where its table is in the log's index file."""
+
+    log: int
+    extent: Extent
+    table_offset: int
+
+
+class Page(NamedTuple):
+    """A page of heads in the index file of a log: its offset, its checksum, and where its tables begin."""
+
+    offset: int
+    heads: int
+    crc: int
+    tables_offset: int
+
+    @property
+    def size(self) -> int:
+        return self.heads * HEAD_BYTES
+
+
+class Pages:
+    """The pages of one or more groups of a log."""
+
+    __slots__ = ("crcs", "heads", "ledgers", "offsets", "tables")
+
+    def __init__(self) -> None:
+        self.ledgers = array("q")
+        self.offsets = array("Q")
+        self.tables = array("Q")
+        self.crcs = array("I")
+        self.heads = array("B")
+
+    def __len__(self) -> int:
+        return len(self.ledgers)
+
+    def extend(self, other: Pages) -> None:
+        self.ledgers += other.ledgers
+        self.offsets += other.offsets
+        self.tables += other.tables
+        self.crcs += other.crcs
+        self.heads += other.heads
+
+    def page(self, at: int) -> Page:
+        return Page(self.offsets[at], self.heads[at], self.crcs[at], self.tables[at])
+
+
+class Group:
+    """The part of a group of `log` that stays in memory; it begins at `offset` of the index file and is made in a
+    worker.
+
+    Extents ascend by ledger. `Group(log, offset, extents)`, or `Group.begin` and `feed` with the heads' bytes
+    in slices of whole pages.
+    """
+
+    __slots__ = ("_heads_offset", "_tables_offset", "extents", "ledgers", "log", "offset", "pages", "reach")
+
+    def __init__(self, log: int, offset: int, extents: Sequence[Extent] = ()) -> None:
+        self.log = log
+        self.offset = offset
+        self.extents = 0
+        self.ledgers = BitMap64()
+        self.pages = Pages()
+        self.reach = 0  # where the last of its records ends in the log
+        self._heads_offset = self._tables_offset = offset + GROUP_HEADER_BYTES
+        if extents:
+            self._tables_offset += len(extents) * HEAD_BYTES
+            self.feed(encode_heads(extents))
+
+    @classmethod
+    def begin(cls, log: int, offset: int, extents: int) -> Group:
+        """Returns a group of `extents` extents; all its heads must be fed."""
+        group = cls(log, offset)
+        group._tables_offset += extents * HEAD_BYTES
+        return group
+
+    def feed(self, heads: bytes) -> None:
+        """Adds the next heads, in whole pages except the last time. ValueError: they are not sorted."""
+        columns = columns_of(heads)
+        ledgers = columns.ledgers
+        in_order = sorted(ledgers)
+        if in_order != list(ledgers) or (self.ledgers and in_order[0] < self.ledgers.max()):
+            raise ValueError("the extents of a group must ascend by ledger")
+        self.ledgers.update(ledgers)
+        self.extents += len(ledgers)
+        self.reach = max(self.reach, columns.reach)
+        pages = self.pages
+        for first in range(0, len(ledgers), PAGE_HEADS):
+            page = heads[first * HEAD_BYTES : first * HEAD_BYTES + PAGE_BYTES]
+            count = len(page) // HEAD_BYTES
+            pages.ledgers.append(ledgers[first])
+            pages.offsets.append(self._heads_offset)
+            pages.tables.append(self._tables_offset)
+            pages.crcs.append(crc32c(page))
+            pages.heads.append(count)
+            self._heads_offset += len(page)
+            self._tables_offset += 4 * (2 * sum(columns.entries[first : first + count]) + count)
+
+    @property
+    def end(self) -> int:
+        """Returns where the group's last table ends."""
+        return self._tables_offset
+
+
+class Run:
+    """The extents of one ledger in the first `groups` groups of one log, by first entry."""
+
+    __slots__ = ("_firsts", "_packed", "_reach", "groups", "ledger", "log")
+
+    def __init__(self, log: int, ledger: int, groups: int, places: Iterable[ExtentPlace]) -> None:
+        self.log = log
+        self.ledger = ledger
+        self.groups = groups
+        ordered = sorted((place.extent.first, place.table_offset, place) for place in places)
+        self._packed = b"".join(_RUN.pack(*place.extent[1:], offset) for _, offset, place in ordered)
+        self._firsts = array("q", [first for first, _, _ in ordered])
+        self._reach = array("q")  # largest `last` of all up to here
+        for _, _, place in ordered:
+            self._reach.append(max(place.extent.last, self._reach[-1] if self._reach else -1))
+
+    def __iter__(self) -> Iterator[ExtentPlace]:
+        for first, last, entries, length, start, crc, offset in _RUN.iter_unpack(self._packed):
+            yield ExtentPlace(self.log, Extent(self.ledger, first, last, entries, length, start, crc), offset)
+
+    @property
+    def first(self) -> int | None:
+        """The smallest entry; None: there is none."""
+        return self._firsts[0] if self._firsts else None
+
+    @property
+    def last(self) -> int:
+        return self._reach[-1] if self._reach else -1
+
+    @property
+    def size_bytes(self) -> int:
+        return _RUN_OVERHEAD_BYTES + len(self._packed) + 16 * len(self._firsts)
+
+    def places(self, entry: int) -> list[ExtentPlace]:
+        """The extents whose range holds the entry, the one that begins last first."""
+        found: list[ExtentPlace] = []
+        at = bisect_right(self._firsts, entry) - 1
+        while at >= 0 and self._reach[at] >= entry:
+            first, last, entries, length, start, crc, offset = _RUN.unpack_from(self._packed, at * _RUN.size)
+            if last >= entry:
+                extent = Extent(self.ledger, first, last, entries, length, start, crc)
+                found.append(ExtentPlace(self.log, extent, offset))
+            at -= 1
+        return found
+
+
+class Missing(NamedTuple):
+    """The `pages` that must be loaded and added to `known` before a run is complete."""
+
+    log: int
+    ledger: int
+    groups: int
+    pages: list[Page]
+    known: Run | None
+
+    def complete(self, found: list[ExtentPlace]) -> Run:
+        return Run(self.log, self.ledger, self.groups, [*(self.known or ()), *found])
+
+
+class _Log:
+    __slots__ = ("extents", "ledgers", "pages", "starts")
+
+    def __init__(self) -> None:
+        self.ledgers = BitMap64()
+        self.pages = Pages()
+        self.starts: list[int] = []  # the first page of each group
+        self.extents = 0
+
+    def add(self, group: Group) -> None:
+        self.starts.append(len(self.pages))
+        self.pages.extend(group.pages)
+        self.ledgers |= group.ledgers
+        self.extents += group.extents
+
+    def pages_of(self, ledger: int, first_group: int) -> list[Page]:
+        """The pages of that and later groups which may hold extents of the ledger."""
+        found: list[Page] = []
+        firsts = self.pages.ledgers
+        ends = [*self.starts[first_group + 1 :], len(firsts)]
+        for start, end in zip(self.starts[first_group:], ends, strict=True):
+            high = bisect_right(firsts, ledger, start, end)
+            low = bisect_left(firsts, ledger, start, high)
+            found += map(self.pages.page, range(max(low - 1, start), high))
+        return found
+
+
+class Index:
+    """The index of a bookie's entry logs. `bytes_max`: of the LRU."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._logs: dict[int, _Log] = {}
+        self._runs: Lru[tuple[int, int] | tuple[int, int, None], Run | Table] = Lru(bytes_max)
+        self.generation = 0
+        self.loading: dict[tuple[int, int], Future[None]] = {}
+        """(log, ledger) → a future that is done when the run has been loaded (search.py)."""
+
+    # ------------------------------------------------------------------------------------ changes
+    def add(self, group: Group) -> None:
+        self.publish(group, ())
+
+    def publish(self, group: Group | None, drop: Collection[int]) -> None:
+        """Makes a new group visible and logs vanish, in one synchronous step."""
+        if group is not None and group.extents:
+            log = self._logs.get(group.log)
+            if log is None:
+                log = self._logs[group.log] = _Log()
+                self._logs = dict(sorted(self._logs.items()))
+            log.add(group)
+        for number in drop:
+            self._logs.pop(number, None)  # its runs and tables are never asked for again, and age out of the LRU
+        self.generation += 1
+
+    # ------------------------------------------------------------------------------------ which logs
+    def logs(self) -> list[int]:
+        return list(self._logs)
+
+    def logs_of(self, ledger: int) -> list[int]:
+        """The logs that hold entries of the ledger, ascending."""
+        return [number for number, log in self._logs.items() if ledger in log.ledgers]
+
+    def ledgers_of(self, log: int) -> BitMap64:
+        """Returns a copy of the log's ledgers; empty when there is no such log."""
+        found = self._logs.get(log)
+        return BitMap64() if found is None else found.ledgers.copy()
+
+    # ------------------------------------------------------------------------------------ extents
+    def lookup(self, log: int, ledger: int) -> Run | Missing:
+        """The extents of the ledger in that log, or what must be loaded first."""
+        found = self._logs.get(log)
+        if found is None or ledger not in found.ledgers:
+            return Run(log, ledger, 0, ())
+        known = self._runs.get((log, ledger))
+        assert known is None or isinstance(known, Run)
+        groups = len(found.starts)
+        if known is not None and known.groups == groups:
+            return known
+        pages = found.pages_of(ledger, known.groups if known is not None else 0)
+        if known is not None and not pages:
+            known.groups = groups
+            return known
+        return Missing(log, ledger, groups, pages, known)
+
+    def keep(self, run: Run) -> None:
+        """Keeps a run that was loaded."""
+        self._runs.put((run.log, run.ledger), run, run.size_bytes)
+
+    def is_nowhere(self, ledger: int, entry: int) -> bool:
+        """Whether no extent has the entry in its range, as far as that is certain without loading anything."""
+        for number, log in self._logs.items():
+            if ledger in log.ledgers:
+                if (number, ledger) not in self._runs:
+                    return False
+                run = self.lookup(number, ledger)
+                if isinstance(run, Missing) or run.places(entry):
+                    return False
+        return True
+
+    def candidates(self, ledger: int, entry: int) -> list[ExtentPlace] | None:
+        """Returns all extents whose range holds the entry, those of newer logs first. None: something must be loaded
+        first."""
+        places: list[ExtentPlace] = []
+        for log in reversed(self.logs_of(ledger)):
+            run = self.lookup(log, ledger)
+            if isinstance(run, Missing):
+                return None
+            places += run.places(entry)
+        return places
+
+    # ------------------------------------------------------------------------------------ tables
+    def table(self, place: ExtentPlace) -> Table | None:
+        """Returns the table of an extent; None: it must be loaded."""
+        if place.extent.entries == 1:
+            return single_table(place.extent)
+        found = self._runs.get((place.log, place.table_offset, None))
+        assert found is None or isinstance(found, Table)
+        return found
+
+    def keep_table(self, place: ExtentPlace, table: Table) -> None:
+        if place.extent.entries == 1:
+            return  # it follows from the head
+        size = place.extent.table_bytes + _RUN_OVERHEAD_BYTES
+        self._runs.put((place.log, place.table_offset, None), table, size)
+
+    # ------------------------------------------------------------------------------------ what it holds
+    def check(self) -> None:
+        """Checks: logs ascend; the pages of each group ascend by ledger, and their ledgers are in the log's bitmap."""
+        assert list(self._logs) == sorted(self._logs)
+        for log in self._logs.values():
+            assert log.starts
+            assert log.starts[0] == 0
+            for start, end in zip(log.starts, [*log.starts[1:], len(log.pages)], strict=True):
+                firsts = log.pages.ledgers[start:end]
+                assert list(firsts) == sorted(firsts)
+                assert all(ledger in log.ledgers for ledger in firsts)
+            assert sum(log.pages.heads) == log.extents
+        self._runs.check()
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "index_logs": len(self._logs),
+            "index_extents": sum(log.extents for log in self._logs.values()),
+            "index_pages": sum(len(log.pages) for log in self._logs.values()),
+            "index_cache_bytes": self._runs.size_bytes,
+        }
+
+
+def places_of(log: int, ledger: int, page: Page, heads: bytes) -> list[ExtentPlace] | None:
+    """The extents of the ledger in the bytes of a page; None when they are not what the page must look like."""
+    if len(heads) != page.size or crc32c(heads) != page.crc:
+        return None
+    return [
+        ExtentPlace(log, extent, offset) for extent, offset in extents_with_tables(heads, ledger, page.tables_offset)
+    ]
+
+
+def find(place: ExtentPlace, table: Table, entry: int) -> int | None:
+    """The number of the entry's record in the extent; None: it is in a gap."""
+    delta = entry - place.extent.first
+    at = bisect_left(table.deltas, delta)
+    return at if at < len(table.deltas) and table.deltas[at] == delta else None
+
+
+def run_end(table: Table, first: int, count: int, bytes_max: int) -> int:
+    """Returns the record number after the last one of the run of consecutive entries from record `first`: up to
+    `count`, about `bytes_max`.
+
+    By bisection: entries ascend, so that deltas[i] - i grows at each gap and never shrinks.
+    """
+    deltas, offsets = table.deltas, table.offsets
+    end = min(first + count, len(deltas))
+    end = bisect_left(offsets, offsets[first] + bytes_max, first + 1, end)
+    if deltas[end - 1] - deltas[first] != end - 1 - first:
+        end = first + bisect_right(range(end - first), deltas[first], key=lambda i: deltas[first + i] - i)
+    return end

@@ -1,0 +1,346 @@
+"""Group commit, decided: which block the journal writes next and where, and whose waiters a synced block answers.
+
+    append(group, size, records)    intent: the records of a group wait for their block
+    close()                         intent: `ended` is true after everything that waits
+    receive(fact)   → effects       BlockSynced, BlockRefused, SegmentBegun, SegmentRefused, RoomFound, JournalFailed
+    advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
+
+Effects: `WriteBlock` and `BeginSegment` go to the disk, and each comes back as one fact. `ConfirmBlock` and
+`RefuseBlock` answer the groups of a block. bookie/store/journal/journal.py carries them out; it owns threads, files,
+encoding and clock.
+
+Rules (invariants 14, 15):
+
+1. *Confirmed*: the groups of a block are confirmed when this block and all blocks before it in the file are synced.
+   Answers have the order of `append`.
+2. *On their way*: at most `DEPTH` blocks are written and not answered. `WriteBlock.synced_upto` says what was synced
+   when the block was made: a reader takes a bad block before that offset for damage, and after it for a torn tail.
+3. *Next segment*: it begins when no block is on its way, because its header says that all of its predecessor up to
+   `BeginSegment.end` is synced. Nothing after that offset is read.
+4. *Full disk*: the first block that finds no room is refused. All blocks after it that are on their way are refused
+   too, also when the disk has stored them. No block is written until all of them are back.
+   The next block is written at the offset of the first refused block. Before it, zeros overwrite the header of each
+   later refused block, because the new block may end where such a block begins, and a reader would replay it. No other
+   block is on its way meanwhile: the zeros may fall into its bytes, and a reader may find it at the end of the refused
+   block if a crash loses the new one.
+
+       on their way   | A | B | E |     A finds no room; B and E may be whole on the disk
+       next           | C |0  |0  |     the headers of B and E first, then C in the place of A
+
+   Without a segment to roll to, and with room again, the file goes on after C.
+5. *Failed disk*: after any other failed write, or a failed sync, there is no effect any more: the process ends, and no
+   waiter is answered.
+
+A crash leaves at most `DEPTH` unconfirmed blocks at the end of the newest file; a reader replays those that are whole
+up to the first that is not. Bytes of an earlier use of a recycled file never count: they carry another salt.
+Guarded by tests/bookie/store/journal/test_group_commit.py: a walk at random over a model disk, read back by the real
+reader, replay.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from itertools import pairwise
+from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from ...format.journal import ALIGNMENT, BLOCK_HEADER_BYTES, padded
+
+G = TypeVar("G")
+
+WORKERS = 2
+"""Blocks in the disk at once, while they are direct."""
+
+DEPTH = 3
+"""Blocks on their way: one more than in the disk, so that a worker has its next one when it is done with the last."""
+
+
+# ---------------------------------------------------------------------------------------- facts
+class SegmentBegun(NamedTuple):
+    """Fact: a new file is durable: its header, its name."""
+
+    number: int
+    size: int  # bytes that are filled ahead
+    direct: bool  # each write is durable when it returns, and two may be in the disk at once
+
+
+class SegmentRefused(NamedTuple):
+    """Fact: there was no room for the header of the next file."""
+
+
+class BlockSynced(NamedTuple):
+    """Fact: the block is durable."""
+
+    sequence: int
+
+
+class BlockRefused(NamedTuple):
+    """Fact: there was no room for the block. Any part of it may be on the disk."""
+
+    sequence: int
+
+
+class RoomFound(NamedTuple):
+    """A largest block would find room now."""
+
+
+class JournalFailed(NamedTuple):
+    """A write or a sync failed otherwise: what the disk holds is unknown."""
+
+
+Fact = SegmentBegun | SegmentRefused | BlockSynced | BlockRefused | RoomFound | JournalFailed
+
+
+# ---------------------------------------------------------------------------------------- effects
+class WriteBlock(NamedTuple, Generic[G]):
+    """Zeros (`ALIGNMENT` bytes, synced) at each offset of `zeros`, then this block, synced."""
+
+    groups: tuple[G, ...]
+    sequence: int  # counts from 0 in each file
+    offset: int
+    size: int  # with header and padding; 0: no records, nothing is written
+    length: int  # bytes of the records
+    records: int
+    synced_upto: int
+    zeros: tuple[int, ...]
+    lane: int  # below WORKERS; blocks of one lane are written one after the other
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size
+
+
+class BeginSegment(NamedTuple):
+    """Begins the file after `journal`, whose last block ends at `end`."""
+
+    journal: int
+    end: int
+
+
+class ConfirmBlock(NamedTuple, Generic[G]):
+    """Effect: the waiters of the block are told that it is durable."""
+
+    block: WriteBlock[G]
+
+
+class RefuseBlock(NamedTuple, Generic[G]):
+    """Effect: the waiters of the block are told that there was no room."""
+
+    block: WriteBlock[G]
+
+
+# ---------------------------------------------------------------------------------------- state
+class Stage(enum.Enum):
+    """The state of group commit."""
+
+    NEW = "no segment yet"
+    WRITING = "blocks are written"
+    STAYING = "no room for a new segment: the next block goes into this one"
+    REFUSING = "a block found no room, and blocks after it are on their way"
+    BEGINNING = "a segment begins"
+    FAILED = "the disk failed"
+
+
+_WRITING, _STAYING, _REFUSING, _FAILED = Stage.WRITING, Stage.STAYING, Stage.REFUSING, Stage.FAILED
+"""The stages under names of the module: a look at a member of an enum costs as much as a call, for each block."""
+
+
+class _Flight(msgspec.Struct, Generic[G]):
+    """A block that is not answered. `synced` None: it is on its way; False: it found no room."""
+
+    block: WriteBlock[G]
+    synced: bool | None
+
+
+class _Waiting(NamedTuple, Generic[G]):
+    group: G
+    size: int
+    records: int
+
+
+class GroupCommit(Generic[G]):
+    """The core of group commit; the module states its rules."""
+
+    def __init__(self, *, block_bytes_max: int) -> None:
+        self._block_bytes_max = block_bytes_max
+        self._stage = Stage.NEW
+        self._closing = False
+        self._waiting: deque[_Waiting[G]] = deque()
+        self._flights: deque[_Flight[G]] = deque()
+        self._refused: set[int] = set()  # offsets of blocks refused since the last one was confirmed
+        self._segment = SegmentBegun(0, 0, False)
+        self._offset = 0  # of the next block
+        self._sequence = 0
+        self.synced_upto = 0  # of the segment
+        self.queued_bytes = 0  # of records that wait or are on their way
+        self.no_room = False  # the last block found none
+
+    # ------------------------------------------------------------------------------------ intents
+    def append(self, group: G, size: int, records: int) -> None:
+        """Appends a group. `size`: bytes of its records, 0 without any; such a group is answered after all that came
+        before it."""
+        self._waiting.append(_Waiting(group, size, records))
+        self.queued_bytes += size
+
+    def close(self) -> None:
+        self._closing = True
+
+    # ------------------------------------------------------------------------------------ state
+    @property
+    def number(self) -> int:
+        """Returns the number of the segment."""
+        return self._segment.number
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything that was appended before `close` is answered."""
+        return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
+
+    @property
+    def waits(self) -> bool:
+        """Whether groups are in no block yet."""
+        return bool(self._waiting)
+
+    @property
+    def wants_spare(self) -> bool:
+        """Whether the segment is half full: the next one should be filled ahead."""
+        return self._offset > self._segment.size // 2
+
+    @property
+    def queued_records(self) -> int:
+        """Returns the records of groups that wait. It walks over them: for statistics."""
+        return sum(each.records for each in self._waiting)
+
+    # ------------------------------------------------------------------------------------ facts
+    def receive(self, fact: Fact) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
+        """Returns the answers that the fact allows, in order."""
+        match fact:
+            case BlockSynced():
+                return self._back(fact.sequence, True)
+            case BlockRefused():
+                return self._back(fact.sequence, False)
+            case SegmentBegun():
+                self._segment = fact
+                self._stage = Stage.WRITING
+                self._offset, self._sequence, self.synced_upto = ALIGNMENT, 0, ALIGNMENT
+                self._refused.clear()  # they are after the end that the new header names
+            case SegmentRefused():
+                self._stage = Stage.STAYING
+            case RoomFound():
+                self.no_room = False
+            case JournalFailed():
+                self._stage = Stage.FAILED
+        return []
+
+    def _back(self, sequence: int, synced: bool) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
+        if self._stage is _FAILED:
+            return []
+        for flight in self._flights:
+            if flight.synced is None and flight.block.sequence == sequence:
+                flight.synced = synced
+                break
+        return self._answers()
+
+    def _answers(self) -> list[ConfirmBlock[G] | RefuseBlock[G]]:
+        """Returns the answers for the blocks that are back, up to the first that is on its way."""
+        found: list[ConfirmBlock[G] | RefuseBlock[G]] = []
+        flights = self._flights
+        while flights and flights[0].synced is not None:
+            flight = flights.popleft()
+            block = flight.block
+            self.queued_bytes -= block.length
+            if not block.size:
+                found.append(ConfirmBlock(block))
+            elif flight.synced and self._stage is not _REFUSING:
+                self._refused.clear()
+                self.synced_upto = block.offset + block.size
+                self.no_room = False
+                found.append(ConfirmBlock(block))
+            else:
+                self._refuse(block)
+                found.append(RefuseBlock(block))
+        if not flights and self._stage is _REFUSING:
+            self._stage = Stage.WRITING
+        return found
+
+    def _refuse(self, block: WriteBlock[G]) -> None:
+        self.no_room = True
+        self._refused.add(block.offset)
+        if self._stage is not Stage.REFUSING:
+            self._stage = Stage.REFUSING
+            self._offset, self._sequence = block.offset, block.sequence
+
+    # ------------------------------------------------------------------------------------ what comes next
+    def advance(self, spare: bool) -> list[WriteBlock[G] | BeginSegment | ConfirmBlock[G] | RefuseBlock[G]]:
+        """Returns what to write next. `spare`: another file is ready to become the next segment."""
+        if not self._waiting or not (self._stage is _WRITING or self._stage is _STAYING):
+            return []
+        if len(self._flights) >= (1 if self._refused else DEPTH):
+            return []
+        count, length, records = self._next()
+        size = padded(BLOCK_HEADER_BYTES + length) if records else 0
+        end = self._offset + size
+        if spare and end > self._segment.size and self._may_roll(size):
+            if self._flights:
+                return []
+            self._stage = Stage.BEGINNING
+            return [BeginSegment(self._segment.number, self._offset)]
+        sequence = self._sequence
+        block = WriteBlock(
+            tuple([self._waiting.popleft().group for _ in range(count)]), sequence, self._offset, size, length,
+            records, self.synced_upto, self._zeros() if self._refused else (),
+            sequence % WORKERS if self._segment.direct else 0,
+        )  # fmt: skip
+        if not size:
+            self._flights.append(_Flight(block, True))
+            return [*self._answers()]
+        self._stage = _WRITING
+        self._flights.append(_Flight(block, None))
+        self._offset = end
+        self._sequence = sequence + 1
+        return [block]
+
+    def _next(self) -> tuple[int, int, int]:
+        """Returns (groups, bytes, records) of the next block: the first group, and those after it that fit."""
+        count = length = records = 0
+        for _, size, number in self._waiting:
+            if count and length + size > self._block_bytes_max:
+                break
+            count += 1
+            length += size
+            records += number
+        return count, length, records
+
+    def _may_roll(self, size: int) -> bool:
+        """Whether the segment has a block, and was not left with one more because the next found no room."""
+        return size > 0 and self._offset > ALIGNMENT and self._stage is Stage.WRITING
+
+    def _zeros(self) -> tuple[int, ...]:
+        """Returns where refused blocks begin, after the one whose place the next block takes."""
+        return tuple(sorted(offset for offset in self._refused if offset > self._offset))
+
+    # ------------------------------------------------------------------------------------ invariants
+    def check(self) -> None:
+        blocks = [flight.block for flight in self._flights]
+        written = [block for block in blocks if block.size]
+        assert len(blocks) <= DEPTH, "more blocks are on their way than allowed"
+        assert not blocks or self._stage not in (Stage.NEW, Stage.BEGINNING), "a segment begins beside a block"
+        for before, after in pairwise(written):
+            assert (before.end, before.sequence + 1) == (after.offset, after.sequence), "blocks leave a gap"
+        assert all(block.synced_upto <= self.synced_upto <= block.offset for block in written), (
+            "a block that is not answered is before what is synced"
+        )
+        if self._stage is Stage.REFUSING:
+            assert written, "a refusal outlasts the blocks on their way"
+            assert self._offset < written[0].offset, "the next block would leave a gap at the refused one"
+        elif self._stage in (Stage.WRITING, Stage.STAYING):
+            expected = written[-1].end if written else self.synced_upto
+            assert self._offset == expected, "the next block would leave a gap"
+            assert len(written) <= (1 if self._refused else DEPTH), "a block is on its way beside a repeated one"
+        zeroed = [block for block in written if block.zeros]
+        assert all(offset > block.offset for block in zeroed for offset in block.zeros), "zeros over the block itself"
+        assert not self._refused or min(self._refused) >= self.synced_upto, "what is synced was refused"
+        waiting = sum(each.size for each in self._waiting)
+        assert self.queued_bytes == waiting + sum(block.length for block in blocks), "bytes are counted wrongly"

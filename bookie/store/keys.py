@@ -1,0 +1,161 @@
+"""The keys of ledgers: which request opens a ledger, and with which key a ledger may begin here.
+
+A ledger has one key for ever, that of the first intent that was admitted. Its KEY record is in the same group of the
+journal as that intent, so a start never finds an entry, a fence or an LAC of a ledger without its key.
+
+    introduce(ledger, key)    the metadata has a record of the ledger with this key
+    verdict(ledger, key)      whether an intent with this key is admitted
+    with_key(ledger, key)     the descriptor, after OK; enqueues the KEY record if it is not durable
+    take()                    the KEY records of the group that is sealed now
+
+Bound: `INTRODUCED_MAX` ledgers that were introduced and did not begin. Guarded by
+tests/bookie/test_newcomers.py, tests/bookie/store/test_crashes.py.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+
+from ...ledger.peer_format import Status
+from ..format.journal import RecordType
+from .index import Lru
+from .index_files import Descriptor, Descriptors
+from .journal.journal import Journal
+from .memtable import Intervals, Memtable
+
+INTRODUCED_MAX = 4096
+"""Ledgers that were introduced and did not begin: those of a burst."""
+
+
+class LedgerKeys:
+    """Changes `descriptors` and the open group of `journal`. One for a store."""
+
+    def __init__(self, descriptors: Descriptors, journal: Journal) -> None:
+        self._descriptors = descriptors
+        self._journal = journal
+        self._introduced: Lru[int, bytes] | None = None  # keys of ledgers that are not here; None: any ledger may begin
+        self._keying: dict[int, Descriptor] = {}  # whose key goes out with the next seal
+
+    def ask_for_newcomers(self) -> None:
+        """Requires from now on that a ledger which is not here begins with a key that was introduced
+        (bookie/newcomers.py)."""
+        self._introduced = Lru(INTRODUCED_MAX)
+
+    def introduce(self, ledger: int, key: bytes) -> None:
+        """Notes that the metadata has a record of the ledger with this key."""
+        if self._introduced is not None:
+            self._introduced.put(ledger, key, 1)
+
+    def may_begin(self, ledger: int, key: bytes) -> bool:
+        """Whether a ledger that is not here may begin with this key."""
+        if self._introduced is None:
+            return True
+        known = self._introduced.get(ledger)
+        return known is not None and hmac.compare_digest(known, key)
+
+    def verdict(self, ledger: int, key: bytes) -> Status:
+        """Returns the verdict on a key. OK; FENCED: the ledger is deleted; NO_SUCH_LEDGER: not introduced;
+        UNAUTHORIZED: another key."""
+        descriptor = self._descriptors.get(ledger)
+        if descriptor is not None:
+            return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
+        if ledger in self._descriptors.tombstones:
+            return Status.FENCED
+        return Status.OK if self.may_begin(ledger, key) else Status.NO_SUCH_LEDGER
+
+    def opens(self, ledger: int, key: bytes) -> Status:
+        """Returns OK if the sender of this key may read what is here of the ledger. NO_SUCH_LEDGER: its key was lost,
+        and must be introduced."""
+        descriptor = self._descriptors.get(ledger)
+        if descriptor is not None:
+            return Status.OK if descriptor.opens_with(key) else Status.UNAUTHORIZED
+        lost = 0 <= ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
+        return Status.NO_SUCH_LEDGER if lost and not self.may_begin(ledger, key) else Status.OK
+
+    def adopt(self, ledger: int, key: bytes) -> Status:
+        """Returns OK if the ledger's key is known, durable when the next seal is done; it may have been lost."""
+        descriptor = self._descriptors.get(ledger)
+        if ledger in self._descriptors.tombstones or (descriptor is not None and not descriptor.opens_with(key)):
+            return Status.UNAUTHORIZED
+        self.with_key(ledger, key)
+        return Status.OK
+
+    def with_key(self, ledger: int, key: bytes) -> Descriptor:
+        """The ledger's descriptor, made if there is none; its key record is in this turn's group."""
+        descriptor = self._descriptors.get(ledger) or self._descriptors.create(ledger, key)
+        if not descriptor.key_synced and ledger not in self._keying:
+            self._journal.enqueue(RecordType.KEY, ledger, -1, (key,))
+            self._keying[ledger] = descriptor
+        return descriptor
+
+    def take(self) -> dict[int, Descriptor]:
+        """Removes and returns ledger → descriptor, of the KEY records enqueued since the last seal."""
+        keying, self._keying = self._keying, {}
+        return keying
+
+
+# ---------------------------------------------------------------------------------------------------- tombstones
+# Tombstones of deleted ledgers: only when a ledger's tombstone is durable may its data be removed.
+#
+# Rule (ledger protocol §2.6): no entry of a ledger is removed from a log before its tombstone is durable, in the
+# journal or in the ledger index. Else a start would find the ledger without its entries, and answer NO_SUCH_ENTRY for
+# them.
+#
+#     write(ledgers)   tombstones into the journal, and out of memory with the rest; True: they are durable
+#     settle()         before a log is removed: every tombstone is durable when this returns, also if the journal was
+#     full
+#
+# bookie/maintenance/garbage.py decides which ledgers are deleted. Bound: `TOMBSTONES_MAX` intervals in one group.
+# Guarded by tests/bookie/store/test_compaction.py, tests/bookie/test_full_disk.py and the crash states
+# (tests/crashes).
+
+
+TOMBSTONES_MAX = 4096
+"""Intervals of deleted ledgers in one group of the journal, which must fit into a block."""
+
+
+class TombstoneWriter:
+    """Writes the tombstones of one store. `sealed`: the journal has, or refused, what was enqueued before the call."""
+
+    def __init__(
+        self, journal: Journal, descriptors: Descriptors, memtable: Memtable, sealed: Callable[[], Awaitable[bool]],
+        checkpoint: Callable[[], Awaitable[None]],
+    ) -> None:  # fmt: skip
+        self._journal = journal
+        self._descriptors = descriptors
+        self._memtable = memtable
+        self._sealed = sealed
+        self._checkpoint = checkpoint
+        self._batches = 0
+        self._loose: set[int] = set()  # batches whose tombstones may be in memory alone
+        self.counters = {"ledgers_deleted": 0}
+
+    async def write(self, ledgers: list[int]) -> bool:
+        """Writes tombstones. False: the journal had no room for all of them; memory has them, and `settle` makes them
+        durable."""
+        spans = Intervals()
+        for ledger in ledgers:
+            spans.add(ledger, ledger)
+        waiting = list(spans)
+        while waiting:
+            batch, waiting = waiting[:TOMBSTONES_MAX], waiting[TOMBSTONES_MAX:]
+            self._batches += 1
+            number = self._batches
+            self._loose.add(number)
+            for first, last in batch:
+                self._journal.enqueue(RecordType.TOMBSTONE, first, last)
+                self._descriptors.delete(first, last)
+                for ledger in range(first, last + 1):
+                    self._memtable.forget(ledger)
+            if not await self._sealed():
+                return False
+            self._loose.discard(number)
+        self.counters["ledgers_deleted"] += len(ledgers)
+        return True
+
+    async def settle(self) -> None:
+        loose = set(self._loose)
+        if loose:
+            await self._checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first
+            self._loose -= loose

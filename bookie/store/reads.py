@@ -1,0 +1,477 @@
+"""Reading: active → flushing → read cache → index, and when "no such entry" may be said.
+
+Certainty (invariant 17): NO_SUCH_ENTRY and NO_SUCH_LEDGER are answered only when every place that could hold the entry
+was searched and is whole. Damage and I/O errors are UNKNOWN, and so is every miss of a quarantined entry, or of a
+ledger that limbo concerns (state_log.py).
+
+A flush moves entries from memory to the index, and compaction from log to log, in one synchronous step each. Memory and
+`Index.generation` are read without an await in between. If the generation has changed after all places were searched,
+the entry may have moved from a place not yet searched to one already searched, and the search is repeated: so there is
+no gap.
+
+A range is one file read: the run of consecutive entries from the first, within one extent, up to `count` and about
+`bytes_max`. When more was asked for, the following entries are read ahead (reads.py). A single entry reads
+ahead along its extent into the cache. Guarded by tests/bookie/store/test_reads.py and
+tests/bookie/store/test_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import Future, wait
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import NamedTuple
+
+from ...ledger.peer_format import Status
+from ...runtime.descriptors import NONE_FREE
+from ...runtime.files import Buffer
+from ...runtime.threads import Worker
+from ..format.index import Extent, Table
+from . import disk
+from .entrylog.files import EntriesRead, EntryLogReader
+from .index import ExtentPlace, Index, Lru, find, run_end
+from .index_files import Descriptors
+from .memtable import ENTRY_OVERHEAD_BYTES, Memtable
+from .search import Search
+
+# ---------------------------------------------------------------------------------------------------- read_ahead
+# Read-ahead after a range that was asked for, so that the disk works while the last answer is on its way.
+#
+# A reader that got fewer entries than it asked for asks again for the next ones. For this reader a *stream* is kept
+# under (ledger, next entry): entries that were read, and up to `CHUNKS_MAX` reads of chunks after them that are under
+# way. The next read takes the stream and the entries that it needs, and another chunk is begun. Chunks go to the
+# `LANES` in turn, so that the disk reads one while entries are cut out of another. Single reads have a worker of their
+# own and wait for no chunk. When an extent is begun, the table of the next one is loaded. Several readers of a ledger
+# have a stream each.
+#
+# Streams share `bytes_max`; the least recently used is dropped first. In addition each lane has memory for one chunk.
+# With more readers than fit, the chunks get smaller, and below an eighth (`SHRINK_MAX`) nothing is read ahead, so that
+# no disk work is wasted. Entries never change, so a stream can be old but not wrong. Where anything is uncertain (no
+# known extent, damage, an error) it ends, and the reader looks the entry up in the ordinary way. Guarded by
+# tests/bookie/store/test_reads.py.
+
+
+SHRINK_MAX = 8
+LANES = 2
+CHUNKS_MAX = 3
+"""Chunks of a stream: one for each lane, and one that is done, so that the lanes go on while the event loop hands out
+the first."""
+LANE_FILES_MAX = 16
+"""File descriptors of each lane; one more log costs it an `open`."""
+_ENTRIES_MAX = 1 << 20
+
+
+class Handler(NamedTuple):
+    """Reads chunks, one after the other: a thread with files and memory of its own."""
+
+    reader: EntryLogReader
+    worker: Worker
+
+
+class Chunk(NamedTuple):
+    """A read that is under way, from `entry` on; `entries`: how many there should be, None: only the read will say."""
+
+    entry: int
+    entries: int | None
+    read: Future[EntriesRead]
+
+
+class SequentialRead:
+    """A sequential reader's chunks. Its ready entries end where the first chunk begins, each chunk where the next
+    begins, the last at `after`."""
+
+    __slots__ = ("_at", "_ends", "_ready", "after", "chunks", "place", "ready_bytes")
+
+    def __init__(self, entry: int) -> None:
+        self._ready: list[bytes] = []
+        self._ends = [0]  # bytes of the entries before each, and of all
+        self._at = 0
+        self.ready_bytes = 0
+        self.chunks: deque[Chunk] = deque()
+        self.after: int | None = entry  # None: known when the last chunk has arrived
+        self.place: ExtentPlace | None = None  # the extent of the last chunk
+
+    @property
+    def left(self) -> int:
+        """Returns the number of entries that are ready."""
+        return len(self._ready) - self._at
+
+    @property
+    def due(self) -> bool:
+        """Whether nothing is ready, and the first chunk is done: it may `arrive`."""
+        return not self.left and bool(self.chunks) and self.chunks[0].read.done()
+
+    def arrive(self) -> None:
+        """Makes the first chunk ready. One that is shorter than it should be is the last: what follows is unclear."""
+        assert not self.left
+        entry, expected, read = self.chunks.popleft()
+        self._ready, self._at, self.ready_bytes = [], 0, 0
+        if not read.cancelled() and read.exception() is None:
+            self._ready = read.result().entries
+            self._ends = list(accumulate(map(len, self._ready), initial=0))
+            self.ready_bytes = self._ends[-1]
+        if not self._ready or (expected is not None and expected != len(self._ready)):
+            self.chunks.clear()
+            self.after = None
+        elif expected is None:
+            self.after = entry + len(self._ready)
+
+    def take(self, count: int, bytes_max: int) -> list[Buffer]:
+        """Takes at least one entry, when one is ready; at most `count`, about `bytes_max`."""
+        if not self.left:
+            return []
+        before = self._ends[self._at]
+        end = min(self._at + count, len(self._ready), bisect_left(self._ends, before + bytes_max, self._at + 1))
+        taken = list[Buffer](self._ready[self._at : end])
+        self._at = end
+        self.ready_bytes = self._ends[-1] - self._ends[end]
+        return taken
+
+
+class ReadAhead:
+    """Read-ahead for sequential readers, in bounded memory."""
+
+    def __init__(self, index: Index, lanes: Sequence[Handler], bytes_max: int, chunk_bytes: int) -> None:
+        self._index = index
+        self._lanes = deque(lanes)
+        self._chunk_bytes = chunk_bytes
+        self._streams: Lru[tuple[int, int], SequentialRead] = Lru(bytes_max)
+
+    def claim(self, ledger: int, entry: int) -> SequentialRead | None:
+        """The stream that goes on with this entry; it belongs to the caller now."""
+        stream = self._streams.get((ledger, entry))
+        if stream is not None:
+            self._streams.pop((ledger, entry))
+        return stream
+
+    def follow(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
+        """Keeps the stream (None: begins one) for the next read of `entry`, and reads on after it."""
+        chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
+        if stream is None:
+            stream = SequentialRead(entry)
+        while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.after is not None:
+            self._read_on(stream, ledger, stream.after, chunk)
+        if stream.chunks or stream.left:
+            size = stream.ready_bytes + stream.left * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
+            self._streams.put((ledger, entry), stream, size)
+
+    def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
+        """Reads another chunk, unless the index knows no extent for the entry without loading."""
+        stream.after = None
+        places = self._index.candidates(ledger, entry)
+        if not places:
+            return
+        place, entries = places[0], None
+        table = self._index.table(place)
+        if table is not None:
+            first = find(place, table, entry)
+            if first is None:
+                return
+            entries = run_end(table, first, _ENTRIES_MAX, chunk) - first
+            stream.after = entry + entries
+        lane = self._next_lane()
+        read = lane.worker.run(lane.reader.read_entries, place, table, entry, _ENTRIES_MAX, chunk)
+        read.add_done_callback(partial(self._arrived, place))
+        stream.chunks.append(Chunk(entry, entries, read))
+        if place != stream.place:
+            stream.place = place
+            self._load_table(ledger, place.extent.last + 1)
+
+    def _load_table(self, ledger: int, entry: int) -> None:
+        """Loads the table of the entry's extent: without it only its first chunk can be read."""
+        places = self._index.candidates(ledger, entry)
+        if places and self._index.table(places[0]) is None:
+            lane = self._next_lane()
+            lane.worker.run(lane.reader.read_table, places[0]).add_done_callback(partial(self._loaded, places[0]))
+
+    def _next_lane(self) -> Handler:
+        self._lanes.rotate()
+        return self._lanes[0]
+
+    def _arrived(self, place: ExtentPlace, done: Future[EntriesRead]) -> None:
+        """Runs also for a stream that was dropped. An error is left to the reader, which reads in the ordinary way."""
+        if not done.cancelled() and done.exception() is None:
+            self._keep(place, done.result().table)
+
+    def _loaded(self, place: ExtentPlace, done: Future[Table | None]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._keep(place, done.result())
+
+    def _keep(self, place: ExtentPlace, table: Table | None) -> None:
+        if table is not None and self._index.table(place) is None:
+            self._index.keep_table(place, table)
+
+    async def forget(self, log: int) -> None:
+        for lane in list(self._lanes):
+            await lane.worker.run(lane.reader.forget, log)
+
+    async def close(self) -> None:
+        for lane in list(self._lanes):
+            await lane.worker.run(lane.reader.close)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._streams.size_bytes
+
+    def check(self) -> None:
+        self._streams.check()
+
+
+# --------------------------------------------------------------------------------------------------------- reads
+
+
+_LOG = logging.getLogger("magnetar.bookie.store.reads")
+
+
+class ReadResult(NamedTuple):
+    """The result of a read of entries, with the ledger's LAC."""
+
+    status: Status
+    entries: list[Buffer]  # stored entries `entry`, `entry + 1`, …; none unless OK
+    lac: int
+
+
+class LacResult(NamedTuple):
+    """The LAC of a ledger and its last stored entry."""
+
+    status: Status
+    lac: int
+    last: int
+
+
+class Reads:
+    """The reading side of a store. `worker` reads the files with `reader`, and `lanes` read ahead."""
+
+    def __init__(
+        self, descriptors: Descriptors, memtable: Memtable, index: Index, reader: EntryLogReader, worker: Worker,
+        lanes: Sequence[Handler], *, cache_bytes: int, read_ahead_bytes: int, chunk_bytes: int, read_bytes_max: int,
+    ) -> None:  # fmt: skip
+        self._descriptors = descriptors
+        self._memtable = memtable
+        self._index = index
+        self._reader = reader
+        self._worker = worker
+        self._cache = Lru[tuple[int, int], bytes](cache_bytes // 2)
+        self._ahead = ReadAhead(index, lanes, cache_bytes - cache_bytes // 2, chunk_bytes)
+        self._read_ahead_bytes = read_ahead_bytes
+        self._read_bytes_max = read_bytes_max
+        self.counters = {
+            "reads": 0, "read_entries": 0, "read_bytes": 0, "reads_memory": 0, "reads_ahead": 0, "reads_disk": 0,
+            "reads_unknown": 0, "reads_busy": 0, "damaged": 0,
+        }  # fmt: skip
+
+    def read_lac(self, ledger: int) -> LacResult:
+        """Reads the LAC. UNKNOWN in limbo: a larger LAC may be lost, and recovery counts any other answer as a fenced
+        bookie's LAC."""
+        descriptor = self._descriptors.get(ledger)
+        if self._in_limbo(ledger):
+            return LacResult(Status.UNKNOWN, -1, -1)
+        if descriptor is None:
+            return LacResult(Status.NO_SUCH_LEDGER, -1, -1)
+        return LacResult(Status.OK, descriptor.lac, descriptor.last)
+
+    def _read_memory(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """Returns the answer, if it needs no disk; else None."""
+        if self._descriptors.get(ledger) is None and not self._in_limbo(ledger):
+            return self._miss(ledger, entry)
+        entries: list[Buffer] = []
+        size = 0
+        while len(entries) < count and (not entries or size < bytes_max):
+            found = self._in_memory(ledger, entry + len(entries))
+            if found is None:
+                break
+            entries.append(found)
+            size += len(found)
+        if entries:
+            self._count_read(entries, "reads_memory")
+            return ReadResult(Status.OK, entries, self._lac(ledger))
+        return self._miss(ledger, entry) if self._index.is_nowhere(ledger, entry) else None
+
+    def read_now(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """Reads like `read`, if that needs no disk; else returns None."""
+        bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
+        result = self._read_memory(ledger, entry, count, bytes_max)
+        if result is None:
+            stream = self._ahead.claim(ledger, entry)
+            if stream is not None:
+                if stream.due:
+                    stream.arrive()
+                result = self._read_stream(stream, ledger, entry, count, bytes_max)
+        self.counters["reads"] += result is not None
+        return result
+
+    async def read(self, ledger: int, entry: int, count: int = 1, bytes_max: int = 0) -> ReadResult:
+        """Entries `entry`, `entry + 1`, … that are adjacent: at least one, at most `count`, about `bytes_max`.
+
+        BUSY: no descriptor is free, which says nothing of the entry.
+        """
+        self.counters["reads"] += 1
+        bytes_max = min(max(bytes_max, 1), self._read_bytes_max)
+        result = self._read_memory(ledger, entry, count, bytes_max)
+        if result is None:
+            stream = self._ahead.claim(ledger, entry)
+            if stream is not None:
+                result = await self._read_ahead(stream, ledger, entry, count, bytes_max)
+                if result is None:
+                    result = self._read_memory(ledger, entry, count, bytes_max)
+            try:
+                while result is None:
+                    result = await self._read_disk(ledger, entry, count, bytes_max)
+                    if result is None:
+                        result = self._read_memory(ledger, entry, count, bytes_max)
+            except OSError as error:
+                if error.errno not in NONE_FREE:
+                    raise
+                self.counters["reads_busy"] += 1
+                return ReadResult(Status.BUSY, [], -1)
+        return result
+
+    async def _read_ahead(
+        self, stream: SequentialRead, ledger: int, entry: int, count: int, bytes_max: int
+    ) -> ReadResult | None:
+        if not stream.left and stream.chunks:
+            await wait([stream.chunks[0].read])
+            stream.arrive()
+        return self._read_stream(stream, ledger, entry, count, bytes_max)
+
+    def _read_stream(self, stream: SequentialRead, ledger: int, entry: int, count: int,
+        bytes_max: int) -> ReadResult | None:
+        """Takes the ready entries of a claimed stream, which continues after them. None: none is ready."""
+        entries = stream.take(count, bytes_max)
+        size = sum(map(len, entries))
+        while stream.due and len(entries) < count and size < bytes_max:  # else each chunk costs its reader an answer
+            stream.arrive()
+            more = stream.take(count - len(entries), bytes_max - size)
+            entries += more
+            size += sum(map(len, more))
+        if entries or stream.chunks:
+            self._ahead.follow(ledger, entry + len(entries), stream)
+        if not entries:
+            return None
+        self._count_read(entries, "reads_ahead")
+        return ReadResult(Status.OK, entries, self._lac(ledger))
+
+    async def _read_disk(self, ledger: int, entry: int, count: int, bytes_max: int) -> ReadResult | None:
+        """Searches the index: the caller has searched memory, without an await in between. None: the index changed
+        meanwhile."""
+        generation = self._index.generation
+        search = Search(self._index, self._reader, self._worker, ledger, entry)
+        damaged = False
+        while (place := await search.next()) is not None:
+            found = await self._read_place(place, entry, count, bytes_max)
+            if found.entries:
+                entries = list[Buffer](found.entries)
+                self._count_read(entries, "reads_disk")
+                if 1 < count > len(entries):
+                    self._ahead.follow(ledger, entry + len(entries), None)
+                return ReadResult(Status.OK, entries, self._lac(ledger))
+            damaged = damaged or found.damaged
+        if generation != self._index.generation:
+            return None
+        return self._miss(ledger, entry, damaged or search.damaged)
+
+    def _miss(self, ledger: int, entry: int, damaged: bool = False) -> ReadResult:
+        """Returns the answer when every place was searched. `damaged`: one of them could not be read."""
+        descriptors = self._descriptors
+        lac = self._lac(ledger)
+        if ledger in descriptors.tombstones:
+            return ReadResult(Status.NO_SUCH_LEDGER, [], -1)
+        if damaged or self._in_limbo(ledger) or descriptors.is_quarantined(ledger, entry):
+            self.counters["reads_unknown"] += 1
+            self.counters["damaged"] += damaged
+            return ReadResult(Status.UNKNOWN, [], lac)
+        missing = Status.NO_SUCH_LEDGER if descriptors.get(ledger) is None else Status.NO_SUCH_ENTRY
+        return ReadResult(missing, [], lac)
+
+    async def _read_place(self, place: ExtentPlace, entry: int, count: int, bytes_max: int) -> EntriesRead:
+        """Reads a run of entries with one file read; for a single entry more of the extent, which goes to the cache."""
+        ledger = place.extent.ledger
+        table = self._index.table(place)
+        ahead = (1 << 20, self._read_ahead_bytes) if count == 1 else (count, bytes_max)
+        try:
+            found = await self._worker.run(self._reader.read_entries, place, table, entry, *ahead)
+        except OSError as error:
+            disk.raise_busy(error)
+            _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
+            return EntriesRead(None, [], True)
+        if table is None and found.table is not None:
+            self._index.keep_table(place, found.table)
+        for i, stored in enumerate(found.entries[count:], entry + count):
+            self._cache.put((ledger, i), stored, len(stored) + ENTRY_OVERHEAD_BYTES)
+        return found._replace(entries=found.entries[:count])
+
+    # ------------------------------------------------------------------------------------ for the scrubber
+    async def verify(self, ledger: int, entry: int) -> Status:
+        """Verifies an entry. OK: a log has a good copy. UNKNOWN: one has a damaged one, or cannot say. Memory and
+        caches are not asked. OSError: no descriptor is free."""
+        while True:
+            generation = self._index.generation
+            search = Search(self._index, self._reader, self._worker, ledger, entry)
+            damaged = False
+            while (place := await search.next()) is not None:
+                found = await self._read_again(place, entry)
+                if found.entries:
+                    return Status.OK
+                damaged = damaged or found.damaged
+            if generation == self._index.generation:
+                return Status.UNKNOWN if damaged or search.damaged else Status.NO_SUCH_ENTRY
+
+    async def _read_again(self, place: ExtentPlace, entry: int) -> EntriesRead:
+        try:
+            return await self._worker.run(self._reader.read_entries, place, None, entry, 1, 1)
+        except OSError as error:
+            disk.raise_busy(error)
+            ledger = place.extent.ledger
+            _LOG.error("cannot read entry %d of ledger %d from log %d: %s", entry, ledger, place.log, error)
+            return EntriesRead(None, [], True)
+
+    async def find_extent(self, number: int, extent: Extent) -> tuple[ExtentPlace, Table | None] | None:
+        """Returns the place of the extent of that log, and its table as it is on the disk (None: damaged); None if the
+        index lacks it."""
+        search = Search(self._index, self._reader, self._worker, extent.ledger, extent.first)
+        while (place := await search.next()) is not None:
+            if place.log == number and place.extent == extent:
+                return place, (await self._read_again(place, extent.first)).table
+        return None
+
+    # ------------------------------------------------------------------------------------ the files
+    async def forget(self, log: int) -> None:
+        """Closes the open files of a log that is to be removed."""
+        await self._worker.run(self._reader.forget, log)
+        await self._ahead.forget(log)
+
+    async def close(self) -> None:
+        """Closes the files after the reads that are under way."""
+        await self._worker.run(self._reader.close)
+        await self._ahead.close()
+
+    # ------------------------------------------------------------------------------------ what is known of a ledger
+    def _in_limbo(self, ledger: int) -> bool:
+        """Whether entries of the ledger may be lost, even all of them and its descriptor: only a hit is certain."""
+        return ledger <= self._descriptors.limbo_upto and ledger not in self._descriptors.tombstones
+
+    def _in_memory(self, ledger: int, entry: int) -> Buffer | None:
+        stored = self._memtable.get(ledger, entry)
+        if stored is None:
+            return self._cache.get((ledger, entry))
+        return stored[0] if len(stored) == 1 else b"".join(stored)
+
+    def _lac(self, ledger: int) -> int:
+        descriptor = self._descriptors.get(ledger)
+        return -1 if descriptor is None else descriptor.lac
+
+    def _count_read(self, entries: list[Buffer], where: str) -> None:
+        self.counters[where] += 1
+        self.counters["read_entries"] += len(entries)
+        self.counters["read_bytes"] += sum(map(len, entries))
+
+    def check(self) -> None:
+        self._cache.check()
+        self._ahead.check()
+
+    def statistics(self) -> dict[str, int]:
+        return {**self.counters, "read_cache_bytes": self._cache.size_bytes + self._ahead.size_bytes}

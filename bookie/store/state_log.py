@@ -1,0 +1,265 @@
+"""The facts that a bookie must never forget: tombstones, quarantine, limbo, drained logs.
+
+    tombstones    ids of deleted ledgers, for ever: an add or fence of such a ledger is refused
+    quarantined   entries of which the only local copy is damaged: a miss is UNKNOWN until they are mended, that is
+                  until a checkpoint has moved a later copy into the log
+    limbo_upto    ledgers up to this id may have lost entries: a miss is UNKNOWN (-1: none)
+    fenced_upto   the largest `limbo_upto` that ever was: no add without RECOVERY is admitted up to here, for ever
+    drained       logs whose living entries were all copied, or that are gone: a start removes their files. For ever:
+                  a log that neither exists nor is drained is a loss (entrylog/at_boot.py)
+
+Each change is in memory at once and is durable with the next checkpoint, which takes it with `take_changes`. A rewrite
+of the ledger index writes `statements`, the fewest records with the same meaning. Guarded by
+tests/bookie/store/test_state_log.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from ...runtime.files import Files, join
+from ..format import mark as note
+from ..format.journal import Damaged
+from ..format.ledger_index import Drained, LimboRow, Mended, Quarantined, State, Tombstone
+from . import disk
+from .journal.segments import JournalPosition
+from .memtable import Intervals, Stored
+
+Fact = Tombstone | Quarantined | Mended | LimboRow | Drained
+
+
+class StateLog:
+    """The facts that a bookie must never forget, in memory."""
+
+    def __init__(self) -> None:
+        self.tombstones = Intervals()
+        self.limbo_upto = -1
+        self.fenced_upto = -1
+        self.drained: set[int] = set()
+        self._quarantined: dict[int, Intervals] = {}
+        self._changes: list[State] = []
+
+    def state(self, fact: Fact) -> None:
+        """States a new fact: true from now on, durable with the next checkpoint."""
+        self._changes.append(fact)
+        self.apply(fact)
+
+    def apply(self, fact: Fact) -> None:
+        """Applies a fact that is durable already."""
+        match fact:
+            case Tombstone(first, last):
+                self.tombstones.add(first, last)
+                for ledger in [ledger for ledger in self._quarantined if first <= ledger <= last]:
+                    del self._quarantined[ledger]
+            case Quarantined(ledger, first, last):
+                if ledger not in self.tombstones:
+                    self._quarantined.setdefault(ledger, Intervals()).add(first, last)
+            case Mended(ledger, first, last):
+                known = self._quarantined.get(ledger)
+                if known is not None:
+                    known.remove(first, last)
+                    if not len(known):
+                        del self._quarantined[ledger]
+            case LimboRow(upto, entered):
+                self.fenced_upto = max(self.fenced_upto, upto)
+                self.limbo_upto = max(self.limbo_upto, upto) if entered else -1
+            case Drained(log):
+                self.drained.add(log)
+
+    # ------------------------------------------------------------------------------------ quarantine
+    def quarantine(self, ledger: int, first: int, last: int) -> None:
+        self.state(Quarantined(ledger, first, last))
+
+    def mend(self, ledger: int, first: int, last: int) -> None:
+        """Ends the quarantine of these entries: good copies are in the log, or in the table that the running checkpoint
+        flushes."""
+        self.state(Mended(ledger, first, last))
+
+    def mend_stored(self, ledgers: dict[int, dict[int, Stored]]) -> None:
+        """Ends the quarantine of these entries, which the running checkpoint moves into the log."""
+        for ledger in sorted(ledgers.keys() & self._quarantined.keys()):
+            for entry in sorted(ledgers[ledger]):
+                if self.is_quarantined(ledger, entry):
+                    self.mend(ledger, entry, entry)
+
+    def is_quarantined(self, ledger: int, entry: int) -> bool:
+        known = self._quarantined.get(ledger)
+        return known is not None and entry in known
+
+    def quarantined_of(self, ledger: int) -> list[tuple[int, int]]:
+        """Returns first and last of each run of the ledger's quarantined entries, ascending."""
+        return list(self._quarantined.get(ledger, ()))
+
+    def quarantined_ledgers(self) -> list[int]:
+        return sorted(self._quarantined)
+
+    def quarantined(self) -> list[Quarantined]:
+        return [
+            Quarantined(ledger, first, last)
+            for ledger in sorted(self._quarantined)
+            for first, last in self._quarantined[ledger]
+        ]
+
+    # ------------------------------------------------------------------------------------ limbo
+    def enter_limbo(self, upto: int) -> None:
+        self.state(LimboRow(upto, entered=True))
+
+    def leave_limbo(self) -> None:
+        if self.limbo_upto >= 0:
+            self.state(LimboRow(self.limbo_upto, entered=False))
+
+    # ------------------------------------------------------------------------------------ logs
+    def drain(self, log: int) -> None:
+        self.state(Drained(log))
+
+    # ------------------------------------------------------------------------------------ for the ledger index
+    @property
+    def changed(self) -> bool:
+        return bool(self._changes)
+
+    def take_changes(self) -> list[State]:
+        """Drops quarantined entries of ledgers that were deleted since."""
+        changes, self._changes = self._changes, []
+        return [each for each in changes if not (isinstance(each, Quarantined) and each.ledger in self.tombstones)]
+
+    def statements(self) -> list[State]:
+        """Returns all facts, in few records. They include the changes, which were applied when they were made."""
+        facts: list[State] = [Tombstone(first, last) for first, last in self.tombstones]
+        facts += self.quarantined()
+        if self.fenced_upto >= 0:
+            facts.append(LimboRow(self.fenced_upto, entered=False))
+        if self.limbo_upto >= 0:
+            facts.append(LimboRow(self.limbo_upto, entered=True))
+        return facts + [Drained(log) for log in sorted(self.drained)]
+
+    def copy(self) -> StateLog:
+        """Returns a copy for a worker."""
+        new = StateLog()
+        new.tombstones = self.tombstones.copy()
+        new.limbo_upto, new.fenced_upto, new.drained = self.limbo_upto, self.fenced_upto, set(self.drained)
+        new._quarantined = {ledger: known.copy() for ledger, known in self._quarantined.items()}
+        return new
+
+    def check_facts(self, ledgers: Iterable[int]) -> None:
+        """Checks that no living ledger has a tombstone, no deleted one is quarantined, and limbo fences."""
+        self.tombstones.check()
+        assert all(ledger not in self.tombstones for ledger in ledgers)
+        assert all(ledger not in self.tombstones and len(known) for ledger, known in self._quarantined.items())
+        for known in self._quarantined.values():
+            known.check()
+        assert self.limbo_upto <= self.fenced_upto
+
+
+# --------------------------------------------------------------------------------------------------- data_losses
+# The data losses that a start finds: they are durable until limbo is (ledger protocol §2.7).
+#
+# A start that finds durable data damaged or gone continues: it takes what is whole, and enters limbo. Its findings must
+# be durable before the start changes any file, because a second look might find nothing wrong any more:
+#
+#     found(reason)   in memory, and logged
+#     record()        durable, in the note `limbo` of the data directory; before anything is cut, removed, rebuilt, or
+#                     passed by a mark. A start that finds such a note has found its reasons
+#     settle()        after the checkpoint that made limbo durable in the ledger index: the note is only a list of
+#                     reasons from now on, for operators
+#     forget()        after the checkpoint that left limbo
+#
+#     note = format/mark.py with magic "MGN-LIMB", body {"reasons": [text, …], "settled": bool}
+#
+# A damaged note is a reason. Reasons are kept up to REASONS_MAX. Guarded by tests/bookie/test_boot.py
+# `test_what_was_found_survives_a_crash_at_any_operation_of_the_start`.
+
+
+_LOG = logging.getLogger("magnetar.bookie.store")
+
+LIMBO = "limbo"
+MAGIC = b"MGN-LIMB"
+REASONS_MAX = 100
+
+T = TypeVar("T")
+
+
+class Note(msgspec.Struct, frozen=True):
+    """The note of data losses that a start found; `settled` once limbo is durable."""
+
+    reasons: tuple[str, ...]
+    settled: bool = False
+
+
+async def every_ledger() -> int:
+    return (1 << 63) - 1
+
+
+class Known(NamedTuple):
+    """The state of a data directory as its cookie and the metadata know it, when it is opened."""
+
+    journal: JournalPosition = JournalPosition(0, 0)  # its journal was synced up to here
+    losses: tuple[str, ...] = ()  # reasons that were found before the store was looked at
+    upto: Callable[[], Awaitable[int]] = every_ledger  # the largest ledger id that was ever given out
+
+
+class DataLossLog:
+    """The losses that one start found. All calls in a worker, except `found`."""
+
+    def __init__(self, files: Files, directory: str) -> None:
+        self._files = files
+        self._directory = directory
+        self._path = join(directory, LIMBO)
+        self._durable: tuple[int, bool] = (0, False)  # of the note: how many reasons, and whether it is settled
+        self.reasons: list[str] = []  # all that are known, also of former starts
+        self.open = False  # something was found that is not limbo yet
+
+    def load(self) -> None:
+        """Loads what a former start found."""
+        if not self._files.exists(self._path):
+            return
+        try:
+            known = note.decode(disk.read_file(self._files, self._path), MAGIC, Note, self._path)
+        except Damaged as error:
+            self.found(str(error))
+            return
+        self.reasons += known.reasons
+        self._durable = (len(self.reasons), known.settled)
+        self.open = not known.settled
+
+    def found(self, reason: str) -> None:
+        _LOG.error("data was lost: %s", reason)
+        self.open = True
+        if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
+            self.reasons.append(reason)
+
+    def record(self) -> None:
+        if self.open and self._durable != (len(self.reasons), False):
+            self._write(settled=False)
+
+    def settle(self) -> None:
+        if self._durable != (len(self.reasons), True):
+            self._write(settled=True)
+        self.open = False
+
+    def forget(self) -> None:
+        self.reasons = []
+        self.open = False
+        self._durable = (0, False)
+        if self._files.exists(self._path):
+            self._files.remove(self._path)
+            disk.sync_directory(self._files, self._directory)
+
+    def _write(self, *, settled: bool) -> None:
+        data = note.encode(MAGIC, Note(tuple(self.reasons), settled))
+        disk.replace(self._files, self._directory, LIMBO, data)
+        self._durable = (len(self.reasons), settled)
+
+
+def readable(path: str, read: Callable[[], T]) -> T:
+    """Returns what `read` returns. Raises Damaged, also when the disk cannot read a sector."""
+    try:
+        return read()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise Damaged(path, 0, f"the disk cannot read it: {error}") from error

@@ -1,0 +1,127 @@
+"""Every rpc of a broker and the permission that it needs: one row for each, and for each frame that opens something.
+
+The operations of administration bring theirs (proto/operations.py).
+The border asks before the handler runs (broker/grpc/checked.py); a stream is asked where something is opened
+(broker/session/). A missing row fails the start of a broker and tests/broker/access/test_table.py, which also tries
+every row with every kind of role. docs/security.md shows this table (`python -m tests.docs.tables`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+from ...proto.operations import CONSUME, OPERATE, OPERATIONS, On, Permission, Rule, of_topic
+
+_OWN = Rule(Permission.OWN)
+
+RULES: Mapping[str, Rule] = {
+    "Broker.Connect open_producer": of_topic(Permission.PRODUCE, "topic"),
+    "Broker.Connect subscribe": of_topic(Permission.CONSUME, "topic", "subscription"),
+    "Broker.Read": CONSUME,
+    "Broker.WatchTopics": Rule(Permission.SHOWN, On.NAMESPACE, "namespace"),
+    "Transactions.Find": Rule(Permission.SHOWN),
+    "Transactions.Begin": _OWN,
+    "Transactions.End": _OWN,
+    "Transactions.Status": _OWN,
+    "Transactions.CommitBatch": _OWN,
+    "Transactions.SinkStatus": _OWN,
+    "Transactions.PrepareHalf": _OWN,
+    "Transactions.EndHalf": _OWN,
+    "Transactions.WatchHalves": _OWN,
+    "Transactions.Join": OPERATE,
+    "Transactions.Settle": OPERATE,
+    "Transactions.AbortOpen": OPERATE,
+    **{f"{each.service}.{each.name}": each.rule for each in OPERATIONS.values()},
+}
+
+
+# --------------------------------------------------------------------------------------------------- rights_core
+# The rights of a role in a namespace: the decision, from the grants and the tenant's administrators.
+#
+#     decide(role, Right.CONSUME, rights, topic, subscription)  →  "" (it may), or why not
+#
+# The rules are Pulsar's (its PulsarAuthorizationProvider), with the differences named here:
+#
+# 1. An administrator of the tenant may do everything in it.
+# 2. PRODUCE and CONSUME need the action of that name, granted at the namespace or at the topic. A partition has the
+#    grants of its topic. LOOKUP needs one of the two.
+# 3. A subscription with a list of roles takes those roles only, and they need CONSUME too. Without a list, or with an
+#    empty one, it takes every role with CONSUME.
+# 4. In prefix mode the name of a subscription is the role itself, or begins with the role and `-`. (Pulsar: it begins
+#    with the role, so that role `a` may use `ab-x` of role `ab`.)
+# 5. A pattern (`team-*`, `*-reader`, `*`) is a name like any other unless the setting
+#    `authorization_allow_wildcards_matching` is on.
+#
+# There is no denial: a role may what any grant gives it. A role that may something cannot lose it by a further grant to
+# another role, and nothing depends on the grants of another namespace (tests/broker/access/test_rights.py).
+
+
+ACTIONS = ("produce", "consume", "functions", "sources", "sinks", "packages")
+"""Pulsar's. The last four are stored and shown; nothing of Magnetar asks for them."""
+
+Granted = Mapping[str, tuple[str, ...]]
+"""Role → actions."""
+
+
+class Right(Enum):
+    """A right that the decision is asked for."""
+
+    LOOKUP = "produce or consume"
+    PRODUCE = "produce"
+    CONSUME = "consume"
+
+
+class Rights(msgspec.Struct, frozen=True):
+    """The grants and administrators that decide in one namespace."""
+
+    admins: frozenset[str] = frozenset()  # of the tenant
+    roles: Granted = {}  # at the namespace
+    topics: Mapping[str, Granted] = {}  # by the full name of the topic, without a partition
+    subscriptions: Mapping[str, tuple[str, ...]] = {}
+    prefix_mode: bool = False
+
+
+def decide(
+    role: str, right: Right, rights: Rights, topic: str, subscription: str = "", *, wildcards: bool = False
+) -> str:
+    """Returns why the role may not; empty: it may. `topic`: the full name, without a partition; empty: the namespace.
+    """
+    if not role:
+        return "it has no role"
+    if role in rights.admins:
+        return ""
+    wanted = ("produce", "consume") if right is Right.LOOKUP else (right.value,)
+    granted = (rights.roles, rights.topics.get(topic, {}))
+    if not any(action in _actions(role, each, wildcards) for each in granted for action in wanted):
+        return f"it was not granted {right.value}"
+    if not subscription:
+        return ""
+    return _of_subscription(role, rights, subscription, wildcards)
+
+
+def _of_subscription(role: str, rights: Rights, subscription: str, wildcards: bool) -> str:
+    if rights.prefix_mode and subscription != role and not subscription.startswith(f"{role}-"):
+        return f"subscriptions of this namespace are named by their role: {role} or {role}-…"
+    allowed = rights.subscriptions.get(subscription, ())
+    if allowed and not any(_names(each, role, wildcards) for each in allowed):
+        return "the subscription takes the roles of its list only"
+    return ""
+
+
+def _actions(role: str, granted: Granted, wildcards: bool) -> set[str]:
+    if not wildcards:
+        return set(granted.get(role, ()))
+    return {action for pattern, actions in granted.items() if _names(pattern, role, True) for action in actions}
+
+
+def _names(pattern: str, role: str, wildcards: bool) -> bool:
+    if pattern == role:
+        return True
+    if not wildcards or not pattern:
+        return False
+    if pattern.endswith("*"):
+        return role.startswith(pattern[:-1])
+    return pattern.startswith("*") and role.endswith(pattern[1:])

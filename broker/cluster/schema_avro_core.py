@@ -1,0 +1,266 @@
+"""Avro schemas: parsed, and in the one form that equal ones have (pure).
+
+`parse` checks the text and gives its types as a tree, in which a name that is used again is the same node: a recursive
+record contains itself. Its bounds are those of what a stranger may send: DEFINITION_BYTES_MAX, DEPTH_MAX, FIELDS_MAX.
+
+`canonical` is what Pulsar's equality compares: white space, the order of members, `doc` and aliases do not count;
+order of fields, defaults and other properties do; all names are full.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from ...proto.errors import InvalidSchema
+from ...proto.schema import DEFINITION_BYTES_MAX
+
+DEPTH_MAX = 64
+FIELDS_MAX = 10_000
+"""Fields, branches, symbols and aliases of a definition together."""
+NAME_MAX = 512
+"""Characters of a full name: the one form repeats a namespace in each name of it."""
+
+PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+NAMED = ("record", "error", "enum", "fixed")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+_UNTOLD = ("doc", "aliases", "namespace")
+"""Members that `canonical` leaves out; the namespace is in the names."""
+
+
+class Node:
+    """A type. `kind`: a primitive, "record", "enum", "fixed", "array", "map" or "union"."""
+
+    __slots__ = ("aliases", "branches", "default", "fields", "items", "kind", "logical", "name", "size", "symbols")
+
+    def __init__(self, kind: str, name: str = "", aliases: frozenset[str] = frozenset()) -> None:
+        self.kind = kind
+        self.name = name  # full
+        self.aliases = aliases  # full
+        self.fields: list[Field] = []  # of a record, in their order
+        self.branches: list[Node] = []  # of a union
+        self.items: Node | None = None  # of an array or a map
+        self.symbols: tuple[str, ...] = ()
+        self.default: str | None = None  # of an enum
+        self.size = 0  # of a fixed
+        self.logical: tuple[object, ...] = ()  # of a decimal: its precision and scale
+
+    @property
+    def short(self) -> str:
+        """The name without its namespace."""
+        return self.name.rpartition(".")[2]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" if self.name else self.kind
+
+
+class Field:
+    """A field of a record in a parsed schema."""
+
+    __slots__ = ("aliases", "has_default", "name", "type")
+
+    def __init__(self, name: str, type_: Node, has_default: bool, aliases: tuple[str, ...]) -> None:
+        self.name, self.type, self.has_default, self.aliases = name, type_, has_default, aliases
+
+
+def load(text: bytes) -> Any:
+    """The JSON of a definition. InvalidSchema."""
+    if len(text) > DEFINITION_BYTES_MAX:
+        raise InvalidSchema(f"a schema of {len(text)} bytes; it has {DEFINITION_BYTES_MAX} at most")
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidSchema(f"the schema is no JSON: {error}") from None
+
+
+def parse(loaded: Any) -> Node:
+    """The types of a definition. InvalidSchema: which part of it is no Avro."""
+    return _Parser().type(loaded, "", "the schema", 0)
+
+
+class _Parser:
+    def __init__(self) -> None:
+        self._named: dict[str, Node] = {}
+        self._left = FIELDS_MAX
+
+    def type(self, of: Any, namespace: str, where: str, depth: int) -> Node:
+        if depth > DEPTH_MAX:
+            raise InvalidSchema(f"{where}: the schema is deeper than {DEPTH_MAX} types")
+        if isinstance(of, str):
+            return self._by_name(of, namespace, where)
+        if isinstance(of, list):
+            return self._union(of, namespace, where, depth)
+        if not isinstance(of, dict):
+            raise InvalidSchema(f"{where}: a type is a name, an object or a list, not {of!r:.50}")
+        kind = of.get("type")
+        if isinstance(kind, (dict, list)):
+            return self.type(kind, namespace, where, depth + 1)
+        if kind in NAMED:
+            return self._new(of, "record" if kind == "error" else kind, namespace, where, depth)
+        if kind in ("array", "map"):
+            node = Node(kind)
+            member = "items" if kind == "array" else "values"
+            if member not in of:
+                raise InvalidSchema(f"{where}: {kind} has no {member!r}")
+            node.items = self.type(of[member], namespace, f"{where}[]", depth + 1)
+            return node
+        if not isinstance(kind, str):
+            raise InvalidSchema(f"{where}: an object has no 'type'")
+        node = self._by_name(kind, namespace, where)
+        return _logical(of, node)
+
+    def _by_name(self, name: str, namespace: str, where: str) -> Node:
+        if name in PRIMITIVES:
+            return Node(name)
+        found = self._named.get(_full(name, namespace)) or self._named.get(name)
+        if found is None:
+            raise InvalidSchema(f"{where}: there is no type {name!r:.100} (types are named after their definition)")
+        return found
+
+    def _union(self, of: list[Any], namespace: str, where: str, depth: int) -> Node:
+        node, kinds = Node("union"), set()
+        self._count(len(of), where)
+        for number, each in enumerate(of):
+            branch = self.type(each, namespace, f"{where}|{number}", depth + 1)
+            if branch.kind == "union":
+                raise InvalidSchema(f"{where}: a union is directly in a union")
+            if str(branch) in kinds:
+                raise InvalidSchema(f"{where}: a union has {branch} twice")
+            kinds.add(str(branch))
+            node.branches.append(branch)
+        return node
+
+    def _new(self, of: dict[str, Any], kind: str, namespace: str, where: str, depth: int) -> Node:
+        space = of.get("namespace", namespace)
+        name = _name_in(of, where)
+        if not isinstance(space, str) or (space and not _NAME.fullmatch(space)):
+            raise InvalidSchema(f"{where}: the namespace {space!r:.100} is no name")
+        full = _full(name, space)
+        if len(full) > NAME_MAX:
+            raise InvalidSchema(f"{where}: a full name of {len(full)} characters; it has {NAME_MAX} at most")
+        if full in PRIMITIVES:
+            raise InvalidSchema(f"{where}: {full!r} is Avro's own type, and names no other")
+        if full in self._named:
+            raise InvalidSchema(f"{where}: the type {full!r} is defined twice")
+        inner = full.rpartition(".")[0]
+        aliases = frozenset(_full(each, inner) for each in self._aliases(of, where))
+        node = self._named[full] = Node(kind, full, aliases)
+        if kind == "record":
+            self._fields(of, node, inner, where, depth)
+        elif kind == "enum":
+            self._symbols(of, node, where)
+        else:
+            size = of.get("size")
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 31:
+                raise InvalidSchema(f"{where}: the size {size!r:.50} of a fixed is no number of bytes")
+            node.size = size
+        return _logical(of, node)
+
+    def _fields(self, of: dict[str, Any], node: Node, namespace: str, where: str, depth: int) -> None:
+        fields, names = of.get("fields"), set[str]()
+        if not isinstance(fields, list):
+            raise InvalidSchema(f"{where}: a record has a list of 'fields'")
+        self._count(len(fields), where)
+        for each in fields:
+            if not isinstance(each, dict) or "type" not in each:
+                raise InvalidSchema(f"{where}: a field is an object with 'name' and 'type'")
+            name = _name_in(each, where)
+            if name in names or "." in name:
+                raise InvalidSchema(f"{where}: the field {name!r:.100} is there twice, or its name has a dot")
+            names.add(name)
+            type_ = self.type(each["type"], namespace, f"{where}.{name}", depth + 1)
+            node.fields.append(Field(name, type_, "default" in each, self._aliases(each, where)))
+
+    def _symbols(self, of: dict[str, Any], node: Node, where: str) -> None:
+        symbols, default = of.get("symbols"), of.get("default")
+        if not isinstance(symbols, list) or not all(isinstance(each, str) for each in symbols):
+            raise InvalidSchema(f"{where}: an enum has a list of 'symbols', which are names")
+        self._count(len(symbols), where)
+        if len({*symbols}) < len(symbols) or not all(map(_NAME.fullmatch, symbols)):
+            raise InvalidSchema(f"{where}: a symbol of an enum is there twice, or is no name")
+        if default is not None and default not in symbols:
+            raise InvalidSchema(f"{where}: the default {default!r:.50} of an enum is none of its symbols")
+        node.symbols, node.default = tuple(symbols), default
+
+    def _aliases(self, of: dict[str, Any], where: str) -> tuple[str, ...]:
+        aliases = of.get("aliases") or []
+        if not isinstance(aliases, list) or not all(
+            isinstance(each, str) and len(each) <= NAME_MAX for each in aliases
+        ):
+            raise InvalidSchema(f"{where}: aliases are a list of names")
+        self._count(len(aliases), where)
+        return tuple(aliases)
+
+    def _count(self, more: int, where: str) -> None:
+        self._left -= more
+        if self._left < 0:
+            raise InvalidSchema(f"{where}: the schema has over {FIELDS_MAX} fields, branches, symbols and aliases")
+
+
+def _logical(of: dict[str, Any], node: Node) -> Node:
+    """Returns the node with its logical type, as far as it counts for a reader: a decimal's precision and scale."""
+    if of.get("logicalType") != "decimal":
+        return node
+    if node.kind == "bytes":
+        node = Node("bytes")
+    node.logical = (of.get("precision"), of.get("scale", 0))
+    return node
+
+
+def _full(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _name_in(of: dict[str, Any], where: str) -> str:
+    name = of.get("name")
+    if not isinstance(name, str) or len(name) > NAME_MAX or not _NAME.fullmatch(name):
+        raise InvalidSchema(
+            f"{where}: {name!r:.100} is no name: letters, digits and _, parts with dots between, {NAME_MAX} characters"
+        )
+    return name
+
+
+# ------------------------------------------------------------------ the one form
+def canonical(loaded: Any) -> bytes:
+    """Returns the canonical form of a definition that `parse` takes. Raises InvalidSchema."""
+    return sorted_json(_canonical(loaded, ""))
+
+
+def sorted_json(loaded: Any) -> bytes:
+    """Returns sorted JSON. Raises InvalidSchema."""
+    try:
+        return msgspec.json.encode(loaded, order="deterministic")
+    except RecursionError:
+        raise InvalidSchema("a value in the schema is too deep") from None
+
+
+def _canonical(of: Any, namespace: str) -> Any:
+    """Returns the canonical form of a type."""
+    if isinstance(of, str):
+        return of if of in PRIMITIVES else _full(of, namespace)
+    if isinstance(of, list):
+        return [_canonical(each, namespace) for each in of]
+    kind = of["type"]
+    rest = {name: value for name, value in of.items() if name not in _UNTOLD}
+    if kind in NAMED:
+        rest["name"] = _full(of["name"], of.get("namespace", namespace))
+        namespace = rest["name"].rpartition(".")[0]
+        if kind in ("record", "error"):
+            rest["fields"] = [_canonical_field(each, namespace) for each in of["fields"]]
+        return rest
+    for member in ("items", "values"):
+        if member in rest and kind in ("array", "map"):
+            rest[member] = _canonical(rest[member], namespace)
+    if kind not in ("array", "map"):
+        rest["type"] = _canonical(kind, namespace)
+        if len(rest) == 1:  # {"type": "int"} is "int"
+            return rest["type"]
+    return rest
+
+
+def _canonical_field(of: dict[str, Any], namespace: str) -> dict[str, Any]:
+    rest = {name: value for name, value in of.items() if name not in _UNTOLD}
+    rest["type"] = _canonical(rest["type"], namespace)
+    return rest

@@ -1,0 +1,314 @@
+"""The rules for a schema, by its type, and whether a new one goes with those of a topic (pure).
+
+`Definition.of(info)` refuses what is no schema (InvalidSchema): everything that is registered went through it. Equal
+definitions have equal fingerprints: of AVRO, JSON and PROTOBUF the parsed form counts (schema_avro_core.py), of others
+the bytes, and of KEY_VALUE how it is encoded as well (in Pulsar it does not count there).
+
+`refusal` is the rule of a producer's schema, `unreadable_by` that of a consumer's. Guarding tests:
+tests/broker/cluster/test_definition.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorSet
+from google.protobuf.message import DecodeError
+
+from ...proto.errors import InvalidSchema
+from ...proto.schema import AVRO_LIKE, DEFINITION_BYTES_MAX, Compatibility, SchemaInfo, SchemaType, pair_of
+from . import schema_avro_core as avro
+from .schema_avro_core import Field, Node
+
+# ------------------------------------------------------------------------------------------------- compatibility
+# Whether one schema reads what another one wrote (pure).
+#
+# `unreadable(reader, writer)` follows Avro's rules of resolution; its answer names the first field that breaks and why.
+# Names of enums and fixed match without their namespaces, or by an alias of the reader's. **Names of records are not
+# compared**, as Avro's Java library, and with it Pulsar's check, does not: a record takes what the record in its place
+# wrote; aliases of its fields count where the full names are the same, or an alias. In a union the branch of the
+# writer's full name decides, if there is one; else any that reads it. A pair of types that is being compared counts as
+# readable (recursive records); when it is not, what was found meanwhile is found anew. PAIRS_MAX bounds the work of two
+# schemas with many unions. Guarding tests: tests/broker/cluster/test_compatibility.py.
+
+
+PAIRS_MAX = 100_000
+"""Pairs of types that are compared, and fields and symbols on the way."""
+
+_PROMOTED = {
+    "long": {"int"}, "float": {"int", "long"}, "double": {"int", "long", "float"},
+    "string": {"bytes"}, "bytes": {"string"},
+}  # fmt: skip
+"""Types that a reader's type takes besides itself."""
+
+
+def unreadable(reader: Node, writer: Node) -> str | None:
+    """Returns why `reader` cannot read what `writer` wrote; None: it can. InvalidSchema: the schemas have too many
+    types."""
+    try:
+        return _Comparison().of(reader, writer, "")
+    except RecursionError:
+        raise InvalidSchema("the types of the schemas are too deep in one another") from None
+
+
+class _Comparison:
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], str | None] = {}
+        self._compared = 0
+
+    def of(self, reader: Node, writer: Node, where: str) -> str | None:
+        pair = (id(reader), id(writer))
+        if pair in self._known:
+            return self._known[pair]
+        self._count(1)
+        before = len(self._known)
+        self._known[pair] = None  # while it is compared
+        found = self._of(reader, writer, where)
+        if found is not None:  # what was readable inside may have been so because this pair counted as readable
+            while len(self._known) > before:
+                self._known.popitem()
+            self._known[pair] = found
+        return found
+
+    def _count(self, more: int) -> None:
+        self._compared += more
+        if self._compared > PAIRS_MAX:
+            raise InvalidSchema(f"the schemas have over {PAIRS_MAX} pairs of types: use fewer branches in unions")
+
+    def _of(self, reader: Node, writer: Node, where: str) -> str | None:
+        if writer.kind == "union":
+            return next((why for each in writer.branches if (why := self.of(reader, each, where))), None)
+        if reader.kind == "union":
+            self._count(len(reader.branches))
+            named = [each for each in reader.branches if each.kind == writer.kind and _is_of(each, writer)]
+            if any(self.of(each, writer, where) is None for each in named or reader.branches):
+                return None
+            return _at(where, f"no branch of the union reads {writer}")
+        if reader.kind != writer.kind:
+            if writer.kind in _PROMOTED.get(reader.kind, ()):
+                return None
+            return _at(where, f"{reader} does not read {writer}")
+        if reader.logical and writer.logical and reader.logical != writer.logical:
+            return _at(where, "the decimals have another precision or scale")
+        if reader.kind in ("enum", "fixed") and reader.short != writer.short and writer.name not in reader.aliases:
+            return _at(where, f"{reader} does not read {writer}: it has another name, and no alias for it")
+        match reader.kind:
+            case "record":
+                return self._record(reader, writer, where)
+            case "enum":
+                self._count(len(reader.symbols) + len(writer.symbols))
+                known = {*reader.symbols}
+                missing = [each for each in writer.symbols if each not in known]
+                if missing and reader.default is None:
+                    return _at(where, f"{reader} lacks the symbol {missing[0]!r} and has no default")
+            case "fixed":
+                if reader.size != writer.size:
+                    return _at(where, f"{reader} has {reader.size} bytes, not {writer.size}")
+            case "array" | "map":
+                assert reader.items is not None, "parsed"
+                assert writer.items is not None, "parsed"
+                return self.of(reader.items, writer.items, f"{where}[]")
+        return None
+
+    def _record(self, reader: Node, writer: Node, where: str) -> str | None:
+        self._count(len(reader.fields) + len(writer.fields))
+        written = {each.name: each for each in writer.fields}
+        is_of = _is_of(reader, writer)
+        for field in reader.fields:
+            inside = f"{where}.{field.name}" if where else field.name
+            source = _source(field, written) if is_of else written.get(field.name)
+            if source is None:
+                if not field.has_default:
+                    return _at(inside, "it has no default, and the writer's schema does not have it")
+            elif why := self.of(field.type, source.type, inside):
+                return why
+        return None
+
+
+def _is_of(reader: Node, writer: Node) -> bool:
+    return bool(writer.name) and (reader.name == writer.name or writer.name in reader.aliases)
+
+
+def _source(field: Field, written: dict[str, Field]) -> Field | None:
+    return next((written[each] for each in (field.name, *field.aliases) if each in written), None)
+
+
+def _at(where: str, why: str) -> str:
+    return f"field `{where}`: {why}" if where else why
+
+
+# ---------------------------------------------------------------------------------------------------- definition
+
+
+TEXT_MAX = 64 << 10
+"""Characters of a schema's name and properties: with its definition they fit a value of the metadata."""
+_NEVER = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
+_FULL = (Compatibility.FULL, Compatibility.FULL_TRANSITIVE)
+_BACKWARD = (Compatibility.BACKWARD, Compatibility.BACKWARD_TRANSITIVE, *_FULL)
+_FORWARD = (Compatibility.FORWARD, Compatibility.FORWARD_TRANSITIVE, *_FULL)
+
+
+class _NativeJson(msgspec.Struct):
+    """The text of PROTOBUF_NATIVE."""
+
+    fileDescriptorSet: str  # base64
+    rootMessageTypeName: str
+    rootFileDescriptorName: str
+
+
+class Definition(NamedTuple):
+    """A schema that was checked: its parsed form, and the fingerprint that equal ones share."""
+
+    info: SchemaInfo
+    fingerprint: bytes  # SHA-256
+    node: avro.Node | None = None  # of AVRO, JSON, PROTOBUF; None: Jackson's form of JSON
+    root: str = ""  # PROTOBUF_NATIVE: the full name of its message
+    halves: tuple[Definition | None, ...] = ()  # KEY_VALUE: key and value; None: bytes
+
+    @classmethod
+    def of(cls, info: SchemaInfo) -> Definition:
+        """Checks a schema. InvalidSchema: what is wrong, and where."""
+        if len(info.data) > DEFINITION_BYTES_MAX:
+            raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
+        if (size := len(info.name) + sum(len(key) + len(value) for key, value in info.properties.items())) > TEXT_MAX:
+            raise InvalidSchema(f"a schema's name and properties have {size} characters; they have {TEXT_MAX} at most")
+        if info.type in _NEVER:
+            raise InvalidSchema(f"a schema of type {info.type.name} is not registered")
+        if info.type in AVRO_LIKE:
+            return cls._avro(info)
+        if info.type is SchemaType.PROTOBUF_NATIVE:
+            return cls(info, _hash(info, info.data), root=_root_of(info.data))
+        if info.type is SchemaType.KEY_VALUE:
+            return cls._pair(info)
+        pythons = info.type is SchemaType.STRING and info.data == b"null"
+        if info.data and info.type is not SchemaType.EXTERNAL and not pythons:
+            raise InvalidSchema(f"a schema of type {info.type.name} has no definition, and this one has one")
+        return cls(info, _hash(info, b"" if info.type is SchemaType.STRING else info.data))
+
+    @classmethod
+    def _avro(cls, info: SchemaInfo) -> Definition:
+        loaded = avro.load(info.data)
+        if info.type is SchemaType.JSON and isinstance(loaded, dict) and loaded.get("type") == "object":
+            return cls(info, _hash(info, avro.sorted_json(loaded)))  # an old client's
+        node = avro.parse(loaded)
+        if node.kind == "union":
+            raise InvalidSchema("the schema is a union: a topic's schema is one type, best a record")
+        return cls(info, _hash(info, avro.canonical(loaded)), node)
+
+    @classmethod
+    def _pair(cls, info: SchemaInfo) -> Definition:
+        halves = tuple(_half(each, info.type) for each in pair_of(info))
+        told = b"".join(each.fingerprint if each is not None else b"-" for each in halves)
+        return cls(info, _hash(info, told + _encoding(info).encode()), halves=halves)
+
+
+def _half(info: SchemaInfo, whole: SchemaType) -> Definition | None:
+    if info.type is whole:
+        raise InvalidSchema("a half of KEY_VALUE is a KEY_VALUE")
+    if not info.type and info.data:
+        raise InvalidSchema(
+            "a half of KEY_VALUE has a definition and no type (properties key.schema.type and value.schema.type)"
+        )
+    return Definition.of(info) if info.type else None
+
+
+def _encoding(info: SchemaInfo) -> str:
+    return info.properties.get("kv.encoding.type", "INLINE")
+
+
+def _hash(info: SchemaInfo, told: bytes) -> bytes:
+    return hashlib.sha256(info.type.name.encode() + b"\0" + told).digest()
+
+
+def _root_of(data: bytes) -> str:
+    """Returns the name of the root message, checked: the set of descriptors has it, and all that its files import."""
+    try:
+        text = msgspec.json.decode(data, type=_NativeJson)
+        files = FileDescriptorSet.FromString(base64.b64decode(text.fileDescriptorSet, validate=True)).file
+    except (ValueError, DecodeError, RecursionError) as error:
+        raise InvalidSchema(f"PROTOBUF_NATIVE: the text is no set of descriptors: {error}") from None
+    by_name = {each.name: each for each in files}
+    if text.rootFileDescriptorName not in by_name:
+        raise InvalidSchema(f"PROTOBUF_NATIVE: the set has no file {text.rootFileDescriptorName!r:.200}")
+    for each in files:
+        missing = [name for name in each.dependency if name not in by_name]
+        if missing:
+            raise InvalidSchema(f"PROTOBUF_NATIVE: {each.name!r:.200} imports {missing[0]!r:.200}, which is missing")
+    package = by_name[text.rootFileDescriptorName].package
+    if not _has_message(by_name[text.rootFileDescriptorName].message_type, text.rootMessageTypeName, package):
+        raise InvalidSchema(f"PROTOBUF_NATIVE: there is no message {text.rootMessageTypeName!r:.200} in its file")
+    return text.rootMessageTypeName
+
+
+def _has_message(messages: Sequence[DescriptorProto], name: str, package: str) -> bool:
+    if package and not name.startswith(package + "."):
+        return False
+    here: Sequence[DescriptorProto] = messages
+    for part in (name[len(package) + 1 :] if package else name).split("."):
+        found = next((each for each in here if each.name == part), None)
+        if found is None:
+            return False
+        here = found.nested_type
+    return True
+
+
+# ------------------------------------------------------------------ together
+def refusal(mode: Compatibility, new: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
+    """Returns why `new` may not join those of a topic (version, definition; the newest last); None: it may.
+    InvalidSchema: the two have too many types to compare.
+
+    InvalidSchema: the two have too many types to compare.
+    """
+    if not live or mode is Compatibility.ALWAYS_COMPATIBLE:
+        return None
+    if mode is Compatibility.ALWAYS_INCOMPATIBLE:
+        return f"{_title(mode)}: the topic has a schema, and takes no other"
+    for version, old in live if mode.transitive else live[-1:]:
+        if why := _against(mode, new, old):
+            return f"{_title(mode)} against version {version}: {why}"
+    return None
+
+
+def unreadable_by(mode: Compatibility, reader: Definition, live: Sequence[tuple[int, Definition]]) -> str | None:
+    """Returns why a consumer's schema cannot read what a topic has; None: it can. It need not be one of the topic's."""
+    if mode is Compatibility.ALWAYS_COMPATIBLE:
+        return None
+    for version, old in live if mode.transitive else live[-1:]:
+        if old.fingerprint != reader.fingerprint and (why := _against(Compatibility.BACKWARD, reader, old)):
+            return f"it cannot read version {version}: {why}"
+    return None
+
+
+def _against(mode: Compatibility, new: Definition, old: Definition) -> str | None:
+    if new.info.type is not old.info.type:
+        return f"the type is {new.info.type.name}, and not {old.info.type.name}"
+    if new.info.type is SchemaType.KEY_VALUE:
+        return _pairs_against(mode, new, old)
+    if new.root != old.root:
+        return f"the message is {new.root}, and not {old.root}"
+    if new.node is None or old.node is None:
+        return None
+    if mode in _BACKWARD and (why := unreadable(new.node, old.node)):
+        return f"the new schema cannot read what the old one wrote: {why}"
+    if mode in _FORWARD and (why := unreadable(old.node, new.node)):
+        return f"the old schema cannot read what the new one writes: {why}"
+    return None
+
+
+def _pairs_against(mode: Compatibility, new: Definition, old: Definition) -> str | None:
+    if _encoding(new.info) != _encoding(old.info):
+        return f"the pair is encoded {_encoding(new.info)}, and not {_encoding(old.info)}"
+    for half, one, other in zip(("key", "value"), new.halves, old.halves, strict=True):
+        if (one is None) != (other is None):
+            return f"the {half} is bytes on one side alone"
+        if one is not None and other is not None and (why := _against(mode, one, other)):
+            return f"the {half}: {why}"
+    return None
+
+
+def _title(mode: Compatibility) -> str:
+    return mode.value.upper()

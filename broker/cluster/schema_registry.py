@@ -1,0 +1,366 @@
+"""The schemas of topics, in the metadata: no broker owns them, and none keeps what may change.
+
+    number = await registry.register(topic, info, rules, user=role)     that of an equal one, or a new one
+    await registry.check_reader(topic, info, rules)
+    found = await registry.get(topic)             the newest; or a version
+
+A topic and its partitions share their schemas, and so do a persistent and a non-persistent topic of one name. The list
+of versions is one record, each definition another, which never changes: both are written in one transaction, so there
+is nothing to repair. Of concurrent changes one wins by compare-and-set, and the other is checked against it; of equal
+ones each gets the same number. A number is never used again: who kept a definition under its number is right for ever.
+
+A deleted version counts for nothing in checks, and still decodes what was written with it (in Pulsar it does not);
+`force` deletes the definitions as well. They end with their topic. Differences from Pulsar: docs/schemas.md.
+Guarding tests: tests/broker/cluster/test_registry.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from ...metadata import paths
+from ...metadata.records import SchemaEntry, SchemaListRecord, SchemaRecord
+from ...metadata.store import ABSENT, Delete, MetadataStore, Operation, get_record, put_of
+from ...proto.applied import Applied
+from ...proto.errors import (
+    BadVersion,
+    Busy,
+    IncompatibleSchema,
+    MagnetarError,
+    NotAllowed,
+    OutcomeUnknown,
+    SchemaNotFound,
+)
+from ...proto.names import NamespaceName, TopicName
+from ...proto.schema import Compatibility, SchemaInfo, SchemaType, SchemaVersion
+from ...runtime.network import World
+from ..common.retry import LastKnown
+
+if TYPE_CHECKING:
+    from .schema_core import Definition
+
+VERSIONS_MAX = 1000
+"""Most versions of a topic: their list is one record of the metadata."""
+ATTEMPTS_MAX = 50
+"""Tries to change the list, while others change it too."""
+READ_AT_ONCE = 20
+LONG_BYTES = 16 << 10
+"""Bytes of definitions together above which they are compared in a thread."""
+TOGETHER_BYTES_MAX = 4 << 20
+"""Most bytes of the versions that are listed, or that a new schema is compared with in a transitive mode."""
+CACHED_MAX, CACHED_BYTES_MAX = 256, 64 << 10
+"""Most definitions that are kept, and most bytes of one: those that clients ask for again and again."""
+
+T = TypeVar("T")
+_Known = tuple[str, int, bytes]
+"""Path, time and hash: a topic that is deleted and made again has other definitions under the same paths."""
+_Rule = Callable[[Compatibility, "Definition", Sequence[tuple[int, "Definition"]]], str | None]
+_UNTYPED = (SchemaType.NONE, SchemaType.AUTO_CONSUME)
+
+
+class SchemaRules(NamedTuple):
+    """The policies of a topic that count here (proto/policies.py)."""
+
+    compatibility: Compatibility = Compatibility.FULL
+    auto_update: bool = True
+    enforced: bool = False  # a producer without a schema is refused where there is one
+
+    @classmethod
+    def of(cls, applied: Applied) -> SchemaRules:
+        return cls(applied.schema_compatibility, applied.schema_auto_update, applied.schema_validation_enforced)
+
+
+class SchemaRegistry:
+    """The registry of the schemas of topics, in the metadata."""
+
+    def __init__(self, world: World, store: MetadataStore) -> None:
+        self._world = world
+        self._store = store
+        self._definitions: dict[_Known, SchemaInfo] = {}  # the oldest goes first
+        self._lists: LastKnown[TopicName, tuple[SchemaListRecord, int]] = LastKnown()
+
+    # ------------------------------------------------------------------ asking
+    async def get(self, topic: TopicName, version: int | None = None) -> SchemaVersion:
+        """Returns the newest schema that is not deleted, or that version, deleted or not. Raises SchemaNotFound."""
+        record, _ = await self._list(topic)
+        entries = [e for e in record.schemas if (not e.deleted if version is None else e.version == version)]
+        if not entries:
+            what = "no schema" if version is None else f"no schema version {version}"
+            raise SchemaNotFound(f"topic {topic.base} has {what}", topic=topic.base)
+        return (await self._versions(topic, entries[-1:]))[0]
+
+    async def all(self, topic: TopicName) -> list[SchemaVersion]:
+        """Returns the versions that are not deleted, in their order. SchemaNotFound: there is none. NotAllowed: they
+        are too large."""
+        record, _ = await self._list(topic)
+        if not (live := _live(record)):
+            raise SchemaNotFound(f"topic {topic.base} has no schema", topic=topic.base)
+        return await self._together(topic, live, "ask for each by its number")
+
+    async def find(self, topic: TopicName, info: SchemaInfo) -> int:
+        """Returns the version of the topic's schema that equals `info`. Raises InvalidSchema, SchemaNotFound."""
+        asked = await self._defined(info)
+        record, _ = await self._list(topic)
+        for each in _live(record):
+            if each.fingerprint == asked.fingerprint:
+                return each.version
+        raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
+
+    async def refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
+        """Returns why it could not be registered; None: it could. Raises InvalidSchema."""
+        asked = await self._defined(info)
+        record, _ = await self._list(topic)
+        live = _live(record)
+        if any(each.fingerprint == asked.fingerprint for each in live):
+            return None
+        return await self._refusal(topic, mode, asked, live)
+
+    # ------------------------------------------------------------------ producers and consumers
+    async def of_producer(self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str) -> int | None:
+        """Returns the version of a producer's messages; None: they have none. IncompatibleSchema, InvalidSchema."""
+        if info is not None and info.type not in _UNTYPED:
+            return await self.register(topic, info, rules, user=user)
+        if rules.enforced and _live((await self._last_list(topic))[0]):
+            raise IncompatibleSchema(f"topic {topic.base} has a schema, and takes no producer without one", topic=topic)
+        return None
+
+    async def of_consumer(
+        self, topic: TopicName, info: SchemaInfo | None, rules: SchemaRules, user: str, *, idle: bool
+    ) -> None:
+        """Checks a consumer's schema. `idle`: the topic has no messages, no producers, and no consumers with a schema;
+        then it becomes the topic's first. IncompatibleSchema: it cannot read what is there. InvalidSchema."""
+        if info is None or info.type in _UNTYPED:
+            return
+        asked = await self._defined(info)
+        live = _live((await self._last_list(topic))[0])
+        if not live and idle:
+            await self.register(topic, info, rules, user=user)
+        elif not live and rules.compatibility is not Compatibility.ALWAYS_COMPATIBLE:
+            raise IncompatibleSchema(
+                f"topic {topic.base} is in use without a schema: consume bytes, or upload one first", topic=topic
+            )
+        elif not any(each.fingerprint == asked.fingerprint for each in live):
+            wanted = live if rules.compatibility.transitive else live[-1:]
+            from .schema_core import unreadable_by
+
+            known = await self._known(topic, wanted)
+            why = await self._compared(known, asked, unreadable_by, rules.compatibility)
+            if why is not None:
+                raise IncompatibleSchema(f"topic {topic.base}: the consumer's schema: {why}", topic=topic)
+
+    # ------------------------------------------------------------------ changing
+    async def register(
+        self, topic: TopicName, info: SchemaInfo, rules: SchemaRules, *, user: str, by_hand: bool = False
+    ) -> int:
+        """Registers a schema, unless an equal one is; returns its number. `by_hand`: an operator does it, also where
+        producers may not. IncompatibleSchema, InvalidSchema, NotAllowed: there are too many. OutcomeUnknown."""
+        asked = await self._defined(info)
+        last: MagnetarError | None = None
+        for attempt in range(ATTEMPTS_MAX):
+            record, revision = await (self._list(topic) if attempt or by_hand else self._last_list(topic))
+            live = _live(record)
+            if same := next((each for each in live if each.fingerprint == asked.fingerprint), None):
+                return same.version
+            if not (rules.auto_update or by_hand):
+                raise IncompatibleSchema(
+                    f"topic {topic.base} has no such schema, and schema_auto_update is off: an operator uploads it "
+                    "with 'magnetar schemas upload'", topic=topic,
+                )  # fmt: skip
+            if why := await self._refusal(topic, rules.compatibility, asked, live):
+                raise IncompatibleSchema(f"topic {topic.base}: {why}", topic=topic)
+            try:
+                return await self._put(topic, record, revision, asked, user)
+            except MagnetarError as error:  # another one was faster, or it may be written: read again
+                last = error
+                if not error.retryable:
+                    raise
+            await asyncio.sleep(min(0.5, 0.005 * attempt))
+        raise OutcomeUnknown(f"the schema of topic {topic.base} may be registered: {last}", topic=topic) from last
+
+    async def _put(self, topic: TopicName, record: SchemaListRecord, revision: int, new: Definition, user: str) -> int:
+        if len(record.schemas) >= VERSIONS_MAX:
+            raise NotAllowed(
+                f"topic {topic.base} has {VERSIONS_MAX} versions of its schema: delete them with force", topic=topic
+            )
+        number, now_ms = record.next, self._world.clock.wall_ms()
+        entry = SchemaEntry(version=number, fingerprint=new.fingerprint, created_ms=now_ms, user=user)
+        given = new.info
+        changed = SchemaListRecord(next=number + 1, schemas=(*record.schemas, entry))
+        versions = await self._store.commit([
+            put_of(_path(topic), changed, revision),
+            put_of(_path(topic, number), SchemaRecord(
+                type=given.type, name=given.name, data=given.data, properties=given.properties
+            ), ABSENT),
+        ])  # fmt: skip
+        self._lists.note(topic.base, (changed, versions[0]))
+        return number
+
+    async def delete(self, topic: TopicName, *, force: bool) -> int | None:
+        """Deletes all versions, with `force` their definitions too; returns the newest; None: there were none."""
+        for _ in range(ATTEMPTS_MAX):
+            record, revision = await self._list(topic)
+            if not record.schemas:
+                return None
+            left = () if force else tuple(replace(each, deleted=True) for each in record.schemas)
+            operations: list[Operation] = [put_of(_path(topic), replace(record, schemas=left), revision)]
+            operations += [Delete(_path(topic, each.version)) for each in record.schemas if force]
+            try:
+                await self._store.commit(operations)
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+                continue
+            return record.schemas[-1].version
+        raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
+
+    async def end_with(self, topic: TopicName, commit: Callable[[Sequence[Operation]], Awaitable[None]]) -> None:
+        """Deletes them in the `commit` that deletes their topic, whose BadVersion it raises: a topic that is there has
+        its schemas, or another one would get the number of one that its messages name. Busy: they change all the time.
+        A non-persistent topic, which ends whenever it is unused, leaves its schema."""
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                await commit(await self._deletes(topic) if topic.persistent else ())
+            except BadVersion as error:
+                if error.fields.get("path") != _path(topic):
+                    raise
+                continue
+            finally:
+                self._lists.forget(topic.base)
+            return
+        raise Busy(f"the schemas of topic {topic.base} change all the time; delete it again", topic=topic)
+
+    async def _deletes(self, topic: TopicName) -> list[Operation]:
+        """Returns the deletes of a topic's schemas, after a look at what others register meanwhile: each definition is
+        in a list."""
+        record, revision = await self._list(topic)
+        if revision == ABSENT:
+            return []
+        return [Delete(_path(topic), revision), *[Delete(_path(topic, each.version)) for each in record.schemas]]
+
+    async def forget_namespace(self, name: NamespaceName) -> None:
+        """Deletes the schemas of a namespace that was deleted with all of its topics: those whose topics never existed.
+        """
+        for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
+            domain, _, local = paths.name(each).rpartition("/")
+            await self._end(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
+
+    async def _end(self, topic: TopicName) -> None:
+        for _ in range(ATTEMPTS_MAX):
+            if not (deletes := await self._deletes(topic)):
+                return
+            try:
+                await self._store.commit(deletes)
+            except MagnetarError as error:
+                if not error.retryable:
+                    raise
+        raise OutcomeUnknown(f"the schemas of topic {topic.base} may be deleted: others change them", topic=topic)
+
+    # ------------------------------------------------------------------ the records
+    async def _last_list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
+        """Returns the list for producers and consumers: while the metadata does not answer, what it said last."""
+        return await self._lists.get(topic.base, lambda: self._list(topic))
+
+    async def _list(self, topic: TopicName) -> tuple[SchemaListRecord, int]:
+        found = await get_record(self._store, _path(topic), SchemaListRecord)
+        return (SchemaListRecord(), ABSENT) if found is None else found
+
+    async def _versions(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
+        """Reads versions, without those that another broker deletes meanwhile. SchemaNotFound: none is left."""
+        found: list[SchemaInfo | None] = []
+        for start in range(0, len(entries), READ_AT_ONCE):
+            some = entries[start : start + READ_AT_ONCE]
+            found += await asyncio.gather(*[self._definition(topic, each) for each in some])
+        versions = [
+            SchemaVersion(
+                version=e.version, info=info, created_ms=e.created_ms, user=e.user, deleted=e.deleted
+            )
+            for e, info in zip(entries, found, strict=True) if info is not None
+        ]  # fmt: skip
+        if entries and not versions:
+            raise SchemaNotFound(f"the schema of topic {topic.base} was deleted just now", topic=topic.base)
+        return versions
+
+    async def _definition(self, topic: TopicName, entry: SchemaEntry) -> SchemaInfo | None:
+        path = _path(topic, entry.version)
+        key = (path, entry.created_ms, entry.fingerprint)
+        known = self._definitions.get(key)
+        if known is None and (found := await get_record(self._store, path, SchemaRecord)) is not None:
+            record = found[0]
+            known = SchemaInfo(
+                type=SchemaType(record.type), data=record.data, name=record.name, properties=record.properties
+            )
+            if len(known.data) <= CACHED_BYTES_MAX:
+                self._definitions[key] = known
+            if len(self._definitions) > CACHED_MAX:
+                del self._definitions[next(iter(self._definitions))]
+        return known
+
+    # ------------------------------------------------------------------ comparing
+    async def _refusal(
+        self, topic: TopicName, mode: Compatibility, asked: Definition, live: Sequence[SchemaEntry]
+    ) -> str | None:
+        from .schema_core import refusal
+
+        known = await self._known(topic, live if mode.transitive else live[-1:])
+        return await self._compared(known, asked, refusal, mode)
+
+    async def _known(self, topic: TopicName, entries: Sequence[SchemaEntry]) -> list[SchemaVersion]:
+        return await self._together(topic, entries, "use a mode that is not transitive, or delete them")
+
+    async def _together(self, topic: TopicName, entries: Sequence[SchemaEntry], instead: str) -> list[SchemaVersion]:
+        """Returns these versions. NotAllowed: they are too many bytes."""
+        found: list[SchemaVersion] = []
+        size = 0
+        for start in range(0, len(entries), READ_AT_ONCE):
+            some = await self._versions(topic, entries[start : start + READ_AT_ONCE])
+            found += some
+            size += sum(len(each.info.data) for each in some)
+            if size > TOGETHER_BYTES_MAX and len(entries) > 1:
+                raise NotAllowed(
+                    f"the versions of topic {topic.base} have over {TOGETHER_BYTES_MAX} bytes together: {instead}",
+                    topic=topic,
+                )
+        return found
+
+    async def _compared(
+        self, known: list[SchemaVersion], asked: Definition, rule: _Rule, mode: Compatibility
+    ) -> str | None:
+        from .schema_core import Definition
+
+        def work() -> str | None:
+            return rule(mode, asked, [(each.version, Definition.of(each.info)) for each in known])
+
+        return await self._run(work, len(asked.info.data) + sum(len(each.info.data) for each in known))
+
+    async def _defined(self, info: SchemaInfo) -> Definition:
+        """Parses a schema; the first call loads the code that reads schemas."""
+        await self._world.workers.load(f"{__package__}.schema_core")
+        from .schema_core import Definition
+
+        return await self._run(lambda: Definition.of(info), len(info.data))
+
+    async def _run(self, work: Callable[[], T], size: int) -> T:
+        """Runs `work`, in a worker thread if the schema is large; a cancelled caller waits until it has ended."""
+        if size <= LONG_BYTES:
+            return work()
+        worker = self._world.workers.start("schema")
+        try:
+            return await worker.run(work)
+        finally:
+            await worker.close()
+
+
+def _live(record: SchemaListRecord) -> list[SchemaEntry]:
+    return [each for each in record.schemas if not each.deleted]
+
+
+def _path(topic: TopicName, version: int | None = None) -> str:
+    """Returns the path of the topic's schemas. A topic that is not persistent has schemas of its own: who has a grant
+    on one of two namesakes has none on the other."""
+    local = topic.base.local
+    where = (topic.tenant, topic.namespace, local if topic.persistent else f"non-persistent/{local}")
+    return paths.schemas(*where) if version is None else paths.schema(*where, version)

@@ -1,0 +1,405 @@
+"""The Admin service of proto/wire.proto: a method for each operation, which answers a plain value; decides nothing.
+
+What a method answers becomes the reply of its rpc by the names of fields (checked.py, proto/translation.py); REST takes
+the value as it is. A new operation is a method here, and its row in proto/operations.py.
+
+Tenants, namespaces and lists of topics come from the metadata and any broker answers. What concerns a loaded topic
+(statistics, subscriptions, trim, terminate, unload, delete) is answered by its owner: NotOwner elsewhere, with the
+owner's address in the field `owner`; ask Lookup first. For a partitioned topic name a partition. Deleting a partitioned
+topic, or a namespace by force, asks the owners of the others itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import cast
+
+from ...metadata.records import NamespaceRecord, TenantRecord
+from ...proto import statistics as values
+from ...proto import wire_pb2 as wire
+from ...proto.errors import MagnetarError, NotFound
+from ...proto.names import MessageId, NamespaceName, Position, TopicName, check_role
+from ...proto.operations import Permission
+from ...proto.policies import decode, encode
+from ...proto.schema import version_bytes
+from ...proto.statistics import BacklogAnalysis, OrphanLedger, Orphans, SchemaTest, SkippedLost
+from ...proto.translation import reply_of
+from ...runtime.access import Principal
+from ...runtime.network import CallContext
+from ..node.topic_manager import TopicManager
+from ..session import statistics
+from ..session.administration import Administration
+from ..session.backlogs import Backlogs, Shown
+from ..session.topics import Schemas
+from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
+from ..topic.topic import Topic
+from . import translate
+from .transactions import TransactionAdminService
+
+# ------------------------------------------------------------------------------------------------------- examine
+# The part of the Admin service that looks into a topic and clears it: translates and calls; decides nothing.
+
+
+class ExamineService:
+    """The rpcs of Admin that look into a topic and clear it."""
+
+    _broker: TopicManager
+    _administration: Administration
+
+    async def _topic(self, name: str) -> Topic:
+        return await self._administration.topic(TopicName.parse(name))
+
+    async def _backlogs(self, topic: str) -> Backlogs:
+        return Backlogs(await self._topic(topic))
+
+    async def find_orphans(self, request: wire.FindOrphansRequest, context: CallContext) -> Orphans:
+        """Finds orphans; any broker answers."""
+        found, deleted = await self._broker.find_orphans(remove=request.remove, unexplained=request.unexplained)
+        gone = {each.ledger_id for each in deleted}
+        orphans = (
+            OrphanLedger(
+                each.ledger_id, each.topic, each.subscription, each.created_ms, each.ledger_id in gone,
+                each.unexplained,
+            )
+            for each in found.orphans
+        )  # fmt: skip
+        missing = (OrphanLedger(each.ledger_id, each.topic, "", 0, False) for each in found.missing)
+        return Orphans(tuple(orphans), tuple(missing))
+
+    async def truncate_topic(self, request: wire.Name, context: CallContext) -> None:
+        await (await self._topic(request.name)).truncate()
+
+    async def skip_lost(self, request: wire.SkipLostRequest, context: CallContext) -> SkippedLost:
+        ledger_id = request.ledger_id if request.HasField("ledger_id") else -1
+        return await self._administration.skip_lost(TopicName.parse(request.topic), ledger_id, force=request.force)
+
+    async def expire_messages(self, request: wire.ExpireMessagesRequest, context: CallContext) -> int:
+        up_to = _position(request.message_id) if request.HasField("message_id") else None
+        backlogs = await self._backlogs(request.topic)
+        return await backlogs.expire(request.name, request.older_than_s, up_to)
+
+    async def examine_messages(
+        self, request: wire.ExamineMessagesRequest, context: CallContext
+    ) -> list[wire.Delivery]:
+        backlogs = await self._backlogs(request.topic)
+        return [delivery(await backlogs.nth(request.number or 1, from_latest=request.from_latest))]
+
+    async def get_message(self, request: wire.GetMessageRequest, context: CallContext) -> list[wire.Delivery]:
+        shown = await (await self._backlogs(request.topic)).message(Position(request.ledger_id, request.entry_id))
+        return [delivery(shown)]
+
+    async def analyze_backlog(
+        self, request: wire.DeleteSubscriptionRequest, context: CallContext
+    ) -> BacklogAnalysis:
+        return BacklogAnalysis(*await (await self._backlogs(request.topic)).analyze(request.name))
+
+    async def message_id_by_time(self, request: wire.MessageIdByTimeRequest, context: CallContext) -> MessageId:
+        return await (await self._backlogs(request.topic)).at_time(request.publish_time_ms)
+
+    async def backlog_size(self, request: wire.BacklogSizeRequest, context: CallContext) -> int:
+        return (await self._backlogs(request.topic)).size_after(_position(request.position))
+
+    async def last_message_id(self, request: wire.Name, context: CallContext) -> MessageId:
+        return await (await self._backlogs(request.name)).last()
+
+
+def _position(given: wire.Position | wire.MessageId) -> Position:
+    return Position(given.ledger_id, given.entry_id)
+
+
+def delivery(shown: Shown) -> wire.Delivery:
+    ledger_id, entry_id = shown.entry.position
+    return wire.Delivery(
+        ledger_id=ledger_id, entry_id=entry_id, entry=shown.entry.payload, acked_batch_indexes=shown.hidden
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- schemas
+# The part of the Admin service that is about schemas: translates and calls; decides nothing.
+
+
+class SchemaService:
+    """The rpcs of Admin about schemas."""
+
+    _schemas: Schemas
+
+    async def list_schemas(self, request: wire.Name, context: CallContext) -> wire.SchemasReply:
+        found = await self._schemas.all(TopicName.parse(request.name))
+        return wire.SchemasReply(schemas=map(translate.schema_reply, found))
+
+    async def put_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.SchemaReply:
+        topic, info = TopicName.parse(request.topic), translate.schema(request.schema)
+        version = await self._schemas.put(topic, info, context.principal.name)
+        return wire.SchemaReply(version=version_bytes(version))
+
+    async def find_schema(self, request: wire.SchemaRequest, context: CallContext) -> wire.SchemaReply:
+        topic, info = TopicName.parse(request.topic), translate.schema(request.schema)
+        return wire.SchemaReply(version=version_bytes(await self._schemas.find(topic, info)))
+
+    async def test_schema(self, request: wire.SchemaRequest, context: CallContext) -> SchemaTest:
+        topic, info = TopicName.parse(request.topic), translate.schema(request.schema)
+        found = await self._schemas.test(topic, info)
+        return SchemaTest(found.refused, found.compatibility)
+
+    async def delete_schema(self, request: wire.DeleteRequest, context: CallContext) -> wire.SchemaReply:
+        deleted = await self._schemas.delete(TopicName.parse(request.name), force=request.force)
+        return wire.SchemaReply(version=version_bytes(deleted))
+
+
+# --------------------------------------------------------------------------------------------------------- admin
+
+
+_LOG = logging.getLogger("magnetar.broker")
+
+PAGE_BYTES, PAGE_S = 1 << 20, 2.0
+"""Bytes and seconds of one answer with the statistics of a namespace: it ends after one of the two."""
+STATS_AT_ONCE = 32
+"""Topics of a namespace that are asked, and loaded perhaps, at a time."""
+
+
+class AdminService(ExamineService, SchemaService, TransactionAdminService):
+    """The Admin service; each method is an rpc."""
+
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
+        self._administration = Administration(broker)
+        self._schemas = Schemas(broker)
+
+    # ------------------------------------------------------------------ tenants
+    async def list_tenants(self, request: wire.Empty, context: CallContext) -> list[str]:
+        administers = partial(self._broker.access.administers, context.principal)
+        return [name for name in await self._broker.catalog.tenants() if await administers(name)]
+
+    async def create_tenant(self, request: wire.TenantSpec, context: CallContext) -> None:
+        await self._broker.catalog.create_tenant(request.name, _tenant(request))
+
+    async def get_tenant(self, request: wire.Name, context: CallContext) -> values.TenantInfo:
+        record = await self._broker.catalog.tenant(request.name)
+        return values.TenantInfo(request.name, tuple(record.admin_roles), tuple(record.allowed_clusters))
+
+    async def update_tenant(self, request: wire.TenantSpec, context: CallContext) -> None:
+        await self._broker.catalog.update_tenant(request.name, _tenant(request))
+
+    async def delete_tenant(self, request: wire.Name, context: CallContext) -> None:
+        await self._broker.catalog.delete_tenant(request.name)
+
+    # ------------------------------------------------------------------ namespaces
+    async def list_namespaces(self, request: wire.Name, context: CallContext) -> list[str]:
+        return await self._broker.catalog.namespaces(request.name)
+
+    async def create_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> None:
+        record = _namespace(request, self._broker.config.namespace_bundles)
+        await self._broker.catalog.create_namespace(NamespaceName.parse(request.name), record)
+
+    async def get_namespace(self, request: wire.Name, context: CallContext) -> values.NamespaceInfo:
+        record = await self._broker.catalog.namespace(NamespaceName.parse(request.name))
+        creation = record.auto_topic_creation, record.default_partitions, record.is_creation_set
+        return values.NamespaceInfo(request.name, record.bundles, *creation)
+
+    async def update_namespace(self, request: wire.NamespaceSpec, context: CallContext) -> None:
+        record = _namespace(request, self._broker.config.namespace_bundles)
+        await self._broker.catalog.update_namespace(NamespaceName.parse(request.name), record)
+
+    async def delete_namespace(self, request: wire.DeleteRequest, context: CallContext) -> None:
+        await self._administration.delete_namespace(NamespaceName.parse(request.name), force=request.force)
+
+    async def unload_namespace(self, request: wire.UnloadNamespaceRequest, context: CallContext) -> values.Unloaded:
+        name = NamespaceName.parse(request.namespace)
+        return await self._administration.unload_namespace(name, request.bundle, here=request.here)
+
+    # ------------------------------------------------------------------ policies
+    async def get_policies(self, request: wire.PoliciesRequest, context: CallContext) -> str:
+        found = await self._administration.policies(request.namespace, request.topic, applied=request.applied)
+        return encode(found)
+
+    async def change_policies(self, request: wire.ChangePoliciesRequest, context: CallContext) -> None:
+        given = decode(request.set)
+        await self._check_letters(given.dead_letter_topic or "", context)
+        await self._administration.change_policies(request.namespace, request.topic, given, request.remove)
+
+    async def get_properties(self, request: wire.PlaceRequest, context: CallContext) -> dict[str, str]:
+        return await self._administration.properties(request.namespace, request.topic)
+
+    async def change_properties(self, request: wire.ChangePropertiesRequest, context: CallContext) -> None:
+        await self._administration.change_properties(
+            request.namespace, request.topic, request.set, request.remove, clear=request.clear
+        )
+
+    # ------------------------------------------------------------------ permissions
+    async def get_permissions(self, request: wire.PermissionsRequest, context: CallContext) -> values.Permissions:
+        found = await self._administration.permissions(request.namespace, request.topic)
+        return values.Permissions(found.roles, found.subscriptions, found.prefix_mode)
+
+    async def change_permissions(self, request: wire.ChangePermissionsRequest, context: CallContext) -> None:
+        change = translate.permission_change(request)
+        await self._administration.change_permissions(request.namespace, request.topic, change)
+
+    async def _check_letters(self, topic: str, context: CallContext) -> None:
+        """Raises Unauthorized unless a caller that names a dead letter topic is able to publish there, because the
+        broker will."""
+        if topic:
+            name = TopicName.parse(topic)
+            await self._broker.access.require(context.principal, Permission.PRODUCE, topic=name, peer=context.peer)
+
+    # ------------------------------------------------------------------ topics
+    async def list_topics(self, request: wire.ListTopicsRequest, context: CallContext) -> list[str]:
+        """Lists the stored topics, and the non-persistent ones that brokers have in memory."""
+        name = NamespaceName.parse(request.namespace)
+        shown = await self._broker.access.shown(context.principal, name)
+        if request.in_memory_here:
+            return [*filter(shown, sorted(await self._administration.topics_in_memory(name)))]
+        return [*filter(shown, await self._topics_of(name, context.principal, partitions=request.partitions))]
+
+    async def _topics_of(self, name: NamespaceName, principal: Principal, *, partitions: bool) -> Sequence[str]:
+        """Returns a namespace's topics. A missing one has none for a caller who could not see any."""
+        try:
+            return await self._administration.topics(name, partitions=partitions)
+        except NotFound:
+            if await self._broker.access.administers(principal, name.tenant):
+                raise
+            return []
+
+    async def create_topic(self, request: wire.TopicSpec, context: CallContext) -> None:
+        await self._broker.catalog.create_topic(TopicName.parse(request.name), request.partitions)
+
+    async def update_topic(self, request: wire.TopicSpec, context: CallContext) -> None:
+        await self._broker.catalog.add_partitions(TopicName.parse(request.name), request.partitions)
+
+    async def delete_topic(self, request: wire.DeleteRequest, context: CallContext) -> None:
+        name = TopicName.parse(request.name)
+        await self._administration.delete_topic(name, force=request.force, incarnation=request.incarnation)
+
+    async def check_delete(self, request: wire.DeleteRequest, context: CallContext) -> int:
+        return await self._administration.check_delete(TopicName.parse(request.name), force=request.force)
+
+    async def topic_stats(self, request: wire.Name, context: CallContext) -> values.TopicStats:
+        topic = await self._topic(request.name)
+        return await statistics.of_topic(topic, self._broker.endpoint, precise=request.precise_backlog)
+
+    async def namespace_stats(
+        self, request: wire.NamespaceStatsRequest, context: CallContext
+    ) -> wire.NamespaceStatsReply:
+        """Returns statistics of the caller's topics that are this broker's, loaded for it where they are not; a page of
+        about a MiB. A topic that cannot be served now is left out: who asks for it alone learns why."""
+        name = NamespaceName.parse(request.namespace)
+        shown = await self._broker.access.shown(context.principal, name)
+        found = wire.NamespaceStatsReply(
+            here=self._broker.endpoint, brokers=[each.endpoint for each in await self._broker.brokers()]
+        )
+        names = [each for each in await self._administration.topics_here(name, request.after) if shown(each)]
+        clock = self._broker.world.clock
+        size, end_s = 0, clock.monotonic() + PAGE_S
+        for start in range(0, len(names), STATS_AT_ONCE):
+            part = names[start : start + STATS_AT_ONCE]
+            for each in await asyncio.gather(*map(self._stats_of, part)):
+                if each is not None:
+                    found.topics.append(each)
+                    size += each.ByteSize()
+            if (size > PAGE_BYTES or clock.monotonic() > end_s) and part[-1] != names[-1]:
+                found.next = part[-1]
+                break
+        return found
+
+    async def _stats_of(self, name: str) -> wire.TopicStatsReply | None:
+        try:
+            topic = self._broker.loaded.get(name) or await self._topic(name)
+            found = await statistics.of_topic(topic, self._broker.endpoint, ages=False)
+        except MagnetarError as error:
+            _LOG.debug("no statistics of %s among those of its namespace: %s", name, error)
+            return None
+        return cast(wire.TopicStatsReply, reply_of(wire.TopicStatsReply, found))
+
+    async def topic_internal_stats(self, request: wire.Name, context: CallContext) -> values.TopicInternalStats:
+        return statistics.internals(await self._topic(request.name), self._broker.cache.bytes)
+
+    async def unload_topic(self, request: wire.Name, context: CallContext) -> None:
+        await self._administration.unload_topic(TopicName.parse(request.name))
+
+    async def trim_topic(self, request: wire.Name, context: CallContext) -> None:
+        topic = await self._topic(request.name)
+        await topic.trim()
+
+    async def compact(self, request: wire.Name, context: CallContext) -> None:
+        await self._administration.compact(TopicName.parse(request.name))
+
+    async def compaction_status(self, request: wire.Name, context: CallContext) -> wire.CompactionStatusReply:
+        found = statistics.of_compaction(await self._topic(request.name))
+        reply = cast(wire.CompactionStatusReply, reply_of(wire.CompactionStatusReply, found))
+        if found.ledger_id < 0:
+            reply.ClearField("horizon")
+        return reply
+
+    async def terminate_topic(self, request: wire.Name, context: CallContext) -> MessageId:
+        topic = await self._topic(request.name)
+        last = await topic.log.terminate()
+        return MessageId(last.ledger_id, last.entry_id, topic.name.partition)
+
+    # ------------------------------------------------------------------ subscriptions
+    async def list_subscriptions(self, request: wire.Name, context: CallContext) -> list[str]:
+        topic = await self._topic(request.name)
+        return sorted(name for name, each in topic.subscriptions.items() if each.durable)
+
+    async def create_subscription(self, request: wire.SubscriptionSpec, context: CallContext) -> None:
+        start = MessageId.from_wire(request.position) if request.HasField("position") else None
+        await self._check_letters(request.properties.get(DEAD_LETTER_TOPIC, ""), context)
+        await (await self._backlogs(request.topic)).create(request.name, start, dict(request.properties))
+
+    async def get_subscription_properties(
+        self, request: wire.DeleteSubscriptionRequest, context: CallContext
+    ) -> wire.SubscriptionSpec:
+        found = (await self._backlogs(request.topic)).properties(request.name)
+        return wire.SubscriptionSpec(topic=request.topic, name=request.name, properties=found)
+
+    async def set_subscription_properties(self, request: wire.SubscriptionSpec, context: CallContext) -> None:
+        await self._check_letters(request.properties.get(DEAD_LETTER_TOPIC, ""), context)
+        await (await self._backlogs(request.topic)).set_properties(request.name, dict(request.properties))
+
+    async def delete_subscription(
+        self, request: wire.DeleteSubscriptionRequest, context: CallContext
+    ) -> None:
+        topic = await self._topic(request.topic)
+        await topic.registry.unsubscribe(request.name, force=request.force)
+
+    async def reset_subscription(self, request: wire.ResetSubscriptionRequest, context: CallContext) -> None:
+        to = MessageId.from_wire(request.message_id) if request.HasField("message_id") else None
+        time_ms = request.publish_time_ms if request.HasField("publish_time_ms") else None
+        backlogs = await self._backlogs(request.topic)
+        await backlogs.reset(request.name, to, time_ms, inclusive=not request.exclude)
+
+    async def skip_messages(self, request: wire.SkipMessagesRequest, context: CallContext) -> None:
+        await (await self._backlogs(request.topic)).skip(request.name, request.messages)
+
+    async def peek_messages(self, request: wire.PeekMessagesRequest, context: CallContext) -> list[wire.Delivery]:
+        shown = await (await self._backlogs(request.topic)).peek(request.name, request.messages)
+        return [*map(delivery, shown)]
+
+    # ------------------------------------------------------------------ the cluster
+    async def list_brokers(self, request: wire.Empty, context: CallContext) -> list[values.BrokerInfo]:
+        broker = self._broker
+        return [
+            values.BrokerInfo(each.name, each.endpoint, len(broker.loaded) if each.name == broker.name else 0)
+            for each in await broker.brokers()
+        ]
+
+    async def list_bookies(self, request: wire.Empty, context: CallContext) -> list[values.BookieInfo]:
+        return [
+            values.BookieInfo(each.bookie, each.endpoint, each.read_only, each.rack, each.free_bytes, each.total_bytes)
+            for each in await self._broker.bookies()
+        ]
+
+
+def _tenant(request: wire.TenantSpec) -> TenantRecord:
+    """Returns the record of a tenant. InvalidName: a role that no caller can have."""
+    roles = tuple(dict.fromkeys(check_role(role) for role in request.admin_roles))
+    return TenantRecord(admin_roles=roles, allowed_clusters=tuple(dict.fromkeys(request.allowed_clusters)))
+
+
+def _namespace(request: wire.NamespaceSpec, bundles: int) -> NamespaceRecord:
+    return NamespaceRecord(
+        bundles=request.bundles or bundles,
+        auto_topic_creation=not request.auto_topic_creation_off, default_partitions=request.default_partitions,
+        is_creation_set=request.is_creation_set or request.auto_topic_creation_off or request.default_partitions > 0,
+    )  # fmt: skip

@@ -1,0 +1,186 @@
+"""A service as its callers get it: each unary rpc is authorized before its handler runs, and each act is audited.
+
+The rules are broker/access/table_core.py's; an rpc without a rule is a fault of the program, found when the broker
+starts. Streams are asked where they open something (broker/session/), because one stream opens many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ...proto.errors import MagnetarError
+from ...proto.names import NamespaceName, TopicName
+from ...proto.operations import OPERATIONS, On, Operation, Permission, Rule
+from ...runtime.network import CallContext, rpc, rpcs_of
+from ...runtime.threads import Workers
+from ..access.authorizer import Authorizer, may_everything
+from ..access.table_core import RULES
+from ..node.topic_manager import TopicManager
+
+# --------------------------------------------------------------------------------------------------------- later
+# Services whose code is loaded by their first caller: administration and transactions, which an idle broker does not
+# need. Guard: tests/cli/test_start.py.
+
+
+Method = Callable[[Any, Any], Awaitable[Any]]
+
+
+def attribute_of(method: str) -> str:
+    """The name of a handler's method: of "ListTopics" `list_topics`."""
+    return "".join(f"_{each.lower()}" if each.isupper() else each for each in method).lstrip("_")
+
+
+class Later:
+    """Has the methods of the service `name` ("Admin"). The first call imports `module` and makes the service."""
+
+    def __init__(self, name: str, workers: Workers, module: str, make: Callable[[], object]) -> None:
+        self._workers = workers
+        self._module = f"{__package__}.{module}"
+        self._make = make
+        self._service: object = None
+        for method in rpcs_of(name):
+            attribute = attribute_of(method)
+            setattr(self, attribute, self._method(attribute))
+
+    def _method(self, attribute: str) -> Method:
+        async def call(asked: Any, context: Any) -> Any:
+            if self._service is None:
+                await self._workers.load(self._module)
+                if self._service is None:  # no other call was faster
+                    self._service = self._make()
+            return await getattr(self._service, attribute)(asked, context)
+
+        return call
+
+
+def admin(broker: TopicManager) -> Later:
+    def make() -> object:
+        from .admin import AdminService
+
+        return AdminService(broker)
+
+    return Later("Admin", broker.world.workers, "admin", make)
+
+
+def transactions(broker: TopicManager) -> Later:
+    def make() -> object:
+        from .transactions import TransactionService
+
+        return TransactionService(broker)
+
+    return Later("Transactions", broker.world.workers, "transactions", make)
+
+
+# ------------------------------------------------------------------------------------------------------- checked
+
+
+Handler = Callable[[Any, CallContext], Awaitable[Any]]
+
+EVERY_SUBSCRIPTION = ("Admin.SkipMessages", "Admin.ExpireMessages")
+"""Rpcs that change every subscription if they do not name one."""
+LOOKS = re.compile(
+    r"Broker\.|Transactions\.|Admin\.(Check|List|Get(?!Message$)|.*(Stats|Status|LastMessageId|MessageIdByTime|Size)$)"
+)
+"""Matches rpcs that are not audited: they change nothing, and show no message; or are traffic of programs, which may be
+endless."""
+
+
+class Checked:
+    """Has the methods of `service`, a handler of the rpcs of `name` ("Admin"). Those of Admin answer plain values there
+    and messages here; `values` has what answers the plain values, by the name of the rpc."""
+
+    def __init__(self, name: str, service: object, access: Authorizer) -> None:
+        self.values: dict[str, Handler] = {}
+        for method in rpcs_of(name):
+            path, attribute, target = f"{name}.{method}", attribute_of(method), rpc(name, method)
+            handler = getattr(service, attribute)
+            if target.streaming:
+                assert any(each.partition(" ")[0] == path for each in RULES), f"{path} has no rule"
+            else:
+                handler = self.values[method] = _checked(path, RULES[path], handler, access)
+                if name == "Admin":
+                    handler = _encoded(OPERATIONS[method], target.reply, handler)
+            setattr(self, attribute, handler)
+
+
+def _encoded(operation: Operation[Any], reply: type[Message], handler: Handler) -> Handler:
+    async def call(request: Any, context: CallContext) -> Message:
+        from ...proto.translation import reply_of  # with the service, which a start does not load
+
+        return reply_of(reply, await handler(request, context), operation.of_reply)
+
+    return call
+
+
+def _checked(path: str, rule: Rule, handler: Handler, access: Authorizer) -> Handler:
+    act = not LOOKS.match(path)
+
+    async def call(request: Any, context: CallContext) -> Any:
+        if not may_everything(context.principal):
+            await _authorize(path, rule, request, context, access)
+        if not act:
+            return await handler(request, context)
+        result = "done"
+        try:
+            return await handler(request, context)
+        except BaseException as error:
+            result = type(error).__name__ if isinstance(error, MagnetarError) else "unknown"
+            raise
+        finally:
+            access.audit.act(
+                context.principal, context.peer, path, _subject(request), result, fields=_fields(request),
+                is_administration=may_everything(context.principal)
+                or _needed(path, rule, request) in _OF_ADMINISTRATORS,
+            )  # fmt: skip
+
+    return call
+
+
+_OF_ADMINISTRATORS = frozenset((Permission.MANAGE, Permission.OPERATE))
+
+
+def _needed(path: str, rule: Rule, request: Any) -> Permission:
+    if path in EVERY_SUBSCRIPTION and rule.subscription and not getattr(request, rule.subscription):
+        return Permission.MANAGE
+    return rule.permission
+
+
+async def authorize(path: str, request: Any, context: CallContext, access: Authorizer) -> None:
+    """Authorizes a request ("Admin.DeleteTopic") as the border does. Raises Unauthorized; InvalidName of what the
+    request names."""
+    if not may_everything(context.principal):
+        await _authorize(path, RULES[path], request, context, access)
+
+
+async def _authorize(path: str, rule: Rule, request: Any, context: CallContext, access: Authorizer) -> None:
+    """Authorizes a request. Raises Unauthorized; InvalidName of what the request names."""
+    permission, principal = _needed(path, rule, request), context.principal
+    subscription = getattr(request, rule.subscription) if rule.subscription else ""
+    if rule.on is On.PLACE:
+        topic, namespace = request.topic, request.namespace
+    else:
+        topic = getattr(request, rule.field) if rule.on is On.TOPIC else ""
+        namespace = getattr(request, rule.field) if rule.on is On.NAMESPACE else ""
+    if rule.on is On.PLACE and not topic and not namespace:
+        permission = Permission.OPERATE
+    await access.require(
+        principal, permission, topic=TopicName.parse(topic) if topic or rule.on is On.TOPIC else None,
+        namespace=NamespaceName.parse(namespace) if namespace or rule.on is On.NAMESPACE else None,
+        tenant=getattr(request, rule.field) if rule.on is On.TENANT else "", subscription=subscription,
+        peer=context.peer,
+    )  # fmt: skip
+
+
+def _subject(request: Any) -> str:
+    """The name of what the request is about."""
+    named = (getattr(request, field, "") for field in ("topic", "namespace", "name"))
+    return next((each for each in named if each), "the cluster")
+
+
+def _fields(request: Message) -> list[str]:
+    """Returns the names of the fields that the caller gave; never their values."""
+    return [field.name for field, _ in request.ListFields()]

@@ -1,0 +1,153 @@
+"""Half messages, as rpcs of Transactions and Admin: translates and calls (broker/transaction/halves_core.py decides).
+
+A half is stored for who may publish all of it: its topics are asked for at `prepare_half`, because a broker publishes
+them later. A member is asked over its stream until that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from ...proto import wire_pb2 as wire
+from ...proto.entry import parse_header
+from ...proto.errors import CorruptEntry, InvalidRequest, MagnetarError, MessageTooLarge, NotAllowed
+from ...proto.names import TopicName
+from ...proto.operations import Permission
+from ...proto.states import HALF_MESSAGES_MAX, TxnId, coordinator_of
+from ...runtime.network import CallContext, EndOfStream, Stream
+from ..node.topic_manager import TopicManager
+from ..transaction.intents_core import AskHalf, HalfChange, HalfRow, HalfVerb
+from ..transaction.records_core import HalfMessage
+
+Watching = Stream[wire.HalfCheck, wire.WatchHalvesItem]
+LIST_DEFAULT, LIST_MAX = 1_000, 5_000
+
+
+def half_of(asked: wire.TransactionId) -> TxnId:
+    """Returns the id of a half. Raises InvalidRequest."""
+    return TxnId.checked(asked.most, asked.least)
+
+
+class HalfService:
+    """The rpcs of Transactions about half messages."""
+
+    _broker: TopicManager
+
+    async def prepare_half(self, request: wire.HalfRequest, context: CallContext) -> wire.HalfReply:
+        half, messages = half_of(request.half), await self._messages(request, context)
+        coordinators = self._broker.transactions
+        if half.coordinator != coordinator_of(request.group, await coordinators.count()):
+            raise InvalidRequest(f"half {half} is not of the coordinator of group {request.group[:100]!r}")
+        state = await (await coordinators.here(half.coordinator)).prepare_half(
+            half, context.principal.name, request.group, request.check_key, messages, request.check_after_ms / 1000
+        )
+        return wire.HalfReply(state=state.name)
+
+    async def _messages(self, request: wire.HalfRequest, context: CallContext) -> list[HalfMessage]:
+        if len(request.messages) > HALF_MESSAGES_MAX:
+            raise InvalidRequest(f"a half of {len(request.messages)} messages has more than {HALF_MESSAGES_MAX}")
+        allowed: set[str] = set()
+        messages = []
+        for each in request.messages:
+            topic = TopicName.parse(each.topic)
+            if topic.full not in allowed:
+                await self._broker.access.require(
+                    context.principal, Permission.PRODUCE, topic=topic, peer=context.peer
+                )
+                if not topic.persistent:
+                    raise NotAllowed(f"topic {topic} takes no transactions")
+                allowed.add(topic.full)
+            try:
+                header = parse_header(each.entry)
+            except CorruptEntry as error:
+                raise InvalidRequest(f"a message of the half is no entry: {error}") from error
+            if header.batched or header.metadata.num_chunks_from_msg > 1:
+                raise InvalidRequest("a message of a half is neither in a batch nor in chunks")
+            if header.unfolded > (limit := self._broker.config.max_message_bytes):
+                raise MessageTooLarge(f"a message of a half declares {header.unfolded} uncompressed bytes, the limit is"
+                                      f" {limit}", size=header.unfolded, limit=limit)  # fmt: skip
+            messages.append(HalfMessage(topic.full, each.entry))
+        return messages
+
+    async def end_half(self, request: wire.EndHalfRequest, context: CallContext) -> wire.HalfReply:
+        half = half_of(request.half)
+        try:
+            verb = HalfVerb(request.verb)
+        except ValueError:
+            raise InvalidRequest(f"{request.verb} is no way to end a half") from None
+        state = await (await self._broker.transactions.here(half.coordinator)).end_half(
+            half, verb, context.principal.name, request.check, request.why
+        )
+        return wire.HalfReply(state=state.name)
+
+    async def watch_halves(self, stream: Watching, context: CallContext) -> None:
+        group = (await stream.receive())[0].group
+        if not group:
+            raise InvalidRequest("the first item of a WatchHalves stream names a group")
+        tasks = (asyncio.create_task(self._ask(stream, group, context)), asyncio.create_task(_gone(stream)))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                await tasks[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask(self, stream: Watching, group: str, context: CallContext) -> None:
+        coordinators = self._broker.transactions
+        coordinator = await coordinators.here(coordinator_of(group, await coordinators.count()))
+        async with aclosing(coordinator.watch_halves(context.principal.name, group)) as asked:
+            async for each in asked:
+                await stream.send(_check(coordinator.number, each))
+
+
+async def _gone(stream: Watching) -> None:
+    try:
+        while True:
+            await stream.receive()
+    except (EndOfStream, MagnetarError):
+        return
+
+
+def _check(coordinator: int, asked: AskHalf) -> wire.HalfCheck:
+    return wire.HalfCheck(
+        half=wire.TransactionId(most=coordinator, least=asked.half), check=asked.check, check_key=asked.check_key,
+        unknown=asked.unknown, age_ms=int(asked.age_s * 1000), answer_ms=int(asked.answer_s * 1000),
+        messages=[wire.HalfMessage(topic=each.topic, entry=each.entry) for each in asked.messages],
+    )  # fmt: skip
+
+
+class HalfAdminService:
+    """The rpcs of Admin about half messages."""
+
+    _broker: TopicManager
+
+    async def list_halves(self, request: wire.ListHalvesRequest, context: CallContext) -> wire.ListHalvesReply:
+        half = half_of(request.half) if request.HasField("half") else None
+        number = request.coordinator if half is None else half.coordinator
+        if not await self._broker.transactions.has_begun(number):
+            return wire.ListHalvesReply()  # and it is not loaded for the question
+        coordinator = await self._broker.transactions.here(number)
+        found = coordinator.half_statistics()
+        rows = coordinator.half_rows(half, request.group, min(request.limit or LIST_DEFAULT, LIST_MAX))
+        return wire.ListHalvesReply(
+            items=[_row(number, row) for row in rows], open=found["open"], parked=found["parked"], bytes=found["bytes"]
+        )
+
+    async def change_half(self, request: wire.ChangeHalfRequest, context: CallContext) -> None:
+        half = half_of(request.half)
+        try:
+            verb = HalfChange(request.verb)
+        except ValueError:
+            raise InvalidRequest(f"{request.verb} is no change of a half") from None
+        await (await self._broker.transactions.here(half.coordinator)).change_half(half, verb)
+
+
+def _row(number: int, row: HalfRow) -> wire.HalfInfo:
+    return wire.HalfInfo(
+        half=wire.TransactionId(most=number, least=row.half), state=row.phase.name, owner=row.owner, group=row.group,
+        check_key=row.check_key, age_ms=int(row.age_s * 1000), unknown=row.unknown, members=row.members,
+        bytes=row.size_bytes, topics=row.topics, reason=row.reason,
+    )  # fmt: skip

@@ -1,0 +1,475 @@
+"""A producer or consumer of a Connect stream: its frames in, its session's answers out.
+
+    Handler.take(frame, turns)     at once, or after earlier work of the same handler
+    Handler.leave()                the stream is gone
+
+A handler's work that takes longer than a slice of the loop is a task of its own: opening, acknowledgements of very many
+entries. Its frames that come meanwhile are deferred, and taken when it is done. Requests that are answered later
+(`seek`, `last_message_id`, the receipt of an acknowledgement, acknowledgements in transactions) run beside that, at
+most REQUESTS_MAX. So the join of one transaction delays neither other frames nor other transactions: acknowledgements
+of different transactions, and plain ones, have no order; each is judged when it is its turn.
+A handler ends once, in `_end`: closed by its client (the last frame is `done`), given up by the broker or for a frame
+that it does not take (the last frame is `closed`), or with the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...proto import wire_pb2 as wire
+from ...proto.checksum import varint
+from ...proto.errors import BackPressure, ConnectionLost, InternalError, InvalidRequest, MagnetarError, to_wire
+from ...proto.names import NamespaceName, Position
+from ...runtime.grpc.messages import LongItem
+from ...runtime.network import CallContext, EndOfStream, Stream
+from ..cluster.policy_cache import Added, Told
+from ..cluster.policy_cache import Topics as TopicsNow
+from ..common.token_bucket import Turns
+from ..session.consumer import ConsumerSession
+from ..session.producer import ProducerSession
+from ..session.topics import Topics
+from ..subscription.core.dispatch import Delivery
+from ..topic.producer import UNNUMBERED
+from . import translate
+from .translate import delivery_items
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+_LOG = logging.getLogger("magnetar.broker.connect")
+
+WAITING_FRAMES = 100
+"""Most frames that wait for a handler that is being opened: a client has nothing to send then but permits and a close.
+"""
+REQUESTS_MAX = 1000
+"""Most requests of a handler that are under way."""
+
+Work = Callable[[], Awaitable[wire.ServerFrame | None]]
+"""A request; its answer, or None for `done`."""
+
+
+class Handler:
+    """A handler of one producer or consumer. `number` is its id on the stream."""
+
+    __slots__ = ("_connection", "_deferred", "_requests", "_work", "number", "opened", "over")
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.number = number
+        self.opened = False
+        self.over = False
+        self._connection = connection
+        self._requests = 0
+        self._work: asyncio.Task[None] | None = None
+        self._deferred: deque[wire.ClientFrame] | None = None
+
+    # ------------------------------------------------------------------ of a producer, or of a consumer
+    async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
+        raise NotImplementedError
+
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+        raise NotImplementedError
+
+    async def _close(self) -> None:
+        """Ends the session of the handler, in order."""
+        raise NotImplementedError
+
+    async def _leave(self) -> None:
+        """Leaves the session at once. Idempotent."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------ opening
+    def open(self, frame: wire.ClientFrame) -> None:
+        self._work = self._connection.start(self._opening(frame))
+
+    async def _opening(self, frame: wire.ClientFrame) -> None:
+        try:
+            opened = await self._open(frame)
+        except Exception as error:
+            self.give_up(_typed(error))
+            return
+        if self.over:  # its client was told, and `leave` waits for this: it takes the session back
+            return
+        self.opened = True
+        self._connection.send(opened)
+        self._go_on()
+
+    # ------------------------------------------------------------------ frames
+    def take(self, frame: wire.ClientFrame, turns: Turns) -> None:
+        kind = frame.WhichOneof("kind")
+        if kind in ("open_producer", "subscribe"):
+            self.give_up(InvalidRequest(f"id {self.number} is used twice"))
+        elif self._work is None:
+            self._take(kind, frame, turns)
+        elif self.opened:
+            self._defer(frame)
+        elif kind == "close":
+            self._end(self._opening_closed(frame.close))
+        elif kind == "publish":
+            self.give_up(InvalidRequest("a producer publishes after it was opened"))
+        elif self._deferred is not None and len(self._deferred) >= WAITING_FRAMES:
+            self.give_up(BackPressure(f"more than {WAITING_FRAMES} frames before the answer to the first"))
+        else:
+            self._defer(frame)
+
+    def _take(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+        try:
+            if kind == "close":
+                self._end(self._closing(frame.close))
+            else:
+                self._handle(kind, frame, turns)
+        except Exception as error:
+            self.give_up(_typed(error))
+
+    def _defer(self, frame: wire.ClientFrame) -> None:
+        if isinstance(frame, LongItem):  # a part of an envelope, which would stay as long
+            frame = frame.kept()
+        if self._deferred is None:
+            self._deferred = deque()
+        self._deferred.append(frame)
+        self._connection.deferred(frame.ByteSize())
+
+    def _go_on(self) -> None:
+        """Goes on after the work: the frames that waited for it are next."""
+        self._work, turns = None, Turns(self._connection.broker.world.clock)
+        while self._deferred and self._work is None and not self.over:
+            frame = self._deferred.popleft()
+            self._connection.deferred(-frame.ByteSize())
+            self._take(frame.WhichOneof("kind"), frame, turns)
+            if turns.over and self._work is None and not self.over:
+                self._work = self._connection.start(self._later())
+        if not self._deferred:
+            self._deferred = None
+
+    async def _later(self) -> None:
+        await asyncio.sleep(0)
+        self._go_on()
+
+    # ------------------------------------------------------------------ work in steps
+    def _go_through(self, steps: Iterator[None], turns: Turns, then: Callable[[MagnetarError | None], None]) -> None:
+        """Takes the steps at once, as far as the slice goes; the rest in a task."""
+        try:
+            for _ in steps:
+                if turns.over:
+                    self._work = self._connection.start(self._rest(steps, then))
+                    return
+        except MagnetarError as error:
+            then(error)
+        else:
+            then(None)
+
+    async def _rest(self, steps: Iterator[None], then: Callable[[MagnetarError | None], None]) -> None:
+        await asyncio.sleep(0)
+        turns, failure = Turns(self._connection.broker.world.clock), None
+        try:
+            for _ in steps:
+                if turns.over:
+                    await turns.next()
+        except Exception as error:
+            failure = _typed(error)
+        then(failure)
+        self._go_on()
+
+    # ------------------------------------------------------------------ requests that are answered later
+    def _request(self, request_id: int, work: Work) -> None:
+        if self._requests >= REQUESTS_MAX:
+            self._done(request_id, self._too_many())
+        else:
+            self._requests += 1
+            self._connection.start(self._answer(request_id, work))
+
+    def _too_many(self) -> MagnetarError:
+        return BackPressure(f"{REQUESTS_MAX} requests of this consumer are under way: wait for some answers")
+
+    async def _answer(self, request_id: int, work: Work) -> None:
+        try:
+            answer = await work()
+        except Exception as error:
+            self._done(request_id, _typed(error))
+        else:
+            if answer is not None:
+                self._connection.send(answer)
+            else:
+                self._done(request_id, None)
+        finally:
+            self._requests -= 1
+
+    def _owes(self, request_id: int) -> Callable[[MagnetarError | None], None]:
+        """Begins a request without a task; returns the function to be called once with its outcome."""
+        self._requests += 1
+        self._connection.owes(1)
+
+        def tell(error: MagnetarError | None) -> None:
+            self._requests -= 1
+            self._connection.owes(-1)
+            self._done(request_id, error)
+
+        return tell
+
+    def _done(self, request_id: int, error: MagnetarError | None) -> None:
+        told = to_wire(error) if error is not None else None
+        done = wire.Done(request_id=request_id, error=told)
+        self._connection.send(wire.ServerFrame(id=self.number, done=done))
+
+    # ------------------------------------------------------------------ the end
+    def give_up(self, error: MagnetarError) -> None:
+        """Closes it by the broker: the client gets the error."""
+        if not self.over:
+            self._connection.send(wire.ServerFrame(id=self.number, closed=to_wire(error)))
+            self._end(self.leave())
+
+    def _end(self, leaving: Coroutine[Any, Any, None]) -> None:
+        self.over = True
+        if self._deferred is not None:
+            self._connection.deferred(-sum(frame.ByteSize() for frame in self._deferred))
+            self._deferred = None
+        self._connection.ended(self, leaving)
+
+    async def _closing(self, request_id: int) -> None:
+        error = None
+        try:
+            await self._close()
+        except Exception as failure:
+            error = _typed(failure)
+        self._done(request_id, error)
+
+    async def _opening_closed(self, request_id: int) -> None:
+        await self.leave()
+        self._done(request_id, None)
+
+    async def leave(self) -> None:
+        """Leaves when the stream is gone, or the broker gave the handler up: nothing of it stays. Idempotent."""
+        self.over = True
+        work = self._work
+        if work is not None and work is not asyncio.current_task() and not work.done():
+            work.cancel()
+            await asyncio.wait((work,))
+        await self._leave()
+
+
+class ProducerHandler(Handler):
+    """The handler of a producer, and its session's port (broker/session/producer.py `ProducerPort`)."""
+
+    __slots__ = ("_hears_waits", "_session")
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        super().__init__(connection, number)
+        self._session: ProducerSession | None = None
+        self._hears_waits = False
+
+    async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
+        self._hears_waits = frame.open_producer.hears_waits
+        options = translate.producer_options(frame.open_producer, self._connection.broker.config)
+        self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
+        return translate.producer_opened(self.number, self._session)
+
+    def take(self, frame: wire.ClientFrame, turns: Turns) -> None:
+        if self._work is not None or self._session is None or frame.WhichOneof("kind") != "publish":
+            super().take(frame, turns)
+            return
+        try:
+            self._session.publish(frame.publish)
+        except Exception as error:
+            self.give_up(_typed(error))
+
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+        if kind != "publish":
+            raise InvalidRequest(f"a producer does not take {kind or 'a frame of unknown kind'}")
+        assert self._session is not None, "it is open"
+        self._session.publish(frame.publish)
+
+    async def _close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _leave(self) -> None:
+        if self._session is not None:
+            self._session.leave()
+
+    async def settled(self) -> None:
+        """Returns when what is on its way is answered."""
+        if self.opened:
+            await self._close()
+
+    # ------------------------------------------------------------------ the port
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=position[0], entry_id=position[1], index=index)
+        try:
+            self._connection.stream.send_nowait(wire.ServerFrame(id=self.number, receipt=receipt))
+        except ConnectionLost:
+            return  # the reader of the stream gets it too, and ends
+
+    def duplicate(self, sequence_id: int) -> None:
+        receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=-1, entry_id=-1, index=-1, duplicate=True)
+        self._connection.send(wire.ServerFrame(id=self.number, receipt=receipt))
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        if sequence_id == UNNUMBERED:  # the frame has no number of its own: which publish it was cannot be said
+            self.give_up(error)
+            return
+        failed = wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error))
+        self._connection.send(wire.ServerFrame(id=self.number, failed=failed))
+
+    def waits(self, error: MagnetarError) -> None:
+        if self._hears_waits:
+            self._connection.send(wire.ServerFrame(id=self.number, waits=to_wire(error)))
+
+    def credit(self, size: int) -> None:
+        self._connection.send(wire.ServerFrame(id=self.number, credit=size))
+
+    def closed(self, error: MagnetarError) -> None:
+        self.give_up(error)
+
+
+class ConsumerHandler(Handler):
+    """The handler of a consumer, and its session's port (broker/session/consumer.py `ConsumerPort`)."""
+
+    __slots__ = ("_head", "_session", "queued_bytes", "sent")
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        super().__init__(connection, number)
+        self._head = b"\x08" + varint(number)
+        self._session: ConsumerSession | None = None
+        self.sent: deque[tuple[int, int]] | None = None  # what has not left: (where it ends on the stream, bytes) …
+        self.queued_bytes = 0  # … and its sum
+
+    async def _open(self, frame: wire.ClientFrame) -> wire.ServerFrame:
+        options = translate.subscribe_options(frame.subscribe)
+        self._session = await ConsumerSession.open(self._connection.broker, options, self, self._connection.caller)
+        return translate.subscribed(self.number, self._session)
+
+    def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+        session = self._session
+        assert session is not None, "it is open"
+        if kind == "ack" and frame.ack.HasField("txn"):
+            self._ack_in(session, frame.ack)
+        elif kind == "ack":
+            self._go_through(translate.ack_steps(session, frame.ack), turns, self._acked(session, frame.ack.request_id))
+        elif kind == "permits":
+            session.flow(frame.permits)
+        elif kind == "redeliver":
+            steps = translate.redeliver_steps(session, frame.redeliver)
+            self._go_through(steps, turns, self._given_back(frame.redeliver.request_id))
+        elif kind == "seek":
+            self._request(frame.seek.request_id, lambda: translate.seek(session, frame.seek))
+        elif kind == "unsubscribe":
+            self._request(frame.unsubscribe, session.unsubscribe)
+        elif kind == "last_message_id":
+            self._request(frame.last_message_id, lambda: self._last(session, frame.last_message_id))
+        else:
+            raise InvalidRequest(f"a consumer does not take {kind or 'a frame of unknown kind'}")
+
+    def _ack_in(self, session: ConsumerSession, ack: wire.Ack) -> None:
+        """Acknowledges in a transaction. Nearly all wait for the disk alone, and need no task."""
+        number = ack.request_id
+        if self._requests < REQUESTS_MAX and translate.pend_now(session, ack):
+            session.when_durable(self._owes(number))
+        else:
+            self._request(number, lambda: translate.ack_in(session, ack))
+
+    def _acked(self, session: ConsumerSession, request_id: int) -> Callable[[MagnetarError | None], None]:
+        def then(error: MagnetarError | None) -> None:
+            if not request_id:
+                return
+            if error is not None:
+                self._done(request_id, error)
+            elif self._requests < REQUESTS_MAX:
+                session.when_durable(self._owes(request_id))
+            else:
+                self._done(request_id, self._too_many())
+
+        return then
+
+    def _given_back(self, request_id: int) -> Callable[[MagnetarError | None], None]:
+        """Returns a callback that answers in the turn in which messages were given back: none of them is delivered
+        again before the answer."""
+        def then(error: MagnetarError | None) -> None:
+            if error is not None:
+                self.give_up(error)
+            elif request_id:
+                self._done(request_id, None)
+
+        return then
+
+    async def _last(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
+        return translate.last(self.number, request_id, await session.last_message())
+
+    async def _close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _leave(self) -> None:
+        if self._session is not None:
+            await self._session.leave()
+
+    # ------------------------------------------------------------------ the port
+    def deliver(self, deliveries: Sequence[Delivery]) -> bool:
+        return self._connection.deliver(self, delivery_items(deliveries, self._head))
+
+    def ended(self) -> None:
+        self._connection.send(wire.ServerFrame(id=self.number, end_of_topic=wire.Empty()))
+
+    def active(self, active: bool) -> None:
+        self._connection.send(wire.ServerFrame(id=self.number, active=active))
+
+    def closed(self, error: MagnetarError) -> None:
+        self.give_up(error)
+
+    async def drained(self) -> None:
+        await self._connection.drained(self)
+
+
+def _typed(error: Exception) -> MagnetarError:
+    """The error for the client. A fault of the broker is logged: the caller must not wait for ever."""
+    if isinstance(error, MagnetarError):
+        return error
+    _LOG.error("a request of a client failed", exc_info=error)
+    return InternalError(f"the request failed: {error!r}")
+
+
+# --------------------------------------------------------------------------------------------------------- watch
+# The WatchTopics stream: translates broker/cluster/policy_cache.py, until the client goes or the metadata's session
+# ends.
+
+
+Watches = Stream[wire.WatchTopicsReply, wire.WatchTopicsRequest]
+
+
+async def serve(topics: Topics, stream: Watches, caller: CallContext) -> None:
+    asked = (await stream.receive())[0]
+    if not asked.namespace:
+        raise InvalidRequest("the first item of a WatchTopics stream names a namespace")
+    tasks = (asyncio.create_task(_tell(topics, stream, asked, caller)), asyncio.create_task(_gone(stream)))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _tell(topics: Topics, stream: Watches, asked: wire.WatchTopicsRequest, caller: CallContext) -> None:
+    name = NamespaceName.parse(asked.namespace)
+    async for told in topics.watch(name, asked.after_revision, caller.principal):
+        await stream.send(_reply(told))
+
+
+async def _gone(stream: Watches) -> None:
+    try:
+        while True:
+            await stream.receive()
+    except (EndOfStream, MagnetarError):
+        return
+
+
+def _reply(told: Told) -> wire.WatchTopicsReply:
+    if isinstance(told, TopicsNow):
+        return wire.WatchTopicsReply(topics=wire.Names(names=told.names), revision=told.revision)
+    if isinstance(told, Added):
+        return wire.WatchTopicsReply(added=told.name, revision=told.revision)
+    return wire.WatchTopicsReply(removed=told.name, revision=told.revision)

@@ -1,0 +1,44 @@
+"""The Read stream: translates broker/session/backlogs.py. Requests are answered one after the other, in order: the
+entries of the range, then `done` with the first index that they do not cover."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import MagnetarError, to_wire
+from ...runtime.network import CallContext, EndOfStream, Pieces, Stream
+from ..common.token_bucket import Turns
+from ..node.topic_manager import TopicManager
+from ..session.backlogs import Range, RangeReader
+from .translate import read_item
+
+Reads = Stream[wire.ReadReply | Pieces, wire.ReadRequest]
+
+
+async def serve(broker: TopicManager, stream: Reads, caller: CallContext) -> None:
+    while True:
+        try:
+            items = await stream.receive()
+        except EndOfStream:
+            return
+        turns = Turns(broker.world.clock)
+        for request in items:
+            await _answer(broker, stream, request, caller, turns)
+            if turns.over:
+                await turns.next()
+
+
+async def _answer(
+    broker: TopicManager, stream: Reads, request: wire.ReadRequest, caller: CallContext, turns: Turns
+) -> None:
+    wanted = Range(request.topic, request.first_index, request.end_index, request.bytes_max, request.incarnation)
+    reader, error = RangeReader(broker, wanted, caller), None
+    try:
+        async with aclosing(reader.entries(turns)) as entries:
+            async for entry in entries:
+                await stream.send(read_item(request.request_id, entry))
+    except MagnetarError as failure:
+        error = to_wire(failure)
+    done = wire.ReadDone(next_index=reader.next_index, error=error)
+    await stream.send(wire.ReadReply(request_id=request.request_id, done=done))

@@ -1,0 +1,296 @@
+"""The Transactions service of proto/wire.proto, and what Admin says of transactions: translates and calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+from ...proto import wire_pb2 as wire
+from ...proto.errors import InvalidRequest, MagnetarError, to_wire
+from ...proto.names import Position, TopicName
+from ...proto.states import TxnId, TxnState
+from ...proto.statistics import TransactionHere
+from ...runtime.network import CallContext
+from ..common.token_bucket import Turns
+from ..common.transactions import Settlement, state_of
+from ..node.topic_manager import TopicManager
+from ..session import statistics
+from ..session.topics import reached_by
+from ..transaction.intents_core import Row, Verb
+from ..transaction.peers import settlement_to_wire
+from ..transaction.records_core import Participant, Tag
+from ..transaction.together import Question, Together
+from .halves import HalfAdminService, HalfService
+
+if TYPE_CHECKING:
+    from ..transaction.coordinator import RunningCoordinator
+
+ITEMS_MAX = 5_000
+LIST_DEFAULT = 1_000
+
+
+class TransactionService(HalfService):
+    """The Transactions service; each method is an rpc."""
+
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
+
+    async def _here(self, txn: TxnId) -> RunningCoordinator:
+        return await self._broker.transactions.here(txn.coordinator)
+
+    async def find(self, request: wire.FindCoordinator, context: CallContext) -> wire.CoordinatorReply:
+        coordinators = self._broker.transactions
+        owner = await coordinators.find(request.coordinator)
+        return wire.CoordinatorReply(
+            owner=reached_by(owner, request.listener), here=owner.name == self._broker.name,
+            coordinators=await coordinators.count(),
+        )  # fmt: skip
+
+    async def begin(self, request: wire.BeginRequest, context: CallContext) -> wire.BeginReply:
+        coordinator = await self._broker.transactions.here(request.coordinator)
+        tag = _tag(request.sink) if request.HasField("sink") else None
+        begun = await coordinator.begin(
+            context.principal.name, request.count, request.timeout_ms / 1000, name=request.name, holder=request.holder,
+            tag=tag, adopt=request.sink.adopt, address=context.peer,
+        )  # fmt: skip
+        return wire.BeginReply(
+            first=wire.TransactionId(most=coordinator.number, least=begun.first) if begun.ids else None,
+            count=begun.ids, lease_ms=int(begun.lease_s * 1000), already=begun.already, holder=begun.holder,
+        )  # fmt: skip
+
+    async def end(self, request: wire.EndRequest, context: CallContext) -> wire.EndReply:
+        from ..transaction.coordinator import ANSWER_S  # with the coordinators, which a start does not load
+
+        _bounded(request.items)
+        running = await self._running({item.txn.most for item in request.items})
+        together, owner, turns = Together(), context.principal.name, Turns(self._broker.world.clock)
+        for item in request.items:
+            _ask_end(running[item.txn.most], together.one(), item, owner)
+            if turns.over:
+                await turns.next()
+        results, reply = await together.answered(ANSWER_S), wire.EndReply()
+        for item, result in zip(request.items, results, strict=True):
+            reply.items.append(_reply(item.txn, result))
+            if turns.over:
+                await turns.next()
+        return reply
+
+    async def _running(self, numbers: Iterable[int]) -> dict[int, RunningCoordinator | MagnetarError]:
+        """Returns the coordinators of these numbers that are here; or why one is not."""
+        here = self._broker.transactions.here_now
+        found: dict[int, RunningCoordinator | MagnetarError] = {}
+        missing = []
+        for number in numbers:
+            if (running := here(number)) is not None:
+                found[number] = running
+            else:
+                missing.append(number)
+        if missing:
+            found.update(zip(missing, await asyncio.gather(*map(self._loaded, missing)), strict=True))
+        return found
+
+    async def _loaded(self, number: int) -> RunningCoordinator | MagnetarError:
+        try:
+            return await self._broker.transactions.here(TxnId.checked(number, 0).coordinator)
+        except MagnetarError as error:
+            return error
+
+    async def status(self, request: wire.StatusRequest, context: CallContext) -> wire.StatusReply:
+        _bounded(request.txns)
+        owner = context.principal.name
+        asked = [_answered(each, partial(self._status, each, owner)) for each in request.txns]
+        return wire.StatusReply(items=await asyncio.gather(*asked))
+
+    async def _status(self, asked: wire.TransactionId, owner: str) -> TxnState:
+        txn = txn_of(asked)
+        return await (await self._here(txn)).status(txn, owner)
+
+    async def commit_batch(self, request: wire.CommitBatchRequest, context: CallContext) -> wire.CommitBatchReply:
+        _bounded(request.items)
+        txns = {txn_of(item.txn): _participants(item) for item in request.items}
+        numbers = {txn.coordinator for txn in txns} or {request.coordinator}
+        if len(numbers) != 1:
+            raise InvalidRequest("a batch is of one coordinator")
+        coordinator = await self._broker.transactions.here(numbers.pop())
+        tag = _tag(request.sink) if request.sink.sink_id else None
+        return wire.CommitBatchReply(
+            already=await coordinator.commit_batch(context.principal.name, txns, tag, adopt=request.sink.adopt)
+        )
+
+    async def sink_status(self, request: wire.SinkRequest, context: CallContext) -> wire.SinkReply:
+        running = await self._broker.transactions.here(request.coordinator)
+        found = running.core.sink(request.sink_id, context.principal.name)
+        if found is None:
+            return wire.SinkReply(batch=-1)
+        return wire.SinkReply(known=True, query_id=found.query_id, batch=found.batch)
+
+    async def join(self, request: wire.JoinRequest, context: CallContext) -> wire.JoinReply:
+        _bounded(request.items)
+        return wire.JoinReply(items=await asyncio.gather(*map(self._join, request.items)))
+
+    async def _join(self, item: wire.JoinItem) -> wire.TransactionReply:
+        try:
+            txn, topic = txn_of(item.txn), TopicName.parse(item.topic)
+            owner = item.owner if item.HasField("owner") else None
+            joined = await (await self._here(txn)).join(txn, topic.full, owner)
+        except MagnetarError as error:
+            return wire.TransactionReply(txn=item.txn, error=to_wire(error))
+        told = settlement_to_wire(joined, topic) if isinstance(joined, Settlement) else None
+        return wire.TransactionReply(txn=item.txn, state=_state(state_of(joined)), settlement=told)
+
+    async def abort_open(self, request: wire.AbortOpenRequest, context: CallContext) -> wire.AbortOpenReply:
+        _bounded(request.items)
+        return wire.AbortOpenReply(items=await asyncio.gather(*map(self._abort_open, request.items)))
+
+    async def _abort_open(self, item: wire.AbortOpenItem) -> wire.AbortOpenDone:
+        try:
+            txn = txn_of(item.txn)
+            found = await (await self._here(txn)).abort_open(txn, only_tell=item.only_tell)
+        except MagnetarError as error:
+            return wire.AbortOpenDone(error=to_wire(error))
+        return wire.AbortOpenDone(found=_row(txn.coordinator, found))
+
+    async def settle(self, request: wire.SettleRequest, context: CallContext) -> wire.SettleReply:
+        _bounded(request.items)
+        by_topic: dict[str, list[tuple[int, wire.Settlement]]] = defaultdict(list)
+        for number, item in enumerate(request.items):
+            by_topic[item.topic].append((number, item))
+        settled = await asyncio.gather(*[self._settle(topic, items) for topic, items in by_topic.items()])
+        return wire.SettleReply(items=[done for each in settled for done in each])
+
+    async def _settle(self, topic: str, items: Sequence[tuple[int, wire.Settlement]]) -> list[wire.Done]:
+        settlements = [
+            Settlement(txn_of(it.txn), it.committed, it.entries, Position(it.last.ledger_id, it.last.entry_id))
+            for _, it in items
+        ]
+        try:
+            errors = await self._broker.participants.settle_here(TopicName.parse(topic), settlements)
+        except MagnetarError as error:
+            errors = [error] * len(items)
+        return [
+            wire.Done(request_id=number, error=to_wire(error) if error is not None else None)
+            for (number, _), error in zip(items, errors, strict=True)
+        ]
+
+
+class TransactionAdminService(HalfAdminService):
+    """The rpcs of Admin about transactions."""
+
+    _broker: TopicManager
+
+    async def list_transactions(
+        self, request: wire.ListTransactionsRequest, context: CallContext
+    ) -> wire.ListTransactionsReply:
+        txn = txn_of(request.txn) if request.HasField("txn") else None
+        number = request.coordinator if txn is None else txn.coordinator
+        if not await self._broker.transactions.has_begun(number):
+            return wire.ListTransactionsReply(ledger_id=-1)  # and it is not loaded for the question
+        coordinator = await self._broker.transactions.here(number)
+        found, ledger = coordinator.statistics(), coordinator.log.place
+        rows = coordinator.rows(txn, min(request.limit or LIST_DEFAULT, ITEMS_MAX))
+        return wire.ListTransactionsReply(
+            items=[_row(number, row) for row in rows], open=found["open"], prepared=found["prepared"],
+            unsettled=found["unsettled"], epoch=coordinator.epoch, committed=found["committed"],
+            aborted=found["aborted"], next_least=coordinator.core.next_id, done_below=coordinator.core.done_below,
+            loading_ms=coordinator.loading_ms, loaded_ms=coordinator.loaded_ms, ledger_id=ledger[0],
+            ledger_entries=ledger[1], ledger_bytes=ledger[2],
+        )  # fmt: skip
+
+    async def abort_transaction(self, request: wire.TransactionId, context: CallContext) -> wire.TransactionReply:
+        txn = txn_of(request)
+        state = await (await self._broker.transactions.here(txn.coordinator)).abort_by_admin(txn)
+        return wire.TransactionReply(txn=request, state=_state(state))
+
+    async def detach_transaction(self, request: wire.DetachTransactionRequest, context: CallContext) -> None:
+        txn = txn_of(request.txn)
+        coordinator = await self._broker.transactions.here(txn.coordinator)
+        await coordinator.detach(txn, TopicName.parse(request.topic).full)
+
+    async def topic_transaction(self, request: wire.TopicTransactionRequest, context: CallContext) -> TransactionHere:
+        topic = await self._broker.topic(TopicName.parse(request.topic))
+        return statistics.of_transaction(topic, txn_of(request.txn))
+
+
+def txn_of(asked: wire.TransactionId) -> TxnId:
+    """Returns the id of a transaction. Raises InvalidRequest."""
+    return TxnId.checked(asked.most, asked.least)
+
+
+def _ask_end(running: RunningCoordinator | MagnetarError, question: Question, item: wire.EndItem, owner: str) -> None:
+    if isinstance(running, MagnetarError):
+        question.answer(running)
+        return
+    try:
+        running.ask_end(
+            question, txn_of(item.txn), _verb(item.verb), owner, _participants(item),
+            prepared_s=item.prepared_ms / 1000, visible=item.visible,
+        )  # fmt: skip
+    except MagnetarError as error:
+        question.answer(error)
+
+
+def _reply(txn: wire.TransactionId, result: object) -> wire.TransactionReply:
+    if isinstance(result, MagnetarError):
+        return wire.TransactionReply(txn=txn, error=to_wire(result))
+    assert isinstance(result, TxnState), "the question is about a state"
+    return wire.TransactionReply(txn=txn, state=_state(result))
+
+
+async def _answered(txn: wire.TransactionId, work: Callable[[], Awaitable[TxnState]]) -> wire.TransactionReply:
+    """Answers one item of a request: each has its own answer. `work` makes its coroutine here: a task that is cancelled
+    first leaves none."""
+    try:
+        return wire.TransactionReply(txn=txn, state=_state(await work()))
+    except MagnetarError as error:
+        return wire.TransactionReply(txn=txn, error=to_wire(error))
+
+
+def _verb(number: int) -> Verb:
+    try:
+        return Verb(number)
+    except ValueError:
+        raise InvalidRequest(f"{number} is no way to end a transaction") from None
+
+
+def _state(state: TxnState) -> str:
+    return state.name
+
+
+def _bounded(items: Sequence[object]) -> None:
+    if len(items) > ITEMS_MAX:
+        raise InvalidRequest(f"{len(items)} items in one request are more than {ITEMS_MAX}")
+
+
+def _participants(item: wire.EndItem) -> list[Participant]:
+    return [Participant(_full(each.topic), each.entries, *_position(each)) for each in item.participants]
+
+
+@lru_cache(1_000)
+def _full(topic: str) -> str:
+    """Returns the full name of a topic. Raises InvalidName. Cached, as most ends name the topics of those before."""
+    return TopicName.parse(topic).full
+
+
+def _position(participant: wire.Participant) -> Position:
+    if not participant.HasField("last"):
+        return Position(-1, -1)
+    return Position(participant.last.ledger_id, participant.last.entry_id)
+
+
+def _tag(sink: wire.SinkTag) -> Tag:
+    if not sink.sink_id:
+        raise InvalidRequest("a sink has an id")
+    return Tag(sink.sink_id, sink.query_id, sink.batch, sink.run)
+
+
+def _row(number: int, row: Row) -> wire.TransactionInfo:
+    tag = row.tag
+    return wire.TransactionInfo(
+        txn=wire.TransactionId(most=number, least=row.txn), state=_state(row.state),
+        owner=row.owner, name=row.name, age_ms=int(row.age_s * 1000), remaining_ms=int(row.left_s * 1000),
+        sink=wire.SinkTag(sink_id=tag.sink_id, query_id=tag.query_id, batch=tag.batch, run=tag.run) if tag else None,
+        topics=row.waiting, reason=row.reason, address=row.address, timeout_ms=int(row.timeout_s * 1000),
+    )  # fmt: skip

@@ -1,0 +1,323 @@
+"""Between messages of proto/wire.proto and the plain values of the broker's sessions.
+
+Rule: no request costs the broker more than linear work in its bytes, and none leaves anything half made. So values that
+the wire can carry and the broker has no use for (an enum's unknown number, an index that no entry can have) are refused
+here, as InvalidRequest, before a session sees them. What is long is translated as it is taken, a step at a time.
+Guarding test: tests/broker/grpc/test_extreme_requests.py, for each request of proto/wire.proto.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from msgspec.structs import replace
+
+from ...metadata.records import GrantsRecord
+from ...proto import wire_pb2 as wire
+from ...proto.checksum import varint
+from ...proto.errors import InvalidRequest
+from ...proto.names import MessageId, Position
+from ...proto.schema import SchemaInfo, SchemaType, SchemaVersion, version_bytes
+from ...proto.states import (
+    AccessMode,
+    AckedEntry,
+    EntrySet,
+    InitialPosition,
+    Isolation,
+    KeySharedMode,
+    LastMessage,
+    RedeliveryOrder,
+    TxnId,
+    enum_of,
+)
+from ...runtime.files import Buffer
+from ...runtime.network import Pieces
+from ..access import authorizer as permissions
+from ..common.config import BrokerConfig
+from ..common.refusals import AckRefusal
+from ..log.cache import StoredEntry
+from ..session.consumer import ACK_ENTRIES, ConsumerSession, SubscribeOptions
+from ..session.producer import ProducerOptions, ProducerSession, room_of
+from ..subscription.core.cursor_state import BATCH_INDEXES_MAX, bits_of
+from ..subscription.core.dispatch import Delivery
+from ..subscription.core.policy import PolicyOptions
+from ..subscription.core.slot_owners import KeySharedOptions
+from ..subscription.core.subscription_types import type_of
+
+
+# ------------------------------------------------------------------ schemas
+def schema(given: wire.SchemaInfo) -> SchemaInfo:
+    return SchemaInfo(
+        type=enum_of(SchemaType, given.type, "schema type"), data=given.data, name=given.name,
+        properties=dict(given.properties),
+    )  # fmt: skip
+
+
+def schema_reply(found: SchemaVersion) -> wire.SchemaReply:
+    info = found.info
+    return wire.SchemaReply(
+        version=version_bytes(found.version), created_ms=found.created_ms, user=found.user, deleted=found.deleted,
+        schema=wire.SchemaInfo(type=info.type, data=info.data, name=info.name, properties=info.properties),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ producers
+def producer_options(asked: wire.OpenProducer, config: BrokerConfig) -> ProducerOptions:
+    return ProducerOptions(
+        asked.topic, asked.producer_name, enum_of(AccessMode, asked.access_mode, "access mode"),
+        dict(asked.properties), asked.instance, asked.connection, asked.initial_subscription, asked.topic_epoch,
+        schema(asked.schema) if asked.HasField("schema") else None, room_of(config) if asked.copies else 0,
+    )  # fmt: skip
+
+
+def producer_opened(id_: int, session: ProducerSession) -> wire.ServerFrame:
+    return wire.ServerFrame(
+        id=id_,
+        producer_opened=wire.ProducerOpened(
+            producer_name=session.name, last_sequence_id=session.last_sequence_id, credit=session.credit,
+            max_message_size=session.max_message_bytes, topic_epoch=session.topic_epoch,
+            schema_version=version_bytes(session.schema_version),
+        ),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ consumers
+def subscribe_options(asked: wire.Subscribe) -> SubscribeOptions:
+    return SubscribeOptions(
+        asked.topic, asked.subscription, type_of(asked.type),
+        enum_of(InitialPosition, asked.initial_position, "initial position"), asked.consumer_name, asked.durable,
+        MessageId.from_wire(asked.start) if asked.HasField("start") else None, asked.start_inclusive,
+        dict(asked.properties), asked.priority_level, dict(asked.subscription_properties), asked.read_compacted,
+        asked.existing_only, asked.instance, _policy_options(asked), asked.many_topics,
+        schema(asked.schema) if asked.HasField("schema") else None,
+        enum_of(Isolation, asked.isolation, "isolation"),
+        enum_of(RedeliveryOrder, asked.redelivery_order, "redelivery order") is RedeliveryOrder.KEY,
+        asked.incarnation,
+    )  # fmt: skip
+
+
+def _policy_options(asked: wire.Subscribe) -> PolicyOptions:
+    """Returns the options of the message that the type has in a Subscribe; types without one leave it alone."""
+    shared = asked.key_shared
+    return KeySharedOptions(
+        enum_of(KeySharedMode, shared.mode, "mode of Key_Shared") is KeySharedMode.STICKY,
+        shared.allow_out_of_order_delivery, tuple((each.first, each.last) for each in shared.ranges),
+    )  # fmt: skip
+
+
+def subscribed(id_: int, session: ConsumerSession) -> wire.ServerFrame:
+    answer = wire.Subscribed(
+        consumer_name=session.name, compacted_end_index=session.compacted_end_index,
+        incarnation=session.topic.incarnation,
+    )  # fmt: skip
+    return wire.ServerFrame(id=id_, subscribed=answer)
+
+
+def ack_steps(session: ConsumerSession, ack: wire.Ack) -> Iterator[None]:
+    """Acknowledges in steps. InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    yield from _check_ack(ack)
+    if ack.kind == wire.Ack.CUMULATIVE:
+        for entry in acked(ack.entries):
+            yield from session.ack_cumulative(entry)
+            yield
+    else:
+        yield from session.ack(acked(ack.entries), sets(ack.ledgers))
+
+
+async def ack_in(session: ConsumerSession, ack: wire.Ack) -> None:
+    """Acknowledges in a transaction, like the session's `ack_in`."""
+    txn = TxnId.checked(ack.txn.most, ack.txn.least)
+    for _ in _check_ack(ack):
+        await asyncio.sleep(0)
+    cumulative = ack.kind == wire.Ack.CUMULATIVE
+    await session.ack_in(txn, acked(ack.entries), tuple(sets(ack.ledgers)), cumulative=cumulative)
+
+
+def pend_now(session: ConsumerSession, ack: wire.Ack) -> bool:
+    """Whether the session took the acknowledgement at once (its `pend_now`); False also if it is not a few entries."""
+    if ack.kind != wire.Ack.INDIVIDUAL or len(ack.entries) + len(ack.ledgers) > ACK_ENTRIES:
+        return False
+    try:
+        txn = TxnId.checked(ack.txn.most, ack.txn.least)
+        for _ in _check_ack(ack):
+            pass
+    except InvalidRequest:
+        return False
+    return session.pend_now(txn, acked(ack.entries), sets(ack.ledgers))
+
+
+def _check_ack(ack: wire.Ack) -> Iterator[None]:
+    """Checks an acknowledgement, in steps, before the first entry of it is acknowledged."""
+    if ack.kind not in (wire.Ack.INDIVIDUAL, wire.Ack.CUMULATIVE):
+        raise AckRefusal.UNKNOWN_KIND.error(
+            f"there is no kind of acknowledgement {ack.kind}; there are INDIVIDUAL, CUMULATIVE"
+        )
+    entries, reached = iter(ack.entries), 0
+    while some := list(islice(entries, ACK_ENTRIES)):
+        reached += sum(max(max(each.batch_indexes, default=0), 8 * len(each.batch_bits)) for each in some)
+        yield
+    if reached > BATCH_INDEXES_MAX:
+        raise AckRefusal.TOO_MANY_INDEXES.error(
+            f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"
+        )
+
+
+def acked(entries: Iterable[wire.AckedEntry]) -> Iterator[AckedEntry]:
+    for each in entries:
+        bits = 0
+        if each.batch_indexes or each.batch_bits:
+            bits = bits_of(each.batch_indexes) | int.from_bytes(each.batch_bits, "little")
+            if not bits:
+                continue  # none of its messages
+        yield AckedEntry(Position(each.ledger_id, each.entry_id), bits)
+
+
+def sets(given: Iterable[wire.EntrySet]) -> Iterator[EntrySet]:
+    for each in given:
+        yield EntrySet(each.ledger_id, each.entries)
+
+
+def redeliver_steps(session: ConsumerSession, asked: wire.Redeliver) -> Iterator[None]:
+    positions = (Position(each.ledger_id, each.entry_id) for each in asked.entries)
+    return session.redeliver(positions, list(sets(asked.ledgers)), counted=not asked.uncounted)
+
+
+async def seek(session: ConsumerSession, asked: wire.Seek) -> None:
+    if asked.HasField("message_id"):
+        await session.seek_message(MessageId.from_wire(asked.message_id))
+    elif asked.HasField("publish_time_ms"):
+        await session.seek_time(asked.publish_time_ms)
+    else:
+        await session.seek_index(asked.index)
+
+
+def last(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
+    answer = wire.LastMessageId(
+        request_id=request_id, index=found.index,
+        id=wire.MessageId(
+            ledger_id=found.position[0], entry_id=found.position[1], partition=found.partition,
+            batch_index=found.batch_index,
+        ),
+        mark_delete=wire.MessageId(
+            ledger_id=found.mark_delete[0], entry_id=found.mark_delete[1], partition=found.partition, batch_index=-1
+        ),
+    )  # fmt: skip
+    return wire.ServerFrame(id=id_, last=answer)
+
+
+def permission_change(request: wire.ChangePermissionsRequest) -> Callable[[GrantsRecord, str], GrantsRecord]:
+    """Returns the function that changes a record of grants; it gets the record and the full name of the topic ("": the
+    namespace). Raises InvalidRequest."""
+    kind, given = request.WhichOneof("change"), request
+    if kind == "grant":
+        return lambda record, topic: permissions.grant(record, topic, given.grant.role, given.grant.actions)
+    if kind == "revoke":
+        return lambda record, topic: permissions.revoke(record, topic, given.revoke)
+    if given.topic:
+        raise InvalidRequest("the lists of subscriptions are those of a namespace: name that")
+    if kind == "grant_subscription":
+        of = given.grant_subscription
+        return lambda record, _: permissions.grant_subscription(record, of.subscription, of.roles)
+    if kind == "revoke_subscription":
+        left = given.revoke_subscription
+        return lambda record, _: permissions.revoke_subscription(record, left.subscription, left.roles)
+    if kind == "prefix_mode":
+        return lambda record, _: replace(record, prefix_mode=given.prefix_mode)
+    raise InvalidRequest("a change of permissions that this broker does not know")
+
+
+# ------------------------------------------------------------------------------------------------------ delivery
+# Entries as the bytes of a stream's items, in pieces: an entry itself is not copied.
+#
+# ServerFrame.delivery (field 7) and ReadReply.entry (field 2) are a Delivery, whose last field (5) is the entry;
+# ServerFrame.deliveries is field 8, with ledger (20), entry ids (21) and entries (22): what is delivered for the first
+# time and whole goes that way, so many at once, because an item costs both ends more than a small entry. Protobuf would
+# copy an entry three times on the way (into its message, into the reply, into the item); here the reply is written
+# around the entries' frames, and the stream joins what is short. tests/broker/grpc/test_delivery.py compares it with
+# protobuf.
+
+
+ITEM_BYTES_MAX = 256 << 10
+"""Bytes: an item with several entries ends after the one that reaches this."""
+
+_READ_ENTRY = b"\x12"  # tag of a length-delimited field 2
+
+_FRAME_DELIVERY, _FRAME_DELIVERIES = b"\x3a", b"\x42"  # … 7 and 8
+_FIELD_5 = b"\x2a"
+_FIELD_1_INT, _FIELD_2_INT = b"\x08", b"\x10"
+_FIELD_2, _FIELD_3 = b"\x12", b"\x1a"
+
+
+def delivery_items(deliveries: Sequence[Delivery], head: bytes) -> list[Pieces]:
+    """Returns ServerFrames with all deliveries, in order; `head` are the bytes of their id."""
+    items: list[Pieces] = []
+    run: list[StoredEntry] = []
+    ledger_id, size = -1, 0
+    for _, entry, count, acked in deliveries:
+        assert isinstance(entry, StoredEntry)
+        whole = not (count or acked)
+        if run and (not whole or entry.position[0] != ledger_id or size >= ITEM_BYTES_MAX):
+            items.append(_together(ledger_id, run, head))
+            run, size = [], 0
+        if whole:
+            run.append(entry)
+            ledger_id = entry.position[0]
+            size += entry.size
+        else:
+            items.append((head, *_parts(entry, count, acked, _FRAME_DELIVERY)))
+    if len(run) == 1:
+        items.append((head, *_parts(run[0], 0, None, _FRAME_DELIVERY)))
+    elif run:
+        items.append(_together(ledger_id, run, head))
+    return items
+
+
+def _together(ledger_id: int, entries: list[StoredEntry], head: bytes) -> Pieces:
+    """A ServerFrame with these entries of one ledger."""
+    if len(entries) == 1:
+        return (head, *_parts(entries[0], 0, None, _FRAME_DELIVERY))
+    parts: list[Buffer] = []
+    ids, bodies = bytearray(), 0
+    for entry in entries:
+        prefix = _entry_prefix(entry.size)
+        ids += varint(entry.position[1])
+        parts.append(prefix)
+        parts += entry.frames
+        bodies += len(prefix) + entry.size
+    ledger = _FIELD_1_INT + varint(ledger_id) if ledger_id else b""
+    numbers = b"".join((ledger, _FIELD_2, varint(len(ids)), ids))
+    return (head, _FRAME_DELIVERIES, varint(len(numbers) + bodies), numbers, *parts)
+
+
+def _entry_prefix(size: int) -> bytes:
+    return _PREFIXES[size] if size < SHORT else _FIELD_3 + varint(size)
+
+
+def read_item(request_id: int, entry: StoredEntry) -> Pieces:
+    """A ReadReply with this entry."""
+    return (wire.ReadReply(request_id=request_id).SerializeToString(), *_parts(entry, 0, None, _READ_ENTRY))
+
+
+def _parts(
+    entry: StoredEntry, redelivery_count: int, acked_indexes: list[int] | None, tag: bytes
+) -> tuple[Buffer, ...]:
+    ledger_id, entry_id = entry.position
+    if redelivery_count or acked_indexes or not entry_id:
+        head = wire.Delivery(
+            ledger_id=ledger_id, entry_id=entry_id, redelivery_count=redelivery_count, acked_batch_indexes=acked_indexes
+        ).SerializeToString()
+    else:
+        ledger = _VARINTS[ledger_id] if ledger_id < SHORT else varint(ledger_id)
+        head = _FIELD_1_INT + ledger + _FIELD_2_INT + (_VARINTS[entry_id] if entry_id < SHORT else varint(entry_id))
+    size = _VARINTS[entry.size] if entry.size < SHORT else varint(entry.size)
+    whole = len(head) + 1 + len(size) + entry.size
+    return (tag, _VARINTS[whole] if whole < SHORT else varint(whole), head, _FIELD_5, size, *entry.frames)
+
+
+SHORT = 4096
+"""Number below which the prefixes are made ahead: most entries are shorter."""
+_VARINTS = [varint(size) for size in range(SHORT)]
+_PREFIXES = [_FIELD_3 + size for size in _VARINTS]
+"""Tag and length of an entry in `deliveries`."""

@@ -1,0 +1,215 @@
+"""The positions of a log for readers of committed entries: it ends at the last stable position, without gaps.
+
+    shape = CommittedShape(log.shape)        as the log itself, at no cost
+    shape.show(decided)                      from here on it ends where `decided` says, and leaves out what is aborted
+
+The *last stable position* is the last entry before which, and at which, each entry is plain, committed or aborted. What
+is aborted is skipped by every question: `after`, `before`, `at_or_after`, `last`, counts. So a cursor's mark moves over
+it, nothing reads it, and no backlog counts it; and nothing of it is stored for any subscription. What was ever shown
+stays: entries before the last stable position change no more.
+`has` and `confirmed` are of the log, shown or not: acknowledgements are checked against those (after a take-over the
+last stable position may be before what was delivered already, until the outcomes are known again).
+Guarding tests: tests/broker/topic/test_transactions_core.py, tests/broker/topic/test_shown.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from pyroaring import BitMap
+
+from ...proto.names import Position
+from .log_shape_core import LogShape
+
+# ----------------------------------------------------------------------------------------------------- runs_core
+# Runs of contiguous values in bitmaps, found in logarithmically many steps.
+
+
+def run_end(entries: BitMap, first: int) -> int:
+    """The last of the contiguous values that begin with `first`, which is one of them."""
+    low, step = first, 1
+    while entries.contains_range(low, low + step + 1):
+        low, step = low + step, step * 2
+    while step:
+        if entries.contains_range(low, low + step + 1):
+            low += step
+        step //= 2
+    return low
+
+
+def run_start(entries: BitMap, last: int) -> int:
+    """The first of the contiguous values that end with `last`, which is one of them."""
+    low, high = 0, last
+    while low < high:
+        middle = (low + high) // 2
+        if entries.contains_range(middle, last + 1):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+# ------------------------------------------------------------------------------------------ committed_shape_core
+
+
+class Decided(Protocol):
+    """The decided transactions of a topic."""
+
+    @property
+    def aborted(self) -> Mapping[int, BitMap]:
+        """Returns ledger → entries that are never shown."""
+
+    @property
+    def stable(self) -> Position:
+        """The last stable position; before the first entry when nothing is stable."""
+
+    @property
+    def stable_index(self) -> int:
+        """Returns the index after the last message of the stable part."""
+
+    def aborted_messages(self, first: int, end: int) -> int:
+        """Returns how many of the messages `first` … `end - 1` are aborted."""
+
+
+class CommittedShape(LogShape):
+    """The shape for readers of committed entries; it follows the shape of the log. See the module."""
+
+    __slots__ = ("_decided",)
+
+    def __init__(self, log: LogShape) -> None:
+        super().__init__()
+        self._decided: Decided | None = None
+        log.follow(self)
+
+    def show(self, decided: Decided) -> None:
+        self._decided = decided
+
+    @property
+    def decided(self) -> Decided:
+        assert self._decided is not None, "it shows what is committed"
+        return self._decided
+
+    # ------------------------------------------------------------------ what is left out
+    def _over(self, position: Position) -> Position:
+        """The first position at or after `position` that is not aborted."""
+        decided = self._decided
+        while decided is not None and decided.aborted:
+            aborted = decided.aborted.get(position[0])
+            if aborted is None or position[1] < 0 or position[1] not in aborted:
+                break
+            position = self._following(Position(position[0], run_end(aborted, position[1])))
+        return position
+
+    def _following(self, position: Position) -> Position:
+        """Returns the position after the given one, like `after`, but of the log itself."""
+        ledger_id, entry_id = position
+        span = self._spans.get(ledger_id)
+        if span is not None and (span.open or entry_id < span.last_entry):
+            return Position(ledger_id, entry_id + 1)
+        return super().at_or_after(Position(ledger_id, entry_id + 1))
+
+    def hidden_in(self, ledger_id: int) -> BitMap | None:
+        decided = self._decided
+        return decided.aborted.get(ledger_id) if decided is not None else None
+
+    def passed(self, mark: Position) -> Position:
+        if self._decided is None:
+            return mark
+        following = self._over(first := self._following(mark))
+        return mark if following == first else super().before(following)
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def end_index(self) -> int:
+        return super().end_index if self._decided is None else self._decided.stable_index
+
+    @property
+    def last(self) -> Position:
+        decided = self._decided
+        if decided is None:
+            return self.confirmed
+        stable = decided.stable
+        if stable[1] < 0:
+            return self.start
+        aborted = decided.aborted.get(stable[0])
+        return stable if aborted is None or stable[1] not in aborted else self.before(stable)
+
+    @property
+    def stable(self) -> Position:
+        """The last stable position, which may be aborted itself."""
+        return self.confirmed if self._decided is None else self._decided.stable
+
+    def readable(self, position: Position) -> bool:
+        decided = self._decided
+        if decided is None:
+            return self.has(position)
+        if position > decided.stable or not self.has(position):
+            return False
+        aborted = decided.aborted.get(position[0])
+        return aborted is None or position[1] not in aborted
+
+    def at_or_after(self, position: Position) -> Position:
+        found = super().at_or_after(position)
+        return found if self._decided is None else self._over(found)
+
+    def after(self, position: Position) -> Position:
+        return super().after(position) if self._decided is None else self._over(self._following(position))
+
+    def before(self, position: Position) -> Position:
+        found = super().before(position)
+        decided = self._decided
+        while decided is not None and found[1] >= 0:
+            aborted = decided.aborted.get(found[0])
+            if aborted is None or found[1] not in aborted:
+                break
+            found = super().before(Position(found[0], run_start(aborted, found[1])))
+        return found
+
+    def shows_all(self, first: Position, last: Position) -> bool:
+        """Whether all entries from `first` to `last`, in one ledger, are shown."""
+        decided = self._decided
+        if decided is None:
+            return True
+        aborted = decided.aborted.get(first[0])
+        return last <= decided.stable and (aborted is None or not aborted.range_cardinality(first[1], last[1] + 1))
+
+    def messages_from(self, index: int) -> int:
+        decided = self._decided
+        if decided is None:
+            return super().messages_from(index)
+        end = decided.stable_index
+        if index >= end:
+            return 0
+        return super().messages_from(index) - super().messages_from(end) - decided.aborted_messages(index, end)
+
+    def ahead(self, index: int, messages: int) -> int:
+        if self._decided is None:
+            return super().ahead(index, messages)
+        low, high, total = index, self.end_index, self.messages_from(index)
+        if messages >= total:
+            return high
+        while low < high:  # the first index after which fewer than `total - messages` messages are left
+            middle = (low + high) // 2
+            if total - self.messages_from(middle + 1) > messages:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def aborted_messages(self, first: int, end: int) -> int:
+        return 0 if self._decided is None or first >= end else self._decided.aborted_messages(first, end)
+
+    def shown_in(self, ledger_id: int, first: int) -> int:
+        span = self.span(ledger_id)
+        if span is None:
+            return 0
+        last, decided = span.last_entry, self._decided
+        if decided is None:
+            return max(0, last - first + 1)
+        if ledger_id >= decided.stable[0]:
+            last = min(last, decided.stable[1]) if ledger_id == decided.stable[0] else -1
+        if first > last:
+            return 0
+        aborted = decided.aborted.get(ledger_id)
+        return last - first + 1 - (aborted.range_cardinality(first, last + 1) if aborted is not None else 0)

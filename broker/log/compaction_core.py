@@ -1,0 +1,201 @@
+"""Compaction by key: which messages survive, and what is left of an entry. Nothing here reads or writes.
+
+    survey = Survey(keys_max, retain_null_key=False, salt=…)
+    while not survey.done:                       # one round reads everything once
+        for entry in …: survey.look(entry.first_index, entry.count, opened(entry.bytes))
+        survey.end_round()
+    cut(entry.bytes, entry.first_index, entry.count, survey.survivors)   # the bytes to keep; None: nothing survives
+
+Rules (Pulsar CP1, its complaints 24 and 49)
+- Of each key the latest message survives, inside batches too, and keeps its message id and index.
+- A message without a value (`null_value`, or an empty payload, from any producer) is a tombstone: it deletes its key
+  and is removed itself. A later message with the key begins it anew.
+- Messages without a key are removed; with `retain_null_key` all of them stay.
+- A chunked message is one message: its chunks stay or are removed together; chunks whose last one has not arrived yet
+  stay.
+- What cannot be read stays as it is: a damaged entry, an encrypted batch. Compaction never makes loss out of damage.
+- What an earlier compaction took out of a batch is no message any more.
+
+Bounds. A key is known by 16 bytes of its BLAKE2b with a salt of this run, so that no producer can make two keys
+collide. At most `keys_max` of them are in memory (about 200 bytes each): when there are more, the survey keeps half of
+the hash space and leaves the other half to another round, so memory is paid for with reading, and nothing is written to
+disk. Survivors are a bitmap of message indexes: two bytes for each at most, a bit for each where they are dense.
+
+What is cut out of a batch leaves an empty item with `compacted_out`, so that batch indexes stay what they were; every
+client of Pulsar hides those.
+
+Guarding tests: tests/broker/log/test_compaction_core.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from pyroaring import BitMap64
+
+from ...proto.compression import UNCOMPRESSED_BYTES_MAX
+from ...proto.entry import (
+    Buffer,
+    EntryHeader,
+    MessageFields,
+    decode_columns,
+    encode_entry,
+    item_prefix,
+    parse_header,
+    split_broker_part,
+)
+from ...proto.entry_pb2 import SingleMessageMetadata
+from ...proto.errors import CorruptEntry
+
+KEY_BYTES = 200
+"""Memory that a key takes in the table: its hash (16 bytes, 49 as an object), an index, and their place in a
+dictionary."""
+_SPACE = 1 << 32
+"""Size of the space of hashes, which are shared out between rounds by their first four bytes."""
+_TAKEN_OUT = item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=0))
+
+Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
+
+
+def opened(entry: Buffer) -> Opened | None:
+    """Returns header, metadata and payloads of the messages of an entry; None: it cannot be parsed."""
+    try:
+        part = split_broker_part(entry)[2]
+        header = parse_header(part, verify=False)
+        if header.metadata.num_chunks_from_msg > 1:
+            return header, [header.metadata], [b"a part of a payload"]  # which is compressed as a whole
+        if header.metadata.encryption_keys:
+            return None if header.batched else (header, [header.metadata], [b"encrypted"])
+        return (header, *decode_columns(header, part))
+    except CorruptEntry:
+        return None
+
+
+class KeySurvey:
+    """The first pass: finds which messages survive."""
+
+    def __init__(self, keys_max: int, *, retain_null_key: bool = False, salt: bytes = b"") -> None:
+        assert keys_max >= 1
+        self.survivors = BitMap64()
+        self.rounds = 0
+        self.unreadable = 0  # entries that stay because they cannot be parsed
+        self._keys_max = keys_max
+        self._retain_null_key = retain_null_key
+        self._salt = salt[:64]
+        self._low, self._high = 0, _SPACE  # the part of the hash space that this round is about
+        self._latest: dict[bytes, int | tuple[int, ...]] = {}  # key → index; of a chunked message: of its chunks
+        self._chunks: dict[tuple[str, str], tuple[bytes, list[int]]] = {}  # key and chunks of what is not complete yet
+
+    @property
+    def done(self) -> bool:
+        return self._low >= _SPACE
+
+    def look(self, first_index: int, count: int, entry: Opened | None) -> None:
+        """Surveys the next entry, in the order of the topic."""
+        if entry is None:
+            if not self._low:
+                self.survivors.add_range(first_index, first_index + count)
+                self.unreadable += 1
+            return
+        header, fields, payloads = entry
+        only = frozenset(header.metadata.compacted_batch_indexes)
+        if header.metadata.num_chunks_from_msg > 1:
+            self._chunk(first_index, header)
+            return
+        latest = self._latest
+        for at, (of, payload) in enumerate(zip(fields, payloads, strict=True)):
+            if _is_out(of) or (only and at not in only):
+                continue
+            if not of.HasField("partition_key"):
+                if self._retain_null_key and not self._low:
+                    self.survivors.add(first_index + at)
+                continue
+            key = self._hashed(of.partition_key)
+            if key is None:
+                continue
+            if of.null_value or not payload:
+                latest.pop(key, None)
+            else:
+                latest[key] = first_index + at
+        if len(latest) > self._keys_max:
+            self._narrow()
+
+    def _hashed(self, key: str) -> bytes | None:
+        """The key's hash; None: it belongs to another round."""
+        digest = blake2b(key.encode(), digest_size=16, key=self._salt).digest()
+        return digest if self._low <= int.from_bytes(digest[:4]) < self._high else None
+
+    def _chunk(self, index: int, header: EntryHeader) -> None:
+        metadata = header.metadata
+        if not metadata.HasField("partition_key"):
+            if self._retain_null_key and not self._low:
+                self.survivors.add(index)
+            return
+        key = self._hashed(metadata.partition_key)
+        if key is None:
+            return
+        name = (metadata.producer_name, metadata.uuid)
+        self._chunks.setdefault(name, (key, []))[1].append(index)
+        if metadata.chunk_id == metadata.num_chunks_from_msg - 1:
+            self._latest[key] = tuple(self._chunks.pop(name)[1])
+
+    def _narrow(self) -> None:
+        """Puts half of the keys off to another round. Those that stay have been followed from the beginning."""
+        while len(self._latest) > self._keys_max and self._high - self._low > 1:
+            self._high = (self._low + self._high) // 2
+            high = self._high
+            self._latest = {key: at for key, at in self._latest.items() if int.from_bytes(key[:4]) < high}
+            self._chunks = {name: each for name, each in self._chunks.items() if int.from_bytes(each[0][:4]) < high}
+
+    def end_round(self) -> None:
+        """Ends a round, after everything was read: its keys are decided."""
+        for value in self._latest.values():
+            if isinstance(value, tuple):
+                self.survivors.update(value)
+        self.survivors.update([value for value in self._latest.values() if isinstance(value, int)])
+        for _, chunks in self._chunks.values():
+            self.survivors.update(chunks)
+        width = self._high - self._low
+        self._low, self._high = self._high, min(_SPACE, self._high + width)
+        self._latest, self._chunks = {}, {}
+        self.rounds += 1
+
+
+def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> bytes | None:
+    """Returns the part of a stored entry that is kept: all of it, the entry without some of its messages, or None."""
+    kept = survivors.range_cardinality(first_index, first_index + count)
+    if kept == 0:
+        return None
+    if kept == count:
+        return bytes(entry)
+    found = opened(entry)
+    assert found is not None, "all of an entry that cannot be parsed survives"
+    header, fields, payloads = found
+    items: list[bytes] = []
+    for at, (of, payload) in enumerate(zip(fields, payloads, strict=True)):
+        if first_index + at in survivors:
+            assert isinstance(of, SingleMessageMetadata), "what is cut is a batch"
+            items += (item_prefix(of), payload)
+        else:
+            items.append(_TAKEN_OUT)
+    payload = b"".join(items)
+    assert len(payload) <= UNCOMPRESSED_BYTES_MAX, "what is cut does not grow"
+    broker_part = bytes(entry[: len(entry) - len(split_broker_part(entry)[2])])
+    return broker_part + encode_entry(header.metadata, payload)
+
+
+def last_shown(entry: Buffer) -> int:
+    """Returns the batch index of the last message of an entry that is shown; -1: it is no batch, or cannot be parsed.
+    """
+    found = opened(entry)
+    if found is None or not found[0].batched:
+        return -1
+    for at in reversed(range(len(found[1]))):
+        if not _is_out(found[1][at]):
+            return at
+    return -1
+
+
+def _is_out(fields: MessageFields) -> bool:
+    return isinstance(fields, SingleMessageMetadata) and fields.compacted_out

@@ -1,0 +1,158 @@
+"""The publishes of a topic that are not confirmed yet: one queue, from the first byte to the receipt.
+
+    PENDING → SENT(ledger) → confirmed, in order, from the head
+                 ↑      ↓ the ledger failed or ended
+                 └── PENDING again (certainly not in the ended ledger), or confirmed (it is)
+
+Rules (ledger protocol §3.3, §1.6; invariants 30 and 31)
+- Entries are confirmed from the head of the queue only, so receipts leave in the order of the publishes.
+- Sent entries form a prefix of the queue, all of one ledger, with entry ids that follow each other. Entries that arrive
+  while no ledger takes entries, or has no room for more, wait after them.
+- When the ledger ends at `last_entry` for good, sent entries up to it are in the log: they are confirmed. The others
+  are certainly not: they go to the next ledger, in the same order. So nothing is lost, doubled or reordered.
+- An entry's index was given when it was queued; the queue keeps its order, so the index stays right on any ledger.
+Guarding tests: tests/broker/log/test_log_queue.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from pyroaring import BitMap64
+
+from ...ledger.reader_core import Payload
+
+
+class Queued(Payload):
+    """A publish in flight. `index` is that of its last message; `entry`, its id, is valid while it is sent."""
+
+    __slots__ = ("index",)
+
+    def __init__(self) -> None:
+        super().__init__((), 0)
+        self.entry = self.index = -1
+
+
+Q = TypeVar("Q", bound=Queued)
+
+
+_NONE: deque[Any] = deque()
+"""The queue of a topic without publishes. One for all of them, because it costs 700 bytes: never add to it."""
+
+
+class LogQueue(Generic[Q]):
+    """The unconfirmed publishes of one topic."""
+
+    __slots__ = ("_sent", "end_index", "ledger_id", "next_entry", "pending")
+
+    def __init__(self, end_index: int) -> None:
+        self._sent: deque[Q] = _NONE
+        self.pending: deque[Q] = _NONE  # not sent yet; only this class changes it
+        self.end_index = end_index  # the next message's index
+        self.ledger_id = -1  # that takes entries; -1: none at the moment
+        self.next_entry = 0
+
+    # ------------------------------------------------------------------ intents
+    def add(self, queued: Q, count: int) -> None:
+        """Queues an entry of `count` messages and gives it its index."""
+        assert count > 0, "an entry holds at least one message"
+        self.end_index += count
+        queued.index, queued.entry = self.end_index - 1, -1
+        if self.pending is _NONE:
+            self._sent, self.pending = deque(), deque()
+        self.pending.append(queued)
+
+    def sent(self) -> None:
+        """Notes that the ledger has taken the first of the pending ones."""
+        queued = self.pending.popleft()
+        queued.entry = self.next_entry
+        self.next_entry += 1
+        self._sent.append(queued)
+
+    # ------------------------------------------------------------------ facts
+    def opened(self, ledger_id: int) -> None:
+        """Opens a new ledger, which is in the committed list and takes entries."""
+        assert self.ledger_id < 0, "one ledger takes entries at a time"
+        assert not self._sent, "nothing is outstanding on another ledger"
+        self.ledger_id, self.next_entry = ledger_id, 0
+
+    def confirmed(self, last_entry: int) -> list[Q]:
+        """Removes and returns the publishes up to `last_entry`, which are in the ledger."""
+        sent, found = self._sent, list[Q]()
+        while sent and sent[0].entry <= last_entry:
+            found.append(sent.popleft())
+        return found
+
+    def stopped(self) -> None:
+        """Notes that the ledger takes no more entries: it failed, or it is full. What was sent stays until its end is
+        known."""
+        self.ledger_id = -1
+
+    def ended(self, last_entry: int) -> list[Q]:
+        """Ends the ledger at `last_entry`; returns the publishes that are in it and are confirmed; the rest goes back
+        to the front."""
+        assert self.ledger_id < 0, "a ledger that ended takes no entries"
+        stored: list[Q] = []
+        while self._sent and self._sent[0].entry <= last_entry:
+            stored.append(self._sent.popleft())
+        while self._sent:
+            queued = self._sent.pop()
+            queued.entry, queued.header = -1, b""  # another ledger seals it anew
+            self.pending.appendleft(queued)
+        return stored
+
+    def give_up(self) -> list[Q]:
+        """Removes and returns all that is left, in order, as the topic is lost to this broker; the outcome of each is
+        unknown."""
+        left = [*self._sent, *self.pending]
+        self._sent.clear()
+        self.pending.clear()
+        self.ledger_id = -1
+        return left
+
+    # ------------------------------------------------------------------ questions
+    def __len__(self) -> int:
+        return len(self._sent) + len(self.pending)
+
+    @property
+    def sent_entries(self) -> int:
+        return len(self._sent)
+
+    def check(self) -> None:
+        """Checks that sent entries follow each other, and that indexes never fall."""
+        ids = [queued.entry for queued in self._sent]
+        assert ids == list(range(self.next_entry - len(ids), self.next_entry)), "sent entries do not follow each other"
+        indexes = [queued.index for queued in [*self._sent, *self.pending]]
+        assert indexes == sorted(indexes), "indexes fall along the queue"
+        assert not indexes or indexes[-1] < self.end_index, "an index was given twice"
+
+
+# ------------------------------------------------------------------------------------------- sequence_range_core
+# The sequence ids of one entry, from its header.
+
+
+SPAN_MAX = 1 << 20
+"""Ids from the first to the last of an entry whose ids are noted one by one: some hundred bytes."""
+ID_END = 1 << 63
+"""Ids of Pulsar's clients are below."""
+
+
+class SequenceRange(NamedTuple):
+    """The first and last sequence id of an entry, from its header; of a chunk, also its message and place."""
+
+    first: int
+    last: int
+    uuid: str = ""
+    chunk: int = 0
+    chunks: int = 1
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether its ids are too many to be noted. A header may declare any two, whatever the entry contains."""
+        return self.last - self.first >= SPAN_MAX or self.last >= ID_END
+
+    def note(self, ids: BitMap64) -> None:
+        """Adds its ids; those of a wide one are left out."""
+        if not self.is_wide:
+            ids.add_range(self.first, self.last + 1)

@@ -1,0 +1,526 @@
+"""The shape of a topic's log: which ledgers it has, in which order, and where each ends.
+
+A topic is a list of ledgers whose ids increase, so positions (ledger, entry) compare as tuples. All but the last are
+closed and end at a known entry; the last one is open (until the topic is terminated) and grows. Positions are made
+here and nowhere else: "the entry after", "the entry before", "how many messages are between" need the shape.
+`last_entry` of the open ledger is the last *confirmed* entry: nothing beyond it is read, acknowledged or counted.
+Indexes count messages, densely, over the whole topic: span n holds the indexes `first_index` … `end_index - 1`. Ledgers
+that are needed no more are removed, at the front and between others: where indexes do not join, messages were trimmed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from pyroaring import BitMap
+
+from ...ledger.placement_core import Shrink
+from ...proto.errors import DataLost
+from ...proto.names import Position
+from ...proto.states import LedgerStays
+from .cache import StoredEntry
+
+
+class Span(msgspec.Struct):
+    """The part of the log that one ledger of the list has. `last_entry` is -1 while it is empty."""
+
+    ledger_id: int
+    first_index: int
+    last_entry: int = -1
+    end_index: int = -1
+    size: int = 0
+    open: bool = False
+    closed_ms: int = 0
+
+    def __post_init__(self) -> None:
+        if self.end_index < 0:
+            self.end_index = self.first_index
+
+
+class LogShape:
+    """Ordered spans, oldest first. Changed by `add`, `close_span`, `remove`; what is confirmed is noted in the tail."""
+
+    __slots__ = ("_followers", "_holes", "_ids", "_least_index", "_spans")
+
+    def __init__(self) -> None:
+        self._holes: dict[int, list[tuple[int, int]]] = {}  # ledger → (first, last) of entries that were passed over
+        self._least_index = 0  # of the next message: lost ones before it had theirs
+        self._ids: list[int] = []
+        self._spans: dict[int, Span] = {}
+        self._followers: list[LogShape] = []  # shapes that hold the same spans, and maybe others
+
+    # ------------------------------------------------------------------ changes
+    def add(self, span: Span) -> Span:
+        """Appends a ledger; its id is above all before it, and they are closed."""
+        assert not self._ids or span.ledger_id > self._ids[-1], "ledger ids of a topic increase"
+        assert not self._ids or not self._spans[self._ids[-1]].open, "only the last ledger of a topic is open"
+        self._ids.append(span.ledger_id)
+        self._spans[span.ledger_id] = span
+        for follower in self._followers:
+            follower.add(span)
+        return span
+
+    def close_span(self, ledger_id: int, last_entry: int, end_index: int, size: int, closed_ms: int) -> None:
+        """Closes a span: the ledger is CLOSED in its metadata and ends here, for ever."""
+        span = self._spans[ledger_id]
+        assert last_entry >= span.last_entry, "a ledger closes at or after what was confirmed"
+        span.last_entry, span.end_index, span.size = last_entry, end_index, size
+        span.open, span.closed_ms = False, closed_ms
+
+    def remove(self, ledger_id: int) -> None:
+        """Forgets a ledger that was trimmed from the committed list."""
+        assert not self._spans[ledger_id].open, "the open ledger is never trimmed"
+        self._ids.remove(ledger_id)
+        del self._spans[ledger_id]
+        for follower in self._followers:
+            follower.remove(ledger_id)
+
+    def pass_over(self, holes: dict[int, list[tuple[int, int]]], least_index: int) -> None:
+        """Passes over lost entries: no consumer waits for these holes, and no index before `least_index` is given
+        again."""
+        self._holes, self._least_index = holes, least_index
+        for follower in self._followers:
+            follower.pass_over(holes, least_index)
+
+    def hole(self, position: Position) -> Position | None:
+        """Returns the last of the lost entries that this one is among; None: it was not passed over."""
+        found = self.hole_of(position)
+        return None if found is None else Position(position[0], found[1])
+
+    def hole_of(self, position: Position) -> tuple[int, int] | None:
+        """The first and the last of the lost entries that this one is among, and that were passed over."""
+        found = self._holes.get(position[0]) if self._holes else None
+        return next((run for run in found or () if run[0] <= position[1] <= run[1]), None)
+
+    def there(self, position: Position) -> Position:
+        """Returns the position like `at_or_after`, past lost entries that are passed over."""
+        position = self.at_or_after(position)
+        while (last := self.hole(position)) is not None:
+            position = self.after(last)
+        return position
+
+    @property
+    def last_there(self) -> Position:
+        """Returns the last position like `last`, before lost entries that are passed over."""
+        position = self.last
+        while (run := self.hole_of(position)) is not None:
+            position = self.before(Position(position[0], run[0]))
+        return position
+
+    def follow(self, follower: LogShape) -> None:
+        """Gives the follower every span of this shape, now and from now on."""
+        self._followers.append(follower)
+        follower.pass_over(self._holes, self._least_index)
+        for span in self.spans:
+            follower.add(span)
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def spans(self) -> list[Span]:
+        return [self._spans[id_] for id_ in self._ids]
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __bool__(self) -> bool:
+        return True  # a log without ledgers is one
+
+    @property
+    def tail(self) -> Span:
+        return self._spans[self._ids[-1]]
+
+    def span(self, ledger_id: int) -> Span | None:
+        return self._spans.get(ledger_id)
+
+    @property
+    def first_index(self) -> int:
+        return self._spans[self._ids[0]].first_index if self._ids else 0
+
+    @property
+    def end_index(self) -> int:
+        return max(self.tail.end_index, self._least_index) if self._ids else self._least_index
+
+    def messages_from(self, index: int) -> int:
+        """Returns how many messages at or after `index` are kept."""
+        if not self._ids or index >= self.tail.end_index:
+            return 0
+        count = 0
+        for ledger_id in reversed(self._ids):
+            span = self._spans[ledger_id]
+            if span.end_index <= index:
+                break
+            count += span.end_index - max(span.first_index, index)
+        return count
+
+    def ahead(self, index: int, messages: int) -> int:
+        """The index so many kept messages after `index`; the end when there are fewer."""
+        for ledger_id in self._ids:
+            span = self._spans[ledger_id]
+            index = max(index, span.first_index)
+            if index + messages < span.end_index:
+                return index + messages
+            messages -= max(0, span.end_index - index)
+        return self.end_index
+
+    @property
+    def size(self) -> int:
+        return sum(span.size for span in self._spans.values())
+
+    @property
+    def start(self) -> Position:
+        """The position before the first entry: where a cursor at `earliest` has its mark."""
+        return Position(self._ids[0], -1) if self._ids else Position(-1, -1)
+
+    @property
+    def last(self) -> Position:
+        """The last entry that is shown: the last confirmed one; `start` when there is none."""
+        return self.confirmed
+
+    @property
+    def stable(self) -> Position:
+        """The position up to which all is decided: the last confirmed entry, where there is no transaction."""
+        return self.confirmed
+
+    @property
+    def confirmed(self) -> Position:
+        """The last confirmed entry, shown or not (committed_shape_core.py); `start` when nothing is stored."""
+        for ledger_id in reversed(self._ids):
+            span = self._spans[ledger_id]
+            if span.last_entry >= 0:
+                return Position(ledger_id, span.last_entry)
+        return self.start
+
+    def at_or_after(self, position: Position) -> Position:
+        """The first position at or after `position` where an entry is or will be."""
+        ledger_id, entry_id = position
+        span = self._spans.get(ledger_id)
+        if span is not None and (span.open or entry_id <= span.last_entry):
+            return position if entry_id >= 0 else Position(ledger_id, 0)
+        for later in self._ids[bisect_right(self._ids, ledger_id) :]:
+            if self._spans[later].open or self._spans[later].last_entry >= 0:
+                return Position(later, 0)
+        if not self._ids:
+            return position
+        return Position(self._ids[-1], self.tail.last_entry + 1)
+
+    def after(self, position: Position) -> Position:
+        """The place that follows `position`, across ledgers; it may not be written yet."""
+        ledger_id, entry_id = position
+        span = self._spans.get(ledger_id)
+        if span is not None and (span.open or entry_id < span.last_entry):
+            return Position(ledger_id, entry_id + 1)
+        return self.at_or_after(Position(ledger_id, entry_id + 1))
+
+    def before(self, position: Position) -> Position:
+        """The last entry before `position`; the mark of a cursor that wants `position` next."""
+        ledger_id, entry_id = position
+        span = self._spans.get(ledger_id)
+        if span is not None and entry_id > 0:
+            return Position(ledger_id, min(entry_id - 1, span.last_entry)) if span.last_entry >= 0 else self.before(
+                Position(ledger_id, 0)
+            )
+        for earlier in reversed(self._ids[: bisect_left(self._ids, ledger_id)]):
+            if self._spans[earlier].last_entry >= 0:
+                return Position(earlier, self._spans[earlier].last_entry)
+        return self.start
+
+    def readable(self, position: Position) -> bool:
+        """Whether an entry is at exactly this position, is confirmed, and is shown."""
+        span = self._spans.get(position[0])
+        return span is not None and 0 <= position[1] <= span.last_entry
+
+    def hidden_in(self, ledger_id: int) -> BitMap | None:
+        """Entries of the ledger that are never shown; None: none."""
+        return None
+
+    def shown_in(self, ledger_id: int, first: int) -> int:
+        """Entries of a ledger that are shown, from entry `first` on."""
+        span = self._spans.get(ledger_id)
+        return max(0, span.last_entry - first + 1) if span is not None else 0
+
+    def aborted_messages(self, first: int, end: int) -> int:
+        """Returns how many of the messages `first` … `end - 1` are in aborted transactions."""
+        return 0
+
+    def passed(self, mark: Position) -> Position:
+        """The mark, or the last of the entries that follow it and are never shown."""
+        return mark
+
+    def has(self, position: Position) -> bool:
+        """Whether an entry is at exactly this position and is confirmed, shown or not."""
+        span = self._spans.get(position[0])
+        return span is not None and 0 <= position[1] <= span.last_entry
+
+    def clamp(self, mark: Position) -> Position:
+        """The mark inside the log: not before its start, not after its last confirmed entry."""
+        return min(max(mark, self.start), max(self.last, self.start))
+
+    def span_of_index(self, index: int) -> Span | None:
+        """The ledger of the first message at or after `index` that is kept."""
+        spans = [span for span in self.spans if span.last_entry >= 0]
+        place = bisect_right(spans, index, key=lambda span: span.end_index)
+        return spans[place] if place < len(spans) else None
+
+    def check(self) -> None:
+        """Checks that ids increase, only the last ledger is open, and indexes do not overlap."""
+        assert self._ids == sorted(self._spans), "ids are not the spans, in order"
+        for ledger_id in self._ids[:-1]:
+            assert not self._spans[ledger_id].open, "a ledger that is not the last is open"
+        for before, behind in zip(self.spans, self.spans[1:], strict=False):
+            assert before.end_index <= behind.first_index, "indexes of two ledgers overlap"
+
+
+# --------------------------------------------------------------------------------------------------- lookup_core
+# Looking an entry of a ledger up by what never falls along it (index, time), where entries are lost.
+#
+# Rules:
+# - What an operator passed over (`topics skip-lost`) is left out: the answer is the next entry that exists.
+# - A lost entry that was not passed over is skipped by the search as long as the answer does not depend on it. Where it
+#   does, the answer is `DataLost` with the range: `Found.lost` are the lost entries directly before the one that was
+#   found, which may be those that are looked for.
+# - Unavailable is not lost: it ends the search, and who asked may ask again.
+# Bounds: LOST_LOOKED_AT lost entries in a row are looked at, each costs a question to every replica.
+# Guarding test: tests/broker/log/test_lookup.py.
+
+
+LOST_LOOKED_AT = 100
+"""Entries after a lost one that are read to find one that is there."""
+
+Run = tuple[int, int]
+"""The first and the last of entries of a ledger."""
+EntryOf = Callable[[int], Awaitable[StoredEntry]]
+"""Reads an entry of the ledger. DataLost."""
+
+
+class Found(NamedTuple):
+    """The result of a search: the entry, and the lost run before it."""
+
+    entry: StoredEntry | None
+    lost: Run | None = None  # directly before it, or at the end of the ledger
+
+
+async def first_reached(
+    last: int, entry_of: EntryOf, reached: Callable[[StoredEntry], bool],
+    passed_over: Callable[[int], Run | None] = lambda entry_id: None,
+) -> Found:  # fmt: skip
+    """The first entry that is there and for which `reached` is true; it is true for all after it. DataLost: more than
+    LOST_LOOKED_AT in a row are lost."""
+    lost: set[int] = set()
+
+    async def there(first: int, end: int) -> StoredEntry | None:
+        """Returns the first entry that can be read from `first` to `end`; None: there is none."""
+        entry_id, looked = first, 0
+        while entry_id <= end:
+            run = passed_over(entry_id)
+            if run is not None:
+                entry_id = run[1] + 1
+                continue
+            if entry_id not in lost:
+                try:
+                    return await entry_of(entry_id)
+                except DataLost:
+                    lost.add(entry_id)
+                    looked += 1
+                    if looked > LOST_LOOKED_AT:
+                        raise
+            entry_id += 1
+        return None
+
+    low, high, found = 0, last, None
+    while low <= high:
+        middle = (low + high) // 2
+        entry = await there(middle, high)
+        if entry is not None and not reached(entry):
+            low = entry.position[1] + 1
+        else:
+            found, high = entry or found, middle - 1  # none is there from the middle up to the entry
+    return Found(found, _before(last + 1 if found is None else found.position[1], lost, passed_over))
+
+
+def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | None]) -> Run | None:
+    """The first and the last lost entry of the missing ones directly before the entry; None: none of them was lost."""
+    found: list[int] = []
+    at = entry_id - 1
+    while at >= 0:
+        run = passed_over(at)
+        if run is None and at not in lost:
+            break
+        if run is None:
+            found.append(at)
+        at = (at if run is None else run[0]) - 1
+    return (found[-1], found[0]) if found else None
+
+
+def data_lost(ledger_id: int, run: Run, about: str = "") -> DataLost:
+    """Returns the error for entries that every replica lost. `about`: the subscription or topic, with a colon."""
+    first, last = run
+    return DataLost(
+        f"{about}entries {first} to {last} of ledger {ledger_id} are lost: every replica is certain to lack them. "
+        "Restore a bookie that has them; or pass over them on purpose: for all with "
+        "`magnetar topics skip-lost`, for one subscription alone with `magnetar subscriptions reset`",
+        ledger=ledger_id, first=first, last=last,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- trimming_core
+# The rules of trimming: which ledgers of a topic may be deleted, and why each of the others stays.
+#
+# Rules (ledger protocol §3.6, invariant 34; Pulsar A16): a ledger is deleted when it is closed, is not the last of the
+# list, every holder needs it no more, and retention releases it. Holders are the durable cursors, deduplication (up to
+# its last snapshot), transactions (up to the first entry of an open one, and the last stored outcomes) and compaction
+# (up to its horizon): `Topic` collects them. A cursor needs a ledger no more when it has *safely* acknowledged all of
+# it: its mark is at or after the end (not the position in memory alone: after a crash the cursor falls back; nor the
+# persisted one alone: after a seek it is ahead), or each entry is acknowledged out of order and that is stored
+# (`Safe.done`). The open ledger is never deleted. All conditions up to the bytes on the disk:
+# docs/design/data-deletion.md.
+#
+# So one message that is not acknowledged, or that is delayed for a month, keeps its own ledger and none of those after
+# it: the list has gaps then (log_shape_core.py), which every reader skips. (Pulsar keeps all after the first that
+# stays.)
+#
+# **A topic without a durable subscription** may get one tomorrow, or is read by index (Spark, a reader): its messages
+# stay for a time and up to a size of their own, the policies `unsubscribed_minutes` and `unsubscribed_mib`; what is
+# reached first. `unread` is that retention, and none as soon as the topic has a durable subscription or is compacted.
+#
+# Retention: `minutes` and `mib`, 0 = none, -1 = without limit. Acknowledged data stays while it is younger than
+# `minutes` (since its ledger closed) and while the acknowledged ledgers after it contain less than `mib`. Both 0: it is
+# deleted at once.
+
+
+class Safe(NamedTuple):
+    """The data that a holder does not need, neither now nor after a crash."""
+
+    mark: Position
+    done: frozenset[int] = frozenset()  # ledgers after the mark
+    why: LedgerStays = LedgerStays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
+
+    def passed(self, span: Span) -> bool:
+        return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """The retention of a topic's ledgers: a time and a size."""
+
+    minutes: int = 0
+    mib: int = 0
+
+    def told(self) -> str:
+        """Returns the retention in words; empty: nothing is kept."""
+        if not self.minutes:
+            return ""
+        time = "for ever" if self.minutes < 0 else f"for {self.minutes} minutes"
+        return f"kept {time}" + (f" and up to {self.mib} MiB" if self.mib > 0 else "")
+
+
+NOTHING = Retention()
+
+
+def verdicts(
+    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
+) -> list[tuple[int, LedgerStays | None]]:
+    """Returns (ledger, why it stays; None: it is to be deleted), oldest first."""
+    result: list[tuple[int, LedgerStays | None]] = []
+    acknowledged = sum(span.size for span in shape.spans if not span.open and _passed(span, holders))
+    for span in shape.spans:
+        if span.open or span is shape.tail:
+            stays: LedgerStays | None = LedgerStays.OPEN
+        elif (holder := _holder(span, holders)) is not None:
+            stays = holder.why
+        else:
+            acknowledged -= span.size
+            stays = _kept(span, retention, now_ms, acknowledged, unread)
+        result.append((span.ledger_id, stays))
+    return result
+
+
+def trimmable(
+    shape: LogShape, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
+) -> list[int]:
+    return [ledger for ledger, stays in verdicts(shape, holders, retention, now_ms, unread) if stays is None]
+
+
+def would_go(
+    last: Span, holders: Sequence[Safe], retention: Retention, now_ms: int, unread: Retention = NOTHING
+) -> bool:
+    """Whether the last ledger, which is closed, would be deleted if there were another one after it."""
+    return _passed(last, holders) and _kept(last, retention, now_ms, 0, unread) is None
+
+
+def _kept(span: Span, retention: Retention, now_ms: int, younger: int, unread: Retention) -> LedgerStays | None:
+    if _retained(span, unread, now_ms, younger) is not None:
+        return LedgerStays.NOT_SUBSCRIBED
+    return _retained(span, retention, now_ms, younger)
+
+
+def _retained(span: Span, retention: Retention, now_ms: int, younger: int) -> LedgerStays | None:
+    """Returns why retention keeps a ledger; None: it does not. `younger`: bytes of younger ledgers that all have
+    acknowledged."""
+    by_time = retention.minutes < 0 or now_ms - span.closed_ms < retention.minutes * 60_000
+    by_size = retention.mib < 0 or younger < retention.mib << 20
+    if retention.minutes == 0 and retention.mib == 0:
+        return None
+    if not by_time and retention.minutes > 0:
+        return None
+    if not by_size and retention.mib > 0:
+        return None
+    return LedgerStays.RETAINED_BY_TIME if by_time and retention.minutes else LedgerStays.RETAINED_BY_SIZE
+
+
+def _passed(span: Span, holders: Sequence[Safe]) -> bool:
+    return _holder(span, holders) is None
+
+
+def _holder(span: Span, holders: Sequence[Safe]) -> Safe | None:
+    """The first holder that still needs the ledger."""
+    if span.last_entry < 0:
+        return None
+    return next((holder for holder in holders if not holder.passed(span)), None)
+
+
+# -------------------------------------------------------------------------------------------------- quorums_core
+# The risks of a choice of ensemble, write quorum and ack quorum (E, Qw, Qa); reported to the operator who sets it,
+# never refused.
+#
+# E ≥ Qw ≥ Qa ≥ 1 is demanded elsewhere (broker/cluster/catalog.py). What is allowed may still be unwise:
+#
+# - Qa = 1: an entry may be confirmed with one synced copy, and is lost with that disk.
+# - Qw = Qa: each entry waits for its slowest bookie, and for a replacement when one fails.
+# - E above the available bookies: ledgers shrink (ledger/placement_core.py `fit`), down to Qw in any case.
+# - Qw above them: copies are given up, or publishing waits, as the brokers' `degraded_writes` says.
+# - E = Qw = the available bookies: no other one can replace one that fails.
+#
+# Guarding test: tests/broker/log/test_quorums.py.
+
+
+def allowed(*, degraded_writes: bool) -> Shrink:
+    """Returns what a new ledger may lack while bookies are missing: bookies in any case, copies where that is set."""
+    return Shrink.COPIES if degraded_writes else Shrink.BOOKIES
+
+
+def risks(ensemble: int, write_quorum: int, ack_quorum: int, bookies: int) -> list[str]:
+    """Returns the risks of the choice, one sentence each; `bookies` is the number that is writable now."""
+    found = []
+    if ack_quorum < 2:
+        found.append("an ack quorum of 1 confirms with one synced copy: what is confirmed is lost with one disk")
+    if write_quorum == ack_quorum and write_quorum > 1:
+        found.append(
+            f"with a write quorum equal to the ack quorum ({ack_quorum}) each entry waits for its slowest bookie, and "
+            "publishing stops at each failure until another bookie has taken the place"
+        )
+    if write_quorum > bookies:
+        found.append(
+            f"a write quorum of {write_quorum} needs {write_quorum} bookies and {bookies} are writable: new ledgers "
+            f"have {'fewer copies' if bookies >= ack_quorum else 'to wait'}, or publishing waits where "
+            "degraded_writes is off"
+        )
+    elif ensemble > bookies:
+        found.append(
+            f"an ensemble of {ensemble} needs {ensemble} bookies and {bookies} are writable: new ledgers are made over "
+            f"{bookies}"
+        )
+    elif ensemble == write_quorum == bookies > 1:
+        found.append(f"no bookie is left to take the place of one that fails: {bookies} are writable, each is needed")
+    return found

@@ -1,0 +1,457 @@
+"""A connection of a Pulsar client: its handshake, its commands in their order, and its end.
+
+The first command is CONNECT; nothing else is parsed before the caller is authenticated. Then each command is taken in
+the order of the stream. What waits for something (opening, look-ups, seeks) is a task of its own; acknowledgements are
+taken in steps, so that they hold the event loop for a slice at a time. The answers of one turn leave together.
+
+Bounds: a frame has MAX_MESSAGE and 64 KiB; one of more than LONG_FRAME_BYTES waits for its place among what arrives on
+all connections (runtime/budget.py); HELD_BYTES of entries whose producer has no credit, and OUT_BYTES that
+have not left, and REQUESTS_MAX requests under way beside one of each producer and consumer, past which the connection
+is not read: what waits is no refusal; `connection_ids` producers and consumers.
+While STREAM_QUEUE_BYTES have not left, its consumers get nothing, and the others of their subscriptions do. What it
+holds counts in the memory for all callers (runtime/budget.py `CallerMemory`). One that takes nothing is cut.
+
+A client that is silent is sent a PING after KEEP_ALIVE_S, and is cut when it stays silent as long again. Credentials
+that expire are asked for anew (AUTH_CHALLENGE) RENEW_S before, or half of their time when that is less, and again when
+the answer expires so soon; without new ones of the same role the connection ends when they do, at once. A frame or a
+command that is no request ends the connection, as Pulsar's broker does.
+Guarding tests: tests/broker/pulsar/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+from ...proto import pulsar_pb2 as pulsar
+from ...proto.errors import ConnectionLost, InvalidRequest, MagnetarError, Unauthenticated
+from ...proto.versions import PRODUCT
+from ...runtime.access import AUTHORIZATION_MAX, Caller
+from ...runtime.budget import ROOM_S
+from ...runtime.files import Buffer
+from ...runtime.grpc.limits import Callers
+from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream, CallContext
+from ...runtime.tasks import Tasks
+from ..common.token_bucket import Turns
+from ..node.topic_manager import TopicManager
+from . import lookup, topic_lists
+from .errors import number_of
+from .frames import FRAME_EXTRA_BYTES, NO_REQUEST, Frames, Spare, frame, parse
+from .handlers import Handlers, Take
+from .names import ProducerNames
+from .producer import payload_bytes_max
+
+# --------------------------------------------------------------------------------------------------- credentials
+# The credentials of CONNECT and AUTH_RESPONSE, as the broker's guard takes them (security/authenticator.py).
+#
+# | auth_method_name | auth_data | as |
+# |---|---|---|
+# | `token` (also OAuth2) | the token; a token file of Pulsar's C++ client ends with its newline | `Bearer TOKEN` |
+# | `basic` | `user:password` | `Basic BASE64` |
+# | `tls`, `none`, empty | – | the client certificate, or nothing |
+#
+# Another method is nothing too: the anonymous role, where there is one, or refused.
+
+
+def caller_of(caller: Caller, method: str, data: bytes) -> Caller:
+    data = data[:AUTHORIZATION_MAX]
+    if method == "token":
+        return replace(caller, authorization=f"Bearer {data.decode('latin-1').strip()}")
+    if method == "basic":
+        return replace(caller, authorization=f"Basic {base64.b64encode(data).decode()}")
+    return caller
+
+
+# ---------------------------------------------------------------------------------------------------- connection
+
+
+KEEP_ALIVE_S = 30.0
+PINGS_MAX = 1_000
+"""Most pings between two looks at the clock: a client sends one in 30 s. To take and answer one costs 10 µs."""
+RENEW_S = 30.0
+LONG_FRAME_BYTES = 192 << 10
+"""Size above which a frame is long: above a batch of Pulsar's clients (128 KiB)."""
+HELD_BYTES = 8 << 20
+OUT_BYTES = 64 << 20
+REQUESTS_MAX = 1000
+FIRST_FRAME_BYTES = 64 << 10
+CROWDED_BYTES = 64 << 10
+"""Most bytes of deliveries that have not left, while the memory of the process is tight."""
+PATH = "/pulsar/Connect"
+"""The name of the connection in the audit log."""
+PROTOCOL_VERSION = 21
+
+_LOG = logging.getLogger("magnetar.broker.pulsar")
+Command = pulsar.BaseCommand
+T = TypeVar("T")
+
+
+class Connection:
+    """A connection of a Pulsar client."""
+
+    def __init__(
+        self, broker: TopicManager, stream: ByteStream, names: ProducerNames, callers: Callers, spare: Spare
+    ) -> None:
+        self.broker = broker
+        self.names = names
+        self.caller = CallContext(stream.peer)
+        self.client = ""  # its name and version, as it says
+        self.version = 0  # of the protocol; 0: not connected
+        self._callers = callers
+        self._admitted = ExitStack()  # while the credentials hold
+        self._flags = pulsar.FeatureFlags()
+        self._stream = stream
+        self._clock = broker.world.clock
+        self._frames = Frames(FIRST_FRAME_BYTES, spare)
+        self.handlers = Handlers(self)
+        self._tasks = Tasks()  # cancelled with the connection …
+        self._leaving = Tasks()  # … and what goes on to its end
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._held_bytes = 0
+        self._memory = broker.memory
+        self._place: asyncio.Future[None] | None = None  # for the long frame that comes …
+        self._has_place = False
+        self._counted_in = self._counted_out = 0  # bytes of this connection in it
+        self._written = self._left = 0  # bytes, and how many of them had left at the last look …
+        self._left_at = self._clock.monotonic()  # … that found more than the one before
+        self._room: asyncio.Event = asyncio.Event()
+        self._last_heard = self._clock.monotonic()
+        self._pinged = self._challenged = False
+        self._pings = 0  # that came since the last look at the clock
+        self._renew_s = RENEW_S  # so long before the credentials expire they are asked for anew
+        self._ended: MagnetarError | None = None  # nothing is taken or delivered any more …
+        self._waits: asyncio.Task[Any] | None = None  # … and what it waits for ends
+        self._alarm: asyncio.TimerHandle | None = None  # None: the clock has to be looked at
+        self._takes: dict[int, Take] = {**self.handlers.takes, Command.PING: self._ping, Command.PONG: self._pong}
+
+    # ------------------------------------------------------------------ the stream
+    async def serve(self) -> None:
+        async with asyncio.timeout(self.broker.config.first_frame_s):
+            while self.version == 0:
+                if not await self._read():
+                    raise ConnectionLost(f"{self.caller.peer} closed the connection before its first command")
+                await self._take_all()
+        try:
+            while await self._unless_ended(self._read):
+                await self._take_all()
+                self._took_frames()
+                if self._crowded:
+                    await self._unless_ended(self._has_room)
+                if self._lacks_place:
+                    await self._unless_ended(self._wait_for_place)
+        finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
+
+    def _read(self) -> Awaitable[int]:
+        return self._stream.read_into(self._frames.room, self._came)
+
+    def _came(self, size: int) -> bool:
+        self._last_heard, self._pinged = self._clock.monotonic(), False
+        return self._frames.came(size) or self._lacks_place
+
+    @property
+    def _lacks_place(self) -> bool:
+        """Whether a long frame begins: it is not read on before `_wait_for_place`."""
+        return not self._has_place and self._frames.coming > LONG_FRAME_BYTES
+
+    async def _wait_for_place(self) -> None:
+        """Waits until there is room for the long frame. Raises ConnectionLost."""
+        self._has_place = True
+        if not self._memory.arrivals.begin(self, self._frames.coming):
+            self._place = asyncio.get_running_loop().create_future()
+            try:
+                await self._place
+            finally:
+                self._place = None
+            self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
+
+    def place(self) -> None:
+        """Lets the connection read its long frame: there is room for it."""
+        if self._place is not None and not self._place.done():
+            self._place.set_result(None)
+
+    def too_slow(self) -> None:
+        self._end_with(ConnectionLost(f"{self.caller.peer}: memory is short, and a long frame came too slowly"))
+
+    def _took_frames(self) -> None:
+        """Ends the place of the long frame, if one had a place: what was complete is taken."""
+        if self._has_place:
+            self._has_place = False
+            self._memory.arrivals.end(self)
+
+    async def _take_all(self) -> None:
+        turns = Turns(self._clock)
+        for each in self._frames.whole():
+            if self._ended is not None:
+                raise self._ended
+            if self._busy:
+                await self._unless_ended(self._has_turn)
+            command, rest = parse(each)
+            if self.version == 0:
+                await self._connect(command)
+            elif command.type == Command.AUTH_RESPONSE:
+                await self._renew(command.auth_response.response)
+            else:
+                for _ in self._take(command, rest) or ():
+                    if turns.over:
+                        await turns.next()
+            if turns.over:
+                await turns.next()
+
+    def _take(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+        take = self._takes.get(command.type)
+        if take is not None:
+            return take(command, rest)
+        if command.type == Command.CONNECT:
+            raise InvalidRequest("a second CONNECT")
+        self.start(lookup.answer(self, command))
+        return None
+
+    async def _unless_ended(self, wait: Callable[[], Awaitable[T]]) -> T:
+        """Returns what `wait` returns. The end of the connection ends the wait, and is raised."""
+        if self._alarm is None:
+            self._look()
+        if self._ended is not None:
+            raise self._ended
+        self._waits = task = asyncio.current_task()
+        assert task is not None, "a connection is served by a task"
+        try:
+            return await wait()
+        except asyncio.CancelledError:
+            if self._ended is None:
+                raise
+            task.uncancel()
+            raise self._ended from None
+        finally:
+            self._waits = None
+
+    def _look(self) -> None:
+        """Looks at the clock, and again when it has to: one timer, not one for each read."""
+        try:
+            self._alarm = asyncio.get_running_loop().call_later(self._look_at_the_clock(), self._look)
+        except MagnetarError as error:
+            self._end_with(error)
+
+    def _end_with(self, error: MagnetarError) -> None:
+        self._ended = error
+        if self._waits is not None:
+            self._waits.cancel()
+
+    def _look_at_the_clock(self) -> float:
+        """Seconds until it has to be looked at again. ConnectionLost: the client is silent, or may not go on."""
+        self._pings = 0
+        silent_s = self._clock.monotonic() - self._last_heard
+        if silent_s >= 2 * KEEP_ALIVE_S:
+            raise ConnectionLost(f"{self.caller.peer} sent nothing for {silent_s:.0f} s")
+        if silent_s >= KEEP_ALIVE_S and not self._pinged:
+            self._pinged = True
+            self.send(frame(ping=pulsar.CommandPing()))
+        pauses = [2 * KEEP_ALIVE_S - silent_s if self._pinged else KEEP_ALIVE_S - silent_s]
+        self._check_reading()
+        if self.caller.principal.expires_ms and not self._challenged:
+            left_s = (self.caller.principal.expires_ms - self._clock.wall_ms()) / 1000
+            if left_s <= self._renew_s and self._flags.supports_auth_refresh:
+                self._challenge()
+            elif left_s > self._renew_s:
+                pauses.append(left_s - self._renew_s)
+        return max(0.001, min(pauses))
+
+    def _check_reading(self) -> None:
+        """Raises ConnectionLost if the client took nothing of what waits for it for too long."""
+        queued, now = self._stream.queued_bytes, self._clock.monotonic()
+        left = self._written - queued
+        if not queued or left != self._left:
+            self._left, self._left_at = left, now
+        elif now - self._left_at > self.broker.config.unread_s:
+            raise ConnectionLost(f"{self.caller.peer} took nothing for {now - self._left_at:.0f} s")
+
+    @property
+    def _crowded(self) -> bool:
+        """Whether the connection is not read on before `_has_room`."""
+        self._count()
+        requests = self._memory.requests
+        return self._held_bytes > HELD_BYTES or requests.held > requests.limit or self._counted_out > OUT_BYTES
+
+    async def _has_room(self) -> None:
+        """Returns when the connection may be read on. ConnectionLost."""
+        while self._held_bytes > HELD_BYTES:
+            self._room.clear()
+            await self._room.wait()
+        await self._memory.requests.room()
+        while self._stream.queued_bytes + self._out_bytes > OUT_BYTES:
+            await self.drained()
+        self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
+
+    def _count(self) -> None:
+        """Counts the bytes that this connection holds of the memory for all callers."""
+        into, out = self._held_bytes, self._stream.queued_bytes + self._out_bytes
+        self._memory.requests.held += into - self._counted_in
+        self._memory.answers.held += out - self._counted_out
+        self._counted_in, self._counted_out = into, out
+
+    def held(self, size: int) -> None:
+        """Counts so many bytes of entries more (or less) that wait for credit."""
+        self._held_bytes += size
+        self._count()
+        if self._held_bytes <= HELD_BYTES:
+            self._room.set()
+
+    # ------------------------------------------------------------------ who calls
+    async def _connect(self, command: Command) -> None:
+        if command.type != Command.CONNECT:
+            raise InvalidRequest("the first command is CONNECT")
+        asked = command.connect
+        if asked.proxy_to_broker_url or asked.original_principal:
+            self._refuse(Unauthenticated("there is no proxy here: a caller speaks for itself"))
+        self.client, self._flags = asked.client_version[:100], asked.feature_flags
+        try:
+            await self._authenticate(asked.auth_method_name, asked.auth_data)
+        except MagnetarError as error:
+            self._refuse(error)
+        self._stream.admitted()
+        self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
+        self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
+        flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
+        flags.supports_topic_watchers = topic_lists.supported()
+        self.send(frame(connected=pulsar.CommandConnected(
+            server_version=f"Magnetar {PRODUCT}", protocol_version=self.version, feature_flags=flags,
+            max_message_size=payload_bytes_max(self.broker.config),
+            magnetar_address=me.endpoint if (me := self.broker.me) is not None else "",
+        )))  # fmt: skip
+
+    async def _authenticate(self, method: str, data: bytes) -> None:
+        """Authenticates the client; a connection keeps its role. Raises Unauthenticated."""
+        principal = await self._callers.admitted(caller_of(self._stream.caller, method, data), PATH)
+        if self.version and principal.name != self.caller.principal.name:
+            raise Unauthenticated("the role of a connection may not change")
+        self._admitted.close()
+        self._admitted.enter_context(self._callers.holding(principal, self.break_off))
+        self.caller, self._challenged = CallContext(self.caller.peer, principal, self.client), False
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
+        for handler in self.handlers.all():
+            handler.renewed(principal)
+
+    def _refuse(self, error: MagnetarError) -> NoReturn:
+        self.send(frame(error=pulsar.CommandError(
+            request_id=NO_REQUEST, error=number_of(error), message=error.message
+        )))  # fmt: skip
+        self._flush()
+        raise error
+
+    def _challenge(self) -> None:
+        self._challenged = True
+        challenge = pulsar.AuthData(auth_method_name=self.caller.principal.method, auth_data=b"PulsarAuthRefresh")
+        self.send(frame(auth_challenge=pulsar.CommandAuthChallenge(
+            server_version=f"Magnetar {PRODUCT}", challenge=challenge, protocol_version=self.version
+        )))  # fmt: skip
+
+    async def _renew(self, response: pulsar.AuthData) -> None:
+        try:
+            await self._authenticate(response.auth_method_name, response.auth_data)
+        except MagnetarError as error:
+            self._refuse(error)
+
+    # ------------------------------------------------------------------ answers
+    def send(self, data: bytes) -> None:
+        self.send_parts((data,), len(data))
+
+    def send_parts(self, parts: tuple[Buffer, ...], size: int) -> None:
+        if not self._out:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._out += parts
+        self._out_bytes += size
+        self._written += size
+
+    def _flush(self) -> None:
+        if self._out:
+            out, self._out, self._out_bytes = self._out, [], 0
+            self._stream.write_nowait(b"".join(out))
+            self._count()
+
+    @property
+    def full(self) -> bool:
+        self._count()
+        if self._ended is not None:
+            return True
+        answers = self._memory.answers
+        limit = STREAM_QUEUE_BYTES if answers.held <= answers.tight else CROWDED_BYTES
+        return self._counted_out > limit or answers.held > answers.limit
+
+    async def drained(self) -> None:
+        """Returns when it is full no more. ConnectionLost."""
+        self._flush()
+        await self._stream.drained()
+        if self._ended is not None:
+            raise self._ended
+        while self.full:  # memory is tight  # noqa: ASYNC110
+            await asyncio.sleep(ROOM_S)
+
+    def error(
+        self, request_id: int, error: MagnetarError, number: pulsar.ServerError | None = None
+    ) -> None:
+        """Sends an error. `number`: in place of the one that errors.py has."""
+        number = number_of(error) if number is None else number
+        self.send(frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message)))
+
+    def success(self, request_id: int) -> None:
+        self.send(frame(success=pulsar.CommandSuccess(request_id=request_id)))
+
+    # ------------------------------------------------------------------ tasks
+    @property
+    def _busy(self) -> bool:
+        """Whether the connection has as many requests under way as it may. Each producer and consumer has one of its
+        own, its opening: one that waits for exclusive access may wait until the client closes another, which then has
+        to be read."""
+        return len(self._tasks) >= REQUESTS_MAX + len(self.handlers.producers) + len(self.handlers.consumers)
+
+    async def _has_turn(self) -> None:
+        """Returns when the next command may be taken."""
+        while self._busy:
+            await asyncio.sleep(ROOM_S)
+            self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self._tasks.spawn(work, "pulsar-request")
+
+    def break_off(self, error: MagnetarError) -> None:
+        """Ends the connection: nothing is taken from it or delivered to it any more."""
+        _LOG.debug("%s: %s", self.caller.peer, error)
+        self._end_with(error)
+        self.start(self._stream.close())
+
+    def leave_later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs to its end in any case."""
+        self._leaving.spawn(work, "pulsar-leaves")
+
+    def _ping(self, command: Command, rest: memoryview) -> None:
+        self._pong(command, rest)
+        self.send(frame(pong=pulsar.CommandPong()))
+
+    def _pong(self, command: Command, rest: memoryview) -> None:
+        """Counts an answer to a ping. InvalidRequest: the client sends nothing else than pings."""
+        self._pings += 1
+        if self._pings > PINGS_MAX:
+            raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
+
+    # ------------------------------------------------------------------ the end
+    async def end(self) -> None:
+        """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
+        left = await asyncio.gather(self._tasks.close(), *self.handlers.leaving(), return_exceptions=True)
+        for failure in left:
+            if isinstance(failure, BaseException):
+                _LOG.error("a producer or consumer did not leave in order", exc_info=failure)
+        await self._leaving.drain()
+        self._admitted.close()
+        self._memory.arrivals.end(self)
+        self._memory.requests.held -= self._counted_in
+        self._memory.answers.held -= self._counted_out

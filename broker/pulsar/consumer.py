@@ -1,0 +1,319 @@
+"""A consumer of a Pulsar client, on a session of the broker (broker/session/consumer.py).
+
+Deliveries leave as MESSAGE frames around the stored bytes, without the broker's part of an entry.
+
+**Seek.** Pulsar's clients rely on this order: CLOSE_CONSUMER to each consumer of the subscription, the cursor moves,
+SUCCESS; then they subscribe again. So the one that seeks is closed first too, gets nothing from then on, and its
+session lasts until the SEEK is answered; a reader's, which ends with its last consumer, until it subscribes again
+(`sought`): then the new one begins where the old one was moved to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ...proto import pulsar_pb2 as pulsar
+from ...proto.checksum import varint
+from ...proto.entry import client_part_of
+from ...proto.errors import InvalidRequest, MagnetarError, Unavailable
+from ...proto.names import LATEST, MessageId, Position
+from ...proto.states import InitialPosition
+from ...runtime.access import Principal
+from ...runtime.tasks import followed_by, undone_by
+from ..common.refusals import SubscribeRefusal
+from ..log.cache import StoredEntry
+from ..session.consumer import PERMITS_MAX, ConsumerSession, SubscribeOptions
+from ..subscription.core.dispatch import Delivery
+from ..subscription.core.slot_owners import KeySharedOptions
+from ..subscription.core.subscription_types import type_of
+from . import translate
+from .errors import number_of, typed
+from .frames import NO_REQUEST, frame, message_frame
+from .transactions import has_txn, txn_of
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
+"""Clients that close their connection at REACHED_END_OF_TOPIC."""
+
+ACTIVE_NOTICE_S = 0.1
+"""Seconds after which a consumer is told whether it is the active one, and the last change alone: Go's client registers
+a consumer after it took the answer to SUBSCRIBE, and drops what comes earlier."""
+SLOTS = (SubscribeRefusal.POLICY.name, SubscribeRefusal.OTHER_MODE.name)
+"""Refusals of a Key_Shared consumer that are about its slots."""
+
+
+class ConsumerHandler:
+    """The handler of a consumer, and its session's port (`broker.session.consumer.ConsumerPort`)."""
+
+    def __init__(
+        self, connection: Connection, asked: pulsar.CommandSubscribe, before: ConsumerHandler | None = None
+    ) -> None:
+        """Makes a handler. `before`: the reader of the same id, whose seek this subscription follows."""
+        self.id = asked.consumer_id
+        self.sought = False
+        self.session: ConsumerSession | None = None
+        self._connection = connection
+        self._asked = asked
+        self._before = before
+        self._opening: asyncio.Task[None] | None = None
+        self._epoch = asked.consumer_epoch if asked.HasField("consumer_epoch") else None
+        """Epoch of what is sent. Java's client drops what has an earlier one, of before it asked for all again."""
+        self._head = b"\x08" + varint(self.id)
+        self._over = False
+        self._is_active = False
+        self._told_active: bool | None = None
+        self._notice: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------ opening
+    def open(self) -> None:
+        self._opening = self._connection.start(self._open())
+
+    def opened_again(self, request_id: int) -> None:
+        if self.session is None:
+            self._connection.error(request_id, Unavailable("the consumer of this id is being opened"))
+        else:
+            self._connection.success(request_id)
+
+    async def _open(self) -> None:
+        asked, connection = self._asked, self._connection
+        try:
+            options = options_of(asked)
+            if self._before is not None:
+                options = await self._before.followed(options)
+            session = await ConsumerSession.open(connection.broker, options, self, connection.caller)
+            if not asked.durable and asked.start_message_rollback_duration_sec and self._before is None:
+                back_ms = asked.start_message_rollback_duration_sec * 1000
+                since_ms = max(0, connection.broker.world.clock.wall_ms() - back_ms)
+                await undone_by(session.seek_time(since_ms), session.leave)
+        except Exception as error:
+            connection.handlers.forget_consumer(self)
+            why = typed(error)
+            assign = asked.subType == pulsar.CommandSubscribe.Key_Shared and why.fields.get("refusal") in SLOTS
+            connection.error(asked.request_id, why, pulsar.ConsumerAssignError if assign else None)
+            return
+        self.session = session
+        if self._over:  # its client was told, and `leave` waits for this: it takes the session back
+            return
+        self.renewed(connection.caller.principal)
+        connection.success(asked.request_id)
+
+    def renewed(self, principal: Principal) -> None:
+        """Takes the caller's new credentials."""
+        if self.session is not None:
+            self.session.renewed(principal)
+
+    async def followed(self, options: SubscribeOptions) -> SubscribeOptions:
+        """Ends the session of a reader that has sought; returns the options of its successor, which begins where that
+        was."""
+        session = self.session
+        assert session is not None, "it has sought"
+        mark, log = session.subscription.cursor.mark, session.subscription.log
+        first = log.shape.after(mark)
+        acked = session.subscription.cursor.acked_count(first)
+        await self.leave()
+        start = MessageId(*first, batch_index=acked) if acked else MessageId(*mark)
+        return replace(options, start=start, start_inclusive=bool(acked))
+
+    # ------------------------------------------------------------------ commands
+    def flow(self, permits: int) -> None:
+        if self.session is not None and not self.sought:
+            self.session.flow(min(permits, PERMITS_MAX - self.session.member.permits))
+
+    def ack(self, asked: pulsar.CommandAck) -> Iterator[None]:
+        error: MagnetarError | None = None
+        session = self.session
+        if session is None or self.sought:
+            return
+        if has_txn(asked):
+            self._connection.start(self._ack_in(session, asked))
+            return
+        try:
+            yield from translate.ack_steps(session, asked)
+        except MagnetarError as refused:  # told with a receipt only, as Pulsar does
+            error = refused
+        if asked.HasField("request_id"):
+            self._connection.start(self._receipt(session, asked.request_id, error))
+
+    async def _ack_in(self, session: ConsumerSession, asked: pulsar.CommandAck) -> None:
+        """Acknowledges in a transaction; answered with the transaction's id."""
+        answer = pulsar.CommandAckResponse(
+            consumer_id=self.id, txnid_most_bits=asked.txnid_most_bits, txnid_least_bits=asked.txnid_least_bits
+        )
+        try:
+            await translate.ack_in(session, txn_of(asked), asked)
+        except Exception as failure:
+            error = typed(failure)
+            answer.error, answer.message = number_of(error), error.message
+        if asked.HasField("request_id"):
+            answer.request_id = asked.request_id
+            self._connection.send(frame(ack_response=answer))
+
+    async def _receipt(self, session: ConsumerSession, request_id: int, error: MagnetarError | None) -> None:
+        answer = pulsar.CommandAckResponse(consumer_id=self.id, request_id=request_id)
+        try:
+            if error is None:
+                await session.durable()
+        except Exception as failure:
+            error = typed(failure)
+        if error is not None:
+            answer.error, answer.message = number_of(error), error.message
+        self._connection.send(frame(ack_response=answer))
+
+    def redeliver(self, asked: pulsar.CommandRedeliverUnacknowledgedMessages) -> Iterator[None]:
+        if asked.HasField("consumer_epoch"):
+            self._epoch = asked.consumer_epoch
+        if self.session is not None and not self.sought:
+            yield from translate.redeliver_steps(self.session, asked)
+
+    async def seek(self, asked: pulsar.CommandSeek) -> None:
+        """Moves the cursor, durably when this returns."""
+        session = self._opened()
+        self.sought = True
+        self._close_at_client()
+        await followed_by(self._seek(session, asked), self._after_seek)
+
+    async def _seek(self, session: ConsumerSession, asked: pulsar.CommandSeek) -> None:
+        if asked.HasField("message_id"):
+            await session.seek_message(translate.message_id(asked.message_id))
+        elif asked.HasField("message_publish_time"):
+            await session.seek_time(asked.message_publish_time)
+        else:
+            raise InvalidRequest("a SEEK names a message or a time")
+
+    async def _after_seek(self) -> None:
+        if self._asked.durable:
+            self._connection.handlers.forget_consumer(self)
+            await self.leave()
+
+    async def unsubscribe(self, *, force: bool) -> None:
+        session = self._opened()
+        await session.unsubscribe(force=force)
+        self._connection.handlers.forget_consumer(self)
+        await self.leave()
+
+    @property
+    def address(self) -> str:
+        return self._connection.caller.peer
+
+    def _opened(self) -> ConsumerSession:
+        if self.session is None or self.sought:
+            raise Unavailable("the consumer of this id is not open")
+        return self.session
+
+    # ------------------------------------------------------------------ the port
+    def deliver(self, deliveries: Sequence[Delivery]) -> bool:
+        for delivery in deliveries:
+            entry = delivery.entry
+            assert isinstance(entry, StoredEntry)
+            part = client_part_of(entry.frames[-1])
+            head = message_frame(self._message(delivery, entry.position), len(part))
+            self._connection.send_parts((head, part), len(head) + len(part))
+        return self.sought or self._connection.full
+
+    def _message(self, delivery: Delivery, position: Position) -> bytes:
+        """Encodes a CommandMessage."""
+        assert self.session is not None, "a delivery comes after the opening"
+        partition = self.session.topic.name.partition
+        place = b"".join((b"\x08", varint(position[0]), b"\x10", varint(position[1])))
+        if partition >= 0:
+            place += b"\x18" + varint(partition)
+        parts = [self._head, b"\x12", varint(len(place)), place]
+        if delivery.redelivery_count:
+            parts.append(b"\x18" + varint(delivery.redelivery_count))
+        if delivery.acked_indexes:
+            words = translate.ack_set(delivery.acked_indexes, delivery.entry.count)
+            parts += [b"\x20" + varint(translate.unsigned(word)) for word in words]
+        if self._epoch is not None:
+            parts.append(b"\x28" + varint(self._epoch))
+        return b"".join(parts)
+
+    def ended(self) -> None:
+        if not self._connection.client.startswith(END_UNKNOWN_TO):
+            self._connection.send(
+                frame(reached_end_of_topic=pulsar.CommandReachedEndOfTopic(consumer_id=self.id))
+            )
+
+    def active(self, active: bool) -> None:
+        self._is_active = active
+        if self._connection.version >= 12 and self._notice is None:
+            self._notice = asyncio.get_running_loop().call_later(ACTIVE_NOTICE_S, self._tell_active)
+
+    def _tell_active(self) -> None:
+        self._notice = None
+        if not self._over and self._is_active is not self._told_active:
+            self._told_active = self._is_active
+            change = pulsar.CommandActiveConsumerChange(consumer_id=self.id, is_active=self._is_active)
+            self._connection.send(frame(active_consumer_change=change))
+
+    def closed(self, error: MagnetarError) -> None:
+        if not self._over:
+            self._over = True
+            self._close_at_client()
+            self._connection.handlers.forget_consumer(self)
+            self._connection.leave_later(self.leave())
+
+    def _close_at_client(self) -> None:
+        self._connection.send(
+            frame(close_consumer=pulsar.CommandCloseConsumer(consumer_id=self.id, request_id=NO_REQUEST))
+        )
+
+    async def drained(self) -> None:
+        if self.sought:
+            await asyncio.get_running_loop().create_future()  # nothing more: until its session ends
+        await self._connection.drained()
+
+    # ------------------------------------------------------------------ the end
+    async def close(self, request_id: int) -> None:
+        """Closes the consumer for its client: what it acknowledged is durable when this is answered."""
+        await followed_by(self._close(request_id), self.leave)
+
+    async def _close(self, request_id: int) -> None:
+        try:
+            await self._stop_opening()
+            if self.session is not None:
+                await self.session.close()
+        except Exception as error:
+            self._connection.error(request_id, typed(error))
+        else:
+            self._connection.success(request_id)
+
+    async def leave(self) -> None:
+        """Leaves the subscription at once. Idempotent."""
+        self._over = True
+        if self._notice is not None:
+            self._notice.cancel()
+        await self._stop_opening()
+        if self.session is not None:
+            await self.session.leave()
+
+    async def _stop_opening(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None and not opening.done() and opening is not asyncio.current_task():
+            opening.cancel()
+            await asyncio.wait((opening,))
+
+
+def options_of(asked: pulsar.CommandSubscribe) -> SubscribeOptions:
+    """Returns the options of a SUBSCRIBE. Raises InvalidRequest, and what a name may raise."""
+    start = None
+    if not asked.durable:
+        start = translate.message_id(asked.start_message_id) if asked.HasField("start_message_id") else None
+    shared = asked.keySharedMeta
+    policy = KeySharedOptions(
+        shared.keySharedMode == pulsar.STICKY, shared.allowOutOfOrderDelivery,
+        tuple((each.start, each.end) for each in shared.hashRanges),
+    )  # fmt: skip
+    again = start is not None and start.position < LATEST  # the client passes over what it wants no more
+    return SubscribeOptions(
+        asked.topic, asked.subscription, type_of(asked.subType), InitialPosition(asked.initialPosition),
+        asked.consumer_name, asked.durable, start, again, translate.properties(asked.metadata),
+        asked.priority_level, translate.properties(asked.subscription_properties), asked.read_compacted,
+        not asked.force_topic_creation, "", policy,
+        schema=translate.schema_of(asked.schema) if asked.HasField("schema") else None,
+    )  # fmt: skip

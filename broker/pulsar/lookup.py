@@ -1,0 +1,262 @@
+"""Requests that are about no producer: owners, partitions, topics of a namespace, schemas, transactions
+(transactions.py); and those of a consumer that are answered later.
+
+Each request is answered in its own kind, an error too: the numbers of look-ups and of other requests overlap in
+Pulsar's C++ client, and an ERROR would reach another request.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ...proto import pulsar_pb2 as pulsar
+from ...proto import states as subscription_types
+from ...proto.checksum import crc32c
+from ...proto.errors import (
+    IncompatibleSchema,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    NotFound,
+    SchemaNotFound,
+    Unavailable,
+)
+from ...proto.names import NamespaceName, TopicName
+from ...proto.operations import Permission
+from ...proto.schema import BYTES_VERSION, SchemaInfo, SchemaType, version_bytes, version_of
+from ..session import statistics
+from ..session.topics import Schemas, Topics
+from ..transaction.coordinators import ASSIGN_TOPIC
+from . import transactions
+from .consumer import ConsumerHandler
+from .errors import number_of, typed
+from .frames import frame
+from .translate import schema_of, wire_id, wire_schema
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+Command = pulsar.BaseCommand
+
+
+async def answer(connection: Connection, command: Command) -> None:
+    """Answers a command. InvalidRequest: no client sends that; the connection ends."""
+    kind = Command.Type.Name(command.type).lower()
+    asked: Any = getattr(command, kind, None)
+    answers = _ANSWERS.get(kind)
+    if answers is None or asked is None:
+        if hasattr(asked, "request_id"):
+            connection.error(asked.request_id, NotAllowed(f"there is no {kind} here"))
+        else:
+            connection.break_off(InvalidRequest(f"a client does not send {kind}"))
+        return
+    work, failed = answers
+    try:
+        found = await work(connection, asked)
+    except Exception as error:
+        found = failed(asked.request_id, typed(error))
+    connection.send(found)
+
+
+# ------------------------------------------------------------------ look-ups
+async def _lookup(connection: Connection, asked: pulsar.CommandLookupTopic) -> bytes:
+    topic, broker = TopicName.parse(asked.topic), connection.broker
+    coordinator = transactions.coordinator_of(topic)
+    if coordinator is not None:
+        owner = await broker.transactions.find(coordinator)
+    else:
+        await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+        owner = await broker.lookup(topic)
+    listener = asked.advertised_listener_name
+    urls = [url for url in owner.pulsar.get(listener, ()) if url.startswith("pulsar")]
+    if not urls:
+        # This text is a contract: the C++ client ends its look-up at it, and repeats it after any other.
+        raise Unavailable(f"the broker do not have {listener or 'a'} listener")
+    return frame(lookup_response=pulsar.CommandLookupTopicResponse(
+        request_id=asked.request_id, response=pulsar.CommandLookupTopicResponse.Connect, authoritative=True,
+        brokerServiceUrl=_first(urls, "pulsar://"), brokerServiceUrlTls=_first(urls, "pulsar+ssl://"),
+    ))  # fmt: skip
+
+
+def _first(urls: list[str], scheme: str) -> str:
+    return next((url for url in urls if url.startswith(scheme)), "")
+
+
+def _lookup_failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(lookup_response=pulsar.CommandLookupTopicResponse(
+        request_id=request_id, response=pulsar.CommandLookupTopicResponse.Failed, error=number_of(error),
+        message=error.message,
+    ))  # fmt: skip
+
+
+async def _partitions(connection: Connection, asked: pulsar.CommandPartitionedTopicMetadata) -> bytes:
+    topic, broker = TopicName.parse(asked.topic), connection.broker
+    if topic == ASSIGN_TOPIC:
+        count = await broker.transactions.count()
+    else:
+        await broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+        create = asked.metadata_auto_creation_enabled
+        count = (await Topics(broker).partitions(topic, create=create, by_use=True)).count
+    return frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
+        request_id=asked.request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Success,
+        partitions=count,
+    ))  # fmt: skip
+
+
+def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(partitioned_metadata_response=pulsar.CommandPartitionedTopicMetadataResponse(
+        request_id=request_id, response=pulsar.CommandPartitionedTopicMetadataResponse.Failed, error=number_of(error),
+        message=error.message,
+    ))  # fmt: skip
+
+
+async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> bytes:
+    """Answers with the topics of a namespace, none if it does not exist: Pulsar's clients ask again and again after an
+    error."""
+    try:
+        found = await _topics_of(connection, asked)
+    except NotFound:
+        found = []
+    hash_ = hash_of(found)
+    changed = not asked.topics_hash or asked.topics_hash != hash_
+    return frame(get_topics_of_namespace_response=pulsar.CommandGetTopicsOfNamespaceResponse(
+        request_id=asked.request_id, topics=found if changed else (), topics_hash=hash_, changed=changed,
+    ))  # fmt: skip
+
+
+async def _topics_of(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> list[str]:
+    """Returns the topics of a namespace. Raises NamespaceNotFound."""
+    broker, namespace = connection.broker, NamespaceName.parse(asked.namespace)
+    shown = await broker.access.shown(connection.caller.principal, namespace)
+    names = set[str]()
+    if asked.mode != pulsar.CommandGetTopicsOfNamespace.NON_PERSISTENT:
+        names.update(await broker.catalog.topics(namespace, partitions=True))
+    if asked.mode != pulsar.CommandGetTopicsOfNamespace.PERSISTENT:
+        names.update(await broker.catalog.volatile_topics(namespace, partitions=True))
+        here = (topic.name for topic in broker.loaded.values() if topic.name.namespace_name == namespace)
+        names.update(name.full for name in here if not name.persistent)
+    return sorted(name for name in names if shown(name))
+
+
+def hash_of(names: list[str]) -> str:
+    """Returns the hash of sorted names as Pulsar's clients compute it."""
+    return struct.pack("<I", crc32c(",".join(names).encode())).hex()
+
+
+def _failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(error=pulsar.CommandError(request_id=request_id, error=number_of(error), message=error.message))
+
+
+# ------------------------------------------------------------------ schemas
+async def _schema(connection: Connection, asked: pulsar.CommandGetSchema) -> bytes:
+    topic = TopicName.parse(asked.topic)
+    await connection.broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
+    if asked.schema_version == BYTES_VERSION:
+        return _schema_is(asked.request_id, SchemaInfo(type=SchemaType.NONE), BYTES_VERSION)
+    version = version_of(asked.schema_version)
+    if version is None and asked.HasField("schema_version"):
+        raise IncompatibleSchema("the version of a schema has 8 bytes")
+    found = await Schemas(connection.broker).get(topic, version)
+    if found.deleted:
+        raise SchemaNotFound(f"version {found.version} of the schema of topic {topic} is deleted", topic=topic)
+    return _schema_is(asked.request_id, found.info, version_bytes(found.version))
+
+
+def _schema_is(request_id: int, info: SchemaInfo, version: bytes) -> bytes:
+    return frame(get_schema_response=pulsar.CommandGetSchemaResponse(
+        request_id=request_id, schema=wire_schema(info), schema_version=version
+    ))  # fmt: skip
+
+
+def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(get_schema_response=pulsar.CommandGetSchemaResponse(
+        request_id=request_id, error_code=number_of(error), error_message=error.message
+    ))  # fmt: skip
+
+
+async def _new_schema(connection: Connection, asked: pulsar.CommandGetOrCreateSchema) -> bytes:
+    """Registers the schema of an existing topic: none is made for it. Java's client asks again and again where it is
+    refused."""
+    topic = TopicName.parse(asked.topic)
+    await connection.broker.access.require(connection.caller.principal, Permission.PRODUCE, topic=topic)
+    await connection.broker.catalog.existing_partitions(topic)
+    given = schema_of(asked.schema)
+    version = BYTES_VERSION
+    if given is not None:
+        user = connection.caller.principal.name
+        version = version_bytes(await Schemas(connection.broker).put(topic, given, user, by_hand=False))
+    return frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
+        request_id=asked.request_id, schema_version=version
+    ))  # fmt: skip
+
+
+def _new_schema_failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(get_or_create_schema_response=pulsar.CommandGetOrCreateSchemaResponse(
+        request_id=request_id, error_code=number_of(error), error_message=error.message
+    ))  # fmt: skip
+
+
+_ANSWERS: dict[str, tuple[Callable[[Connection, Any], Any], Callable[[int, MagnetarError], bytes]]] = {
+    "lookup": (_lookup, _lookup_failed),
+    "partitioned_metadata": (_partitions, _partitions_failed),
+    "get_topics_of_namespace": (_topics, _failed),
+    "get_schema": (_schema, _schema_failed),
+    "get_or_create_schema": (_new_schema, _new_schema_failed),
+    **transactions.ANSWERS,
+}
+
+
+# ------------------------------------------------------------------ of a consumer
+async def of_consumer(connection: Connection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
+    """Answers SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
+    try:
+        if handler is None or handler.session is None:
+            raise Unavailable("there is no consumer of this id")
+        if kind == Command.SEEK:
+            await handler.seek(asked)
+        elif kind == Command.UNSUBSCRIBE:
+            await handler.unsubscribe(force=asked.force)
+        elif kind == Command.GET_LAST_MESSAGE_ID:
+            connection.send(await _last(handler, asked.request_id))
+            return
+        else:
+            connection.send(await _stats(handler, asked.request_id))
+            return
+    except Exception as error:
+        connection.send(_of_consumer_failed(kind, asked.request_id, typed(error), known=handler is not None))
+    else:
+        connection.success(asked.request_id)
+
+
+def _of_consumer_failed(kind: int, request_id: int, error: MagnetarError, *, known: bool) -> bytes:
+    if kind == Command.CONSUMER_STATS:
+        number = number_of(error) if known else pulsar.ConsumerNotFound
+        return frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
+            request_id=request_id, error_code=number, error_message=error.message
+        ))  # fmt: skip
+    busy = kind == Command.UNSUBSCRIBE and number_of(error) == pulsar.ServiceNotReady
+    number = pulsar.MetadataError if busy or not known else number_of(error)
+    return frame(error=pulsar.CommandError(request_id=request_id, error=number, message=error.message))
+
+
+async def _last(handler: ConsumerHandler, request_id: int) -> bytes:
+    assert handler.session is not None, "it is open"
+    found = await handler.session.last_message()
+    return frame(get_last_message_id_response=pulsar.CommandGetLastMessageIdResponse(
+        request_id=request_id, last_message_id=wire_id(found.position, found.partition, found.batch_index),
+        consumer_mark_delete_position=wire_id(found.mark_delete, found.partition),
+    ))  # fmt: skip
+
+
+async def _stats(handler: ConsumerHandler, request_id: int) -> bytes:
+    session = handler.session
+    assert session is not None, "it is open"
+    found = await statistics.of_subscription(session.topic, session.subscription)
+    member = session.member
+    return frame(consumer_stats_response=pulsar.CommandConsumerStatsResponse(
+        request_id=request_id, consumerName=session.name, type=subscription_types.title(found.type),
+        msgBacklog=found.backlog, availablePermits=max(0, member.permits), unackedMessages=member.unacked,
+        blockedConsumerOnUnackedMsgs=member.blocked, address=handler.address,
+    ))  # fmt: skip

@@ -1,0 +1,269 @@
+"""A producer of a Pulsar client, on a session of the broker (broker/session/producer.py).
+
+Each SEND is answered once, in the order of the SENDs, by the numbers of its frame: a receipt, or an error that ends the
+message, whatever its entry is. An error that passes closes the producer instead (CLOSE_PRODUCER): the client opens it
+again and sends what has no answer again, in its order. Entries for which the session has no credit wait here; the
+connection bounds them (`Connection.held`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ...proto import pulsar_pb2 as pulsar
+from ...proto.entry import parse_header
+from ...proto.errors import (
+    CorruptEntry,
+    InvalidRequest,
+    MagnetarError,
+    NotAllowed,
+    TopicTerminated,
+    TransactionAborted,
+    TransactionEnded,
+    TransactionFenced,
+    TransactionForgotten,
+    Unavailable,
+)
+from ...proto.names import Position
+from ...proto.schema import version_bytes
+from ...proto.states import AccessMode
+from ...runtime.access import Principal
+from ...runtime.files import Buffer
+from ...runtime.network import network_of
+from ...runtime.tasks import followed_by
+from ..common.config import BrokerConfig
+from ..session.producer import METADATA_BYTES, ProducerOptions, ProducerSession, room_of
+from .errors import number_of, typed
+from .frames import NO_REQUEST, entry_of, frame, receipt_frame
+from .transactions import has_txn
+from .translate import schema_of
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+WAIT_NOTICE_S = 0.05
+"""Seconds after which a producer that waits for its turn is told so, which stops its client's time-out."""
+UNKNOWN = (1 << 64) - 1
+"""Value -1 as uint64: of a duplicate, whose position is not known."""
+TRANSACTIONAL = (TransactionAborted, TransactionEnded, TransactionFenced, TransactionForgotten)
+"""Errors of a message whose transaction takes nothing any more: told as NotAllowedError, because Java's client ends its
+connection at other numbers in a SEND_ERROR."""
+FINAL = (CorruptEntry, InvalidRequest, NotAllowed, TopicTerminated, *TRANSACTIONAL)
+"""Errors that end a message: it would fail again."""
+ENDED_BY_CHECKSUM = ("Pulsar-CPP", "Pulsar-Python", "pulsar-client-node")
+"""Names of the C++ client and those on top of it. ChecksumError alone ends a message of theirs: at any other number of
+a SEND_ERROR they open the connection anew and send the message again, for ever."""
+NOTHING = b""
+"""Sent in the place of an entry that is refused for its frame: no entry at all is refused in its turn."""
+
+
+class ProducerHandler:
+    """The handler of a producer, and its session's port (`broker.session.producer.ProducerPort`)."""
+
+    def __init__(self, connection: Connection, asked: pulsar.CommandProducer) -> None:
+        self.id = asked.producer_id
+        self.epoch = asked.epoch
+        self.place = network_of(connection.caller.peer)
+        self.instance = ""
+        self._connection = connection
+        self._asked = asked
+        self._session: ProducerSession | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._over = False
+        # of SENDs without an answer: first and highest sequence id, and why it is refused if that is known already
+        self._sent: deque[tuple[int, int, MagnetarError | None]] = deque()
+        self._waiting: deque[bytes] = deque()  # for credit
+
+    @property
+    def opened(self) -> bool:
+        return self._session is not None
+
+    # ------------------------------------------------------------------ opening
+    def open(self) -> None:
+        self._opening = self._connection.start(self._open())
+
+    def opened_again(self, request_id: int) -> None:
+        if self._session is None:
+            self._connection.error(request_id, Unavailable("the producer of this id is being opened"))
+        else:
+            self._succeeded(request_id, self._session.name, -1)
+
+    def _options(self) -> ProducerOptions:
+        asked, broker = self._asked, self._connection.broker
+        name = asked.producer_name or f"{broker.name}-{broker.world.rng.randbytes(4).hex()}-{broker.next_id()}"
+        known = self._connection.names.instance(asked.topic, name, self.place, self.epoch)
+        self.instance = known or broker.world.rng.randbytes(8).hex()
+        return ProducerOptions(
+            asked.topic, name, AccessMode(asked.producer_access_mode),
+            {each.key: each.value for each in asked.metadata}, self.instance, self.epoch,
+            asked.initial_subscription_name, asked.topic_epoch,
+            schema_of(asked.schema) if asked.HasField("schema") else None, room_of(broker.config),
+        )  # fmt: skip
+
+    async def _open(self) -> None:
+        request_id, notice = self._asked.request_id, None
+        try:
+            options = self._options()
+            if options.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE:
+                notice = asyncio.get_running_loop().call_later(WAIT_NOTICE_S, self._waits, options.name)
+            session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
+        except Exception as error:
+            self._connection.handlers.forget_producer(self)
+            self._connection.error(request_id, typed(error))
+            return
+        finally:
+            if notice is not None:
+                notice.cancel()
+        self._session = session
+        if self._over:  # its client was told, and `leave` waits for this: it takes the session back
+            return
+        self.renewed(self._connection.caller.principal)
+        self._connection.names.add(self._asked.topic, session.name, self)
+        self._succeeded(request_id, session.name, session.last_sequence_id)
+
+    def renewed(self, principal: Principal) -> None:
+        """Takes the caller's new credentials."""
+        if self._session is not None:
+            self._session.producer.principal = principal
+
+    def _waits(self, name: str) -> None:
+        self._connection.send(frame(producer_success=pulsar.CommandProducerSuccess(
+            request_id=self._asked.request_id, producer_name=name, producer_ready=False, schema_version=b""
+        )))  # fmt: skip
+
+    def _succeeded(self, request_id: int, name: str, last_sequence_id: int) -> None:
+        assert self._session is not None, "it is open"
+        epoch = self._session.topic_epoch
+        answer = pulsar.CommandProducerSuccess(
+            request_id=request_id, producer_name=name, last_sequence_id=last_sequence_id,
+            # empty: none. Java's client ends its connection when it is left out
+            schema_version=version_bytes(self._session.schema_version),
+        )  # fmt: skip
+        if epoch:
+            answer.topic_epoch = epoch
+        self._connection.send(frame(producer_success=answer))
+
+    # ------------------------------------------------------------------ publishing
+    def publish(self, sent: pulsar.CommandSend, rest: memoryview) -> None:
+        """Publishes an entry. `rest`: what follows the command, which is copied before this returns."""
+        session = self._session
+        if session is None:
+            raise InvalidRequest("a producer publishes after it was opened")
+        first, highest = sent.sequence_id, sent.highest_sequence_id
+        why: MagnetarError | None = None
+        entry: Buffer = NOTHING
+        try:
+            entry = entry_of(rest)
+            if highest and highest < first:
+                raise InvalidRequest(f"the highest sequence id {highest} is below the first, {first}")
+            if has_txn(sent) and not _names_txn(entry):
+                raise InvalidRequest("a SEND names a transaction, and the metadata of its message does not")
+        except InvalidRequest as error:
+            why, entry = error, NOTHING
+        self._sent.append((first, highest, why))
+        if self._waiting or session.credit <= 0:
+            self._waiting.append(bytes(entry))
+            self._connection.held(len(entry))
+        else:
+            session.publish(entry)
+
+    def credit(self, size: int) -> None:
+        session = self._session
+        assert session is not None, "credit comes after the opening"
+        while self._waiting and session.credit > 0 and not self._over:
+            entry = self._waiting.popleft()
+            self._connection.held(-len(entry))
+            session.publish(entry)
+
+    # ------------------------------------------------------------------ outcomes
+    def receipt(self, sequence_id: int, position: Position, index: int) -> None:
+        self._receipt(*position)
+
+    def duplicate(self, sequence_id: int) -> None:
+        self._receipt(UNKNOWN, UNKNOWN)
+
+    def _receipt(self, ledger_id: int, entry_id: int) -> None:
+        first, highest, _ = self._sent.popleft()
+        self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
+
+    def waits(self, error: MagnetarError) -> None:
+        """Does nothing: Pulsar's protocol has no word for it."""
+
+    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+        if isinstance(error, FINAL):
+            self._send_error(error)
+        else:
+            self._end_with(error)
+
+    def _send_error(self, error: MagnetarError) -> None:
+        first, highest, why = self._sent.popleft()
+        error = why or error
+        number = pulsar.NotAllowedError if isinstance(error, TRANSACTIONAL) else number_of(error)
+        if number == pulsar.NotAllowedError and self._connection.client.startswith(ENDED_BY_CHECKSUM):
+            number = pulsar.ChecksumError
+        self._connection.send(frame(send_error=pulsar.CommandSendError(
+            producer_id=self.id, sequence_id=max(first, highest), error=number, message=error.message
+        )))  # fmt: skip
+
+    def closed(self, error: MagnetarError) -> None:
+        self._end_with(error)
+
+    # ------------------------------------------------------------------ the end
+    def _end_with(self, error: MagnetarError) -> None:
+        """Closes it by the broker: the client opens it again, and learns there why it cannot."""
+        if not self._over:
+            self._connection.send(
+                frame(close_producer=pulsar.CommandCloseProducer(producer_id=self.id, request_id=NO_REQUEST))
+            )
+            self.replaced()
+
+    def replaced(self) -> None:
+        """Leaves, because another producer has its id, or will."""
+        self._over = True
+        self._connection.handlers.forget_producer(self)
+        self._connection.leave_later(self.leave())
+
+    async def close(self, request_id: int) -> None:
+        """Closes the producer for its client: what is on its way is answered first."""
+        await followed_by(self._close(request_id), self.leave)
+
+    async def _close(self, request_id: int) -> None:
+        try:
+            await self._stop_opening()
+            if self._session is not None:
+                await self._session.close()
+        except Exception as error:
+            self._connection.error(request_id, typed(error))
+        else:
+            self._connection.success(request_id)
+
+    async def leave(self) -> None:
+        """Leaves the topic at once. Idempotent."""
+        self._over = True
+        self._connection.held(-sum(map(len, self._waiting)))
+        self._waiting.clear()
+        await self._stop_opening()
+        if self._session is not None:
+            self._connection.names.remove(self._asked.topic, self._session.name, self)
+            self._session.leave()
+
+    async def _stop_opening(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None and not opening.done():
+            opening.cancel()
+            await asyncio.wait((opening,))
+
+
+def _names_txn(entry: Buffer) -> bool:
+    """Whether the metadata has a transaction. One that does not parse is refused by the session, in its place."""
+    try:
+        return has_txn(parse_header(entry, verify=False).metadata)
+    except CorruptEntry:
+        return True
+
+
+def payload_bytes_max(config: BrokerConfig) -> int:
+    """Returns the largest payload that clients are told: `max_message_bytes`, without what has no room beside it."""
+    return max(1, config.max_message_bytes - METADATA_BYTES + room_of(config))

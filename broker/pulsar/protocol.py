@@ -1,0 +1,86 @@
+"""Pulsar's binary protocol: a listener's service, and what its connections share.
+
+    serving = await world.network.serve_bytes(endpoint, PulsarProtocol(broker).serve, access)
+
+A connection (connection.py) has producers (producer.py) and consumers (consumer.py) on the broker's sessions, and asks
+for owners, partitions and topics (lookup.py), also as they change (topic_lists.py). The messages are those of
+proto/pulsar.proto, in the frames of frames.py. They are loaded by the first connection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...proto.errors import InvalidConfiguration
+from ...runtime.grpc.limits import Callers
+from ...runtime.network import ByteStream, Endpoint
+from ...runtime.tasks import unbroken
+from ..common.config import BrokerConfig
+from ..node.topic_manager import TopicManager
+from .names import ProducerNames
+
+if TYPE_CHECKING:
+    from .frames import Spare
+
+class PulsarProtocol:
+    """The service of a listener of Pulsar's protocol."""
+
+    def __init__(self, broker: TopicManager) -> None:
+        self._broker = broker
+        self._names = ProducerNames()
+        self._spare: Spare | None = None
+        self._callers: Callers | None = None  # of the listener
+
+    async def serve(self, stream: ByteStream) -> None:
+        """Serves one connection until either side ends it. Unauthenticated, InvalidRequest, ConnectionLost say why it
+        ended."""
+        if self._callers is None:
+            self._callers = Callers(stream.guard, self._broker.world.clock)
+        await self._broker.world.workers.load(f"{__package__}.connection")
+        from .connection import Connection
+        from .frames import Spare
+
+        if self._spare is None:
+            self._spare = Spare()
+        connection = Connection(self._broker, stream, self._names, self._callers, self._spare)
+        try:
+            await connection.serve()
+        finally:
+            await unbroken(connection.end())
+
+
+# ----------------------------------------------------------------------------------------------------- listeners
+# The addresses at which clients of Pulsar's protocol reach a broker, for the answers of its look-ups.
+#
+# `pulsar_listeners` has Pulsar's form, `NAME:URL,NAME:URL`; a name may come several times, with a `pulsar://` and a
+# `pulsar+ssl://` URL, and a `magnetar://` URL for Magnetar's SDK (`listener_name`). A client of Pulsar that names no
+# listener gets the first one, and the SDK the address of `--advertise`.
+
+
+SCHEMES = ("pulsar", "pulsar+ssl", "magnetar", "magnetar+ssl")
+
+
+def advertised_urls(config: BrokerConfig, listening: Endpoint, *, is_encrypted: bool) -> dict[str, tuple[str, ...]]:
+    """Returns the URLs by the name of the listener. Raises InvalidConfiguration."""
+    if config.pulsar_listeners:
+        return parse(config.pulsar_listeners)
+    host = config.advertised.host if config.advertised is not None else listening.host
+    return {"": (f"{SCHEMES[is_encrypted]}://{Endpoint(host, listening.port)}",)}
+
+
+def parse(text: str) -> dict[str, tuple[str, ...]]:
+    """Parses `pulsar_listeners`. Raises InvalidConfiguration."""
+    found: dict[str, tuple[str, ...]] = {}
+    for part in text.split(","):
+        name, _, url = part.strip().partition(":")
+        scheme, _, address = url.partition("://")
+        try:
+            Endpoint.parse(address)
+        except ValueError:
+            address = ""
+        if not name or not address or scheme not in SCHEMES:
+            raise InvalidConfiguration(
+                f"pulsar_listeners: {part.strip()!r} is not NAME:pulsar://HOST:PORT", setting="pulsar_listeners"
+            )
+        found[name] = (*found.get(name, ()), url)
+    return {"": found[next(iter(found))], **found}

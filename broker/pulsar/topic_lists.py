@@ -1,0 +1,192 @@
+"""Watchers of the topics of a namespace that match a pattern, for the pattern subscriptions of Pulsar's Java client.
+
+    WATCH_TOPIC_LIST → WATCH_TOPIC_LIST_SUCCESS: all that match (none when the client's hash is that of them),
+                       WATCH_TOPIC_UPDATE for each change, until WATCH_TOPIC_LIST_CLOSE or the end of the connection
+
+Names are those of GET_TOPICS_OF_NAMESPACE: persistent topics that the caller may look up, of a partitioned topic each
+partition. The pattern is matched by RE2 against `tenant/namespace/topic` without the number of a partition, in time
+linear in the name, whatever a stranger writes; without that library the flag `supports_topic_watchers` is not set, and
+the client asks for all names each minute. When the metadata does not answer, the watcher begins anew and tells the
+difference. Bounds: `WATCHERS_MAX` of a connection, `PATTERN_MAX` characters, `RE2_BYTES` of memory for each.
+Guarding tests: tests/broker/pulsar/test_topic_lists.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ...proto import pulsar_pb2 as pulsar
+from ...proto.errors import InvalidRequest, MagnetarError, NotAllowed, NotFound, Unavailable
+from ...proto.names import NamespaceName, TopicName
+from ...runtime.tasks import Tasks
+from ..cluster.policy_cache import Removed, Told
+from ..cluster.policy_cache import Topics as TopicsNow
+from ..common.token_bucket import Turns
+from ..session.topics import Topics
+from .errors import typed
+from .frames import frame
+from .lookup import hash_of
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+WATCHERS_MAX = 100
+PATTERN_MAX = 1_000
+RE2_BYTES = 1 << 20
+AGAIN_S = 1.0
+"""Seconds until a watcher whose metadata did not answer begins anew."""
+
+_LOG = logging.getLogger("magnetar.broker.pulsar")
+
+
+def supported() -> bool:
+    return importlib.util.find_spec("re2") is not None
+
+
+class TopicLists:
+    """The watchers of one connection, by the client's numbers."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._tasks = Tasks()
+        self._watchers: dict[int, asyncio.Task[None]] = {}
+
+    def watch(self, asked: pulsar.CommandWatchTopicList) -> None:
+        if asked.watcher_id in self._watchers:
+            self._connection.error(asked.request_id, Unavailable("there is a watcher of this id"))
+            return
+        try:
+            if len(self._watchers) >= WATCHERS_MAX:
+                raise NotAllowed(f"a connection carries {WATCHERS_MAX} watchers, and no more")
+            watcher = _Watcher(self._connection, asked)
+        except MagnetarError as error:
+            self._connection.error(asked.request_id, error)
+            return
+        task = self._watchers[asked.watcher_id] = self._tasks.spawn(self._run(watcher, asked), "pulsar-topic-watcher")
+        task.add_done_callback(lambda _: self._forget(asked.watcher_id, task))
+
+    async def _run(self, watcher: _Watcher, asked: pulsar.CommandWatchTopicList) -> None:
+        try:
+            await watcher.run()
+        except Exception as error:
+            why = typed(error)
+            if not watcher.answered:
+                self._connection.error(asked.request_id, why)
+            else:
+                _LOG.warning("the topics of %s are watched no more for a client: %s", asked.namespace, why)
+
+    def _forget(self, watcher_id: int, task: asyncio.Task[None]) -> None:
+        if self._watchers.get(watcher_id) is task:
+            del self._watchers[watcher_id]
+
+    def unwatch(self, asked: pulsar.CommandWatchTopicListClose) -> None:
+        task = self._watchers.pop(asked.watcher_id, None)
+        if task is not None:
+            task.cancel()
+        self._connection.success(asked.request_id)
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+
+class _Watcher:
+    def __init__(self, connection: Connection, asked: pulsar.CommandWatchTopicList) -> None:
+        """Makes a watcher. Raises InvalidName, InvalidRequest, NotAllowed."""
+        self._connection = connection
+        self._asked = asked
+        self._namespace = NamespaceName.parse(asked.namespace)
+        self._matches = pattern_of(asked.topics_pattern)
+        self._known: set[str] = set()
+        self.answered = False
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. Raises what the first list may raise: NamespaceNotFound, Unauthorized,
+        Unavailable."""
+        while True:
+            try:
+                await self._follow()
+            except NotFound:
+                if not self.answered:
+                    raise
+                self._tell(self._known)  # the namespace was deleted
+            except MagnetarError as error:
+                if not self.answered or not error.retryable:
+                    raise
+                _LOG.info("the topics of %s are not watched for a moment: %s", self._namespace, error)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _follow(self) -> None:
+        principal = self._connection.caller.principal
+        async for told in Topics(self._connection.broker).watch(self._namespace, 0, principal):
+            await self._take(told)
+
+    async def _take(self, told: Told) -> None:
+        if isinstance(told, TopicsNow):
+            now = await self._names_of(told.names)
+            gone = self._known - now
+        else:
+            gone = {name for name in self._known if TopicName.parse(name).base.full == told.name}
+            now = set() if isinstance(told, Removed) else await self._names_of((told.name,))
+            gone -= now
+        if self.answered:
+            self._tell(gone, now)
+        else:
+            self._known = now
+            self._answer()
+
+    async def _names_of(self, topics: Iterable[str]) -> set[str]:
+        """Returns the full names of the topics that match; for a partitioned topic those of its partitions."""
+        found, catalog = set[str](), self._connection.broker.catalog
+        turns = Turns(self._connection.broker.world.clock)
+        for each in topics:
+            if self._matches(each):
+                topic = TopicName.parse(each)
+                count = await catalog.partitions(topic)
+                found.update([topic.with_partition(i).full for i in range(count)] if count else [topic.full])
+            if turns.over:
+                await turns.next()
+        return found
+
+    def _answer(self) -> None:
+        self.answered = True
+        names = sorted(self._known)
+        hash_ = hash_of(names)
+        self._connection.send(frame(watch_topic_list_success=pulsar.CommandWatchTopicListSuccess(
+            request_id=self._asked.request_id, watcher_id=self._asked.watcher_id,
+            topic=names if self._asked.topics_hash != hash_ else (), topics_hash=hash_,
+        )))  # fmt: skip
+
+    def _tell(self, gone: Iterable[str], now: Iterable[str] = ()) -> None:
+        new, gone = sorted(set(now) - self._known), sorted(gone)
+        if not new and not gone:
+            return
+        self._known = self._known.difference(gone).union(new)
+        self._connection.send(frame(watch_topic_update=pulsar.CommandWatchTopicUpdate(
+            watcher_id=self._asked.watcher_id, new_topics=new, deleted_topics=gone,
+            topics_hash=hash_of(sorted(self._known)),
+        )))  # fmt: skip
+
+
+def pattern_of(text: str) -> Callable[[str], bool]:
+    """Whether the full name of a topic matches. NotAllowed: there is no RE2 here. InvalidRequest."""
+    if len(text) > PATTERN_MAX:
+        raise InvalidRequest(f"a pattern of {len(text)} characters is longer than {PATTERN_MAX}")
+    try:
+        import re2
+    except ImportError as error:
+        raise NotAllowed("patterns are not matched here: google-re2 is not installed") from error
+    options = re2.Options()
+    options.max_mem, options.log_errors = RE2_BYTES, False
+    try:
+        compiled: Any = re2.compile(_without_domain(text), options)
+    except re2.error as error:
+        raise InvalidRequest(f"{text!r:.100} is no pattern: {error.args[0]!r:.100}") from error
+    return lambda name: compiled.fullmatch(_without_domain(name)) is not None
+
+
+def _without_domain(text: str) -> str:
+    return text.partition("://")[2] or text

@@ -1,0 +1,163 @@
+"""Transactions of a Pulsar client: finding the coordinators, beginning, adding, ending.
+
+A client asks for the partitions of `ASSIGN_TOPIC` (broker/transaction/coordinators.py), looks each up, and sends
+TC_CLIENT_CONNECT_REQUEST with the number of the partition to its owner. From then on NEW_TXN and END_TXN go there. The
+topics join a transaction by themselves when the first message or acknowledgement of it comes (broker/topic/); so what a
+client adds beforehand is checked for its rights, and begins the time of the transaction. It adds nothing: what is only
+named, and may not exist, is no participant. A transaction is of the role that began it: of another's a client is
+answered as of an id that was never given.
+
+A coordinator that moved, or whose answer is not known, is answered as TransactionCoordinatorNotFound: the client looks
+it up and asks again, and a repeated END_TXN has the same answer. Guards:
+tests/broker/pulsar/test_transactions.py, tests/interop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ...proto import pulsar_pb2 as pulsar
+from ...proto.errors import (
+    InvalidRequest,
+    MagnetarError,
+    NotFound,
+    OutcomeUnknown,
+    TimedOut,
+    TransactionAborted,
+    TransactionEnded,
+    Unavailable,
+)
+from ...proto.names import TopicName
+from ...proto.operations import Permission
+from ...proto.states import TxnId, TxnState
+from ..common.transactions import state_of
+from ..transaction.coordinators import ASSIGN_TOPIC
+from ..transaction.intents_core import Verb
+from .errors import number_of
+from .frames import frame
+
+if TYPE_CHECKING:
+    from ..transaction.coordinator import RunningCoordinator
+    from .connection import Connection
+
+ADDED_MAX = 1000
+"""Topics or subscriptions that one command adds."""
+_ELSEWHERE = (NotFound, OutcomeUnknown, TimedOut, Unavailable)
+"""Errors after which the client looks the coordinator up and asks again."""
+
+
+def has_txn(command: Any) -> bool:
+    """Whether a SEND or an ACK belongs to a transaction: both numbers are present, whatever they are."""
+    return bool(command.HasField("txnid_most_bits") and command.HasField("txnid_least_bits"))
+
+
+def txn_of(command: Any) -> TxnId:
+    """Returns the id of a transaction. InvalidRequest: the numbers cannot be an id."""
+    return TxnId.checked(command.txnid_most_bits, command.txnid_least_bits)
+
+
+def coordinator_of(topic: TopicName) -> int | None:
+    """The number of the coordinator, if the topic is a partition of `ASSIGN_TOPIC`."""
+    return topic.partition if topic.is_partition and topic.base == ASSIGN_TOPIC else None
+
+
+# ------------------------------------------------------------------ commands
+async def connect(connection: Connection, asked: pulsar.CommandTcClientConnectRequest) -> bytes:
+    await _here(connection, asked.tc_id)
+    return frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
+
+
+def connect_failed(request_id: int, error: MagnetarError) -> bytes:
+    return frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(
+        request_id=request_id, error=_number(error), message=error.message
+    ))  # fmt: skip
+
+
+async def begin(connection: Connection, asked: pulsar.CommandNewTxn) -> bytes:
+    coordinator = await _here(connection, asked.tc_id)
+    begun = await coordinator.begin(
+        connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000, address=connection.caller.peer
+    )
+    return frame(new_txn_response=pulsar.TransactionResponse(
+        request_id=asked.request_id, txnid_most_bits=coordinator.number, txnid_least_bits=begun.first
+    ))  # fmt: skip
+
+
+async def add_partitions(connection: Connection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
+    txn, require = txn_of(asked), connection.broker.access.require
+    for topic in _topics(asked.partitions):
+        await require(connection.caller.principal, Permission.PRODUCE, topic=topic)
+    await _begin_time(connection, txn)
+    return frame(add_partition_to_txn_response=_done(asked))
+
+
+async def add_subscriptions(connection: Connection, asked: pulsar.CommandAddSubscriptionToTxn) -> bytes:
+    txn, require = txn_of(asked), connection.broker.access.require
+    topics = _topics(each.topic for each in asked.subscription)
+    for topic, each in zip(topics, asked.subscription, strict=True):
+        await require(
+            connection.caller.principal, Permission.CONSUME, topic=topic, subscription=each.subscription
+        )
+    await _begin_time(connection, txn)
+    return frame(add_subscription_to_txn_response=_done(asked))
+
+
+async def end(connection: Connection, asked: pulsar.CommandEndTxn) -> bytes:
+    txn = txn_of(asked)
+    verb = Verb.COMMIT if asked.txn_action == pulsar.COMMIT else Verb.ABORT
+    coordinator = await _here(connection, txn.coordinator)
+    state = await coordinator.end(txn, verb, connection.caller.principal.name)
+    if verb is Verb.ABORT and state is TxnState.COMMITTED:
+        raise TransactionEnded(f"transaction {txn} is committed: it cannot be aborted")
+    return frame(end_txn_response=_done(asked))
+
+
+async def _here(connection: Connection, number: int) -> RunningCoordinator:
+    return await connection.broker.transactions.here(number)
+
+
+def _topics(names: Iterable[str]) -> list[TopicName]:
+    """Parses names of topics. InvalidName, InvalidRequest: too many."""
+    topics = [TopicName.parse(name) for name in names]
+    if len(topics) > ADDED_MAX:
+        raise InvalidRequest(f"{len(topics)} are added at once; {ADDED_MAX} at most")
+    return topics
+
+
+async def _begin_time(connection: Connection, txn: TxnId) -> None:
+    """Begins the transaction's time. TransactionAborted: it has ended. InvalidRequest: another role began it."""
+    coordinator = await _here(connection, txn.coordinator)
+    state = state_of(await coordinator.join(txn, "", connection.caller.principal.name))
+    if state not in (TxnState.OPEN, TxnState.PREPARED):
+        raise TransactionAborted(f"transaction {txn} is {state.name.lower()}", txn=str(txn))
+
+
+# ------------------------------------------------------------------ answers
+def _done(asked: Any) -> pulsar.TransactionResponse:
+    return pulsar.TransactionResponse(
+        request_id=asked.request_id, txnid_most_bits=asked.txnid_most_bits, txnid_least_bits=asked.txnid_least_bits
+    )
+
+
+def _failed(kind: str) -> Callable[[int, MagnetarError], bytes]:
+    def failed(request_id: int, error: MagnetarError) -> bytes:
+        answer = pulsar.TransactionResponse(request_id=request_id, error=_number(error), message=error.message)
+        return frame(**{kind: answer})
+
+    return failed
+
+
+def _number(error: MagnetarError) -> pulsar.ServerError:
+    return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else number_of(error)
+
+
+Answer = tuple[Callable[["Connection", Any], Awaitable[bytes]], Callable[[int, MagnetarError], bytes]]
+ANSWERS: dict[str, Answer] = {
+    "tc_client_connect_request": (connect, connect_failed),
+    "new_txn": (begin, _failed("new_txn_response")),
+    "add_partition_to_txn": (add_partitions, _failed("add_partition_to_txn_response")),
+    "add_subscription_to_txn": (add_subscriptions, _failed("add_subscription_to_txn_response")),
+    "end_txn": (end, _failed("end_txn_response")),
+}
+"""The commands of transactions: what answers them, and what their errors are answered with."""

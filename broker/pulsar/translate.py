@@ -1,0 +1,193 @@
+"""Between messages of proto/pulsar.proto and the plain values of the broker's sessions.
+
+**Numbers.** A ledger or entry id of -1 is 2⁶⁴-1 on the wire. `ack_set` is a Java BitSet: words of 64 bits, the lowest
+first, bit 1: **not** acknowledged; zero words at its end are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from ...proto import pulsar_pb2 as pulsar
+from ...proto.entry_pb2 import KeyValue, MessageIdData
+from ...proto.errors import InvalidRequest
+from ...proto.names import MessageId, Position
+from ...proto.schema import SchemaInfo, SchemaType
+from ...proto.states import AckedEntry, TxnId, enum_of
+from ..common.refusals import AckRefusal
+from ..session.consumer import ACK_ENTRIES, ConsumerSession
+from ..subscription.core.cursor_state import BATCH_INDEXES_MAX
+
+WORD = (1 << 64) - 1
+
+
+def signed(number: int) -> int:
+    """Returns the Java long that a uint64 holds."""
+    return number - (1 << 64) if number >> 63 else number
+
+
+def unsigned(number: int) -> int:
+    return number & WORD
+
+
+def properties(pairs: Iterable[KeyValue]) -> dict[str, str]:
+    return {pair.key: pair.value for pair in pairs}
+
+
+def message_id(of: MessageIdData) -> MessageId:
+    """The message at its batch index, or the first one that its ack set leaves."""
+    batch_index = of.batch_index
+    if of.ack_set:
+        left = _bits(of.ack_set)
+        batch_index = (left & -left).bit_length() - 1 if left else batch_index
+    return MessageId(signed(of.ledgerId), signed(of.entryId), of.partition, batch_index)
+
+
+def wire_id(position: Position, partition: int, batch_index: int = -1) -> MessageIdData:
+    return MessageIdData(
+        ledgerId=unsigned(position[0]), entryId=unsigned(position[1]), partition=partition, batch_index=batch_index
+    )
+
+
+# ------------------------------------------------------------------ schemas
+def schema_of(given: pulsar.Schema) -> SchemaInfo | None:
+    """Returns the schema; None: bytes, of which Java's client sends the number 0. Raises InvalidRequest."""
+    if given.type == SchemaType.NONE:
+        return None
+    return SchemaInfo(
+        type=enum_of(SchemaType, given.type, "schema type"), data=given.schema_data, name=given.name,
+        properties=properties(given.properties),
+    )  # fmt: skip
+
+
+def wire_schema(info: SchemaInfo) -> pulsar.Schema:
+    pairs = [KeyValue(key=key, value=value) for key, value in info.properties.items()]
+    return pulsar.Schema(name=info.name, schema_data=info.data, type=info.type, properties=pairs)
+
+
+# ------------------------------------------------------------------ acknowledgements
+def ack_steps(session: ConsumerSession, ack: pulsar.CommandAck) -> Iterator[None]:
+    """Acknowledges in steps. InvalidRequest, NotAllowed: as far as it was taken it counts."""
+    yield from _check_size(ack.message_id)
+    if ack.ack_type == pulsar.CommandAck.Cumulative:
+        if len(ack.message_id) != 1:
+            raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
+        for acked in cumulative(ack.message_id[0]):
+            yield from session.ack_cumulative(acked)
+    else:
+        yield from session.ack(individual(ack.message_id, session.messages_of))
+
+
+async def ack_in(session: ConsumerSession, txn: TxnId, ack: pulsar.CommandAck) -> None:
+    """Acknowledges in a transaction, like `ConsumerSession.ack_in`. A cumulative one that names nothing yet adds
+    nothing; every other one counts, or is refused: it would count with the commit as done."""
+    for _ in _check_size(ack.message_id):
+        pass
+    if ack.ack_type != pulsar.CommandAck.Cumulative:
+        entries = _each_once(individual(ack.message_id, session.messages_of, exact=True))
+        await session.ack_in(txn, entries, rest=True)
+        return
+    if len(ack.message_id) != 1:
+        raise InvalidRequest(f"a cumulative acknowledgement names one message, not {len(ack.message_id)}")
+    if named := list(cumulative(ack.message_id[0])):
+        await session.ack_in(txn, named, cumulative=True)
+
+
+def _each_once(entries: Iterable[AckedEntry]) -> Iterator[AckedEntry]:
+    """Yields the entries. TransactionConflict: two deliveries of one message are acknowledged together."""
+    seen: dict[Position, int] = {}
+    for each in entries:
+        before, bits = seen.get(each.position, 0), each.bits or -1
+        if before & bits:
+            raise AckRefusal.CONFLICT.error(f"entry {each.position} is named twice: it was delivered twice")
+        seen[each.position] = before | bits
+        yield each
+
+
+def _check_size(ids: Sequence[MessageIdData]) -> Iterator[None]:
+    """Checks the size of an acknowledgement, in steps, before the first of its ids is acknowledged."""
+    each, reached = iter(ids), 0
+    while some := list(islice(each, ACK_ENTRIES)):
+        reached += sum(max(64 * len(id_.ack_set), id_.batch_size) for id_ in some if id_.ack_set)
+        yield
+    if reached > BATCH_INDEXES_MAX:
+        raise AckRefusal.TOO_MANY_INDEXES.error(
+            f"the batch indexes of one acknowledgement reach over {BATCH_INDEXES_MAX} messages at most, in all entries"
+        )
+
+
+def individual(
+    ids: Iterable[MessageIdData], messages_of: Callable[[Position], int], *, exact: bool = False
+) -> Iterator[AckedEntry]:
+    """Yields the entries of an individual acknowledgement. `exact`: each message that is named counts, also of a batch
+    of which its consumer holds a part, because an abort gave the rest back: the client says its size. InvalidRequest:
+    the size is not known, or no message is named."""
+    for each in ids:
+        position = Position(signed(each.ledgerId), signed(each.entryId))
+        if position.entry_id < 0:
+            continue
+        if not each.ack_set:
+            yield AckedEntry(position)
+            continue
+        size = messages_of(position)
+        if exact:
+            size = max(size, each.batch_size)
+        elif not size:
+            size = max(0, each.batch_size)
+        if exact and not size:
+            raise InvalidRequest(f"the size of the batch {position} is not known: this consumer does not hold it")
+        if acked := _acked(each, size):
+            yield AckedEntry(position, acked)
+        elif exact:
+            raise InvalidRequest(f"no message of the batch {position} is acknowledged")
+
+
+def cumulative(of: MessageIdData) -> Iterator[AckedEntry]:
+    """Yields the acknowledged entry, or none: a client acknowledges (ledger, -1) when it has done nothing of that
+    ledger yet."""
+    position = Position(signed(of.ledgerId), signed(of.entryId))
+    if of.ack_set:
+        left = _bits(of.ack_set)
+        done = (left & -left).bit_length() - 1 if left else 0
+        if done > 0:
+            yield AckedEntry(position, (1 << done) - 1)
+            return
+        if left:
+            position = Position(position.ledger_id, position.entry_id - 1)
+    if position.entry_id >= 0:
+        yield AckedEntry(position)
+
+
+def _acked(of: MessageIdData, messages: int) -> int:
+    """Returns the bits of the acknowledged messages. If the size of the batch is not known, those above the highest bit
+    are left for later."""
+    left = _bits(of.ack_set)
+    return ~left & ((1 << (messages or left.bit_length())) - 1)
+
+
+def _bits(words: Sequence[int]) -> int:
+    return int.from_bytes(b"".join((word & WORD).to_bytes(8, "little") for word in words), "little")
+
+
+def ack_set(acked: Sequence[int], count: int) -> list[int]:
+    """Returns the ack set of a batch of `count` messages, of which these are acknowledged."""
+    left = (1 << count) - 1
+    for index in acked:
+        left &= ~(1 << index)
+    words = []
+    while left:
+        words.append(signed(left & WORD))
+        left >>= 64
+    return words
+
+
+# ------------------------------------------------------------------ redelivery
+def redeliver_steps(
+    session: ConsumerSession, asked: pulsar.CommandRedeliverUnacknowledgedMessages
+) -> Iterator[None]:
+    """Gives back, in steps, what is named; all that it holds, when none is named or its type keeps the order (Pulsar's
+    rule)."""
+    individual = session.subscription.dispatcher.policy.individual
+    ids = asked.message_ids if individual else ()
+    return session.redeliver(Position(signed(each.ledgerId), signed(each.entryId)) for each in ids)

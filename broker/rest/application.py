@@ -1,0 +1,211 @@
+"""The application of ASGI: routes, who calls, what a request may bring, and errors as answers.
+
+Order: the route is found; the caller is authenticated, by the header `Authorization` or the certificate of the
+connection; the body is read, at most BODY_BYTES_MAX of it, counted in the memory for all callers; the handler runs.
+A topic of another broker is answered by 307 and its address. What a page of a browser sends from another site, where
+anything would change, is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from ...proto.errors import BackPressure, MagnetarError, NotOwner, Unauthenticated
+from ...proto.names import TopicName
+from ...runtime.access import AUTHORIZATION_MAX, Caller, Guard, Limits
+from ...runtime.grpc.limits import Callers
+from ...runtime.network import CallContext
+from ..grpc.checked import Checked
+from ..node.topic_manager import TopicManager
+from . import routes
+from .call import ROUTES, BadRequest, Call, Json, Row, reply, reply_to
+from .measure import Measure
+from .stats import Meters
+
+BODY_BYTES_MAX = 1 << 20
+QUERY_BYTES_MAX = 16 << 10
+AUTHENTICATIONS = Limits().authentications
+"""Authentications at a time."""
+
+_ABSOLUTE = re.compile(r"https?://[^/]+", re.IGNORECASE)
+
+assert routes, "its modules register the routes"
+
+
+class _Domain(Convertor[str]):
+    regex = "persistent|non-persistent"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("domain", _Domain())
+
+
+class Application:
+    """The application of a broker's HTTP listener."""
+
+    def __init__(
+        self, broker: TopicManager, services: Mapping[str, Checked], guard: Guard | None, measure: Callable[[], Measure]
+    ) -> None:
+        self._broker = broker
+        self._services = services
+        self._measure = measure
+        self._meters = Meters(broker.world.clock)
+        self._callers = Callers(guard, broker.world.clock)
+        self._authenticating = 0
+        self._app = Starlette(routes=list(self._routes()), exception_handlers={HTTPException: _refused})
+        self._app.router.redirect_slashes = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Routes are matched with the path as it came: its segments are decoded after that. A target in absolute form
+        (RFC 9112 §3.2.2: what a client says to a proxy) is that path too."""
+        path = scope["raw_path"].decode("ascii")
+        if absolute := _ABSOLUTE.match(path):
+            path = path[absolute.end() :]
+        scope["path"] = path.rstrip("/") or "/"
+        await self._app(scope, receive, send)
+
+    def _routes(self) -> Iterable[Mount | Route]:
+        """Yields one Route for each path, in the order of the table; those with the same first segments under one
+        Mount."""
+        by_path: dict[str, dict[str, Row]] = {}
+        for row in ROUTES:
+            by_path.setdefault(row.path, {})[row.method] = row
+        groups: dict[str, list[Route]] = {}
+        for path, rows in by_path.items():
+            parts = path.split("/")
+            head = "/".join(parts[:4]) if path.startswith("/admin/") and len(parts) > 4 else ""
+            groups.setdefault(head, []).append(Route(path[len(head) :], self._endpoint(rows), methods=list(rows)))
+        for head, found in groups.items():
+            yield from [Mount(head, routes=found)] if head else found
+
+    def _endpoint(self, rows: dict[str, Row]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            row = rows["GET" if request.method == "HEAD" else request.method]
+            try:
+                return await self._answer(row, request)
+            except ClientDisconnect:
+                return reply(408, "the request did not come to its end")
+            except NotOwner as error:
+                return await self._elsewhere(request, error)
+            except Exception as error:
+                return reply_to(error, row.busy)
+
+        return endpoint
+
+    async def _answer(self, row: Row, request: Request) -> Response:
+        _check_site(request)
+        context = CallContext(request.state.caller.peer)
+        if not row.is_open:
+            context = await self._who(request, row)
+        if len(request.scope["query_string"]) > QUERY_BYTES_MAX:
+            raise BadRequest(f"the query is longer than {QUERY_BYTES_MAX} bytes", 414)
+        memory = self._broker.memory.requests
+        await memory.room()
+        body = await _body(request)
+        memory.held += len(body)
+        try:
+            names = {name: _decoded(value) for name, value in request.path_params.items()}
+            call = Call(
+                self._broker, self._services, context, names, request.query_params, request.headers, body,
+                self._measure(), self._meters,
+            )  # fmt: skip
+            found = await row.handler(call)
+        finally:
+            memory.held -= len(body)
+        if isinstance(found, Response):
+            return found
+        return Response(status_code=204) if found is None else Json(found)
+
+    async def _who(self, request: Request, row: Row) -> CallContext:
+        """Returns the caller. Raises BackPressure; Unauthenticated and what else the guard raises."""
+        caller: Caller = request.state.caller
+        if not self._callers.asks:
+            request.state.admitted()
+            return CallContext(caller.peer)
+        path = f"http.Http/{row.handler.__name__}"
+        values = request.headers.getlist("authorization")
+        if len(values) > 1 or any(len(each) > AUTHORIZATION_MAX for each in values):
+            refusal = Unauthenticated(f"a request has one header `Authorization` of at most {AUTHORIZATION_MAX} bytes")
+            self._callers.refused(caller, path, refusal)
+            raise refusal
+        if values:
+            caller = replace(caller, authorization=values[0])
+        if self._authenticating >= AUTHENTICATIONS:
+            raise BackPressure(f"{AUTHENTICATIONS} callers are being authenticated: try again")
+        self._authenticating += 1
+        try:
+            principal = await self._callers.admitted(caller, path)
+        finally:
+            self._authenticating -= 1
+        request.state.admitted()
+        return CallContext(caller.peer, principal)
+
+    async def _elsewhere(self, request: Request, error: NotOwner) -> Response:
+        """Answers with 307 to the owner of the topic; 503 where that serves no HTTP."""
+        names = {"domain": "persistent"}
+        names |= {name: _decoded(value) for name, value in request.path_params.items()}
+        try:
+            topic = TopicName.parse("{domain}://{tenant}/{namespace}/{topic}".format(**names))
+            owner = await self._broker.lookup(topic)
+        except (MagnetarError, KeyError):
+            return reply_to(error)
+        if not owner.http or owner.name == self._broker.name:
+            return reply_to(error)
+        query = request.scope["query_string"].decode("latin-1")
+        where = owner.http + request.scope["path"] + (f"?{query}" if query else "")
+        return reply(307, f"topic {topic} is served by {owner.http}", {"Location": where})
+
+
+async def _body(request: Request) -> bytes:
+    """Returns the body. 413: it is too long. Raises ClientDisconnect."""
+    too_long = BadRequest(f"a body has at most {BODY_BYTES_MAX} bytes", 413)
+    declared = request.headers.get("content-length", "0")
+    if declared.isascii() and declared.isdigit() and int(declared[:20]) > BODY_BYTES_MAX:
+        raise too_long
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise too_long
+    return bytes(body)
+
+
+def _decoded(segment: str) -> str:
+    """Decodes a segment. 412: it is no text. 404: it is a step of a path."""
+    try:
+        found = unquote(segment, errors="strict")
+    except UnicodeDecodeError:
+        raise BadRequest("a name in the path is not UTF-8", 412) from None
+    if found in (".", "..") or "\x00" in found:
+        raise BadRequest("a name in the path is not allowed", 412)
+    return found
+
+
+def _check_site(request: Request) -> None:
+    """Refuses a request (403) that a page of another site had its browser send."""
+    origin = request.headers.get("origin")
+    if origin and request.method not in ("GET", "HEAD") and urlsplit(origin).netloc != request.headers.get("host"):
+        raise BadRequest("a page of another site may change nothing here", 403)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    """Answers a request that has no route, or not with this method."""
+    assert isinstance(error, HTTPException)
+    texts = {404: "there is no such resource; GET /openapi.json lists them", 405: "not with this method"}
+    return reply(error.status_code, texts.get(error.status_code, error.detail), dict(error.headers or {}))

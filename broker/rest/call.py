@@ -1,0 +1,339 @@
+"""A request as its handler sees it: names, body and query as values, the operations with its caller's rights.
+
+    await call.admin(op.CREATE_TOPIC, name=call.topic.full)     as over gRPC: authorized, audited
+    await call.each_partition(op.COMPACT)                       of the topic, or of each partition
+
+A partition whose owner is another broker is asked there, with the rights of this broker; the caller's were looked at
+here before.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from ...proto import errors
+from ...proto.errors import NotFound, NotOwner
+from ...proto.names import NamespaceName, TopicName
+from ...proto.operations import Operation
+from ...proto.versions import PRODUCT
+from ...runtime.network import CallContext
+from ..grpc.checked import Checked, authorize
+from ..node.topic_manager import TopicManager
+from ..session.administration import answered, ask, request_for
+from .measure import Measure
+from .stats import Meters
+
+# -------------------------------------------------------------------------------------------------------- errors
+# Errors as statuses of HTTP with `{"reason": …}`, as Pulsar's clients rely on them.
+#
+# The first class that fits counts, so a class comes before those that it is derived from. What is in use is 409 or 412,
+# as its route says (call.py).
+
+
+_LOG = logging.getLogger("magnetar.broker.rest")
+
+_TABLE: tuple[tuple[type[errors.MagnetarError], int], ...] = (
+    (errors.MessageTooLarge, 413),
+    (errors.CorruptEntry, 500),
+    (errors.InvalidRequest, 412),
+    (errors.NotFound, 404),
+    (errors.AlreadyExists, 409),
+    (errors.Busy, 409),
+    (errors.ProducerFenced, 409),
+    (errors.TopicTerminated, 409),
+    (errors.TransactionEnded, 409),
+    (errors.TransactionForgotten, 404),
+    (errors.IncompatibleSchema, 409),
+    (errors.NotAllowed, 405),
+    (errors.BacklogQuotaExceeded, 412),
+    (errors.Unauthenticated, 401),
+    (errors.CredentialsExpired, 401),
+    (errors.Unauthorized, 403),
+    (errors.BackPressure, 429),
+    (errors.BadVersion, 409),
+    (errors.TimedOut, 504),
+    (errors.Unavailable, 503),
+    (errors.SessionExpired, 503),
+)
+
+_REASONS: tuple[tuple[type[errors.MagnetarError], str], ...] = (
+    (errors.TenantNotFound, "Tenant does not exist"),
+    (errors.NamespaceNotFound, "Namespace does not exist"),
+)
+"""Reasons that programs compare with: the path says which."""
+
+NEGOTIATE = "Bearer, Basic"
+
+
+class Json(Response):
+    """A value of plain types, or a struct, as JSON."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        return msgspec.json.encode(content)
+
+
+class BadRequest(HTTPException):
+    """The answer 400 (unless `status` is another), with a reason."""
+
+    def __init__(self, reason: str, status: int = 400) -> None:
+        super().__init__(status, reason)
+
+
+def status_of(error: errors.MagnetarError, busy: int = 409) -> int:
+    """Returns the HTTP status of an error. `busy`: of what is in use."""
+    if isinstance(error, errors.Busy):
+        return busy
+    return next((status for kind, status in _TABLE if isinstance(error, kind)), 500)
+
+
+def reply(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
+    headers = dict(headers or {})
+    if status == 401:
+        headers["WWW-Authenticate"] = NEGOTIATE
+    if status in (408, 413):
+        headers["Connection"] = "close"  # the rest of the request is not read
+    return Json({"reason": reason}, status, headers)
+
+
+def reply_to(error: Exception, busy: int = 409) -> Response:
+    """Returns the response for an error. A fault of the broker is logged, and its text stays here."""
+    if isinstance(error, HTTPException):
+        return reply(error.status_code, error.detail, dict(error.headers or {}))
+    if isinstance(error, errors.MagnetarError):
+        reason = next((text for kind, text in _REASONS if isinstance(error, kind)), error.message)
+        return reply(status_of(error, busy), reason)
+    _LOG.error("a request of a client failed", exc_info=error)
+    return reply(500, f"the request failed: {type(error).__name__}")
+
+
+# ---------------------------------------------------------------------------------------------------------- call
+
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Call:
+    """A request as its handler sees it."""
+
+    broker: TopicManager
+    services: Mapping[str, Checked]
+    context: CallContext
+    names: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+    measure: Measure
+    meters: Meters
+
+    # ------------------------------------------------------------------ names
+    @property
+    def namespace(self) -> NamespaceName:
+        """Returns the namespace of the path. Raises InvalidName."""
+        return NamespaceName.parse(f"{self.names['tenant']}/{self.names['namespace']}")
+
+    @property
+    def topic(self) -> TopicName:
+        """Returns the topic of the path. Raises InvalidName."""
+        tenant, namespace, local = (self.names[each] for each in ("tenant", "namespace", "topic"))
+        return TopicName.parse(f"{self.names['domain']}://{tenant}/{namespace}/{local}")
+
+    def check_cluster(self) -> None:
+        """Raises NotFound if the path names another cluster."""
+        if self.names["cluster"] != self.broker.config.cluster:
+            raise NotFound(f"there is no cluster {self.names['cluster'][:100]!r}")
+
+    # ------------------------------------------------------------------ what it brings
+    def json(self, kind: type[T]) -> T:
+        """The body. BadRequest: it is no JSON, or of another type."""
+        return self.decoded(self.body, kind)
+
+    def decoded(self, data: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(data, type=kind, strict=False)  # numbers in quotes, as with Pulsar
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise BadRequest(f"the body is not what this request takes: {error}") from error
+
+    @property
+    def is_empty(self) -> bool:
+        return self.body.strip() in (b"", b"null")
+
+    def flag(self, name: str) -> bool:
+        """Returns a flag of the query. Raises BadRequest."""
+        text = self.query.get(name, "").lower()
+        if text not in ("", "true", "false"):
+            raise BadRequest(f"the parameter {name} is true or false, not {text[:40]!r}")
+        return text == "true"
+
+    def number(self, text: str, what: str, *, least: int = 0) -> int:
+        """Parses a number. BadRequest: it is none. 412: it is less than `least`, or has more than 64 bits."""
+        try:
+            if not re.fullmatch(r"[-+]?[0-9]{1,30}", text):
+                raise ValueError
+            found = int(text)
+        except ValueError:
+            raise BadRequest(f"{what} is a number, not {text[:40]!r}") from None
+        if not least <= found < 1 << 63:
+            raise BadRequest(f"{what} is {least} or more, and below 2^63, not {found}", 412)
+        return found
+
+    # ------------------------------------------------------------------ the operations
+    async def admin(self, operation: Operation[T], **arguments: object) -> T:
+        """The answer of this broker. What it raises; NotOwner: another broker has the topic."""
+        handler = self.services[operation.service].values[operation.name]
+        return answered(operation, await handler(request_for(operation, arguments), self.context))
+
+    async def authorize(self, operation: Operation[Any], **arguments: object) -> None:
+        """Raises Unauthorized if the caller may not call the operation with that."""
+        path = f"{operation.service}.{operation.name}"
+        await authorize(path, request_for(operation, arguments), self.context, self.broker.access)
+
+    async def partitions(self) -> list[TopicName]:
+        """Returns the partitions of the topic; none if it has none, or is one. Raises TopicNotFound. Ask for rights
+        first."""
+        if self.topic.is_partition:
+            return []
+        count = await self.broker.catalog.existing_partitions(self.topic)
+        return [self.topic.with_partition(number) for number in range(count)]
+
+    async def one_partition(self, operation: Operation[Any], what: str, **arguments: object) -> None:
+        """405: the topic of the call has partitions. Unauthorized."""
+        await self.authorize(operation, **{operation.rule.field: self.topic.full}, **arguments)
+        if await self.partitions():
+            raise BadRequest(f"topic {self.topic} has partitions: {what}", 405)
+
+    async def each_partition(self, operation: Operation[T], **arguments: object) -> list[T]:
+        """Returns the answer of the topic, or of each of its partitions, in order. The first error ends it: what was
+        asked before is done."""
+        field = operation.rule.field
+        await self.authorize(operation, **{field: self.topic.full}, **arguments)
+        partitions = await self.partitions()
+        if not partitions:
+            return [await self.admin(operation, **{field: self.topic.full}, **arguments)]
+        return [await self.anywhere(operation, each, **arguments) for each in partitions]
+
+    async def anywhere(self, operation: Operation[T], topic: TopicName, **arguments: object) -> T:
+        """Returns the answer of the topic's owner."""
+        asked: dict[str, Any] = {operation.rule.field: topic.full, **arguments}
+        try:
+            return await self.admin(operation, **asked)
+        except NotOwner:
+            return await ask(self.broker.world, (await self.broker.lookup(topic)).endpoint, operation, **asked)
+
+    async def at_coordinator(self, operation: Operation[T], **arguments: Any) -> T:
+        """Returns the answer of the broker that has the coordinator of transactions that is asked for."""
+        try:
+            return await self.admin(operation, **arguments)
+        except NotOwner as error:
+            endpoint = error.fields.get("owner", "")
+            if not endpoint:
+                raise
+            return await ask(self.broker.world, endpoint, operation, **arguments)
+
+
+# --------------------------------------------------------------------------------------------------------- table
+# The table of routes: each handler is registered with its method, its path and a sentence.
+#
+#     @route("GET", "/admin/v2/tenants", "The tenants that the caller may see.", answer="[name]")
+#     async def tenants(call: Call) -> object: …
+#
+# A handler returns a value for JSON (200), None (204), or a Response. `{topic}` and other names in braces are one
+# segment each, percent-decoded after the path is split: a name may have an encoded slash. TOPIC is both kinds of
+# topics. The document of OpenAPI (call.py) and the table of docs/rest.md are made from these rows.
+
+
+Handler = Callable[["Call"], Awaitable[object]]
+H = TypeVar("H", bound=Handler)
+
+NAMESPACE = "/admin/v2/namespaces/{tenant}/{namespace}"
+TOPIC = "/admin/v2/{domain:domain}/{tenant}/{namespace}/{topic}"
+SUBSCRIPTION = TOPIC + "/subscription/{subscription}"
+
+
+class Row(NamedTuple):
+    """A route: its method and path, its handler, and its texts for /openapi.json."""
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    body: str = ""  # what it takes; empty: nothing
+    answer: str = ""  # what it answers with 200; empty: 204
+    busy: int = 409  # the status of what is in use
+    is_open: bool = False  # without credentials
+
+
+ROUTES: list[Row] = []
+
+
+def route(
+    method: str, path: str, summary: str, *, body: str = "", answer: str = "", busy: int = 409, is_open: bool = False
+) -> Callable[[H], H]:
+    def register(handler: H) -> H:
+        ROUTES.append(Row(method, path, summary, handler, body, answer, busy, is_open))
+        return handler
+
+    return register
+
+
+# ------------------------------------------------------------------------------------------------------- openapi
+# The document of OpenAPI 3.1, made of the table of routes.
+
+
+_NAME = re.compile(r"\{(\w+)(?::\w+)?\}")
+_SECRETS = {
+    "bearer": {"type": "http", "scheme": "bearer"}, "basic": {"type": "http", "scheme": "basic"},
+    "certificate": {"type": "mutualTLS"},
+}  # fmt: skip
+
+
+def plain_path(row: Row) -> str:
+    """Returns the path with names in braces alone."""
+    return _NAME.sub(r"{\1}", row.path)
+
+
+@functools.cache
+def document() -> dict[str, Any]:
+    paths: dict[str, dict[str, Any]] = {}
+    for row in ROUTES:
+        paths.setdefault(plain_path(row), {})[row.method.lower()] = _operation(row)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Magnetar: administration by REST, as Pulsar's v2", "version": PRODUCT},
+        "paths": paths,
+        "components": {"securitySchemes": _SECRETS, "schemas": {"Error": {
+            "type": "object", "properties": {"reason": {"type": "string"}}, "required": ["reason"],
+        }}},
+    }  # fmt: skip
+
+
+def _operation(row: Row) -> dict[str, Any]:
+    done = {"200": {"description": row.answer}} if row.answer else {"204": {"description": "done"}}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    found: dict[str, Any] = {
+        "operationId": f"{row.handler.__name__}_{re.sub(r'[^a-z]+', '_', row.path.lower()).strip('_')}_{row.method}",
+        "summary": row.summary, "parameters": [_parameter(name) for name in _NAME.findall(row.path)],
+        "responses": {**done, "default": {"description": "an error", "content": error}},
+        "security": [] if row.is_open else [{name: []} for name in _SECRETS],
+    }  # fmt: skip
+    if row.body:
+        found["requestBody"] = {"description": row.body, "content": {"application/json": {}}}
+    return found
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    if name == "domain":
+        schema["enum"] = ["persistent", "non-persistent"]
+    return {"name": name, "in": "path", "required": True, "schema": schema}

@@ -1,0 +1,301 @@
+"""The process and its brokers: health, metrics, versions, and the document of these routes.
+
+`/healthz` says that the event loop turns; `/readyz` that the broker is registered and serves. Neither asks who calls,
+and neither says more than that. `/metrics` has the names of topics, so it needs a super user where callers are asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from ...metadata import paths
+from ...proto import operations as op
+from ...proto.errors import NotFound, Unavailable
+from ...proto.operations import Permission
+from ...proto.policies import NAMES, RETENTIONS, Policies, decode
+from ...proto.statistics import BookieInfo
+from ...proto.versions import PRODUCT
+from ...runtime.metrics import Page
+from ...runtime.metrics_server import MEASURE_TIMEOUT_S, as_text
+from ..cluster.bundles_core import bundle_of
+from ..common.config import DYNAMIC
+from .call import BadRequest, Call, document, route
+
+# ------------------------------------------------------------------------------------------------- configuration
+# Settings that change while brokers run, as Pulsar's `brokers …-dynamic-config` names and writes them.
+#
+# They are the policies that namespaces inherit (`DYNAMIC`), and all brokers take them in the place of what each was
+# started with. One that Pulsar changes at run time, too, is shown by Pulsar's name; both names are taken. A value is
+# text: lists have commas.
+
+
+PULSAR: dict[str, str] = {
+    "auto_subscription_creation": "allowAutoSubscriptionCreation",
+    "dispatch_rate_bytes": "dispatchThrottlingRatePerTopicInByte",
+    "dispatch_rate_messages": "dispatchThrottlingRatePerTopicInMsg",
+    "inactive_mode": "brokerDeleteInactiveTopicsMode",
+    "max_topics": "maxTopicsPerNamespace",
+    "publish_rate_bytes": "maxPublishRatePerTopicInBytes",
+    "publish_rate_messages": "maxPublishRatePerTopicInMessages",
+    "schema_auto_update": "isAllowAutoUpdateSchemaEnabled",
+    "subscribe_rate": "subscribeThrottlingRatePerConsumer",
+    "subscribe_rate_period_s": "subscribeRatePeriodPerConsumerInSecond",
+    "subscription_dispatch_rate_bytes": "dispatchThrottlingRatePerSubscriptionInByte",
+    "subscription_dispatch_rate_messages": "dispatchThrottlingRatePerSubscriptionInMsg",
+    "subscription_types": "subscriptionTypesEnabled",
+}
+"""Ours → Pulsar's: of one meaning and one unit."""
+_OURS = {theirs: ours for ours, theirs in PULSAR.items()} | {name: name for name in DYNAMIC}
+_LISTS = ("dead_letter_backoff_s", "subscription_types")
+SHOWN = tuple(PULSAR.get(name, name) for name in DYNAMIC)
+
+
+def setting(name: str, act: str) -> str:
+    """Returns our name of a setting. 412: it does not change at run time, or is unknown; as Pulsar says it."""
+    if name not in _OURS:
+        raise BadRequest(f"Can't {act} non-dynamic configuration", 412)
+    return _OURS[name]
+
+
+def taken(name: str, text: str) -> dict[str, Any]:
+    """Returns the field of Policies that a value in the path sets. 412: it is no such value."""
+    ours = setting(name, "update")
+    value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
+    try:
+        found = msgspec.convert({ours: value}, Policies, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise BadRequest(f"Invalid dynamic-config value: {error}", 412) from error
+    return {ours: getattr(found, ours)}
+
+
+def removed(name: str) -> tuple[str, ...]:
+    """Returns the fields that are inherited again: what is set together goes together."""
+    ours = setting(name, "delete")
+    return next((pair for pair in RETENTIONS if ours in pair), (ours,))
+
+
+def shown(policies: Policies) -> dict[str, str]:
+    """Returns the settings that are set, by name."""
+    values = ((name, getattr(policies, name)) for name in DYNAMIC)
+    return {PULSAR.get(name, name): written(value) for name, value in values if value is not None}
+
+
+def written(value: object) -> str:
+    """Returns a value as Java writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+# ------------------------------------------------------------------------------------------------------- cluster
+
+
+BROKERS = "/admin/v2/brokers"
+
+
+# ------------------------------------------------------------------ for machines that look after machines
+@route("GET", "/healthz", "The process is alive.", answer='text "ok"', is_open=True)
+async def healthz(call: Call) -> Response:
+    return PlainTextResponse("ok\n")
+
+
+@route("GET", "/readyz", "The broker is registered and can make ledgers; else 503 and why not.", answer='text "ok"',
+       is_open=True)  # fmt: skip
+async def readyz(call: Call) -> Response:
+    why = await call.broker.readiness.why_not()
+    return PlainTextResponse(f"not ready: {why}\n" if why else "ok\n", 503 if why else 200)
+
+
+@route("GET", "/status.html", "Pulsar's name of /healthz.", answer='text "OK"', is_open=True)
+async def status(call: Call) -> Response:
+    return PlainTextResponse("OK\n")
+
+
+@route("GET", "/metrics", "Prometheus' text: what `--metrics` shows.", answer="text")
+async def metrics(call: Call) -> Response:
+    await call.authorize(op.LIST_BROKERS)
+    page = Page()
+    try:
+        async with asyncio.timeout(MEASURE_TIMEOUT_S):
+            await call.measure(page)
+    except TimeoutError:
+        raise Unavailable(f"the metrics were not read within {MEASURE_TIMEOUT_S:g} s") from None
+    return StreamingResponse(_pieces(page), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def _pieces(page: Page) -> AsyncIterator[bytes]:
+    """Yields the page in pieces; others have their turn between two of them."""
+    for each in as_text(page):
+        yield each
+        await asyncio.sleep(0)
+
+
+@route("GET", "/openapi.json", "This document.", answer="OpenAPI 3.1", is_open=True)
+async def openapi(call: Call) -> object:
+    return document()
+
+
+# ------------------------------------------------------------------ brokers
+async def _http(call: Call) -> list[str]:
+    """Returns HOST:PORT of each broker; of one that serves no HTTP that of gRPC."""
+    await call.authorize(op.LIST_BROKERS)
+    return sorted(each.http.partition("://")[2] or each.endpoint for each in await call.broker.brokers())
+
+
+@route("GET", BROKERS, "The brokers that run.", answer="[host:port]")
+async def list_brokers(call: Call) -> object:
+    return await _http(call)
+
+
+@route("GET", BROKERS + "/leaderBroker", "The broker that cleans up: the first by name.",
+       answer="{brokerId, serviceUrl}")  # fmt: skip
+async def leader(call: Call) -> object:
+    await call.authorize(op.LIST_BROKERS)
+    found = min(await call.broker.brokers(), key=lambda each: each.name, default=None)
+    if found is None:
+        raise NotFound("no broker is registered")
+    return {"brokerId": found.http.partition("://")[2] or found.endpoint, "serviceUrl": found.http or None}
+
+
+@route("GET", BROKERS + "/health", "As /readyz, with an error for 503.", answer='text "ok"', is_open=True)
+async def health(call: Call) -> Response:
+    if why := await call.broker.readiness.why_not():
+        raise Unavailable(why)
+    return PlainTextResponse("ok")
+
+
+@route("GET", BROKERS + "/ready", "The same.", answer='text "ok"', is_open=True)
+async def ready(call: Call) -> Response:
+    return await health(call)
+
+
+@route("GET", BROKERS + "/version", "The version of this broker.", answer="text")
+async def version(call: Call) -> Response:
+    return PlainTextResponse(PRODUCT)
+
+
+@route("GET", BROKERS + "/configuration", "The settings that change while brokers run.", answer="[name]")
+async def configuration(call: Call) -> object:
+    await call.authorize(op.LIST_BROKERS)
+    return SHOWN
+
+
+@route("GET", BROKERS + "/configuration/values", "Those that were changed.", answer="{name: text}")
+async def changed_configuration(call: Call) -> object:
+    return shown(decode(await call.admin(op.GET_POLICIES)))
+
+
+@route("GET", BROKERS + "/configuration/runtime", "The settings in force at this broker.", answer="{name: text}")
+async def runtime_configuration(call: Call) -> object:
+    await call.authorize(op.LIST_BROKERS)
+    config, policies = call.broker.config, call.broker.policies.defaults
+    return {name: written(getattr(policies if name in NAMES else config, name)) for name in config.__struct_fields__}
+
+
+@route("POST", BROKERS + "/configuration/{name}/{value}", "Changes a setting of all brokers, while they run.",
+       answer="200")  # fmt: skip
+async def change_configuration(call: Call) -> Response:
+    await call.authorize(op.CHANGE_POLICIES)
+    given = taken(call.names["name"], call.names["value"])
+    await call.admin(op.CHANGE_POLICIES, set=msgspec.json.encode(given).decode())
+    return Response()
+
+
+@route("DELETE", BROKERS + "/configuration/{name}", "Each broker has its own value of it again.", answer="200")
+async def remove_configuration(call: Call) -> Response:
+    await call.authorize(op.CHANGE_POLICIES)
+    await call.admin(op.CHANGE_POLICIES, remove=removed(call.names["name"]))
+    return Response()
+
+
+@route("GET", BROKERS + "/internal-configuration", "Where the metadata is.",
+       answer="InternalConfigurationData")  # fmt: skip
+async def internal_configuration(call: Call) -> object:
+    await call.authorize(op.LIST_BROKERS)
+    return {
+        "zookeeperServers": "", "metadataStoreUrl": "", "configurationStoreServers": "",
+        "configurationMetadataStoreUrl": "", "ledgersRootPath": paths.LEDGERS,
+        "bookkeeperMetadataServiceUri": None, "stateStorageServiceUrl": None,
+    }  # fmt: skip
+
+
+@route("GET", BROKERS + "/{cluster}", "The brokers that run.", answer="[host:port]")
+async def list_brokers_of_cluster(call: Call) -> object:
+    found = await _http(call)
+    call.check_cluster()
+    return found
+
+
+# ------------------------------------------------------------------ bookies
+@route("GET", "/admin/v2/bookies/all", "The bookies that run.", answer="{bookies: [{bookieId}]}")
+async def bookies(call: Call) -> object:
+    found = await call.admin(op.LIST_BOOKIES)
+    return {"bookies": [{"bookieId": each.endpoint} for each in sorted(found, key=lambda each: each.endpoint)]}
+
+
+@route("GET", "/admin/v2/bookies/racks-info", "The racks of bookies that have one.",
+       answer="{group: {bookie: {rack, hostname}}}")  # fmt: skip
+async def racks(call: Call) -> object:
+    found = await call.admin(op.LIST_BOOKIES)
+    return {"default": {each.endpoint: _rack(each) for each in found if each.rack}}
+
+
+@route("GET", "/admin/v2/bookies/racks-info/{bookie}", "The rack of one; 404: it has none.", answer="{rack, hostname}")
+async def rack(call: Call) -> object:
+    asked = call.names["bookie"]
+    for each in await call.admin(op.LIST_BOOKIES):
+        if asked in (each.endpoint, each.id) and each.rack:
+            return _rack(each)
+    raise NotFound(f"no bookie {asked[:100]!r} has a rack; `magnetar bookies set-rack` gives it one")
+
+
+def _rack(bookie: BookieInfo) -> dict[str, str]:
+    return {"rack": bookie.rack, "hostname": bookie.id}
+
+
+# -------------------------------------------------------------------------------------------------------- lookup
+# The owner of a topic, for clients that ask with an `http://` service URL (wire protocol: HTTP look-up).
+
+
+LOOKUP = "/lookup/v2/topic/{domain:domain}/{tenant}/{namespace}/{topic}"
+
+
+@route("GET", LOOKUP, "Where clients of Pulsar's protocol reach the topic; `listenerName` names the listener.",
+       answer="LookupData")  # fmt: skip
+async def lookup_topic(call: Call) -> object:
+    broker, topic = call.broker, call.topic
+    await broker.access.require(call.context.principal, Permission.LOOKUP, topic=topic)
+    owner = await broker.lookup(topic)
+    listener = call.query.get("listenerName") or call.headers.get("x-pulsar-listenername", "")
+    urls = owner.pulsar.get(listener)
+    if urls is None:
+        raise NotFound(f"the broker of the topic has no listener {listener[:100]!r} of Pulsar's protocol")
+    clear = next((url for url in urls if url.startswith("pulsar://")), None)
+    tls = next((url for url in urls if url.startswith("pulsar+ssl://")), None)
+    http = owner.http or None
+    return {
+        "brokerUrl": clear, "brokerUrlTls": tls, "brokerUrlSsl": tls or "", "nativeUrl": clear,
+        "httpUrl": http if http is None or http.startswith("http://") else None,
+        "httpUrlTls": http if http is None or http.startswith("https://") else None,
+    }
+
+
+@route("GET", "/lookup/v2/service-url", "Where this broker serves gRPC, for Magnetar's SDK.",
+       answer="{serviceUrl}", is_open=True)  # fmt: skip
+async def service_url(call: Call) -> object:
+    me = call.broker.me
+    if me is None:
+        raise Unavailable("this broker does not serve at the moment; ask another one, or try again")
+    return {"serviceUrl": f"magnetar{'+ssl' * me.http.startswith('https')}://{me.endpoint}"}
+
+
+@route("GET", LOOKUP + "/bundle", "The bundle that has the topic.", answer='"0x…_0x…"')
+async def bundle_of_topic(call: Call) -> object:
+    await call.admin(op.PARTITIONS, topic=call.topic.full)
+    record = await call.broker.catalog.namespace(call.topic.namespace_name)
+    return PlainTextResponse(bundle_of(call.topic, record.bundles))

@@ -1,0 +1,289 @@
+"""A connection of HTTP/1.1: uvicorn's protocol on h11, over the bytes of a listener.
+
+uvicorn expects a transport of asyncio; `_Transport` is one over a `ByteStream`. So limits, TLS with its renewed
+certificates, and the simulated network are those of every other listener.
+
+All connections whose callers are not known have a share of the loop together (runtime/tcp/share.py).
+
+Bounds: a request's head has HEAD_BYTES and HEAD_LINES_MAX; what came is handled in slices, with a turn of the loop
+between two; between its first byte and its last it takes `request_s`, not counted while the
+server does not read; an idle connection is closed after KEEP_ALIVE_S. While STREAM_QUEUE_BYTES of an answer have not
+left, nothing more of it is made, and a caller that takes nothing for UNREAD_S is cut. A caller that leaves cancels
+nothing: what it asked for goes on to its end. One that is answered before it has sent all (413) is read on, for
+LINGER_S and LINGER_BYTES at most: to close at once would reset the connection, and the answer would be lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from ...proto.errors import ConnectionLost
+from ...proto.names import whole
+from ...runtime.clock import Clock
+from ...runtime.network import STREAM_QUEUE_BYTES, ByteStream
+from ...runtime.tasks import Tasks
+from ...runtime.tcp.share import Share
+from ..common.token_bucket import Turns
+
+HEAD_BYTES = 64 << 10
+HEAD_LINES_MAX = 256
+"""Most lines of a head: h11 takes 10 µs for a header."""
+LINE_COST = 8
+"""Cost of a line, in frames that carry nothing (runtime/tcp/share.py): 10 to 20 µs."""
+LIGHT = 512
+"""Charge below which a connection whose caller is not known goes before the others: that of a request's head."""
+LINES_AT_ONCE = 32
+"""Lines that are parsed at once: h11 takes 20 µs for a chunk of a byte, so 64 KiB of them would hold the loop for 200
+ms."""
+KEEP_ALIVE_S = 60
+UNREAD_S = 30.0
+READ_BYTES = 64 << 10
+LINGER_S = 5.0
+LINGER_BYTES = 64 << 20
+
+
+class Connections:
+    """The connections of one listener. `application`: of ASGI."""
+
+    def __init__(self, application: Any, clock: Clock, request_s: float) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # strangers must not fill the log
+        self._clock = clock
+        self._request_s = request_s
+        self._open: set[_Connection] = set()
+        self._share = Share()
+        self._config = Config(
+            application, interface="asgi3", lifespan="off", ws="none", http="h11", log_config=None, access_log=False,
+            proxy_headers=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=HEAD_BYTES,
+        )  # fmt: skip
+        self._config.load()
+
+    async def serve(self, stream: ByteStream) -> None:
+        connection = _Connection(self._config, stream, self._clock, self._request_s, self._share)
+        self._open.add(connection)
+        try:
+            await connection.serve()
+        finally:
+            self._open.discard(connection)
+
+    def shut_down(self) -> None:
+        for each in list(self._open):
+            each.shut_down()
+        self._share.close()
+
+
+class _Transport(asyncio.Transport):
+    """The methods of a transport that uvicorn's protocol calls."""
+
+    def __init__(self, stream: ByteStream, full: Callable[[], None]) -> None:
+        """Makes a transport. `full`: is called while more than STREAM_QUEUE_BYTES are queued."""
+        super().__init__()
+        self._stream = stream
+        self._full = full
+        self.closed = asyncio.Event()
+        self.readable = asyncio.Event()
+        self.readable.set()
+        host, _, port = stream.peer.rpartition(":")
+        self._facts = {
+            "peername": (host.strip("[]"), whole(port) or 0),
+            "sslcontext": stream.caller.is_encrypted,
+        }
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._facts.get(name, default)
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if data and not self.closed.is_set():
+            self._stream.write_nowait(bytes(data))
+            if self._stream.queued_bytes > STREAM_QUEUE_BYTES:
+                self._full()
+
+    def is_closing(self) -> bool:
+        return self.closed.is_set()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def pause_reading(self) -> None:
+        self.readable.clear()
+
+    def resume_reading(self) -> None:
+        self.readable.set()
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """Yields the data in pieces of LINES_AT_ONCE lines each: a chunk of a body, and a header, is a line at least."""
+    begin = 0
+    while begin < len(data):
+        end = begin
+        for _ in range(LINES_AT_ONCE):
+            end = data.find(b"\n", end) + 1
+            if not end:
+                end = len(data)
+                break
+        yield data[begin:end]
+        begin = end
+
+
+class _Connection:
+    def __init__(self, config: Config, stream: ByteStream, clock: Clock, request_s: float, share: Share) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._request_s = request_s
+        self._transport = _Transport(stream, self._full)
+        self._draining = False
+        self._state = ServerState()  # has the tasks of this connection's requests
+        self._protocol = H11Protocol(config, self._state, {"caller": stream.caller, "admitted": self._admitted})
+        self._share: Share | None = share  # None: a caller of it is known
+        self._drawn = 0  # charged to it
+        self._since: float | None = clock.monotonic()  # the request that is not here yet began then; None: none did
+        self._lines = 0  # of the head that comes
+        self._tasks = Tasks()
+
+    async def serve(self) -> None:
+        self._protocol.connection_made(self._transport)
+        closed = self._tasks.spawn(self._transport.closed.wait(), "http-closed")
+        reading = self._tasks.spawn(self._read(), "http-connection")
+        try:
+            await asyncio.wait([closed, reading], return_when=asyncio.FIRST_COMPLETED)
+            await self._answered()
+            if self._is_answered_early:
+                reading.cancel()
+                await asyncio.wait([reading])
+                await self._linger()
+        except asyncio.CancelledError:  # the server closes, and its grace is over
+            for task in self._state.tasks:
+                task.cancel()
+            raise
+        finally:
+            self._protocol.connection_lost(None)
+            await self._tasks.close()
+            await self._end_requests()
+
+    @property
+    def _is_answered_early(self) -> bool:
+        """Whether the client has its answer, and still sends a body that was not waited for."""
+        connection = self._protocol.conn
+        return connection.their_state in (h11.SEND_BODY, h11.ERROR) and connection.our_state in (
+            h11.DONE, h11.MUST_CLOSE, h11.CLOSED
+        )  # fmt: skip
+
+    async def _linger(self) -> None:
+        taken = 0
+        with contextlib.suppress(TimeoutError, ConnectionLost):
+            async with asyncio.timeout(LINGER_S):
+                while taken < LINGER_BYTES and (data := await self._some()):
+                    taken += len(data)
+
+    def shut_down(self) -> None:
+        with contextlib.suppress(h11.LocalProtocolError):  # in the middle of a request
+            self._protocol.shutdown()
+
+    async def _read(self) -> None:
+        """Returns when the other end sends no more, or takes too long."""
+        while True:
+            if not self._transport.readable.is_set():
+                await self._transport.readable.wait()
+                self._since = self._clock.monotonic() if self._since is not None else None
+            try:
+                async with asyncio.timeout(self._left_s()):
+                    data = await self._some()
+            except (TimeoutError, ConnectionLost):
+                self._transport.close()
+                return
+            if not data:
+                return
+            if not await self._feed(data):
+                self._transport.close()
+                return
+            self._note()
+
+    async def _feed(self, data: bytes) -> bool:
+        """Feeds data to the protocol in pieces of few lines, with a turn of the loop after a slice. False: a head has
+        too many lines."""
+        turns = Turns(self._clock)
+        for piece in _pieces(data):
+            if self._transport.is_closing():
+                return True
+            await self._transport.readable.wait()
+            if self._share is not None:
+                cost = LINE_COST * (1 + piece.count(b"\n"))
+                await self._share.turn(cost, is_light=self._drawn < LIGHT)
+                self._drawn += cost
+            self._protocol.data_received(piece)
+            is_head = self._protocol.conn.their_state is h11.IDLE
+            self._lines = self._lines + piece.count(b"\n") if is_head else 0
+            if self._lines > HEAD_LINES_MAX:
+                return False
+            if turns.over:
+                await turns.next()
+        return True
+
+    def _admitted(self) -> None:
+        self._share = None
+        self._stream.admitted()
+
+    async def _some(self) -> bytes:
+        """Reads some bytes. Empty: the other end sends no more. A connection that waits holds no buffer."""
+        rooms: list[memoryview] = []
+
+        def room() -> memoryview:
+            rooms.append(memoryview(bytearray(READ_BYTES)))
+            return rooms[-1]
+
+        size = await self._stream.read_into(room)
+        return bytes(rooms[-1][:size]) if size else b""
+
+    def _note(self) -> None:
+        """Whether a part of a request is here."""
+        protocol = self._protocol.conn
+        if protocol.their_state is h11.IDLE:
+            is_partial = bool(protocol.trailing_data[0])
+        else:
+            is_partial = protocol.their_state is h11.SEND_BODY
+        if not is_partial:
+            self._since = None
+        elif self._since is None:
+            self._since = self._clock.monotonic()
+
+    def _left_s(self) -> float | None:
+        """Returns the seconds that are left for the request; None: uvicorn's timer of idle connections runs."""
+        if self._since is None:
+            return None
+        return max(0.0, self._since + self._request_s - self._clock.monotonic())
+
+    def _full(self) -> None:
+        """Holds the application back until its answer has left."""
+        if not self._draining:
+            self._draining = True
+            self._protocol.pause_writing()
+            self._tasks.spawn(self._drain(), "http-drain")
+
+    async def _drain(self) -> None:
+        try:
+            async with asyncio.timeout(UNREAD_S):
+                await self._stream.drained()
+        except (TimeoutError, ConnectionLost):
+            self._transport.close()
+            return
+        self._draining = False
+        self._protocol.resume_writing()
+
+    async def _answered(self) -> None:
+        """Waits until the requests so far are answered: the other end may have closed its half alone."""
+        if not self._transport.is_closing() and self._protocol.conn.their_state is not h11.SEND_BODY:
+            await self._end_requests()
+
+    async def _end_requests(self) -> None:
+        """Returns when its requests are handled."""
+        if self._state.tasks:
+            await asyncio.wait(list(self._state.tasks))

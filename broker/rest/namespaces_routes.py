@@ -1,0 +1,241 @@
+"""Namespaces: they themselves, their bundles, topics and backlogs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from starlette.responses import PlainTextResponse, Response
+
+from ...metadata.records import GrantsRecord
+from ...proto import operations as op
+from ...proto.errors import NotFound
+from ...proto.names import TopicName, check_role
+from ...proto.operations import Operation
+from ...proto.policies import Policies, check, check_properties, decode
+from ...proto.statistics import NamespaceInfo, Permissions
+from ..access.authorizer import grant
+from ..cluster.bundles_core import BUNDLES_MAX, HASHES
+from .call import NAMESPACE, BadRequest, Call, route
+from .policies import POLICIES, AutoTopic, converted, fields_of_namespace, show_quotas
+from .policies_routes import change, check_clusters, of_namespace, read
+
+AUTO_PARTITIONS_MAX = 10_000
+
+
+# ------------------------------------------------------------------ itself
+@route("GET", NAMESPACE, "The policies of a namespace, with every key that Pulsar has.", answer="Policies")
+async def get_namespace(call: Call) -> object:
+    name, place = str(call.namespace), of_namespace(call)
+    spec = await call.admin(op.GET_NAMESPACE, name=name)
+    granted = await call.admin(op.GET_PERMISSIONS, namespace=name)
+    return _shown(call, spec, granted, await read(call, place), await _properties(call))
+
+
+def _shown(
+    call: Call, spec: NamespaceInfo, granted: Permissions, policies: Policies, noted: dict[str, str]
+) -> dict[str, object]:
+    cluster = call.broker.config.cluster
+    found: dict[str, object] = {}
+    for row in POLICIES:
+        if row.key:
+            value = row.show(policies)
+            found[row.key] = value if not row.by_cluster else {} if value is None else {cluster: value}
+    return {
+        "auth_policies": {
+            "namespace_auth": granted.roles, "destination_auth": {}, "subscription_auth_roles": granted.subscriptions,
+        },
+        "replication_clusters": [cluster], "bundles": _bundles(spec.bundles),
+        "backlog_quota_map": show_quotas(policies), "clusterDispatchRate": {}, "replicatorDispatchRate": {}, **found,
+        "subscription_types_enabled": found["subscription_types_enabled"] or [],
+        "autoTopicCreationOverride": _auto_topics(spec), "latency_stats_sample_rate": {}, "deleted": False,
+        "encryption_required": False, "subscription_auth_mode": "Prefix" if granted.prefix_mode else "None",
+        "offload_threshold": -1, "offload_threshold_in_seconds": -1, "offload_deletion_lag_ms": None,
+        "offload_policies": None, "schema_auto_update_compatibility_strategy": None,
+        "deduplicationSnapshotIntervalSeconds": None, "properties": noted,
+        "resource_group_name": None, "migrated": False, "dispatcherPauseOnAckStatePersistentEnabled": None,
+        "entryFilters": None, "allowed_clusters": [],
+    }  # fmt: skip
+
+
+def _bundles(count: int) -> dict[str, object]:
+    bounds = [min(-(-number * HASHES // count), HASHES - 1) for number in range(count + 1)]
+    return {"boundaries": [f"0x{each:08x}" for each in bounds], "numBundles": count}
+
+
+def _auto_topics(spec: NamespaceInfo) -> dict[str, object] | None:
+    if not spec.is_creation_set and spec.auto_topic_creation and not spec.default_partitions:
+        return None
+    return {
+        "allowAutoTopicCreation": spec.auto_topic_creation,
+        "topicType": "partitioned" if spec.default_partitions else "non-partitioned",
+        "defaultNumPartitions": spec.default_partitions or None,
+    }
+
+
+@route("PUT", NAMESPACE, "Makes a namespace.", body="Policies | BundlesData | empty")
+async def create_namespace(call: Call) -> None:
+    given: Any = {} if call.is_empty else call.json(dict[str, object])
+    name = str(call.namespace)
+    spec: dict[str, object] = {"name": name}
+    await call.authorize(op.CREATE_NAMESPACE, **spec)
+    check_clusters(call, converted(given.get("replication_clusters") or [], list[str], "replication_clusters"))
+    spec["bundles"] = _count(given)
+    if given.get("autoTopicCreationOverride"):
+        spec |= _auto(converted(given["autoTopicCreationOverride"], AutoTopic, "autoTopicCreationOverride"))
+    fields, grants = fields_of_namespace(given), _grants(given)
+    check(decode(msgspec.json.encode(fields).decode()))
+    noted = check_properties(converted(given.get("properties") or {}, dict[str, str], "properties"))
+    await call.admin(op.CREATE_NAMESPACE, **spec)
+    if fields:
+        await change(call, {"namespace": name}, fields)
+    if noted:
+        await _note(call, noted)
+    for role, actions in grants.items():
+        await call.admin(op.CHANGE_PERMISSIONS, namespace=name, grant={"role": role, "actions": actions})
+
+
+def _count(given: Mapping[str, Any]) -> int:
+    """Returns the number of bundles that is asked for; 0: the default."""
+    bundles = given.get("bundles") or given
+    count = converted(bundles, dict[str, object], "bundles").get("numBundles") or 0
+    count = int(converted(count, int, "numBundles"))
+    if not 0 <= count <= BUNDLES_MAX:
+        raise BadRequest(f"numBundles is 1 to {BUNDLES_MAX}, not {count}", 412)
+    return count
+
+
+def _grants(given: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns role → actions; checked."""
+    auth = converted(given.get("auth_policies") or {}, dict[str, object], "auth_policies")
+    kind = dict[str, list[str]]
+    found: dict[str, list[str]] = converted(auth.get("namespace_auth") or {}, kind, "auth_policies.namespace_auth")
+    for role, actions in found.items():
+        grant(GrantsRecord(), "", check_role(role), actions)
+    return found
+
+
+# ------------------------------------------------------------------ topics that are made by themselves
+@route("GET", NAMESPACE + "/autoTopicCreation", "Whether topics are made at their first use; 204: as the broker says.",
+       answer="AutoTopicCreationOverride")  # fmt: skip
+async def get_auto_topics(call: Call) -> object:
+    return _auto_topics(await call.admin(op.GET_NAMESPACE, name=str(call.namespace)))
+
+
+@route("POST", NAMESPACE + "/autoTopicCreation", "Sets that, and how many partitions they get.",
+       body="AutoTopicCreationOverride")  # fmt: skip
+async def set_auto_topics(call: Call) -> None:
+    name = str(call.namespace)
+    await call.admin(op.UPDATE_NAMESPACE, name=name, **_auto(call.json(AutoTopic)))
+
+
+@route("DELETE", NAMESPACE + "/autoTopicCreation", "As the broker says.")
+async def remove_auto_topics(call: Call) -> None:
+    await call.admin(op.UPDATE_NAMESPACE, name=str(call.namespace))
+
+
+def _auto(given: AutoTopic) -> dict[str, object]:
+    """Takes the policy of automatic topics. 412: partitions of a type that has none, or fewer than one of the other; in
+    Pulsar's words."""
+    partitions = given.defaultNumPartitions or 0
+    if given.allowAutoTopicCreation and (wrong := _wrong_partitions(given)):
+        text = "Invalid configuration for autoTopicCreationOverride. the detail is [defaultNumPartitions]"
+        raise BadRequest(f"{text} {wrong}", 412)
+    is_on = given.allowAutoTopicCreation
+    return {
+        "is_creation_set": True, "auto_topic_creation": is_on, "default_partitions": partitions if is_on else 0,
+    }  # fmt: skip
+
+
+def _wrong_partitions(given: AutoTopic) -> str:
+    """Returns the error text, or "" if the number of partitions is right."""
+    partitions = given.defaultNumPartitions
+    if given.topicType != "partitioned":
+        return "is not allowed to be set when the type is non-partition." if partitions else ""
+    if partitions is None:
+        return "cannot be null when the type is partitioned."
+    if partitions < 1:
+        return "cannot be less than 1 for partition type."
+    return f"cannot be larger than {AUTO_PARTITIONS_MAX}." if partitions > AUTO_PARTITIONS_MAX else ""
+
+
+# ------------------------------------------------------------------ topics and bundles
+@route("GET", NAMESPACE + "/topics",
+       "The topics, partitions one by one; `mode`: PERSISTENT (the default), NON_PERSISTENT or ALL.",
+       answer="[full name]")  # fmt: skip
+async def topics_of_namespace(call: Call) -> object:
+    mode = call.query.get("mode", "").upper() or "PERSISTENT"
+    if mode not in ("ALL", "PERSISTENT", "NON_PERSISTENT"):
+        raise BadRequest(f"mode is PERSISTENT, NON_PERSISTENT or ALL, not {mode[:40]!r}", 412)
+    names = await call.admin(op.LIST_TOPICS, namespace=str(call.namespace), partitions=True)
+    prefixes = {"ALL": "", "PERSISTENT": "persistent:", "NON_PERSISTENT": "non-persistent:"}
+    return [name for name in names if name.startswith(prefixes[mode])]
+
+
+@route("GET", NAMESPACE + "/bundles", "The bundles.", answer="BundlesData")
+async def bundles(call: Call) -> object:
+    return _bundles((await call.admin(op.GET_NAMESPACE, name=str(call.namespace))).bundles)
+
+
+# ------------------------------------------------------------------ properties
+async def _properties(call: Call) -> dict[str, str]:
+    return await call.admin(op.GET_PROPERTIES, namespace=str(call.namespace))
+
+
+async def _note(call: Call, properties: dict[str, str]) -> None:
+    await call.admin(op.CHANGE_PROPERTIES, namespace=str(call.namespace), set=properties)
+
+
+@route("GET", NAMESPACE + "/property/{key}", "One of them; 404: it is missing.", answer="text")
+async def get_property(call: Call) -> Response:
+    return PlainTextResponse(_one(call, await _properties(call)))
+
+
+@route("PUT", NAMESPACE + "/property/{key}/{value}", "It is noted.")
+async def set_property(call: Call) -> None:
+    await _note(call, {call.names["key"]: call.names["value"]})
+
+
+@route("DELETE", NAMESPACE + "/property/{key}", "It is gone; what it was. 404: it is missing.", answer="text")
+async def remove_property(call: Call) -> Response:
+    found = _one(call, await _properties(call))
+    await call.admin(op.CHANGE_PROPERTIES, namespace=str(call.namespace), remove=[call.names["key"]])
+    return PlainTextResponse(found)
+
+
+def _one(call: Call, properties: dict[str, str]) -> str:
+    if (key := call.names["key"]) not in properties:
+        raise NotFound(f"namespace {call.namespace} has no property {key[:100]!r}")
+    return properties[key]
+
+
+# ------------------------------------------------------------------ unloading
+@route("POST", NAMESPACE + "/clearBacklog", "Every subscription of every topic has no backlog.")
+async def clear_backlog(call: Call) -> None:
+    await _clear(call, "")
+
+
+@route("POST", NAMESPACE + "/clearBacklog/{subscription}", "The subscription has no backlog, of any topic.")
+async def clear_backlog_of_subscription(call: Call) -> None:
+    await _clear(call, call.names["subscription"])
+
+
+async def _clear(call: Call, subscription: str) -> None:
+    await _each_topic(call, op.SKIP_MESSAGES, name=subscription, messages=-1)
+
+
+@route("POST", NAMESPACE + "/unsubscribe/{subscription}", "Deletes the subscription of every topic.", busy=412)
+async def unsubscribe(call: Call) -> None:
+    await _each_topic(call, op.DELETE_SUBSCRIPTION, name=call.names["subscription"])
+
+
+async def _each_topic(call: Call, operation: Operation[None], **arguments: object) -> None:
+    """Asks the owner of each persistent topic of a namespace; a topic without the subscription is passed over."""
+    name = str(call.namespace)
+    await call.authorize(op.GET_NAMESPACE, name=name)
+    for topic in await call.admin(op.LIST_TOPICS, namespace=name, partitions=True):
+        if topic.startswith("persistent:"):
+            with contextlib.suppress(NotFound):
+                await call.anywhere(operation, TopicName.parse(topic), **arguments)

@@ -1,0 +1,412 @@
+"""Pulsar's policies and ours: the names in paths, the shapes in bodies, and the fields of proto/policies.py.
+
+A row of POLICIES translates one policy of proto/policy_table.py in both ways. `take` gives our fields of what a body
+brings, or 412; `show` gives Pulsar's form of our fields, None where nothing is set there. Pulsar writes "no limit" as
+-1 in rates and quotas, ours as 0. Rates over a period become rates a second, rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from ...proto.applied import QuotaPolicy
+from ...proto.policies import Policies
+from ...proto.policy_table import POLICIES as TABLE
+from ...proto.policy_table import Policy, Rest
+from ...proto.schema import Compatibility
+from .call import BadRequest
+
+MIB = 1 << 20
+_DELETE_MODES = ("delete_when_no_subscriptions", "delete_when_subscriptions_caught_up")
+
+
+class Retention(msgspec.Struct):
+    """The body of Pulsar's retention policy."""
+
+    retentionTimeInMinutes: int = 0
+    retentionSizeInMB: int = 0
+
+
+class BacklogQuota(msgspec.Struct):
+    """The body of Pulsar's backlog quota."""
+
+    limitSize: int | None = None
+    limitTime: int | None = None
+    policy: QuotaPolicy | None = None
+    limit: int | None = None  # of old clients: `limitSize`
+
+
+class Persistence(msgspec.Struct):
+    """The body of Pulsar's persistence policy."""
+
+    bookkeeperEnsemble: int
+    bookkeeperWriteQuorum: int
+    bookkeeperAckQuorum: int
+    managedLedgerMaxMarkDeleteRate: float = 0.0
+
+
+class DispatchRate(msgspec.Struct):
+    """The body of Pulsar's dispatch rates."""
+
+    dispatchThrottlingRateInMsg: int = -1
+    dispatchThrottlingRateInByte: int = -1
+    ratePeriodInSecond: int = 1
+    relativeToPublishRate: bool = False
+
+
+class PublishRate(msgspec.Struct):
+    """The body of Pulsar's publish rate."""
+
+    publishThrottlingRateInMsg: int = -1
+    publishThrottlingRateInByte: int = -1
+
+
+class SubscribeRate(msgspec.Struct):
+    """The body of Pulsar's subscribe rate."""
+
+    subscribeThrottlingRatePerConsumer: int = -1
+    ratePeriodInSecond: int = 30
+
+
+class AutoSubscription(msgspec.Struct):
+    """The body of Pulsar's automatic creation of subscriptions."""
+
+    allowAutoSubscriptionCreation: bool
+
+
+class AutoTopic(msgspec.Struct):
+    """The body of Pulsar's automatic creation of topics."""
+
+    allowAutoTopicCreation: bool
+    topicType: Literal["partitioned", "non-partitioned", ""] | None = None
+    defaultNumPartitions: int | None = None
+
+
+class DelayedDelivery(msgspec.Struct):
+    """The body of Pulsar's delayed delivery policy."""
+
+    active: bool = True
+    tickTime: int = 1000
+    maxDeliveryDelayInMillis: int = 0
+
+
+class InactiveTopics(msgspec.Struct):
+    """The body of Pulsar's policy for inactive topics."""
+
+    inactiveTopicDeleteMode: str = _DELETE_MODES[0]
+    maxInactiveDurationSeconds: int = 0
+    deleteWhileInactive: bool = False
+
+
+Fields = dict[str, Any]
+"""Fields of our policies: name → value."""
+
+
+class Row(NamedTuple):
+    """A row of the table of policies. `namespace` and `topic`: the last part of the path; empty: it has none. `key`: in
+    the JSON of a namespace."""
+
+    namespace: str
+    topic: str
+    key: str
+    kind: Any
+    fields: tuple[str, ...]
+    take: Callable[[Any], Fields]
+    show: Callable[[Policies], object]
+    verb: str  # that sets it, for namespaces
+    by_cluster: bool  # `key` has a map from the cluster
+    topic_verb: str
+
+
+def _refuse(text: str) -> BadRequest:
+    return BadRequest(text, 412)
+
+
+_REASONS = {
+    "subscription_expiration_s": "Invalid value for subscription expiration time",
+    "dedup_snapshot_s": "interval must be greater than or equal to 0",
+}
+"""Reasons that programs compare with; others have one text."""
+
+
+# ------------------------------------------------------------------ numbers and booleans
+class Shape(NamedTuple):
+    """What a body is, and how it becomes our fields and comes of them."""
+
+    kind: Any
+    take: Callable[[Any], Fields]
+    show: Callable[[Policies], object]
+
+
+def _plain(policy: Policy, rest: Rest) -> Shape:
+    field, kind = policy.fields[0].name, bool if policy.fields[0].kind == "on/off" else int
+
+    def take(value: Any) -> Fields:
+        if kind is int and not 0 <= value < 1 << 62:
+            raise _refuse(_REASONS.get(field, f"{rest.namespace or rest.topic} must be 0 or more"))
+        return {field: value * rest.unit if kind is int else value}
+
+    def show(policies: Policies) -> object:
+        value = getattr(policies, field)
+        return -(-value // rest.unit) if value is not None and kind is int else value
+
+    return Shape(kind, take, show)
+
+
+# ------------------------------------------------------------------ objects
+def _object(
+    kind: Any, names: Mapping[str, str], check: Callable[[Any], None] = lambda given: None, *, whole: bool = False
+) -> Shape:
+    """Returns the shape of an object with a field of ours for each of its `names`. It is not set while the first of
+    them, or with `whole` any of them, is not."""
+
+    def take(given: Any) -> Fields:
+        check(given)
+        return {ours: getattr(given, name) for name, ours in names.items()}
+
+    def show(policies: Policies) -> object:
+        found = {name: getattr(policies, ours) for name, ours in names.items()}
+        if None in [*found.values()][: None if whole else 1]:
+            return None
+        return kind(**{name: 0 if value is None else value for name, value in found.items()})
+
+    return Shape(kind, take, show)
+
+
+def _check_retention(given: Retention) -> None:
+    minutes, mib = given.retentionTimeInMinutes, given.retentionSizeInMB
+    if min(minutes, mib) < -1 or (minutes == 0) != (mib == 0):
+        raise _refuse("retention is -1 (endless), 0 (none), or more; both are 0, or neither is")
+
+
+def _retention(minutes: str, mib: str) -> Shape:
+    names = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": mib}
+    return _object(Retention, names, _check_retention)
+
+
+def take_quota(given: BacklogQuota, kind: str) -> Fields:
+    """Returns the fields of a quota. `kind`: destination_storage or message_age."""
+    size, fields = given.limitSize if given.limitSize is not None else given.limit, Fields()
+    if kind == "message_age":
+        fields["backlog_quota_s"] = _limit(given.limitTime, "limitTime")
+    elif kind == "destination_storage":
+        bytes_ = _limit(size, "limitSize")
+        fields["backlog_quota_bytes"] = bytes_
+        if given.limitTime is not None and given.limitTime > 0:
+            fields["backlog_quota_s"] = given.limitTime
+    else:
+        raise _refuse("backlogQuotaType is destination_storage or message_age")
+    if given.policy is not None:
+        fields["backlog_quota_policy"] = given.policy
+    return fields
+
+
+def _limit(value: int | None, name: str) -> int:
+    """Returns a limit as ours; 0: none."""
+    if value is None or value < 0:
+        return 0
+    if not 0 < value < 1 << 62:
+        raise _refuse(f"{name} is above 0, or -1 for no limit, not {value}")
+    return value
+
+
+def show_quotas(policies: Policies) -> dict[str, object]:
+    """Returns the map of both kinds of quota."""
+    policy, found = policies.backlog_quota_policy or "producer_request_hold", dict[str, object]()
+    if policies.backlog_quota_bytes:
+        found["destination_storage"] = _quota(policies.backlog_quota_bytes, -1, policy)
+    if policies.backlog_quota_s:
+        found["message_age"] = _quota(-1, policies.backlog_quota_s, policy)
+    return found
+
+
+def _quota(size: int, seconds: int, policy: str) -> dict[str, object]:
+    return {"limit": size, "limitSize": size, "limitTime": seconds, "policy": policy}
+
+
+def _check_persistence(given: Persistence) -> None:
+    if not given.bookkeeperEnsemble >= given.bookkeeperWriteQuorum >= given.bookkeeperAckQuorum >= 1:
+        raise _refuse("bookkeeperEnsemble >= bookkeeperWriteQuorum >= bookkeeperAckQuorum >= 1 must hold")
+
+
+def _a_second(rate: int, period_s: int) -> int:
+    """Returns the rate a second; 0: no limit."""
+    if period_s < 1:
+        raise _refuse(f"ratePeriodInSecond is 1 or more, not {period_s}")
+    if rate < -1 or rate >= 1 << 62:
+        raise _refuse(f"a rate is -1 (no limit) or more, not {rate}")
+    return -(-max(0, rate) // period_s)
+
+
+def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> Shape:
+    names = {by_messages: f"{ours}_messages", by_bytes: f"{ours}_bytes"}
+
+    def take(given: Any) -> Fields:
+        if getattr(given, "relativeToPublishRate", False):
+            raise _refuse("relativeToPublishRate is not offered: name the rates")
+        period_s = getattr(given, "ratePeriodInSecond", 1)
+        return {field: _a_second(getattr(given, name), period_s) for name, field in names.items()}
+
+    def show(policies: Policies) -> object:
+        found = {name: getattr(policies, field) for name, field in names.items()}
+        return None if {*found.values()} == {None} else kind(**{name: value or -1 for name, value in found.items()})
+
+    return Shape(kind, take, show)
+
+
+_DISPATCH = DispatchRate, "dispatchThrottlingRateInMsg", "dispatchThrottlingRateInByte"
+
+
+def _take_subscribe_rate(given: SubscribeRate) -> Fields:
+    _a_second(given.subscribeThrottlingRatePerConsumer, given.ratePeriodInSecond)
+    return {
+        "subscribe_rate": max(0, given.subscribeThrottlingRatePerConsumer),
+        "subscribe_rate_period_s": given.ratePeriodInSecond,
+    }
+
+
+def _show_subscribe_rate(policies: Policies) -> object:
+    if policies.subscribe_rate is None:
+        return None
+    return SubscribeRate(policies.subscribe_rate or -1, policies.subscribe_rate_period_s or 30)
+
+
+def _check_delayed(given: DelayedDelivery) -> None:
+    if not (0 <= given.tickTime < 1 << 62 and 0 <= given.maxDeliveryDelayInMillis < 1 << 62):
+        raise _refuse("tickTime and maxDeliveryDelayInMillis are 0 or more")
+
+
+def _take_inactive(given: InactiveTopics) -> Fields:
+    mode, seconds = given.inactiveTopicDeleteMode, given.maxInactiveDurationSeconds
+    if mode not in _DELETE_MODES or not 0 <= seconds < 1 << 62:
+        raise _refuse(f"inactiveTopicDeleteMode is one of {', '.join(_DELETE_MODES)}, and the duration is 0 or more")
+    return {"inactive_s": seconds if given.deleteWhileInactive else 0, "inactive_mode": mode}
+
+
+def _show_inactive(policies: Policies) -> object:
+    if policies.inactive_s is None:
+        return None
+    mode = policies.inactive_mode or _DELETE_MODES[0]
+    return InactiveTopics(mode, policies.inactive_s, policies.inactive_s > 0)
+
+
+def _take_compatibility(given: str) -> Fields:
+    """Returns the field of a strategy. "UNDEFINED": it is inherited."""
+    if given.upper() == "UNDEFINED":
+        return {"schema_compatibility": None}
+    try:
+        return {"schema_compatibility": Compatibility(given.lower()).value}
+    except ValueError:
+        known = ", ".join(each.name for each in Compatibility)
+        raise _refuse(f"a strategy is one of UNDEFINED, {known}, not {given[:40]!r}") from None
+
+
+def _show_compatibility(policies: Policies) -> object:
+    return "UNDEFINED" if policies.schema_compatibility is None else policies.schema_compatibility.upper()
+
+
+def _boolean(field: str, default: bool) -> Shape:
+    """Returns the row of a policy that is shown with its default where it is not set."""
+
+    def show(policies: Policies) -> object:
+        value = getattr(policies, field)
+        return default if value is None else value
+
+    return Shape(bool, lambda value: {field: value}, show)
+
+
+def _take_snapshot_interval(value: int | None) -> Fields:
+    """Returns the row of a policy for which Pulsar has no DELETE at a namespace: null is posted there."""
+    if value is not None and not 0 <= value < 1 << 62:
+        raise _refuse(_REASONS["dedup_snapshot_s"])
+    return {"dedup_snapshot_s": value}
+
+
+def _take_types(given: list[str]) -> Fields:
+    return {"subscription_types": tuple(dict.fromkeys(given)) or None}
+
+
+SHAPES: dict[str, Shape] = {
+    "retention": _retention("retention_minutes", "retention_mib"),
+    "unsubscribed-retention": _retention("unsubscribed_minutes", "unsubscribed_mib"),
+    "persistence": _object(Persistence, {
+        "bookkeeperEnsemble": "ensemble_size", "bookkeeperWriteQuorum": "write_quorum",
+        "bookkeeperAckQuorum": "ack_quorum",
+    }, _check_persistence, whole=True),
+    "deduplication-snapshot-interval": Shape(
+        int | None, _take_snapshot_interval, lambda policies: policies.dedup_snapshot_s
+    ),
+    "publish-rate": _rate(
+        PublishRate, "publishThrottlingRateInMsg", "publishThrottlingRateInByte", "publish_rate"
+    ),
+    "dispatch-rate": _rate(*_DISPATCH, "dispatch_rate"),
+    "subscription-dispatch-rate": _rate(*_DISPATCH, "subscription_dispatch_rate"),
+    "subscribe-rate": Shape(SubscribeRate, _take_subscribe_rate, _show_subscribe_rate),
+    "auto-subscription-creation": _object(
+        AutoSubscription, {"allowAutoSubscriptionCreation": "auto_subscription_creation"}
+    ),
+    "delayed-delivery": _object(DelayedDelivery, {
+        "active": "delayed_delivery", "tickTime": "delayed_tick_ms", "maxDeliveryDelayInMillis": "max_delay_ms",
+    }, _check_delayed),
+    "inactive-topic-policies": Shape(InactiveTopics, _take_inactive, _show_inactive),
+    "subscription-types-enabled": Shape(list[str], _take_types, lambda policies: policies.subscription_types),
+    "schema-compatibility-strategy": Shape(str, _take_compatibility, _show_compatibility),
+    "is-allow-auto-update-schema": _boolean("schema_auto_update", True),
+    "schema-validation-enforce": _boolean("schema_validation_enforced", False),
+}  # fmt: skip
+"""By the names of proto/policy_table.py: bodies that are no number and no boolean, or shown where nothing is set."""
+_ORDER = (
+    "message-ttl", "retention", "unsubscribed-retention", "persistence", "deduplication",
+    "deduplication-snapshot-interval", "publish-rate", "dispatch-rate", "subscription-dispatch-rate", "subscribe-rate",
+    "auto-subscription-creation", "max-producers", "max-consumers", "max-consumers-per-subscription",
+    "max-subscriptions-per-topic", "max-topics-per-namespace", "max-unacked-messages-per-consumer",
+    "max-unacked-messages-per-subscription", "max-message-size", "subscription-expiration-time", "compaction-threshold",
+    "delayed-delivery", "inactive-topic-policies", "subscription-types-enabled", "schema-compatibility-strategy",
+    "is-allow-auto-update-schema", "schema-validation-enforce",
+)  # fmt: skip
+"""Of the keys in the JSON of a namespace; others follow."""
+
+
+def _rows() -> Iterator[Row]:
+    for policy in sorted(TABLE, key=lambda each: _ORDER.index(each.name) if each.name in _ORDER else len(_ORDER)):
+        if (rest := policy.rest) is not None:
+            fields = tuple(each.name for each in policy.fields)
+            shape = SHAPES.get(policy.name) or _plain(policy, rest)
+            yield Row(
+                rest.namespace, rest.topic, rest.key, shape.kind, fields, shape.take, shape.show, rest.verb,
+                rest.by_cluster, rest.topic_verb,
+            )  # fmt: skip
+
+
+POLICIES: tuple[Row, ...] = tuple(_rows())
+
+QUOTA_FIELDS = {
+    "destination_storage": ("backlog_quota_bytes",), "message_age": ("backlog_quota_s",),
+}  # fmt: skip
+
+
+def fields_of_namespace(given: Mapping[str, Any]) -> Fields:
+    """Returns our fields of the JSON of a namespace (wire-protocol: partly filled, unknown keys are no error). 400,
+    412."""
+    found = Fields()
+    for row in POLICIES:
+        value = given.get(row.key) if row.key else None
+        if row.by_cluster:
+            for each in converted({} if value is None else value, dict[str, row.kind], row.key).values():  # type: ignore[name-defined]
+                found |= row.take(each)
+        elif value is not None and value != []:
+            found |= row.take(converted(value, row.kind, row.key))
+    for kind, quota in converted(given.get("backlog_quota_map") or {}, dict[str, BacklogQuota], "quotas").items():
+        found |= take_quota(quota, kind)
+    return found
+
+
+def converted(value: object, kind: Any, name: str) -> Any:
+    """Converts a value. Raises BadRequest."""
+    try:
+        return msgspec.convert(value, kind, strict=False)  # numbers in quotes, as with Pulsar
+    except msgspec.ValidationError as error:
+        raise BadRequest(f"{name}: {error}") from error

@@ -1,0 +1,59 @@
+"""HTTP: a listener's service, and what its connections share. Administration by REST v2, look-ups, metrics, health.
+
+    rest = RestProtocol(broker, services)
+    serving = await world.network.serve_bytes(endpoint, rest.serve, access)
+    rest.shut_down()                                      idle connections end, the others after their answer
+
+starlette and uvicorn are imported at the first connection: a server that was not asked yet holds neither in memory.
+A request is authenticated by its own header (or the connection's certificate), and is then a call of the broker's
+services (broker/grpc/checked.py): the same rights, the same lines of the audit log as over gRPC.
+Guarding tests: tests/broker/rest/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ...runtime.network import ByteStream
+from ..node.topic_manager import TopicManager
+from .measure import Measure, no_metrics
+
+if TYPE_CHECKING:
+    from ..grpc.checked import Checked
+    from .connection import Connections
+
+
+class RestProtocol:
+    """The service of an HTTP listener. `services`: the checked services "Admin" and "Broker". `measure` writes the page
+    of `GET /metrics`."""
+
+    def __init__(self, broker: TopicManager, services: Mapping[str, Checked]) -> None:
+        self._broker = broker
+        self._services = services
+        self._connections: Connections | None = None
+        self._loading = asyncio.Lock()
+        self._shut_down = False
+        self.measure: Measure = no_metrics
+
+    async def serve(self, stream: ByteStream) -> None:
+        """Serves one connection until either side ends it. ConnectionLost says why it ended."""
+        async with self._loading:
+            if self._connections is None:
+                await self._broker.world.workers.load(f"{__package__}.application", f"{__package__}.connection")
+                self._connections = self._open(stream)
+        if not self._shut_down:
+            await self._connections.serve(stream)
+
+    def _open(self, stream: ByteStream) -> Connections:
+        from .application import Application
+        from .connection import Connections
+
+        application = Application(self._broker, self._services, stream.guard, lambda: self.measure)
+        return Connections(application, self._broker.world.clock, self._broker.config.first_frame_s)
+
+    def shut_down(self) -> None:
+        self._shut_down = True
+        if self._connections is not None:
+            self._connections.shut_down()

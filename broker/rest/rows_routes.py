@@ -1,0 +1,92 @@
+"""The routes that follow from rows of proto/operations.py: the `routes` of a row.
+
+Names in the path and flags of the query become arguments by the names of the request's fields. What is about a topic
+is asked of the topic or of each of its partitions. Answered are: nothing (204); names, sorted, of all partitions
+together; a value as JSON with Pulsar's camel case, of several partitions by their names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from ...proto.operations import OPERATIONS, AskedOf, Http, On, Operation, Part, Rule
+from ..grpc.checked import attribute_of
+from .call import NAMESPACE, SUBSCRIPTION, TOPIC, Call, Handler, route
+from .transactions_routes import txn_of
+
+BASES = {On.TOPIC: "{T}", On.NAMESPACE: "{N}", On.TENANT: "/admin/v2/tenants/{tenant}"}
+PATHS = {"{N}": NAMESPACE, "{T}": TOPIC, "{S}": SUBSCRIPTION}
+
+
+def _handler(row: Operation[Any], http: Http) -> Handler:
+    place = http.path[:3] if http.path[:3] in PATHS else BASES.get(row.rule.on, "")
+
+    async def handle(call: Call) -> object:
+        arguments = {each.name: _taken(call, each.name, each.kind) for each in row.takes} | dict(http.fixed)
+        arguments |= {each.field: _part(call, each) for each in http.parts}
+        if http.body[0]:
+            arguments[http.body[0]] = call.json(dict[str, str])
+        if row.rule.subscription:
+            arguments.setdefault(row.rule.subscription, call.names.get("subscription", ""))
+        if row.asked_of is AskedOf.COORDINATOR:
+            return await call.at_coordinator(row, **arguments, half=txn_of(call))
+        if row.asked_of is not AskedOf.OWNER:
+            found = await call.admin(row, **_place(call, row.rule, place), **arguments)
+            return _shown(found) if http.answer else None
+        answers = await call.each_partition(row, **arguments)
+        if len(answers) == 1 or answers[0] is None:
+            return _shown(answers[0]) if http.answer else None
+        if isinstance(answers[0], list | tuple):
+            return sorted({each for names in answers for each in names})
+        parts = await call.partitions()
+        return {part.full: _shown(each) for part, each in zip(parts, answers, strict=True)} if http.answer else None
+
+    handle.__name__ = http.name or attribute_of(row.name)
+    return handle
+
+
+def _part(call: Call, part: Part) -> object:
+    text = call.names[part.name]
+    return call.number(text, part.number, least=part.least) if part.number else text
+
+
+def _taken(call: Call, name: str, kind: type) -> object:
+    """Of the query. 400: it is of another type."""
+    if kind is bool:
+        return call.flag(name)
+    text = call.query.get(name, "")
+    return call.number(text, f"the parameter {name}") if kind is int and text else kind(text or kind())
+
+
+def _place(call: Call, rule: Rule, place: str) -> dict[str, str]:
+    """Returns the field of the request that names the place."""
+    if rule.on is On.TENANT:
+        return {rule.field: call.names["tenant"]}
+    if place == "{N}":
+        return {rule.field or "namespace": str(call.namespace)}
+    return {rule.field or "topic": (call.topic.base if rule.on is On.PLACE else call.topic).full} if place else {}
+
+
+def _shown(value: Any) -> object:
+    if isinstance(value, list | tuple):
+        return sorted(value) if all(isinstance(each, str) for each in value) else [*map(_shown, value)]
+    if not is_dataclass(value):
+        return value
+    return {_camel(each.name): _shown(getattr(value, each.name)) for each in fields(value)}
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def _register(row: Operation[Any], http: Http) -> None:
+    path = http.path if http.path.startswith(("/admin/", "{")) else BASES[row.rule.on] + http.path
+    path = PATHS.get(path[:3], path[:3]) + path[3:]
+    route(http.method, path, http.summary, body=http.body[1], answer=http.answer, busy=http.busy)(_handler(row, http))
+
+
+for _row in OPERATIONS.values():
+    for _http in _row.routes:
+        _register(_row, _http)

@@ -1,0 +1,112 @@
+"""Schemas of topics. A definition is text, of KEY_VALUE an object with `key` and `value`, as pulsar-admin writes it.
+
+The topic's domain is not in the path: a schema is that of the persistent topic. One that is none of its type is 422.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TypeVar
+
+import msgspec
+
+from ...proto import operations as op
+from ...proto.errors import InvalidSchema
+from ...proto.names import TopicName
+from ...proto.schema import info_of, text_of, version_bytes
+from ...proto.statistics import TopicSchema
+from .call import BadRequest, Call, route
+
+T = TypeVar("T")
+SCHEMAS = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
+
+
+class Payload(msgspec.Struct):
+    """A schema as a tool sends it; `properties` may be null."""
+
+    type: str
+    schema: str | None = ""
+    properties: dict[str, str] | None = None
+
+
+def _topic(call: Call) -> str:
+    return TopicName.parse(f"persistent://{call.namespace}/{call.names['topic']}").base.full
+
+
+def _given(call: Call) -> dict[str, object]:
+    """Returns the schema that is given. 422: its definition is none."""
+    given = call.json(Payload)
+    try:
+        info = info_of(given.type, given.schema or "", given.properties or {}, TopicName.parse(_topic(call)).local)
+    except InvalidSchema as error:
+        raise BadRequest(error.message, 422) from error
+    return {"topic": _topic(call), "schema": info}
+
+
+async def _valid(asked: Awaitable[T]) -> T:
+    try:
+        return await asked
+    except InvalidSchema as error:
+        raise BadRequest(error.message, 422) from error
+
+
+def _shown(found: TopicSchema) -> dict[str, object]:
+    info = found.schema
+    return {
+        "version": found.version, "type": info.type.name if info.type else "BYTES",
+        "timestamp": found.created_ms, "data": text_of(info), "properties": info.properties,
+    }  # fmt: skip
+
+
+@route("GET", SCHEMAS + "/schema", "The newest schema of the topic.",
+       answer="{version, type, timestamp, data, properties}")  # fmt: skip
+async def get_schema(call: Call) -> object:
+    return _shown(await call.admin(op.GET_SCHEMA, topic=_topic(call)))
+
+
+@route("GET", SCHEMAS + "/schema/{version}", "A version of it.", answer="{version, type, timestamp, data, properties}")
+async def get_schema_version(call: Call) -> object:
+    version = version_bytes(call.number(call.names["version"], "a version"))
+    return _shown(await call.admin(op.GET_SCHEMA, topic=_topic(call), version=version))
+
+
+@route("GET", SCHEMAS + "/schemas", "All versions that are not deleted.", answer="{getSchemaResponses: […]}")
+async def list_schemas(call: Call) -> object:
+    found = await call.admin(op.LIST_SCHEMAS, name=_topic(call))
+    return {"getSchemaResponses": [_shown(each) for each in found]}
+
+
+@route("POST", SCHEMAS + "/schema", "Registers a schema. 409: it does not go with those of the topic.",
+       body="{type, schema, properties}", answer="{version}")  # fmt: skip
+async def post_schema(call: Call) -> object:
+    return {"version": await _valid(call.admin(op.PUT_SCHEMA, **_given(call)))}
+
+
+@route("DELETE", SCHEMAS + "/schema", "Deletes the schema; with `force` what decodes old messages, too.",
+       answer="{version}")  # fmt: skip
+async def delete_schema(call: Call) -> object:
+    version = await call.admin(op.DELETE_SCHEMA, name=_topic(call), force=call.flag("force"))
+    return {"version": -1 if version is None else version}
+
+
+@route("POST", SCHEMAS + "/compatibility", "Whether a schema could be registered.", body="{type, schema, properties}",
+       answer="{compatibility, schemaCompatibilityStrategy}")  # fmt: skip
+async def test_schema(call: Call) -> object:
+    found = await _valid(call.admin(op.TEST_SCHEMA, **_given(call)))
+    return {
+        "compatibility": not found.refused, "schemaCompatibilityStrategy": found.compatibility.upper(),
+    }
+
+
+@route("POST", SCHEMAS + "/version", "The version of an equal schema.", body="{type, schema, properties}",
+       answer="{version}")  # fmt: skip
+async def find_schema(call: Call) -> object:
+    return {"version": await _valid(call.admin(op.FIND_SCHEMA, **_given(call)))}
+
+
+@route("GET", SCHEMAS + "/metadata", "The places of the versions; Magnetar has them in its metadata.",
+       answer="{info, index}")  # fmt: skip
+async def schema_metadata(call: Call) -> object:
+    found = await call.admin(op.LIST_SCHEMAS, name=_topic(call))
+    index = [{"ledgerId": -1, "entryId": -1, "version": each.version} for each in found]
+    return {"info": index[-1] if index else None, "index": index}

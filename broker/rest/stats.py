@@ -1,0 +1,374 @@
+"""Statistics in Pulsar's form, with every key that its admin, pulsarctl and dashboards read.
+
+`topic_stats` takes the values of proto/statistics.py, of this broker or of another one. What
+only the owner knows of its producers and consumers (version of the client, since when, rates) comes from the topic.
+Rates are those since the last question, at least RATE_S ago; the first ones since the client connected. Times that
+Magnetar does not note are 0; of offload and replication, which are missing, numbers are 0 or -1.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ...proto import statistics as values
+from ...proto.pulsar_json import CONSUMER, PRODUCER, SUBSCRIPTION, TOPIC, optional, pick
+from ...proto.states import AccessMode, TxnState, title
+from ...runtime.clock import Clock
+from ..subscription.consumer import Activity, Consumer
+from ..subscription.core.policy import AT_THE_END
+from ..topic.producer import Producer
+from ..topic.topic import Topic
+
+RATE_S = 1.0
+METERS_MAX = 20_000
+_WAITING = frozenset(each.value for each in AT_THE_END)
+
+Numbers = tuple[float, ...]
+_MODES = {
+    AccessMode.SHARED: "Shared", AccessMode.EXCLUSIVE: "Exclusive", AccessMode.WAIT_FOR_EXCLUSIVE: "WaitForExclusive",
+    AccessMode.EXCLUSIVE_WITH_FENCING: "ExclusiveWithFencing",
+}  # fmt: skip
+
+
+class Meters:
+    """The last counters of producers and consumers that were asked for, by their number; the oldest is forgotten."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: OrderedDict[int, tuple[float, Numbers, Numbers]] = OrderedDict()  # when, counters, rates
+
+    def now_ms(self) -> int:
+        return self._clock.wall_ms()
+
+    def rates(self, number: int, since_ms: int, counters: Numbers) -> Numbers:
+        """Returns the rate of each counter, a second."""
+        now, known = self._clock.monotonic(), self._known.get(number)
+        if known is None:
+            passed_s = max(RATE_S, (self._clock.wall_ms() - since_ms) / 1000)
+            before: Numbers = (0.0,) * len(counters)
+        else:
+            passed_s, before = now - known[0], known[1]
+            if passed_s < RATE_S:
+                return known[2]
+        found = tuple(max(0.0, (new - old) / passed_s) for new, old in zip(counters, before, strict=True))
+        self._known[number] = now, counters, found
+        self._known.move_to_end(number)
+        if len(self._known) > METERS_MAX:
+            self._known.popitem(last=False)
+        return found
+
+
+def topic_stats(
+    found: values.TopicStats, topic: Topic | None, meters: Meters, *, publishers: bool = True, consumers: bool = True
+) -> dict[str, Any]:
+    """Returns a topic's statistics in Pulsar's form. `topic`: where it is loaded here. `publishers`, `consumers`:
+    whether they are listed."""
+    subscriptions = {each.name: _subscription(each, topic, meters, consumers) for each in found.subscriptions}
+    backlog_size = max((each.backlog_bytes for each in found.subscriptions), default=0)
+    oldest = min((each.oldest_ms for each in found.subscriptions if each.oldest_ms), default=0)
+    slowest = next((each.name for each in found.subscriptions if oldest and each.oldest_ms == oldest), None)
+    age_s = max(0, round((meters.now_ms() - oldest) / 1000)) if oldest else -1
+    applied = topic.applied if topic is not None else None
+    return {
+        **pick(TOPIC, found, "msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter"),
+        "systemTopicBytesInCounter": 0, "bytesOutInternalCounter": 0,
+        **pick(TOPIC, found, "bytesOutCounter msgOutCounter averageMsgSize"),
+        "msgChunkPublished": False, **pick(TOPIC, found, "storageSize"), "backlogSize": backlog_size,
+        "backlogQuotaLimitSize": (applied.backlog_quota_bytes if applied is not None else 0) or -1,
+        "backlogQuotaLimitTime": (applied.backlog_quota_s if applied is not None else 0) or -1,
+        "oldestBacklogMessageAgeSeconds": age_s, "oldestBacklogMessageSubscriptionName": slowest,
+        **pick(TOPIC, found, "publishRateLimitedTimes"), "earliestMsgPublishTimeInBacklogs": oldest,
+        "offloadedStorageSize": 0, "lastOffloadLedgerId": 0, "lastOffloadSuccessTimeStamp": 0,
+        "lastOffloadFailureTimeStamp": 0,
+        **_transactions(found),
+        "waitingPublishers": 0,
+        **pick(TOPIC, found, "topicCreationTimeStamp lastPublishTimeStamp lastPublishTimestamp"),
+        "publishers": [_publisher(each, topic, meters) for each in found.producers] if publishers else [],
+        "subscriptions": subscriptions, "replication": {},
+        "deduplicationStatus": "Enabled" if applied is not None and applied.deduplication else "Disabled",
+        "topicEpoch": None,
+        "nonContiguousDeletedMessagesRanges": sum(each.acked_ranges for each in found.subscriptions),
+        "nonContiguousDeletedMessagesRangesSerializedSize": 0,
+        "delayedMessageIndexSizeInBytes": sum(each.delayed_memory_bytes for each in found.subscriptions),
+        "compaction": _compaction(topic), **pick(TOPIC, found, "ownerBroker"),
+        "replicatedSubscriptionsTrackedMessagesCount": 0,
+        **({} if found.name.startswith("persistent:") else {"msgDropRate": 0.0, "msgDropCount": found.dropped}),
+    }  # fmt: skip
+
+
+def _transactions(found: values.TopicStats) -> dict[str, Any]:
+    """Returns the statistics of its transactions. `transactions` is None: the topic has seen none. `waiting`: messages
+    that readers do not get before an open one ends."""
+    seen = found.transactions
+    if seen is None:
+        return {"ongoingTxnCount": 0, "abortedTxnCount": 0, "committedTxnCount": 0, "transactions": None}
+    oldest = [{"txn": str(seen.oldest), "ageMs": seen.oldest_ms}] if seen.open else []
+    shown = {
+        "open": seen.open, "oldest": oldest, "lastStablePositions": [str(seen.last_stable)],
+        "waiting": found.end_index - seen.stable_index, "abortedEntries": seen.aborted_entries,
+        "abortedBytes": seen.aborted_bytes,
+    }  # fmt: skip
+    counts = {"ongoingTxnCount": seen.open, "abortedTxnCount": seen.aborted, "committedTxnCount": seen.committed}
+    return {**counts, "transactions": shown}
+
+
+def _compaction(topic: Topic | None) -> dict[str, Any]:
+    record = topic.compaction.record if topic is not None else None
+    return {
+        "lastCompactionRemovedEventCount": 0,
+        "lastCompactionSucceedTimestamp": record.compacted_ms if record is not None else 0,
+        "lastCompactionFailedTimestamp": 0, "lastCompactionDurationTimeInMills": 0,
+    }  # fmt: skip
+
+
+def _publisher(found: values.ProducerStats, topic: Topic | None, meters: Meters) -> dict[str, Any]:
+    live = _live(topic.producers, found) if topic is not None else None
+    rates = meters.rates(live.id, live.since_ms, (found.messages, found.bytes)) if live is not None else (0.0, 0.0)
+    return {
+        "accessMode": _MODES[live.mode] if live is not None else "Shared", "msgRateIn": rates[0],
+        "msgThroughputIn": rates[1], **pick(PRODUCER, found, "averageMsgSize"),
+        "chunkedMessageRate": 0.0, "producerId": live.id if live is not None else 0, "supportsPartialProducer": False,
+        **pick(PRODUCER, found, "producerName"), "metadata": live.properties if live is not None else {},
+        **_connected(found, live),
+    }  # fmt: skip
+
+
+def _live(every: Iterable[Producer], found: values.ProducerStats) -> Producer | None:
+    return next((each for each in every if (each.name, each.address) == (found.name, found.address)), None)
+
+
+def _connected(found: values.ProducerStats | values.ConsumerStats, live: Producer | Consumer | None) -> dict[str, Any]:
+    return {
+        "address": f"/{found.address}", "clientVersion": live.client if live is not None else "",
+        "connectedSince": _since(live.since_ms) if live is not None else "",
+    }
+
+
+def _since(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _subscription(found: values.SubscriptionStats, topic: Topic | None, meters: Meters, listed: bool) -> dict[str, Any]:
+    loaded = topic.subscriptions.get(found.name) if topic is not None else None
+    lives = {(each.member.name, each.address): each for each in loaded.consumers.values()} if loaded is not None else {}
+    consumers = [_consumer(each, lives.get((each.name, each.address)), meters) for each in found.consumers]
+    sums = {name: sum(each[name] for each in consumers) for name in (
+        "msgRateOut", "msgThroughputOut", "msgRateRedeliver", "messageAckRate", "bytesOutCounter", "msgOutCounter",
+    )}  # fmt: skip
+    store = loaded.store if loaded is not None else None
+    activity = loaded.activity if loaded is not None else Activity()
+    return {
+        **sums, "chunkedMessageRate": 0.0, "msgRateExpired": 0.0, "totalMsgExpired": 0,
+        **pick(SUBSCRIPTION, found, "msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay unackedMessages "
+               "earliestMsgPublishTimeInBacklog blockedSubscriptionOnUnackedMsgs"), "type": title(found.type) or "None",
+        "activeConsumerName": found.active_consumer or None, "lastExpireTimestamp": activity.expired_ms,
+        "lastConsumedFlowTimestamp": activity.flow_ms, "lastConsumedTimestamp": activity.consumed_ms,
+        "lastAckedTimestamp": activity.acked_ms, "lastMarkDeleteAdvancedTimestamp": activity.marked_ms,
+        "consumers": consumers if listed else [], **pick(SUBSCRIPTION, found, "isDurable durable"),
+        "isReplicated": False, "replicated": False, **pick(SUBSCRIPTION, found, "allowOutOfOrderDelivery"),
+        "keySharedMode": found.key_shared_mode or None, "consumersAfterMarkDeletePosition": {},
+        **pick(SUBSCRIPTION, found, "drainingHashesCount drainingHashesClearedTotal drainingHashesUnackedMessages "
+               "nonContiguousDeletedMessagesRanges"), "nonContiguousDeletedMessagesRangesSerializedSize": 0,
+        **pick(SUBSCRIPTION, found, "delayedMessageIndexSizeInBytes"),
+        "subscriptionProperties": store.properties if store is not None else {},
+        "filterProcessedMsgCount": 0, "filterAcceptedMsgCount": 0, "filterRejectedMsgCount": 0,
+        "filterRescheduledMsgCount": 0, "dispatchThrottledMsgEventsBySubscriptionLimit": found.dispatch_throttled,
+        "bucketDelayedIndexStats": {}, "replicatedSubscriptionSnapshotCount": 0,
+        "whyBlocked": found.blocked, **pick(SUBSCRIPTION, found, "pendingTransactions pendingEntries"),
+    }  # fmt: skip
+
+
+def _consumer(found: values.ConsumerStats, live: Consumer | None, meters: Meters) -> dict[str, Any]:
+    activity = live.activity if live is not None else Activity()
+    rates: Numbers = (0.0, 0.0, 0.0, 0.0)
+    if live is not None:
+        delivered, again = found.delivered_messages, found.redelivered_messages
+        acked = max(0, delivered - again - found.unacked)
+        rates = meters.rates(live.member.id, live.since_ms, (delivered, found.delivered_bytes, again, acked))
+    return {
+        "msgRateOut": rates[0], "msgThroughputOut": rates[1], "msgRateRedeliver": rates[2], "messageAckRate": rates[3],
+        "chunkedMessageRate": 0.0, **pick(CONSUMER, found, "bytesOutCounter msgOutCounter"),
+        "lastAckedTimestamp": activity.acked_ms, "lastConsumedTimestamp": activity.consumed_ms,
+        "lastConsumedFlowTimestamp": activity.flow_ms, "lastAckedTime": None, "lastConsumedTime": None,
+        **pick(CONSUMER, found, "consumerName"), "readPositionWhenJoining": None, "appId": None, "drainingHashes": [],
+        "drainingHashesCount": 0, "drainingHashesClearedTotal": 0, "drainingHashesUnackedMessages": 0,
+        **pick(CONSUMER, found, "availablePermits unackedMessages"), "avgMessagesPerEntry": 0,
+        **pick(CONSUMER, found, "blockedConsumerOnUnackedMsgs keyHashRanges keyHashRangeArrays"),
+        "metadata": live.properties if live is not None else {}, **_connected(found, live),
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------ internals
+def internal_stats(found: values.TopicInternalStats, stats: values.TopicStats) -> dict[str, Any]:
+    """Returns the internal statistics of a topic's log (`found`) and its subscriptions (`stats`)."""
+    newest = found.ledgers[-1] if found.ledgers else None
+    ledgers = [_ledger(each) for each in found.ledgers]
+    return {
+        "entriesAddedCounter": sum(each.entries for each in found.ledgers),
+        "numberOfEntries": sum(each.entries for each in found.ledgers), "totalSize": stats.storage_bytes,
+        "currentLedgerEntries": newest.entries if newest is not None and newest.state == "open" else 0,
+        "currentLedgerSize": newest.bytes if newest is not None and newest.state == "open" else 0,
+        "lastLedgerCreatedTimestamp": None, "lastLedgerCreationFailureTimestamp": None,
+        "waitingCursorsCount": sum(each.blocked in _WAITING for each in stats.subscriptions),
+        "pendingAddEntriesCount": found.pending_adds, "lastConfirmedEntry": str(found.last_confirmed),
+        "state": "Terminated" if stats.terminated else "LedgerOpened", "ledgers": ledgers,
+        "cursors": {each.name: _cursor(each) for each in stats.subscriptions}, "schemaLedgers": [],
+        "compactedLedger": {
+            "ledgerId": -1, "entries": -1, "size": -1, "timestamp": 0, "offloaded": False, "underReplicated": False,
+            "metadata": None, "properties": {},
+        },
+        "properties": {},
+    }  # fmt: skip
+
+
+def _ledger(found: values.LedgerStats) -> dict[str, Any]:
+    is_open = found.state == "open"
+    return {
+        "ledgerId": found.ledger_id, "entries": 0 if is_open else found.entries, "size": 0 if is_open else found.bytes,
+        "timestamp": 0, "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
+    }  # fmt: skip
+
+
+def _cursor(found: values.SubscriptionStats) -> dict[str, Any]:
+    return {
+        "markDeletePosition": str(found.mark_delete), "readPosition": str(found.read_position),
+        "waitingReadOp": False, "pendingReadOps": 0, "messagesConsumedCounter": 0, "cursorLedger": -1,
+        "cursorLedgerLastEntry": -1, "individuallyDeletedMessages": "[]", "lastLedgerSwitchTimestamp": None,
+        "lastLedgerWitchTimestamp": None, "state": "Open", "active": bool(found.consumers),
+        "numberOfEntriesSinceFirstNotAckedMessage": max(0, found.read_position.entry_id - found.mark_delete.entry_id)
+        if found.read_position.ledger_id == found.mark_delete.ledger_id else 0,
+        "totalNonContiguousDeletedMessagesRange": found.acked_ranges, "subscriptionHavePendingRead": False,
+        "subscriptionHavePendingReplayRead": found.replay_entries > 0, "properties": {},
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------ of all partitions
+def merged(parts: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merges the parts: numbers are added, times are the latest, averages are averaged, lists follow each other, maps
+    are merged."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        found[name] = _merged(name, [part[name] for part in parts if name in part])
+    return found
+
+
+def _merged(name: str, values: list[Any]) -> Any:
+    first = next((each for each in values if each not in (None, "")), values[0])
+    if isinstance(first, bool):
+        return any(values)
+    if isinstance(first, dict):
+        return merged([each for each in values if each is not None])
+    if isinstance(first, list):
+        return [each for value in values for each in value or ()]
+    if isinstance(first, int | float):
+        numbers = [each for each in values if each is not None]
+        if name.startswith(("average", "avg")):
+            return sum(numbers) / len(numbers)
+        is_time = "time" in name.lower() or "limit" in name.lower() or name.startswith(("last", "oldest", "earliest"))
+        return max(numbers) if is_time else sum(numbers)
+    return first
+
+
+# -------------------------------------------------------------------------------------------------- transactions
+# Transactions in the forms of Pulsar's admin REST v3: the classes `Transaction…Stats` and `TransactionMetadata`.
+#
+# Half messages have a form of our own.
+#
+# A field of Pulsar that has nothing to tell here is null, 0 or empty: low water marks (an outcome is kept until every
+# participant has stored it), segments of snapshots, times of a topic's recovery.
+
+
+ENDING = {"COMMITTED": "COMMITTING", "ABORTED": "ABORTING"}
+"""While some topic has not stored the outcome, as Pulsar's TxnStatus names it."""
+
+
+# ------------------------------------------------------------------ of a transaction
+def metadata(
+    found: values.TransactionStats, at: Mapping[str, values.TransactionHere | None], now_ms: int
+) -> dict[str, Any]:
+    """Returns a TransactionMetadata. `at`: what each topic has of it; None: the topic does not say."""
+    status = found.state.name
+    is_known = bool(found.timeout_ms)  # it is open, or not settled yet
+    return {
+        "txnId": str(found.txn), "status": ENDING.get(status, status) if found.topics else status,
+        "openTimestamp": now_ms - found.age_ms if is_known else 0, "timeoutAt": found.timeout_ms,
+        "producedPartitions": {
+            topic: in_buffer(here, found) for topic, here in at.items() if here is None or here.first is not None
+        },
+        "ackedPartitions": {
+            topic: {each.name: in_pending_acks(each) for each in here.subscriptions}
+            for topic, here in at.items() if here is not None and here.subscriptions
+        },
+        "owner": found.owner, "address": found.address, "name": found.name, "reason": found.reason,
+    }  # fmt: skip
+
+
+def in_buffer(here: values.TransactionHere | None, found: values.TransactionStats | None) -> dict[str, Any]:
+    """Returns a TransactionInBufferStats."""
+    first = optional(here.first) if here is not None else None
+    return {"startPosition": first, "aborted": found is not None and found.state is TxnState.ABORTED}
+
+
+def in_pending_acks(pending: values.PendingOfTransaction | None) -> dict[str, Any]:
+    """Returns a TransactionInPendingAckStats."""
+    return {
+        "cumulativeAckPosition": optional(pending.up_to) if pending is not None else None,
+        "pendingEntries": pending.entries if pending is not None else 0,
+    }
+
+
+# ------------------------------------------------------------------ of a coordinator
+def coordinator_stats(found: values.CoordinatorTransactions) -> dict[str, Any]:
+    """Returns a TransactionCoordinatorStats."""
+    return {
+        "state": "Ready" if found.epoch else "None", "leastSigBits": found.next_least - 1 if found.epoch else -1,
+        "lowWaterMark": found.done_below - 1 if found.epoch else -1, "ongoingTxnSize": found.open + found.prepared,
+        "recoverStartTime": found.loading_ms, "recoverEndTime": found.loaded_ms,
+    }
+
+
+def coordinator_internals(number: int, found: values.CoordinatorTransactions) -> dict[str, Any]:
+    """Returns a TransactionCoordinatorInternalStats. A coordinator has one ledger; it begins with a snapshot."""
+    ledger: dict[str, Any] = {
+        "ledgerId": found.ledger_id, "entries": found.ledger_entries, "size": found.ledger_bytes, "timestamp": 0,
+        "offloaded": False, "metadata": None, "underReplicated": False, "properties": {},
+    }  # fmt: skip
+    return {"transactionLogStats": {
+        "managedLedgerName": f"coordinator-{number}",
+        "managedLedgerInternalStats": {
+            "entriesAddedCounter": found.ledger_entries, "numberOfEntries": found.ledger_entries,
+            "totalSize": found.ledger_bytes, "currentLedgerEntries": found.ledger_entries,
+            "currentLedgerSize": found.ledger_bytes, "lastLedgerCreatedTimestamp": None,
+            "lastLedgerCreationFailureTimestamp": None, "waitingCursorsCount": 0, "pendingAddEntriesCount": 0,
+            "lastConfirmedEntry": f"{found.ledger_id}:{found.ledger_entries - 1}",
+            "state": "LedgerOpened" if found.ledger_id >= 0 else "None",
+            "ledgers": [ledger] if found.ledger_id >= 0 else [], "cursors": {},
+        },
+    }}  # fmt: skip
+
+
+# ------------------------------------------------------------------ of a topic
+def buffer_stats(stats: values.TopicStats, internals: values.TopicInternalStats) -> dict[str, Any]:
+    """Returns a TransactionBufferStats. A topic that has seen no transaction has stored nothing of them."""
+    seen = stats.transactions
+    return {
+        "state": "Ready" if seen else "NoSnapshot",
+        "maxReadPosition": str(seen.last_stable if seen else internals.last_confirmed),
+        "lastSnapshotTimestamps": 0, "lowWaterMarks": None, "ongoingTxnSize": seen.open if seen else 0,
+        "recoverStartTime": 0, "recoverEndTime": 0, "totalAbortedTransactions": seen.aborted if seen else 0,
+        "snapshotType": "Single" if seen else None, "segmentsStats": None,
+        "abortedEntries": seen.aborted_entries if seen else 0, "abortedBytes": seen.aborted_bytes if seen else 0,
+        "waiting": stats.end_index - seen.stable_index if seen else 0,
+    }  # fmt: skip
+
+
+def pending_ack_stats(found: values.SubscriptionStats) -> dict[str, Any]:
+    """Returns a TransactionPendingAckStats."""
+    return {
+        "state": "Ready" if found.durable else "None", "lowWaterMarks": None,
+        "ongoingTxnSize": found.pending_transactions, "recoverStartTime": 0, "recoverEndTime": 0,
+        "pendingEntries": found.pending_entries,
+    }

@@ -1,0 +1,339 @@
+"""Subscriptions of a topic, or of each partition of a partitioned one."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from starlette.responses import Response
+
+from ...proto import operations as op
+from ...proto.compression import decompress, decompress_mapped
+from ...proto.entry import PROPERTIES_LONG, EntryHeader, open_entry, properties_of
+from ...proto.entry_pb2 import MessageMetadata
+from ...proto.errors import AlreadyExists, BackPressure, NotFound
+from ...proto.names import LATEST, MessageId, Position
+from ...runtime.budget import MemoryBudget
+from ..log.unfolding import aside
+from ..session.backlogs import PEEK_MESSAGES_MAX
+from .call import SUBSCRIPTION, TOPIC, BadRequest, Call, route
+
+
+class ResetTo(msgspec.Struct):
+    """A message id; Java's ResetCursorData is one with more keys."""
+
+    ledgerId: int
+    entryId: int
+    partitionIndex: int = -1
+    batchIndex: int = -1
+    isExcluded: bool = False
+    excluded: bool = False
+    properties: dict[str, str] | None = None
+
+
+def _position(call: Call, given: ResetTo) -> MessageId:
+    """Returns the position that is given. 412: it is no message id."""
+    numbers = (given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
+    if any(not -1 <= each < 1 << 63 for each in numbers) or max(numbers[2:]) >= 1 << 31:
+        raise BadRequest(f"{numbers[0]}:{numbers[1]} is no message id", 412)
+    return MessageId(given.ledgerId, given.entryId, given.partitionIndex, given.batchIndex)
+
+
+@route("PUT", SUBSCRIPTION, "Makes a subscription at a message, `earliest` or `latest` (or nothing).",
+       body='MessageId | "earliest" | "latest" | empty')  # fmt: skip
+async def create_subscription(call: Call) -> None:
+    start, properties = _start(call)
+    asked: dict[str, object] = {"name": call.names["subscription"], "properties": properties, "position": start}
+    await call.authorize(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
+    partitions = await call.partitions()
+    if not partitions:
+        await call.admin(op.CREATE_SUBSCRIPTION, topic=call.topic.full, **asked)
+        return
+    there = 0
+    for each in partitions:
+        try:
+            await call.anywhere(op.CREATE_SUBSCRIPTION, each, **asked)
+        except AlreadyExists:
+            there += 1
+    if there == len(partitions):
+        raise AlreadyExists(f"subscription {call.names['subscription']!r} of topic {call.topic} exists already")
+
+
+def _start(call: Call) -> tuple[MessageId, dict[str, str]]:
+    if call.is_empty:
+        return MessageId(*LATEST), {}
+    if call.body.lstrip()[:1] == b'"':
+        text = call.json(str)
+        if text not in ("earliest", "latest"):
+            raise BadRequest(f'the body is "earliest", "latest" or a message id, not {text[:40]!r}')
+        return MessageId.parse(text), {}
+    given = call.json(ResetTo)
+    return _position(call, given), given.properties or {}
+
+
+@route("POST", SUBSCRIPTION + "/resetcursor", "To a message.", body="MessageId + isExcluded", busy=412)
+async def reset_to_message(call: Call) -> None:
+    given = call.json(ResetTo)
+    to = _position(call, given)
+    partitioned = not call.topic.is_partition and given.partitionIndex < 0 and given.ledgerId >= 0
+    asked: dict[str, object] = {
+        "name": call.names["subscription"], "message_id": to, "exclude": given.isExcluded or given.excluded,
+    }  # fmt: skip
+    await call.authorize(op.RESET_SUBSCRIPTION, topic=call.topic.full, **asked)
+    if partitioned and to.ledger_id < LATEST.ledger_id and await call.partitions():
+        raise BadRequest(f"topic {call.topic} has partitions, and a message id is of one: name it", 405)
+    await call.each_partition(op.RESET_SUBSCRIPTION, **asked)
+
+
+@route("POST", SUBSCRIPTION + "/skip/{number}", "The next so many messages count as acknowledged.")
+async def skip(call: Call) -> None:
+    number = call.number(call.names["number"], "the number of messages")
+    asked: dict[str, object] = {"name": call.names["subscription"], "messages": number}
+    await call.one_partition(op.SKIP_MESSAGES, "skip messages of one of them", **asked)
+    await call.admin(op.SKIP_MESSAGES, topic=call.topic.full, **asked)
+
+
+@route("POST", SUBSCRIPTION + "/expireMessages", "Everything up to a message counts as acknowledged.", body="MessageId")
+async def expire_to_message(call: Call) -> None:
+    asked = {"name": call.names["subscription"], "message_id": _position(call, call.json(ResetTo))}
+    await call.admin(op.EXPIRE_MESSAGES, topic=call.topic.full, **asked)
+
+
+# ------------------------------------------------------------------ properties
+@route("GET", SUBSCRIPTION + "/properties", "Its properties.", answer="{name: value}")
+async def get_properties(call: Call) -> object:
+    asked = {"name": call.names["subscription"], "force": call.flag("force")}
+    return (await call.each_partition(op.GET_SUBSCRIPTION_PROPERTIES, **asked))[0]
+
+
+@route("GET", SUBSCRIPTION + "/analyzeBacklog", "Counts the backlog by reading it.",
+       answer="AnalyzeSubscriptionBacklogResult")  # fmt: skip
+@route("POST", SUBSCRIPTION + "/analyzeBacklog", "The same.", body="empty", answer="AnalyzeSubscriptionBacklogResult")
+async def analyze_backlog(call: Call) -> object:
+    if not call.is_empty:
+        raise BadRequest("the backlog is counted from its beginning: send no position", 412)
+    asked = {"name": call.names["subscription"], "force": call.flag("force")}
+    found = await call.admin(op.ANALYZE_BACKLOG, topic=call.topic.full, **asked)
+    return {
+        "entries": found.entries, "messages": found.messages, "markerMessages": 0,
+        "filterRejectedEntries": 0, "filterAcceptedEntries": found.entries, "filterRescheduledEntries": 0,
+        "filterRejectedMessages": 0, "filterAcceptedMessages": found.messages, "filterRescheduledMessages": 0,
+        "aborted": not found.complete,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ messages
+# Messages: ids, and entries as Pulsar's tools read them: the payload, decompressed, with the rest in headers.
+#
+# Of a batch the payload has all its messages, one after the other, as they are stored; `X-Pulsar-num-batch-message`
+# says how many. An encrypted payload is as it is, and so is a chunk of a message.
+#
+# A payload may unfold to a thousand times its size. It has a place in the memory of answers before that (`_Payload`),
+# and keeps it until it has left; without room the caller is asked to come again.
+
+
+PIECE_BYTES = 64 << 10
+"""Bytes of a piece of an answer."""
+ONE = "name one of them"
+HEADERS_BYTES_MAX = 16 << 10
+"""Most bytes of the key, the properties and the rest of a message in headers: Java's clients take 64 KiB of a head."""
+
+
+def message_id(found: MessageId) -> dict[str, int]:
+    shown = {"ledgerId": found.ledger_id, "entryId": found.entry_id, "partitionIndex": found.partition}
+    return shown if found.batch_index < 0 else {**shown, "batchIndex": found.batch_index}
+
+
+@route("GET", TOPIC + "/lastMessageId", "The id of the last message.", answer="MessageId")
+async def last_message_id(call: Call) -> object:
+    await call.one_partition(op.LAST_MESSAGE_ID, ONE)
+    return message_id(await call.admin(op.LAST_MESSAGE_ID, name=call.topic.full))
+
+
+@route("GET", TOPIC + "/messageid/{milliseconds}", "The id of the first message published then or later.",
+       answer="MessageId")  # fmt: skip
+async def message_id_by_time(call: Call) -> object:
+    when = call.number(call.names["milliseconds"], "the time in milliseconds")
+    await call.one_partition(op.MESSAGE_ID_BY_TIME, ONE, publish_time_ms=when)
+    return message_id(await call.admin(op.MESSAGE_ID_BY_TIME, topic=call.topic.full, publish_time_ms=when))
+
+
+class _Place(msgspec.Struct):
+    ledgerId: int
+    entryId: int
+
+
+@route("PUT", TOPIC + "/backlogSize", "The bytes that are stored after a message.", body="MessageId", answer="long")
+async def backlog_size(call: Call) -> object:
+    given = call.json(_Place)
+    if not (-1 <= given.ledgerId < 1 << 63 and -1 <= given.entryId < 1 << 63):
+        raise BadRequest("this is no message id", 412)
+    return await call.admin(op.BACKLOG_SIZE, topic=call.topic.full, position=Position(given.ledgerId, given.entryId))
+
+
+# ------------------------------------------------------------------ entries
+@route("GET", SUBSCRIPTION + "/position/{number}", "The n-th entry of the backlog, from 1.", answer="payload")
+async def peek(call: Call) -> Response:
+    number = call.number(call.names["number"], "the number", least=1)
+    name, messages = call.names["subscription"], number
+    await call.one_partition(op.PEEK_MESSAGES, ONE, name=name, messages=1)
+    if number > PEEK_MESSAGES_MAX:
+        raise BadRequest(f"only the first {PEEK_MESSAGES_MAX} can be looked at", 412)
+    while True:
+        entries = await call.admin(op.PEEK_MESSAGES, topic=call.topic.full, name=name, messages=messages)
+        if len(entries) >= number:
+            return await _entry(call, entries[number - 1])
+        if messages == PEEK_MESSAGES_MAX or sum(_count(each) for each in entries) < messages:
+            raise NotFound(f"the backlog has no entry {number} that can be looked at")
+        messages = min(2 * messages, PEEK_MESSAGES_MAX)
+
+
+def _count(found: Any) -> int:
+    return open_entry(found.entry)[1].num_messages
+
+
+@route("GET", TOPIC + "/ledger/{ledger}/entry/{entry}", "An entry by its id.", answer="payload")
+async def get_message(call: Call) -> Response:
+    ledger, entry = (call.number(call.names[each], f"the {each}") for each in ("ledger", "entry"))
+    found = await call.admin(op.GET_MESSAGE, topic=call.topic.full, ledger_id=ledger, entry_id=entry)
+    return await _entry(call, found[0])
+
+
+@route("GET", TOPIC + "/examinemessage", "The n-th message from one end (`initialPosition`, `messagePosition`).",
+       answer="payload")  # fmt: skip
+async def examine_message(call: Call) -> Response:
+    start = call.query.get("initialPosition", "latest").lower()
+    if start not in ("latest", "earliest"):
+        raise BadRequest("initialPosition is latest or earliest", 412)
+    number = call.number(call.query.get("messagePosition", "1"), "messagePosition", least=1)
+    asked = {"from_latest": start == "latest", "number": number}
+    await call.one_partition(op.EXAMINE_MESSAGES, ONE, **asked)
+    return await _entry(call, (await call.admin(op.EXAMINE_MESSAGES, topic=call.topic.full, **asked))[0])
+
+
+async def _entry(call: Call, found: Any) -> Response:
+    """Answers with an entry. CorruptEntry: the payload does not decompress. BackPressure: there is no room for it
+    unfolded."""
+    index, header = open_entry(found.entry)
+    metadata = header.metadata
+    headers: dict[str, str | None] = {"X-Pulsar-Message-ID": f"{found.ledger_id}:{found.entry_id}"}
+    headers |= _headers(metadata)
+    if index >= 0:
+        headers["X-Pulsar-Broker-Entry-METADATA-index"] = str(index)
+    is_folded = metadata.compression > 0 and not metadata.encryption_keys and metadata.num_chunks_from_msg <= 1
+    size = header.unfolded if is_folded else len(found.entry) - header.payload_offset
+    if header.batched:
+        headers["X-Pulsar-num-batch-message"] = str(header.num_messages)
+        headers["X-Pulsar-batch-size"] = str(size)
+    answer = _Payload(call.broker.memory.answers, size)
+    try:
+        part = memoryview(found.entry)[header.payload_offset :]
+        answer.payload = await aside(found.entry, call.broker.world, _unfolded, header, part) if is_folded else part
+    except BaseException:
+        answer.leave()
+        raise
+    # Java's admin client compares the case of names, which starlette's `headers` do not keep
+    answer.raw_headers.extend(_encoded(headers))
+    return answer
+
+
+def _encoded(headers: dict[str, str | None]) -> list[tuple[bytes, bytes]]:
+    """Encodes the headers that have a value, HEADERS_BYTES_MAX at most; X-Magnetar-Left-Out has the names of the
+    others, and of those that are None."""
+    found, left_out, room = [], [], HEADERS_BYTES_MAX
+    for name, value in headers.items():
+        encoded = quote(value, safe=_SAFE).encode() if value and len(value) <= room else b""
+        if 0 < len(encoded) <= room:
+            room -= len(encoded)
+            found.append((name.encode(), encoded))
+        elif value != "":
+            left_out.append(name)
+    return [*found, (b"X-Magnetar-Left-Out", ", ".join(left_out).encode())] if left_out else found
+
+
+def _unfolded(header: EntryHeader, part: memoryview) -> memoryview:
+    if not header.unfolded:
+        return memoryview(decompress(header.metadata.compression, bytes(part), 0))
+    return memoryview(decompress_mapped(header.metadata.compression, bytes(part), header.unfolded))
+
+
+class _Payload(Response):
+    """Leaves in pieces, and the next piece waits until the ones before it have left the queue of the connection."""
+
+    def __init__(self, memory: MemoryBudget, size: int) -> None:
+        """Takes room for a payload. BackPressure: there is none."""
+        self._memory, self._size = memory, 0
+        if memory.held + size > memory.limit:
+            raise BackPressure(f"memory is short: a payload of {size} bytes has no room now, ask again")
+        super().__init__(b"", 200, media_type="application/octet-stream")
+        self._size = size
+        memory.held += size
+        self.payload: memoryview = memoryview(b"")
+        self.headers["content-length"] = str(size)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for begin in range(0, self._size, PIECE_BYTES):
+                body = bytes(self.payload[begin : begin + PIECE_BYTES])
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Gives the room back. Idempotent."""
+        self._memory.held -= self._size
+        self._size = 0
+
+
+_SAFE = " !\"#$%&'()*+,/:;<=>?@[]^`{|}~\\"
+"""Characters that a header may have unquoted."""
+
+
+def _headers(metadata: MessageMetadata) -> dict[str, str | None]:
+    """Returns the headers of a message; a value of None: it is too much to be read."""
+    headers: dict[str, str | None] = {
+        "X-Pulsar-publish-time": _time(metadata.publish_time),
+        "X-Pulsar-producer-name": metadata.producer_name,
+        "X-Pulsar-sequence-id": str(metadata.sequence_id),
+        "X-Pulsar-uncompressed-size": str(metadata.uncompressed_size),
+        "X-Pulsar-null-value": str(metadata.null_value).lower(),
+        "X-Pulsar-encryption-algo": metadata.encryption_algo,
+    }
+    if metadata.event_time:
+        headers["X-Pulsar-event-time"] = _time(metadata.event_time)
+    if metadata.deliver_at_time:
+        headers["X-Pulsar-deliver-at-time"] = _time(metadata.deliver_at_time)
+    if metadata.HasField("partition_key"):
+        headers["X-Pulsar-partition-key"] = metadata.partition_key
+        headers["X-Pulsar-partition-key-b64-encoded"] = str(metadata.partition_key_b64_encoded).lower()
+    if metadata.null_partition_key:
+        headers["X-Pulsar-null-partition-key"] = "true"
+    if metadata.HasField("ordering_key"):
+        headers["X-Pulsar-Base64-ordering-key"] = b64encode(metadata.ordering_key).decode()
+    if metadata.HasField("uuid"):
+        headers |= {
+            "X-Pulsar-uuid": metadata.uuid, "X-Pulsar-chunk-id": str(metadata.chunk_id),
+            "X-Pulsar-num-chunks-from-msg": str(metadata.num_chunks_from_msg),
+            "X-Pulsar-total-chunk-msg-size": str(metadata.total_chunk_msg_size),
+        }  # fmt: skip
+    if metadata.encryption_keys:
+        headers["X-Pulsar-Is-Encrypted"] = "true"
+    if len(metadata.properties) > PROPERTIES_LONG:
+        headers["X-Pulsar-PROPERTY"] = None
+    elif properties := properties_of(metadata):
+        headers["X-Pulsar-PROPERTY"] = msgspec.json.encode(properties).decode()
+    return headers
+
+
+def _time(milliseconds: int) -> str:
+    """Returns a time as ISO 8601, UTC, as Java's DateFormatter writes it."""
+    try:
+        found = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(milliseconds)
+    return found.isoformat(timespec="milliseconds").replace("+00:00", "Z")

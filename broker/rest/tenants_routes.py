@@ -1,0 +1,182 @@
+"""Tenants and the one cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ...proto import operations as op
+from .call import NAMESPACE, TOPIC, BadRequest, Call, route
+
+# --------------------------------------------------------------------------------------------------- permissions
+# Grants of namespaces, topics and subscriptions.
+
+
+def _roles(found: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    return {role: list(actions) for role, actions in sorted(found.items())}
+
+
+def _actions(call: Call) -> list[str]:
+    return call.json(list[str])
+
+
+@route("GET", NAMESPACE + "/permissions", "The grants of the namespace.", answer="{role: [action]}")
+async def permissions_of_namespace(call: Call) -> object:
+    found = await call.admin(op.GET_PERMISSIONS, namespace=str(call.namespace))
+    return _roles(found.roles)
+
+
+@route("GET", NAMESPACE + "/permissions/subscription", "The roles of subscriptions.", answer="{subscription: [role]}")
+async def permissions_of_subscriptions(call: Call) -> object:
+    found = await call.admin(op.GET_PERMISSIONS, namespace=str(call.namespace))
+    return _roles(found.subscriptions)
+
+
+@route("POST", NAMESPACE + "/permissions/subscription/{subscription}", "The only roles of a subscription.",
+       body="[role]")  # fmt: skip
+async def grant_on_subscription(call: Call) -> None:
+    given = {"subscription": call.names["subscription"], "roles": _actions(call)}
+    await _change(call, grant_subscription=given)
+
+
+@route("POST", NAMESPACE + "/permissions/{role}", "Grants actions to a role.", body="[action]")
+async def grant_on_namespace(call: Call) -> None:
+    await _change(call, grant={"role": call.names["role"], "actions": _actions(call)})
+
+
+@route("DELETE", NAMESPACE + "/permissions/{subscription}/{role}", "A role leaves the list of a subscription.")
+async def revoke_on_subscription(call: Call) -> None:
+    given = {"subscription": call.names["subscription"], "roles": [call.names["role"]]}
+    await _change(call, revoke_subscription=given)
+
+
+@route("POST", NAMESPACE + "/subscriptionAuthMode", "None, or Prefix: subscriptions are named by their role.",
+       body='"None" | "Prefix"')  # fmt: skip
+async def set_auth_mode(call: Call) -> None:
+    mode = call.json(str).lower()
+    if mode not in ("none", "prefix"):
+        raise BadRequest(f"the mode is None or Prefix, not {mode[:40]!r}", 412)
+    await _change(call, prefix_mode=mode == "prefix")
+
+
+async def _change(call: Call, **change: Any) -> None:
+    await call.admin(op.CHANGE_PERMISSIONS, namespace=str(call.namespace), **change)
+
+
+# ------------------------------------------------------------------ of a topic
+@route("GET", TOPIC + "/permissions", "The grants of the topic, and of its namespace.", answer="{role: [action]}")
+async def permissions_of_topic(call: Call) -> object:
+    topic = call.topic.base
+    own = await call.admin(op.GET_PERMISSIONS, topic=topic.full)
+    found = _roles((await call.admin(op.GET_PERMISSIONS, namespace=str(topic.namespace_name))).roles)
+    for role, actions in _roles(own.roles).items():
+        found[role] = sorted({*found.get(role, ()), *actions})
+    return found
+
+
+@route("POST", TOPIC + "/permissions/{role}", "Grants actions on the topic to a role.", body="[action]")
+async def grant_on_topic(call: Call) -> None:
+    grant = {"role": call.names["role"], "actions": _actions(call)}
+    await call.admin(op.CHANGE_PERMISSIONS, topic=call.topic.base.full, grant=grant)
+
+
+# ------------------------------------------------------------------------------------------------------- tenants
+
+
+TENANT = "/admin/v2/tenants/{tenant}"
+
+
+class TenantInfo(msgspec.Struct):
+    """The body of a tenant."""
+
+    adminRoles: tuple[str, ...] | None = None
+    allowedClusters: tuple[str, ...] | None = None
+
+
+@route("GET", TENANT, "A tenant.", answer="{adminRoles, allowedClusters}")
+async def get_tenant(call: Call) -> object:
+    found = await call.admin(op.GET_TENANT, name=call.names["tenant"])
+    return TenantInfo(found.admin_roles, found.allowed_clusters or (call.broker.config.cluster,))
+
+
+@route("PUT", TENANT, "Makes a tenant.", body="{adminRoles, allowedClusters}")
+async def create_tenant(call: Call) -> None:
+    await call.admin(op.CREATE_TENANT, **_spec(call))
+
+
+@route("POST", TENANT, "Changes a tenant.", body="{adminRoles, allowedClusters}")
+async def update_tenant(call: Call) -> None:
+    await call.admin(op.UPDATE_TENANT, **_spec(call))
+
+
+def _spec(call: Call) -> dict[str, object]:
+    """Returns the tenant that is given. 412: a cluster that is not this one."""
+    given = TenantInfo() if call.is_empty else call.json(TenantInfo)
+    clusters, own = tuple(given.allowedClusters or ()), call.broker.config.cluster
+    unknown = [each for each in clusters if each != own]
+    if unknown:
+        raise BadRequest(f"there is no cluster {unknown[0][:100]!r} here, only {own!r}", 412)
+    return {"name": call.names["tenant"], "admin_roles": given.adminRoles or (), "allowed_clusters": clusters}
+
+
+@route("DELETE", TENANT, "Deletes a tenant; with `force` its namespaces and topics first.")
+async def delete_tenant(call: Call) -> None:
+    name = call.names["tenant"]
+    await call.authorize(op.DELETE_TENANT, name=name)
+    if call.flag("force"):
+        for each in await call.admin(op.LIST_NAMESPACES, name=name):
+            await call.admin(op.DELETE_NAMESPACE, name=each, force=True)
+    await call.admin(op.DELETE_TENANT, name=name)
+
+
+# ------------------------------------------------------------------ the cluster
+CLUSTER = "/admin/v2/clusters/{cluster}"
+
+
+@route("GET", "/admin/v2/clusters", "The clusters: this one.", answer="[name]")
+async def list_clusters(call: Call) -> list[str]:
+    return [call.broker.config.cluster]
+
+
+@route("GET", CLUSTER, "Where clients reach the cluster.", answer="ClusterData")
+async def get_cluster(call: Call) -> object:
+    call.check_cluster()
+    mine = next((each for each in await call.broker.brokers() if each.name == call.broker.name), None)
+    urls = mine.pulsar.get("", ()) if mine is not None else ()
+    http = mine.http if mine is not None else ""
+    return {
+        "serviceUrl": http if http.startswith("http://") else None,
+        "serviceUrlTls": http if http.startswith("https://") else None,
+        "brokerServiceUrl": next((url for url in urls if url.startswith("pulsar://")), None),
+        "brokerServiceUrlTls": next((url for url in urls if url.startswith("pulsar+ssl://")), None),
+        "brokerClientTlsEnabled": False, "peerClusterNames": None, "migrated": False,
+    }  # fmt: skip
+
+
+@route("PUT", CLUSTER, "Answers 204 for this cluster: it exists; another one cannot be made.", body="ClusterData")
+async def create_cluster(call: Call) -> None:
+    """Accepts the creation of this broker's own cluster, which set-up scripts of client suites make first; refuses any
+    other."""
+    await call.authorize(op.LIST_BROKERS)
+    if call.names["cluster"] != call.broker.config.cluster:
+        raise BadRequest(f"there is one cluster here, {call.broker.config.cluster!r}; another one cannot be made", 405)
+
+
+@route("GET", CLUSTER + "/peers", "None: clusters are not linked.", answer="[name]")
+async def peers(call: Call) -> list[str]:
+    call.check_cluster()
+    return []
+
+
+@route("GET", CLUSTER + "/failureDomains", "None: racks of bookies are theirs.", answer="{}")
+async def failure_domains(call: Call) -> dict[str, object]:
+    call.check_cluster()
+    return {}
+
+
+@route("GET", CLUSTER + "/namespaceIsolationPolicies", "None.", answer="{}")
+async def isolation_policies(call: Call) -> dict[str, object]:
+    call.check_cluster()
+    return {}

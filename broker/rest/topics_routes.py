@@ -1,0 +1,342 @@
+"""Topics: their lists, partitions, life, and compaction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...proto import operations as op
+from ...proto.errors import InvalidRequest, MagnetarError, NotFound, NotOwner
+from ...proto.names import TopicName
+from ...proto.policies import check_properties
+from ...proto.statistics import TopicStats
+from ..cluster.bundles_core import bundle_of
+from ..common.token_bucket import Turns
+from ..session import statistics
+from ..session.administration import ask
+from ..topic.topic import Topic
+from .call import TOPIC, BadRequest, Call, route
+from .policies_routes import NO_STORAGE
+from .stats import internal_stats, merged, topic_stats
+from .subscriptions_routes import message_id
+
+# ---------------------------------------------------------------------------------------------------- statistics
+# Statistics of topics and partitions (stats.py has their form).
+
+
+Found = tuple[TopicStats, Topic | None]
+"""The statistics of a topic, as statistics.of_topic returns them, and the topic where it is here."""
+
+
+async def _loaded(call: Call, name: TopicName) -> Topic:
+    """Returns a topic loaded here. TopicNotFound; NotFound: it has partitions. NotOwner."""
+    if await call.broker.catalog.existing_partitions(name) and not name.is_partition:
+        raise NotFound(f"topic {name} has partitions: GET …/partitioned-stats, or name one of them")
+    return await call.broker.topic(name)
+
+
+async def _stats(call: Call, name: TopicName) -> Found:
+    topic = await _loaded(call, name)
+    precise = call.flag("getPreciseBacklog") or call.flag("getEarliestTimeInBacklog")
+    return await statistics.of_topic(topic, call.broker.endpoint, precise=precise), topic
+
+
+def _shown(call: Call, found: Found) -> dict[str, Any]:
+    publishers, consumers = not call.flag("excludePublishers"), not call.flag("excludeConsumers")
+    return topic_stats(*found, call.meters, publishers=publishers, consumers=consumers)
+
+
+@route("GET", TOPIC + "/stats", "Statistics of a topic without partitions, or of a partition.", answer="TopicStats")
+async def stats(call: Call) -> object:
+    await call.authorize(op.TOPIC_STATS, name=call.topic.full)
+    return _shown(call, await _stats(call, call.topic))
+
+
+@route("GET", TOPIC + "/partitioned-stats", "The sums of all partitions; `perPartition=true`: and each of them.",
+       answer="PartitionedTopicStats")  # fmt: skip
+async def partitioned_stats(call: Call) -> object:
+    found = await _each(call)
+    shown = {name.full: _shown(call, each) for name, each in found.items()}
+    whole = merged(list(shown.values()))
+    whole["averageMsgSize"] = whole["bytesInCounter"] / whole["msgInCounter"] if whole["msgInCounter"] else 0.0
+    listed = shown if call.query.get("perPartition", "true").lower() != "false" else {}
+    return {**whole, "metadata": {"partitions": await _count(call), "deleted": False}, "partitions": listed}
+
+
+async def _count(call: Call) -> int:
+    return await call.broker.catalog.existing_partitions(call.topic)
+
+
+async def _each(call: Call) -> dict[TopicName, Found]:
+    """A partition that cannot be asked now is left out."""
+    await call.authorize(op.TOPIC_STATS, name=call.topic.full)
+    partitions = await call.partitions()
+    if not partitions:
+        raise NotFound(f"topic {call.topic} has no partitions: GET …/stats")
+    found: dict[TopicName, Found] = {}
+    for name in partitions:
+        try:
+            found[name] = await _anywhere(call, name)
+        except MagnetarError:
+            continue
+    if not found:
+        await _anywhere(call, partitions[0])
+    return found
+
+
+async def _anywhere(call: Call, name: TopicName) -> Found:
+    try:
+        return await _stats(call, name)
+    except NotOwner:
+        owner = await call.broker.lookup(name)
+        return await ask(call.broker.world, owner.endpoint, op.TOPIC_STATS, name=name.full), None
+
+
+@route("GET", "/admin/v2/broker-stats/topics", "Statistics of the topics that are loaded in this broker, by bundle.",
+       answer="{namespace: {bundle: {domain: {topic: TopicStats}}}}")  # fmt: skip
+async def loaded_topics(call: Call) -> object:
+    await call.authorize(op.LIST_BROKERS)
+    found: dict[str, dict[str, dict[str, dict[str, object]]]] = {}
+    turns = Turns(call.broker.world.clock)
+    for topic in list(call.broker.loaded.values()):
+        namespace = topic.name.namespace_name
+        bundle = bundle_of(topic.name, (await call.broker.catalog.known_namespace(namespace)).bundles)
+        domain = "persistent" if topic.name.persistent else "non-persistent"
+        of_bundle = found.setdefault(str(namespace), {}).setdefault(bundle, {}).setdefault(domain, {})
+        of_bundle[topic.name.full] = _shown(call, (await statistics.of_topic(topic, call.broker.endpoint), topic))
+        if turns.over:
+            await turns.next()
+    return found
+
+
+# ------------------------------------------------------------------ internals
+@route("GET", TOPIC + "/internalStats", "The ledgers and cursors of a topic, or of a partition.",
+       answer="PersistentTopicInternalStats")  # fmt: skip
+async def internals(call: Call) -> object:
+    await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
+    return await _internals(call, call.topic)
+
+
+async def _internals(call: Call, name: TopicName) -> dict[str, Any]:
+    topic = await _loaded(call, name)
+    found = await statistics.of_topic(topic, call.broker.endpoint)
+    return internal_stats(statistics.internals(topic, 0), found)
+
+
+@route("GET", TOPIC + "/partitioned-internalStats", "The same of each partition.", answer="{metadata, partitions}")
+async def partitioned_internals(call: Call) -> object:
+    await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
+    found = {}
+    for name in await call.partitions():
+        try:
+            found[name.full] = await _internals(call, name)
+        except NotOwner:
+            owner, world = (await call.broker.lookup(name)).endpoint, call.broker.world
+            of_log = await ask(world, owner, op.TOPIC_INTERNAL_STATS, name=name.full)
+            found[name.full] = internal_stats(of_log, await ask(world, owner, op.TOPIC_STATS, name=name.full))
+    return {"metadata": {"partitions": len(found), "deleted": False, "properties": {}}, "partitions": found}
+
+
+@route("GET", TOPIC + "/internal-info", "The ledgers as the metadata has them.", answer="ManagedLedgerInfo")
+async def internal_info(call: Call) -> object:
+    await call.authorize(op.TOPIC_INTERNAL_STATS, name=call.topic.full)
+    found = await _internals(call, call.topic)
+    ledgers = [
+        {name: each[name] for name in ("ledgerId", "entries", "size", "timestamp")} | {"isOffloaded": False}
+        for each in found["ledgers"]
+    ]
+    place = dict(zip(("ledgerId", "entryId"), map(int, found["lastConfirmedEntry"].split(":")), strict=True))
+    cursors = {
+        name: {"version": 0, "markDelete": each["markDeletePosition"], "cursorsLedgerId": -1}
+        for name, each in found["cursors"].items()
+    }
+    return {
+        "version": 0, "creationDate": None, "modificationDate": None, "ledgers": ledgers,
+        "terminatedPosition": place if found["state"] == "Terminated" else None, "cursors": cursors,
+    }  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------- topics
+
+
+LIST = "/admin/v2/{domain:domain}/{tenant}/{namespace}"
+
+
+class Partitioned(msgspec.Struct):
+    """The body of a partitioned topic."""
+
+    partitions: int
+    properties: dict[str, str] | None = None
+
+
+async def _names(call: Call, *, partitions: bool) -> list[str]:
+    names = await call.admin(op.LIST_TOPICS, namespace=str(call.namespace), partitions=partitions)
+    return [name for name in names if name.startswith(call.names["domain"] + ":")]
+
+
+@route("GET", LIST, "The topics of a namespace, partitions one by one.", answer="[full name]")
+async def list_topics(call: Call) -> object:
+    return await _names(call, partitions=True)
+
+
+@route("GET", LIST + "/partitioned", "The partitioned topics.", answer="[full name]")
+async def list_partitioned(call: Call) -> object:
+    single = set(await _names(call, partitions=True))
+    return [name for name in await _names(call, partitions=False) if name not in single]
+
+
+# ------------------------------------------------------------------ partitions
+def _partitions(call: Call) -> int:
+    """The number in the body: alone, or with properties. 406: it is below 1."""
+    of_metadata = "partitioned-topic-metadata" in call.headers.get("content-type", "") or call.body[:1] == b"{"
+    count = call.json(Partitioned).partitions if of_metadata else call.json(int)
+    if count < 1:
+        raise BadRequest(f"a partitioned topic has 1 partition or more, not {count}", 406)
+    if count >= 1 << 31:
+        raise BadRequest(f"{count} partitions are too many", 412)
+    return count
+
+
+@route("PUT", TOPIC + "/partitions", "Makes a partitioned topic.", body="int | {partitions, properties}")
+async def create_partitioned(call: Call) -> None:
+    count = _partitions(call)
+    given = (call.json(Partitioned).properties or {}) if call.body[:1] == b"{" else {}
+    check_properties(given)
+    await call.admin(op.CREATE_TOPIC, name=call.topic.full, partitions=count)
+    if given:
+        await _note(call, given)
+
+
+@route("GET", TOPIC + "/partitions",
+       "How many partitions; 0: none. With `checkAllowAutoCreation` the topic is made where that is allowed.",
+       answer="{partitions, deleted, properties}")  # fmt: skip
+async def get_partitions(call: Call) -> object:
+    create = call.flag("checkAllowAutoCreation")
+    partitions = await call.admin(op.PARTITIONS, topic=call.topic.full, create=create)
+    properties: dict[str, str] = {}
+    if partitions:
+        topic = call.topic.base
+        properties = await call.broker.policies.properties(topic.namespace_name, topic)
+    return {"partitions": partitions, "deleted": False, "properties": properties}
+
+
+@route("POST", TOPIC + "/partitions", "More partitions.", body="int")
+async def update_partitions(call: Call) -> None:
+    try:
+        await call.admin(op.UPDATE_TOPIC, name=call.topic.full, partitions=_partitions(call))
+    except InvalidRequest as error:
+        raise BadRequest(error.message, 422) from error
+
+
+@route("DELETE", TOPIC + "/partitions", "Deletes a partitioned topic; `force` as of a topic without.", busy=412)
+async def delete_partitioned(call: Call) -> None:
+    asked: dict[str, object] = {"name": call.topic.full, "force": call.flag("force")}
+    await call.authorize(op.DELETE_TOPIC, **asked)
+    if not await call.partitions():
+        raise NotFound(f"topic {call.topic} has no partitions")
+    await call.admin(op.DELETE_TOPIC, **asked)
+
+
+@route("POST", TOPIC + "/createMissedPartitions", "Nothing to do: partitions are made together.")
+async def create_missing(call: Call) -> None:
+    await call.authorize(op.UPDATE_TOPIC, name=call.topic.full)
+    await call.partitions()
+
+
+# ------------------------------------------------------------------ the topic
+@route("PUT", TOPIC, "Makes a topic without partitions.", body="{key: value} | empty")
+async def create_topic(call: Call) -> None:
+    given = {} if call.is_empty else check_properties(call.json(dict[str, str]))
+    await call.admin(op.CREATE_TOPIC, name=call.topic.full)
+    if given:
+        await _note(call, given)
+
+
+async def _note(call: Call, properties: dict[str, str]) -> None:
+    await call.admin(op.CHANGE_PROPERTIES, topic=call.topic.base.full, set=properties)
+
+
+@route("DELETE", TOPIC,
+       "Deletes a topic without partitions; with `force` what is open in transactions is aborted first.",
+       busy=412)  # fmt: skip
+async def delete_topic(call: Call) -> None:
+    asked: dict[str, object] = {"name": call.topic.full, "force": call.flag("force")}
+    await call.authorize(op.DELETE_TOPIC, **asked)
+    if await call.partitions():
+        raise BadRequest(f"topic {call.topic} has partitions: DELETE …/partitions", 409)
+    await call.admin(op.DELETE_TOPIC, **asked)
+
+
+@route("POST", TOPIC + "/skipLost",
+       "Passes over entries that every replica lost; of one `ledger`; by `force` also what a silent replica may have.",
+       answer="[{topic, ranges, subscriptions}]")  # fmt: skip
+async def skip_lost(call: Call) -> object:
+    only = call.query.get("ledger", "")
+    ledger = {"ledger_id": call.number(only, "the parameter ledger")} if only else {}
+    found = await call.each_partition(op.SKIP_LOST, force=call.flag("force"), **ledger)
+    topics = await call.partitions() or [call.topic]
+    return [
+        {
+            "topic": topic.full,
+            "ranges": [
+                {
+                    "ledgerId": each.ledger_id, "firstEntryId": each.first_entry, "lastEntryId": each.last_entry,
+                    "firstIndex": each.first_index, "endIndex": each.end_index, "forced": each.forced,
+                }
+                for each in reply.ranges
+            ],
+            "subscriptions": {each.name: each.messages for each in reply.subscriptions},
+        }
+        for topic, reply in zip(topics, found, strict=True)
+    ]  # fmt: skip
+
+
+@route("POST", TOPIC + "/terminate", "It takes no more messages; its last one.", answer="MessageId")
+async def terminate_topic(call: Call) -> object:
+    await call.one_partition(op.TERMINATE_TOPIC, "POST …/terminate/partitions")
+    return message_id(await call.admin(op.TERMINATE_TOPIC, name=call.topic.full))
+
+
+@route("POST", TOPIC + "/terminate/partitions", "Its partitions take no more messages; the last one of each.",
+       answer="{partition: MessageId}")  # fmt: skip
+async def terminate_partitions(call: Call) -> object:
+    await call.authorize(op.TERMINATE_TOPIC, name=call.topic.full)
+    if not await call.partitions():
+        raise BadRequest(f"topic {call.topic} has no partitions: POST …/terminate", 405)
+    found = await call.each_partition(op.TERMINATE_TOPIC)
+    return {str(number): message_id(each) for number, each in enumerate(found)}
+
+
+@route("DELETE", TOPIC + "/properties", "The property of `key` is gone.")
+async def remove_property(call: Call) -> None:
+    key = call.query.get("key", "")
+    asked = {"topic": call.topic.base.full, "remove": [key]}
+    await call.authorize(op.CHANGE_PROPERTIES, **asked)
+    if not key:
+        raise BadRequest("the parameter key says which property", 412)
+    await call.admin(op.CHANGE_PROPERTIES, **asked)
+
+
+# ------------------------------------------------------------------ compaction
+@route("GET", TOPIC + "/compaction", "How the last compaction went; of partitions the one that is least done.",
+       answer="{status, lastError}")  # fmt: skip
+async def compaction_status(call: Call) -> object:
+    found = await call.each_partition(op.COMPACTION_STATUS)
+    order = ("ERROR", "RUNNING", "NOT_RUN", "SUCCESS")
+    least = min(found, key=lambda each: order.index(each.state) if each.state in order else 0)
+    return {"status": least.state, "lastError": least.error}
+
+
+@route("GET", TOPIC + "/offload", "There is no tiered storage.", answer="{status, lastError}")
+async def offload_status(call: Call) -> object:
+    await call.authorize(op.COMPACTION_STATUS, name=call.topic.full)
+    await call.partitions()
+    return {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": None}
+
+
+@route("PUT", TOPIC + "/offload", "405: there is no tiered storage.", body="MessageId")
+async def offload(call: Call) -> None:
+    await call.authorize(op.COMPACT, name=call.topic.full)
+    await call.partitions()
+    raise BadRequest(f"nothing can be offloaded: {NO_STORAGE}", 405)

@@ -1,0 +1,232 @@
+"""Waiting entries of the policies that hand them out in log order to any consumer that can take them: a set of
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import ClassVar
+
+from pyroaring import BitMap
+
+from ....proto.names import Position
+from ....proto.routing import sticky_slot
+from ....proto.states import Blocked
+from .policy import ActiveChanged, Entry, Member, Statistics, SubscriptionOptions
+from .positions import PositionSet
+from .slot_owners import Ring
+
+NOTHING = PositionSet()
+"""The waiting entries of a subscription in which nothing has failed; never add to it."""
+
+
+class InLogOrder:
+    """The half of `Policy` that Exclusive, Failover and Shared have in common."""
+
+    keeps_order: ClassVar = True
+    by_keys: ClassVar = False
+    full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
+
+    def __init__(self, options: SubscriptionOptions) -> None:
+        self.waiting = PositionSet()
+        self._failed = NOTHING
+
+    def differs(self, newcomer: Member) -> str | None:
+        return None
+
+    def events(self) -> Sequence[ActiveChanged]:
+        return ()
+
+    def statistics(self) -> Statistics:
+        return Statistics()
+
+    def released(self, positions: Sequence[Position]) -> None:
+        pass
+
+    def returned(self, position: Position) -> None:
+        self.waiting.add(position)
+
+    def waits(self, entry: Entry) -> bool:
+        return entry.position in self.waiting
+
+    def ready(self, count: int) -> Sequence[Position]:
+        return self.waiting.take(count) if self.waiting.entries else ()
+
+    def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
+        if self._failed is NOTHING:
+            self._failed = PositionSet()
+        self._failed.add(position)
+        return [each for each in outstanding if each > position]
+
+    def recovered(self, position: Position) -> None:
+        self._failed.discard(position)
+
+    def holds_back(self, position: Position) -> bool:
+        return bool(self._failed) and position > self._failed.first()
+
+    def done(self, position: Position) -> None:
+        if self.waiting.entries:
+            self.waiting.discard(position)
+
+    def done_set(self, ledger_id: int, entries: BitMap) -> None:
+        if self.waiting.entries:
+            self.waiting.discard_set(ledger_id, entries)
+
+    def done_up_to(self, mark: Position) -> None:
+        if self.waiting.entries:
+            self.waiting.discard_up_to(mark)
+
+    def look_again(self, count: int) -> bool:
+        return True
+
+    def forget(self) -> None:
+        self.waiting.clear()
+        self._failed = NOTHING
+
+    @property
+    def unread_entries(self) -> int:
+        return self.waiting.entries
+
+    def _comes_later(self, position: Position) -> bool:
+        """Whether a waiting entry goes before this one; any waiting entry precedes a new one."""
+        return (self.waiting.entries > 0 and self.waiting.first() != position) or (
+            self._failed is not NOTHING and self.holds_back(position)
+        )
+
+    def _goes_out(self, position: Position, waited: bool) -> None:
+        if waited:
+            self.waiting.discard(position)
+
+    def check(self, outstanding: set[Position]) -> None:
+        self.waiting.check()
+        assert not any(position in self.waiting for position in outstanding), "an entry is held and waits"
+
+
+def why_none(members: Iterable[Member]) -> Blocked | None:
+    """Returns why none of them can take anything; None: one can."""
+    why = Blocked.NO_CONSUMER
+    for member in members:
+        if member.permits > 0:
+            if not member.paused and not member.blocked:
+                return None
+            why = Blocked.TOO_MANY_UNACKED if member.blocked else Blocked.SLOW_CONSUMER
+        elif why is Blocked.NO_CONSUMER:
+            why = Blocked.NO_PERMITS
+    return why
+
+
+# ----------------------------------------------------------------------------------------------------- exclusive
+# Exclusive: one consumer; it gets every entry, first deliveries in log order.
+#
+# A second consumer is refused while the first is connected. What the consumer gives back is delivered again before
+# anything new.
+
+
+class Exclusive(InLogOrder):
+    """The policy of Exclusive subscriptions: one consumer."""
+
+    individual: ClassVar = False
+
+    def __init__(self, options: SubscriptionOptions) -> None:
+        super().__init__(options)
+        self.takers: list[Member] = []
+
+    def refuses(self, newcomer: Member) -> str | None:
+        return f"the exclusive subscription has a consumer already ({self.takers[0].name})" if self.takers else None
+
+    def joined(self, member: Member) -> None:
+        assert not self.takers, "an exclusive subscription has one consumer"
+        self.takers.append(member)
+
+    def left(self, member: Member) -> None:
+        self.takers.clear()
+
+    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+        only = self.takers[0] if self.takers else None
+        if only is None or only.permits <= 0 or only.paused:
+            return why_none(self.takers) or Blocked.NO_PERMITS
+        if self._comes_later(entry.position):
+            return Blocked.NOT_YET
+        self._goes_out(entry.position, waited)
+        return only
+
+
+# ------------------------------------------------------------------------------------------------------ failover
+# Failover: several consumers, one of them active; it gets every entry, first deliveries in log order.
+#
+# The active consumer is a function of the connected consumers, so every broker and every test gets the same answer:
+# - only consumers of the best priority (the smallest number) count;
+# - of a partition (Pulsar S2): sorted by name, the one with the number `partition % how many`;
+# - of a topic without partitions (S3): the one that subscribed first; but when one of them covers several topics, the
+#   owner of the topic's name on a ring of the consumers' names (slot_owners.py), so that the topics spread over them.
+#
+# When another becomes active, what the old one holds is taken from it and delivered to the new one in log order, before
+# anything new: an entry never has two holders. Acknowledgements that the old one still sends count.
+
+
+class Failover(InLogOrder):
+    """The policy of Failover subscriptions: one active consumer."""
+
+    individual: ClassVar = False
+
+    def __init__(self, options: SubscriptionOptions) -> None:
+        super().__init__(options)
+        self._topic = options.topic
+        self._partition = options.partition
+        self._members: list[Member] = []  # in order of subscribing
+        self.active: Member | None = None
+        self.takers: Sequence[Member] = ()  # the active one
+        self._changed = False  # since the last `events`
+        self._notified: dict[int, bool] = {}  # consumer → what it was notified of last
+
+    def refuses(self, newcomer: Member) -> str | None:
+        return None
+
+    def joined(self, member: Member) -> Member | None:
+        self._members.append(member)
+        return self._elect()
+
+    def left(self, member: Member) -> None:
+        self._members.remove(member)
+        self._elect()
+
+    def _elect(self) -> Member | None:
+        """Elects the active consumer. Returns the one that was active and is no longer."""
+        before, self.active, self._changed = self.active, self._elected(), True
+        self.takers = () if self.active is None else (self.active,)
+        return before if before is not self.active else None
+
+    def _elected(self) -> Member | None:
+        if not self._members:
+            return None
+        best = min(member.priority for member in self._members)
+        able = [member for member in self._members if member.priority == best]
+        if self._partition >= 0:
+            able.sort(key=lambda member: (member.name, member.id))
+            return able[self._partition % len(able)]
+        if any(member.many_topics for member in able):
+            ring = Ring()
+            for member in able:
+                ring.join(member)
+            return ring.owner(sticky_slot(self._topic))
+        return able[0]
+
+    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+        active = self.active
+        if active is None or active.permits <= 0 or active.paused:
+            return why_none(self.takers) or Blocked.NO_PERMITS
+        if self._comes_later(entry.position):
+            return Blocked.NOT_YET
+        self._goes_out(entry.position, waited)
+        return active
+
+    def events(self) -> Sequence[ActiveChanged]:
+        if not self._changed:
+            return ()
+        self._changed = False
+        before, self._notified = self._notified, {each.id: each is self.active for each in self._members}
+        events = [ActiveChanged(each, each is self.active) for each in self._members]
+        return [each for each in events if before.get(each.member.id) is not each.active]
+
+    def statistics(self) -> Statistics:
+        return Statistics(self.active)

@@ -1,0 +1,343 @@
+"""Key_Shared: the messages of a key are outstanding at one consumer at a time, and are delivered in log order.
+
+A key (the ordering key, else the key) is hashed to one of the slots 1 … 65535; slot_owners.py assigns each to an owner.
+An entry *occupies* the slots of its keys: one, or all of its messages' when a producer has batched several keys. What
+is known of a slot: its holder, how many entries are outstanding in it, and which ones wait for it.
+
+The one rule (invariant 42; Pulsar S5, PIP-379): **a slot changes hands only while nothing is outstanding in it.** From
+it follow:
+- An entry goes out when in each of its slots no earlier one waits, and nothing is outstanding or all of it is at the
+  consumer that gets the entry. One slot: its owner. Several: the holder of one of them, else the owner of the first
+  message's slot.
+- When the owner of a slot changes while entries are outstanding at the old one, the slot is *draining* (S10): what
+  follows waits until they are acknowledged, given back, or their consumer leaves; then it goes to the new owner.
+- What cannot go out waits here, and reading continues beyond it (S11), until what waits takes
+  `key_shared_waiting_bytes` of memory. Pulsar stops at 20,000 entries; here it is bitmaps per slot, so that one stuck
+  key with a million waiting messages (170 KB) delays no other key.
+- What was given back waits in its slots as well, so it precedes what is newer of its keys, whichever consumer gets it.
+- A message without a key has no order: an entry without any key occupies nothing, and any consumer gets it in turn.
+- What waits and was not read since (a redelivery held back, a delayed message whose time has come) may be in any slot:
+  nothing later goes out before it was read. It is read first.
+- An entry that `failed` holds back, in each of its slots, what is after it, until it is done.
+With `out_of_order` (S12) a slot changes hands at once, nothing is drained, and an entry occupies the slot of its first
+message alone: all that waits in a slot waits for the same consumer, and for nothing else.
+
+How it stays fast: an entry costs one check of its slot (key_slots.py). After a join or a leave every slot in use is
+checked again, in slices (`look_again`), and all of them before the next entry goes out: with 50,000 slots in use that
+is 30 ms of work. Guarding test: tests/broker/subscription/core/test_dispatch_walk.py, where the mutant M32 is planted.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Collection, Sequence
+from typing import ClassVar
+
+from ....proto.names import Position
+from ....proto.states import Blocked
+from .in_log_order import InLogOrder, why_none
+from .key_slots import NOTHING, Slot, Slots
+from .policy import ActiveChanged, Draining, Entry, Keys, Member, Statistics, SubscriptionOptions
+from .slot_owners import Halves, Ring, SlotOwners, Sticky, key_shared_options
+
+
+class KeyShared:
+    """The policy of Key_Shared: order per key, over the slots of its keys."""
+
+    individual: ClassVar = True
+    keeps_order: ClassVar = True
+    by_keys: ClassVar = True
+
+    def __init__(self, options: SubscriptionOptions) -> None:
+        asked, config = key_shared_options(options.asked), options.config
+        self.sticky, self.out_of_order = asked.sticky, asked.out_of_order
+        self.owners: SlotOwners = Sticky() if self.sticky else Halves() if config.key_shared_hash_ranges else Ring()
+        self._waiting_bytes_max = config.key_shared_waiting_bytes
+        self._members: dict[int, Member] = {}
+        self.takers: Collection[Member] = self._members.values()
+        self.slots = self.waiting = Slots(self._target)
+        self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
+        self.released, self.returned = self.slots.vacate, self.slots.returned
+        self.failed, self.recovered = self.slots.failed, self.slots.recovered
+        self.done, self.done_set, self.done_up_to = self.slots.done, self.slots.done_set, self.slots.done_up_to
+        self._owned: dict[int, Member | None] = {}  # slot → owner, of those that were asked for
+        self._stale: list[int] = []  # slots to be checked, because owners have changed
+        self._turn = 0  # the consumer that got the last entry without a key
+
+    # ------------------------------------------------------------------ consumers
+    def differs(self, newcomer: Member) -> str | None:
+        asked = key_shared_options(newcomer.options)
+        if (asked.sticky, asked.out_of_order) == (self.sticky, self.out_of_order):
+            return None
+        return "its consumers are of another Key_Shared mode, or differ on out-of-order delivery"
+
+    def refuses(self, newcomer: Member) -> str | None:
+        return self.owners.refuses(newcomer)
+
+    def joined(self, member: Member) -> None:
+        self._members[member.id] = member
+        self.slots.joined(member)
+        self.owners.join(member)
+        self._owners_changed()
+
+    def left(self, member: Member) -> None:
+        del self._members[member.id]
+        self.owners.leave(member)
+        self._owners_changed()
+        self.slots.left(member)
+
+    def _owners_changed(self) -> None:
+        self._owned = {}
+        self._stale = list(self._in_use)
+
+    def look_again(self, count: int) -> bool:
+        """Checks so many of the slots that may have another owner. False: there are more, and nothing goes out before.
+        """
+        for number in self._stale[-count:]:
+            slot = self._in_use.get(number)
+            if slot is None:
+                continue
+            if slot.outstanding:
+                slot.draining = not self.out_of_order and slot.holder is not self._owner(number)
+            if slot.waiting:
+                self.slots.changed[number] = None
+        del self._stale[-count:]
+        return not self._stale
+
+    # ------------------------------------------------------------------ handing out
+    def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
+        if self._stale:
+            self.look_again(len(self._stale))
+        slots, position = entry.slots, entry.position
+        if self.out_of_order:
+            slots = slots[:1]
+        if self.slots.entries and self._loose:
+            unread = waited and self._loose.discard(position)
+            if unread:
+                self.slots.entries -= 1
+                waited = False
+            if slots and self._loose and self._loose.first() < position and not self.out_of_order:
+                return self._stays(position, slots, waited, unread)
+        else:
+            unread = False
+        if len(slots) == 1:
+            member = self._taker(slots[0], position, waited)
+        elif slots:
+            member = self._taker_of_several(slots, position)
+        else:
+            member = self._next_able()
+        if member is None:
+            return self._stays(position, slots, waited, unread)
+        if not slots:
+            return member
+        if waited:
+            self.slots.stop_waiting(position, slots)
+        self.slots.occupy(position, slots, member)
+        if len(slots) > 1:
+            for number in slots:
+                self._in_use[number].draining = member is not self._owner(number)
+        return member
+
+    def _stays(self, position: Position, slots: tuple[int, ...], waited: bool, unread: bool) -> Blocked | None:
+        """Lets the entry wait, if there is room; nothing new waits when no consumer could get anything after it either.
+        Returns why it does not wait."""
+        if waited:
+            return None
+        if not unread:
+            if self.full:
+                return Blocked.KEYS_BUSY
+            why = why_none(self.takers)
+            if why is not None:
+                return why
+        self.slots.wait(position, slots)
+        return None
+
+    def _owner(self, number: int) -> Member | None:
+        try:
+            return self._owned[number]
+        except KeyError:
+            owner = self._owned[number] = self.owners.owner(number)
+            return owner
+
+    def _taker(self, number: int, position: Position, waited: bool) -> Member | None:
+        """The consumer that gets an entry of this one slot now."""
+        slot = self._in_use.get(number)
+        if slot is None or self.out_of_order:
+            member = self._owned.get(number) or self._owner(number)
+        elif (slot.failures is not None and slot.fails_before(position)) or (
+            slot.waiting is not NOTHING and slot.waiting and not (waited and slot.waiting.first() == position)
+        ):
+            return None
+        elif not slot.outstanding:
+            member = self._owner(number)
+        elif slot.draining:
+            slot.blocked += not waited
+            return None
+        else:
+            member = slot.holder
+        if member is None or member.permits <= 0 or member.paused or member.blocked:
+            return None
+        return member
+
+    def _taker_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
+        member = self._target_of_several(slots, position)
+        return member if member is not None and member.able else None
+
+    def _target_of_several(self, slots: tuple[int, ...], position: Position) -> Member | None:
+        """The consumer that gets the entry, as long as nothing in its slots changes. None: none yet."""
+        holder: Member | None = None
+        if not self.out_of_order:
+            for number in slots:
+                slot = self._in_use.get(number)
+                if slot is None:
+                    continue
+                if (slot.waiting and slot.waiting.first() < position) or slot.fails_before(position):
+                    return None
+                if slot.outstanding:
+                    if holder is not None and slot.holder is not holder:
+                        return None
+                    holder = slot.holder
+        return holder if holder is not None else self._owner(slots[0])
+
+    def _next_able(self) -> Member | None:
+        """Returns any consumer that can take an entry, each in its turn."""
+        able = [member for member in self._members.values() if member.able]
+        if not able:
+            return None
+        chosen = next((member for member in able if member.id > self._turn), able[0])
+        self._turn = chosen.id
+        return chosen
+
+    # ------------------------------------------------------------------ waiting
+    def waits(self, entry: Entry) -> bool:
+        return self.slots.waits(entry.position, entry.slots)
+
+    def ready(self, count: int) -> Sequence[Position]:
+        """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
+        if self._stale and self.slots.entries:
+            self.look_again(len(self._stale))
+        return self.slots.ready(count, self._members)
+
+    def _target(self, number: int, slot: Slot) -> Member | None:
+        if not slot.waiting:
+            return None
+        if self.slots.mixed:
+            first = slot.waiting.first()
+            slots = self.slots.mixed.get(first)
+            if slots is not None:
+                return self._target_of_several(slots, first) if slots[0] == number else None
+        if slot.fails_before(slot.waiting.first()):
+            return None
+        if not slot.outstanding or self.out_of_order:
+            return self._owner(number)
+        return None if slot.draining else slot.holder
+
+    def holds_back(self, position: Position) -> bool:
+        return False  # other keys go on
+
+    # ------------------------------------------------------------------ what becomes of an entry
+    def forget(self) -> None:
+        self._stale.clear()
+        self.slots.forget()
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def full(self) -> bool:
+        return self.slots.waiting_bytes >= self._waiting_bytes_max
+
+    @property
+    def unread_entries(self) -> int:
+        return len(self._loose)
+
+    def events(self) -> Sequence[ActiveChanged]:
+        return ()
+
+    def statistics(self) -> Statistics:
+        mode = "STICKY" if self.sticky else "AUTO_SPLIT"
+        keys = Keys(mode, self.out_of_order, self.slots.drained_total, self.draining(), self.owners.ranges())
+        return Statistics(keys=keys)
+
+    def draining(self) -> list[Draining]:
+        if self._stale:
+            self.look_again(len(self._stale))
+        return self.slots.draining()
+
+    def check(self, outstanding: set[Position]) -> None:
+        self.slots.check(outstanding)
+
+
+# -------------------------------------------------------------------------------------------------------- shared
+# Shared: any consumer may get any entry; each entry is outstanding at one consumer at most. No order.
+#
+# Round robin over the consumers that can take something, TURN_ENTRIES at a time (Pulsar T17); consumers of a smaller
+# priority number come first, others only when none of those can. No cumulative acks: the entries before one may be
+# outstanding at other consumers.
+#
+# Chunks of a message go to the consumer that got the first of them while it is connected and can take some (Pulsar
+# PR4): it assembles them. A chunk that another consumer gets is given back, and delivered to that one later. The
+# consumer is remembered for the latest CHUNKED_MAX messages.
+
+
+TURN_ENTRIES = 20
+CHUNKED_MAX = 10_000
+
+
+class Shared(InLogOrder):
+    """The policy of Shared: round robin."""
+
+    individual: ClassVar = True
+    keeps_order: ClassVar = False
+
+    def __init__(self, options: SubscriptionOptions) -> None:
+        super().__init__(options)
+        self.takers: list[Member] = []  # by priority, then in order of joining
+        self._current: Member | None = None
+        self._left_in_turn = 0
+        self._chunked: dict[str, Member] = {}  # message in chunks → who puts it together
+
+    def refuses(self, newcomer: Member) -> str | None:
+        return None
+
+    def joined(self, member: Member) -> None:
+        insort(self.takers, member, key=lambda each: (each.priority, each.id))
+        self._left_in_turn = 0  # the newcomer may be a better one
+
+    def left(self, member: Member) -> None:
+        self.takers.remove(member)
+        for uuid in [uuid for uuid, holder in self._chunked.items() if holder is member]:
+            del self._chunked[uuid]
+        if self._current is member:
+            self._current, self._left_in_turn = None, 0
+
+    def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
+        holder = self._chunked.get(entry.chunk_of) if entry.chunk_of else None
+        if holder is not None and holder.able:
+            self._goes_out(entry.position, waited)
+            return holder
+        current = self._current
+        if (
+            current is None or self._left_in_turn <= 0
+            or current.permits <= 0 or current.paused or current.blocked
+        ):  # fmt: skip
+            current = self._next()
+            if current is None:
+                return why_none(self.takers) or Blocked.NO_PERMITS
+            first = current.priority == self.takers[0].priority  # else a better one may be able at any moment
+            self._current, self._left_in_turn = current, TURN_ENTRIES if first else 1
+        self._left_in_turn -= 1
+        if waited:
+            self._goes_out(entry.position, waited)
+        if entry.chunk_of and holder is None:
+            self._chunked[entry.chunk_of] = current
+            if len(self._chunked) > CHUNKED_MAX:
+                del self._chunked[next(iter(self._chunked))]
+        return current
+
+    def _next(self) -> Member | None:
+        """The next able consumer of the first priority that has one, after the current."""
+        able = [member for member in self.takers if member.able]
+        if not able:
+            return None
+        level = [member for member in able if member.priority == able[0].priority]
+        after = self._current.id if self._current is not None else -1
+        return next((member for member in level if member.id > after), level[0])

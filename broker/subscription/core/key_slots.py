@@ -1,0 +1,377 @@
+"""The slots of Key_Shared that are in use: what is outstanding in each, what waits for it, and which consumer may get
+the first.
+
+    slots.occupy(position, numbers, member)     an entry goes out
+    slots.vacate(positions)                     it is outstanding no more
+    slots.wait(position, numbers)               it waits; until `stop_waiting`, or one of `done…`
+    slots.changed[number] = None                the consumer for the first waiting entry is to be found again
+    slots.ready(count, members)                 waiting entries that could go out now
+
+An entry *occupies* the slots of its keys, and waits in each of them. Five indexes follow from that, and change in this
+module alone: the slots themselves, the outstanding entries with their slots, the waiting entries of several slots
+(`mixed`), of no slot or of slots that are not known yet (`loose`), and for each consumer the slots whose first waiting
+entry may go to it. The owner of a slot, and the consumer that may get an entry, are key_shared.py's rule (`target`).
+
+A slot is checked again only when something in it has changed, so a stuck key costs nothing, however many entries wait
+in it: they are bitmaps, 170 KB for a million entries. Guarding test: `check`, at each step of
+tests/broker/subscription/core/test_dispatch_walk.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+
+from pyroaring import BitMap
+
+from ....proto.names import Position
+from .in_log_order import why_none
+from .policy import Draining, Member
+from .positions import ENTRY_BYTES, PositionSet
+
+SETTLED_AT_ONCE = 1000
+"""Slots whose first waiting entry is placed at once: half a millisecond."""
+MIXED_BYTES = 150
+"""Bytes of a waiting entry of several keys, beside what it takes in each of its slots."""
+
+
+NOTHING = PositionSet()
+"""The empty set, of a slot in which nothing has waited; never add to it. `is NOTHING` costs less than a length."""
+
+
+class Slot:
+    """A slot in use: something is outstanding in it, or waits for it."""
+
+    __slots__ = ("blocked", "draining", "failures", "holder", "outstanding", "ready_for", "waiting")
+
+    def __init__(self) -> None:
+        self.holder: Member | None = None  # while something is outstanding
+        self.outstanding = 0  # entries
+        self.draining = False  # the holder is not the owner
+        self.waiting = NOTHING
+        self.ready_for: Member | None = None  # who may get the first one that waits
+        self.blocked = 0  # entries that came while it was draining, and wait
+        self.failures: dict[Position, None] | None = None  # nothing after one of them goes out
+
+
+    def fails_before(self, position: Position) -> bool:
+        """Whether an earlier one has failed, and is not done."""
+        return self.failures is not None and min(self.failures) < position
+
+
+class Slots:
+    """The slots that are in use. `target` (number, slot): the consumer that may get the slot's first waiting entry;
+    None: none yet."""
+
+    def __init__(self, target: Callable[[int, Slot], Member | None]) -> None:
+        self.of: dict[int, Slot] = {}
+        self.mixed: dict[Position, tuple[int, ...]] = {}  # waiting entry → its slots, if it has several
+        self.loose = PositionSet()  # waiting entries without a slot, or whose slots are not known yet
+        self.changed: dict[int, None] = {}  # slots of which it has to be found out again who may get the first
+        self.entries = 0  # that wait
+        self.drained_total = 0
+        self._target = target
+        self._held: dict[Position, tuple[int, ...]] = {}  # outstanding entry → its slots
+        self._failed: dict[Position, tuple[int, ...]] = {}  # entry that failed, until it is done → its slots
+        self._ready: dict[int, dict[int, None]] = {}  # consumer → slots whose first waiting entry may go to it
+        self._waiting_bytes = 0  # of the slots' sets and of `mixed`
+
+    # ------------------------------------------------------------------ consumers
+    def joined(self, member: Member) -> None:
+        self._ready[member.id] = {}
+
+    def left(self, member: Member) -> None:
+        for number in self._ready.pop(member.id):
+            self.of[number].ready_for = None
+
+    # ------------------------------------------------------------------ outstanding entries
+    def occupy(self, position: Position, numbers: tuple[int, ...], member: Member) -> None:
+        """Gives the entry to the consumer, which holds its slots from now on."""
+        self._held[position] = numbers
+        for number in numbers:
+            slot = self.of.get(number)
+            if slot is None:
+                slot = self.of[number] = Slot()
+            slot.outstanding += 1
+            if slot.holder is not member:
+                slot.holder, slot.draining = member, False
+                if slot.waiting is not NOTHING and slot.waiting:
+                    self.changed[number] = None
+
+    def vacate(self, positions: Sequence[Position]) -> None:
+        """Takes entries out of their slots: they are outstanding no more."""
+        held, slots = self._held, self.of
+        for position in positions:
+            for number in held.pop(position, ()):
+                slot = slots[number]
+                slot.outstanding -= 1
+                if slot.outstanding == 0:
+                    if slot.draining:
+                        self.drained_total += 1
+                    slot.holder, slot.draining, slot.blocked = None, False, 0
+                    if slot.waiting is not NOTHING and slot.waiting:
+                        self.changed[number] = None
+                    elif not slot.failures:
+                        self._forget_slot(number, slot)
+
+    def returned(self, position: Position) -> None:
+        """Lets an entry wait in its slots: it is outstanding no more."""
+        numbers = self._held.get(position, ())
+        self.vacate((position,))
+        self.wait(position, numbers)
+
+    # ------------------------------------------------------------------ entries that failed
+    def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
+        """Notes that an outstanding entry is about to be given back; returns those outstanding after it, in one of its
+        slots."""
+        numbers = self._held.get(position, ())
+        self._failed[position] = numbers
+        for number in numbers:
+            slot = self.of[number]
+            slot.failures = {**(slot.failures or {}), position: None}
+            self.changed[number] = None
+        own = set(numbers)
+        return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
+
+    def recovered(self, position: Position) -> None:
+        """Ends a failure: the entry is done."""
+        for number in self._failed.pop(position, ()):
+            slot = self.of[number]
+            del slot.failures[position]  # type: ignore[union-attr]
+            slot.failures = slot.failures or None
+            self.changed[number] = None
+            if slot.waiting and (several := self.mixed.get(slot.waiting.first())):
+                self.changed[several[0]] = None
+            self._drop_unused((number,))
+
+    # ------------------------------------------------------------------ waiting entries
+    def wait(self, position: Position, slots: tuple[int, ...]) -> None:
+        self.entries += 1
+        if not slots:
+            self.loose.add(position)
+            return
+        if len(slots) > 1:
+            self.mixed[position] = slots
+            self._waiting_bytes += MIXED_BYTES
+        for number in slots:
+            slot = self.of.get(number)
+            if slot is None:
+                slot = self.of[number] = Slot()
+            waiting = slot.waiting
+            if not waiting:
+                if waiting is NOTHING:
+                    waiting = slot.waiting = PositionSet()
+                self.changed[number] = None
+            else:
+                self._waiting_bytes -= waiting.size_bytes
+                if position < (first := waiting.first()):
+                    self.changed[number] = None
+                    if first in self.mixed:
+                        self.changed[self.mixed[first][0]] = None  # where it is listed
+            waiting.add(position)
+            self._waiting_bytes += waiting.size_bytes
+
+    def stop_waiting(self, position: Position, slots: tuple[int, ...]) -> None:
+        self.entries -= 1
+        if len(slots) > 1 and self.mixed.pop(position, None) is not None:
+            self._waiting_bytes -= MIXED_BYTES
+        for number in slots:
+            slot = self.of[number]
+            waiting = slot.waiting
+            self._waiting_bytes -= waiting.size_bytes
+            waiting.discard(position)
+            self._waiting_bytes += waiting.size_bytes if waiting else 0
+            self.changed[number] = None
+
+    def waits(self, position: Position, numbers: tuple[int, ...]) -> bool:
+        if numbers:
+            slot = self.of.get(numbers[0])
+            if slot is not None and position in slot.waiting:
+                return True
+        return position in self.loose
+
+    def done(self, position: Position) -> None:
+        if not self.entries:
+            return
+        if self.loose.discard(position):
+            self.entries -= 1
+            return
+        slots = self.mixed.get(position) or next(
+            ((number,) for number, slot in self.of.items() if position in slot.waiting), None
+        )
+        if slots is not None:
+            self.stop_waiting(position, slots)
+            self._drop_unused(slots)
+
+    def done_set(self, ledger_id: int, entries: BitMap) -> None:
+        if not self.entries:
+            return
+        gone = self.loose.discard_set(ledger_id, entries)
+        for number, slot in list(self.of.items()):
+            if slot.waiting:
+                before = slot.waiting.size_bytes
+                done = slot.waiting.discard_set(ledger_id, entries)
+                if done:
+                    gone |= done
+                    self._waiting_bytes += (slot.waiting.size_bytes if slot.waiting else 0) - before
+                    self.changed[number] = None
+                    self._drop_unused((number,))
+        if self.mixed:
+            for entry_id in gone:
+                if self.mixed.pop(Position(ledger_id, entry_id), None) is not None:
+                    self._waiting_bytes -= MIXED_BYTES
+        self.entries -= len(gone)
+
+    def done_up_to(self, mark: Position) -> None:
+        if not self.entries:
+            return
+        gone = set(self.loose.discard_up_to(mark))
+        for number, slot in list(self.of.items()):
+            if slot.waiting and slot.waiting.first() <= mark:
+                self._waiting_bytes -= slot.waiting.size_bytes
+                gone.update(slot.waiting.discard_up_to(mark))
+                self._waiting_bytes += slot.waiting.size_bytes if slot.waiting else 0
+                self.changed[number] = None
+                self._drop_unused((number,))
+        for position in gone:
+            if self.mixed.pop(position, None) is not None:
+                self._waiting_bytes -= MIXED_BYTES
+        self.entries -= len(gone)
+
+    def _drop_unused(self, slots: Sequence[int]) -> None:
+        for number in slots:
+            slot = self.of[number]
+            if not slot.outstanding and not slot.waiting and not slot.failures:
+                self._forget_slot(number, slot)
+
+    def _forget_slot(self, number: int, slot: Slot) -> None:
+        if slot.ready_for is not None:
+            del self._ready[slot.ready_for.id][number]
+        self.changed.pop(number, None)
+        del self.of[number]
+
+    # ------------------------------------------------------------------ which of them could go out
+    def ready(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
+        """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
+        if not self.entries:
+            return ()
+        while True:
+            self._settle()
+            found = self._found(count, members)
+            if found or not self.changed:
+                return found
+
+    def _found(self, count: int, members: Mapping[int, Member]) -> list[Position]:
+        """Returns ready entries among the slots that are settled."""
+        found: list[Position] = []
+        if self.loose and why_none(members.values()) is None:
+            found += self.loose.take(count)
+        able = [id_ for id_, numbers in self._ready.items() if numbers and members[id_].able]
+        for id_ in able:
+            self._take_ready(self._ready[id_], min(max(1, count // len(able)), members[id_].permits), found)
+        found.sort()
+        return found[:count]
+
+    def _take_ready(self, numbers: dict[int, None], count: int, found: list[Position]) -> None:
+        share = max(1, count // len(numbers))
+        for number in list(islice(numbers, count)):
+            if number in self.changed:
+                continue  # it is settled in a later look
+            waiting = self.of[number].waiting
+            if share == 1:
+                found.append(waiting.first())
+            else:
+                self._add_share(waiting.take(share), found)
+            del numbers[number]  # it is the last one the next time
+            numbers[number] = None
+
+    def _add_share(self, positions: list[Position], found: list[Position]) -> None:
+        """Adds to `found` the positions that go out one after the other: an entry of several slots is checked when it
+        is the first."""
+        if not self.mixed:
+            found += positions
+            return
+        for place, position in enumerate(positions):
+            if place and position in self.mixed:
+                return
+            found.append(position)
+            if position in self.mixed:
+                return
+
+    def _settle(self) -> None:
+        """Finds the consumer for the first waiting entry of some changed slots."""
+        if not self.changed:
+            return
+        if self.mixed or len(self.changed) <= SETTLED_AT_ONCE:  # an entry of several slots depends on all of them
+            changed, self.changed = self.changed, {}
+        else:
+            changed = dict.fromkeys(self.changed.popitem()[0] for _ in range(SETTLED_AT_ONCE))  # the latest first
+        if self.mixed:
+            for number in list(changed):  # an entry of several slots is listed with the first of them
+                slot = self.of.get(number)
+                if slot is not None and slot.waiting and (several := self.mixed.get(slot.waiting.first())):
+                    changed[several[0]] = None
+        for number in changed:
+            slot = self.of.get(number)
+            if slot is None:
+                continue
+            target = self._target(number, slot)
+            if target is slot.ready_for:
+                continue
+            if slot.ready_for is not None:
+                del self._ready[slot.ready_for.id][number]
+            if target is not None:
+                self._ready[target.id][number] = None
+            slot.ready_for = target
+
+    def forget(self) -> None:
+        """Forgets everything: nothing waits and nothing is outstanding any more."""
+        self.of.clear()
+        self._held.clear()
+        self._failed.clear()
+        self.mixed.clear()
+        self.loose.clear()
+        self.changed.clear()
+        for numbers in self._ready.values():
+            numbers.clear()
+        self.entries = self._waiting_bytes = 0
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def waiting_bytes(self) -> int:
+        return self._waiting_bytes + len(self.loose) * ENTRY_BYTES
+
+    def draining(self) -> list[Draining]:
+        return [
+            Draining(number, slot.outstanding, slot.blocked)
+            for number, slot in sorted(self.of.items()) if slot.outstanding and slot.draining
+        ]  # fmt: skip
+
+    def check(self, outstanding: set[Position]) -> None:
+        """Checks that slots and entries agree, each slot is in use, and nothing ready is missing."""
+        assert not NOTHING, "nothing is something"
+        assert set(self._held) <= outstanding, "an entry is held without a consumer"
+        counts: dict[int, int] = {}
+        for slots in self._held.values():
+            for number in slots:
+                counts[number] = counts.get(number, 0) + 1
+        waiting: set[Position] = set(self.loose)
+        for number, slot in self.of.items():
+            slot.waiting.check()
+            assert slot.outstanding == counts.pop(number, 0), "a slot's count is wrong"
+            assert slot.outstanding or slot.waiting or slot.failures, "a slot is kept that is not in use"
+            assert set(slot.failures or ()) == {
+                position for position, numbers in self._failed.items() if number in numbers
+            }, "what failed in a slot is not known"
+            assert (slot.holder is not None) == (slot.outstanding > 0), "a slot is held for nothing"
+            assert slot.ready_for is None or number in self._ready[slot.ready_for.id], "a ready slot is not listed"
+            waiting.update(slot.waiting)
+        assert not counts, "an entry is in a slot that is not kept"
+        assert not waiting & outstanding, "an entry is held and waits"
+        assert len(waiting) == self.entries, "the count of waiting entries is wrong"
+        assert set(self.mixed) <= waiting, "an entry of several slots is kept that does not wait"
+        size = sum(slot.waiting.size_bytes for slot in self.of.values() if slot.waiting)
+        assert self._waiting_bytes == size + MIXED_BYTES * len(self.mixed), "what waits is counted wrong"
+        assert sum(map(len, self._ready.values())) == sum(
+            slot.ready_for is not None for slot in self.of.values()
+        ), "a slot is listed as ready that is not"

@@ -1,0 +1,325 @@
+"""The stored state of a cursor, as entries of its cursor ledger.
+
+A state is a *marker* and the chunks that it names (broker/subscription/core/positions.py). Each of them is one entry,
+or several consecutive ones when it is larger than CHUNK_BYTES:
+
+    entry = magic "MC" | version u8 | kind u8 | sequence u64 | ledger i64 | block u32 | piece u32 | pieces u32
+          | crc32c u32 | body                              the checksum covers the 32 bytes before it and the body
+
+    kind 0  marker    mark ledger i64 | mark entry i64 | rows u32
+                      | ( kind u8 | ledger i64 | block u32 | sequence u64 | first entry i64 | pieces u32 | size u32 )*
+    kind 1  holes     whole entries of the ledger after the mark, as a portable roaring bitmap
+    kind 2  partials  ( entry i64 | messages u32 | size u32 | bits )*     bit i of byte j: message 8j + i is done
+    kind 3  counts    ( entry i64 | redeliveries u32 | until ms u64 )*
+    kind 4  pending   ( most u16 | least u64 | up to: ledger i64, entry i64 | size u32 | whole entries, as in holes
+                      | size u32 | rows as in partials )*     of each transaction that has something pending there
+
+Big-endian; a chunk of kind 4, and a marker that names one, have version 2, which a Magnetar without transactions does
+not read; all others have version 1 (proto/versions.py). A block is 2^20 entries of holes and pending, 2^10 of the
+others. `messages` 0: not known; `until` 0: not held back; up to -1:-1: nothing. The position of a cumulative
+acknowledgement is in the chunk of its own ledger and block. `sequence` is that of the write, and grows by one with
+each; a row has that of its chunk, so that an entry in the wrong place is detected. `size` of a row is all bytes of the
+chunk's entries. A reader starts at the end and goes back to the last marker all of whose chunks can be read: chunks
+after it are what a crash left (torn, skipped), damage is DamagedState. Holes before the mark may still be stored; they
+are ignored.
+
+Example: mark 7:3, no chunks, sequence 1:
+
+    4d43 01 00 0000000000000001 0000000000000000 00000000 00000000 00000001 <crc32c>
+    0000000000000007 0000000000000003 00000000
+
+A *snapshot* (in the subscription's record, made by a clean close) is the entries of one write of the whole state, each
+after its length as u32.
+
+Guarding tests: tests/broker/subscription/test_cursor_format.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from pyroaring import BitMap
+
+from ...proto.checksum import crc32c
+from ...proto.names import Position
+from ...proto.states import TxnId
+from ...proto.versions import CURSOR, check_format
+from .core.cursor import Cursor
+from .core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, ChunkKey, ChunkKind, Count, CursorState, Partial, TxnAcks
+from .core.pending_set import PendingAcks
+
+MAGIC = b"MC"
+CHUNK_BYTES = 1 << 20
+"""Largest body of an entry: far below the largest entry, large enough that nearly every chunk is one."""
+
+_HEAD = struct.Struct(">2sBBQqIII")
+_CRC = struct.Struct(">I")
+_POSITION = struct.Struct(">qq")
+_COUNT = struct.Struct(">I")
+_ROW = struct.Struct(">BqIQqII")
+_PARTIAL = struct.Struct(">qII")
+_REDELIVERED = struct.Struct(">qIQ")
+_TXN = struct.Struct(">HQqq")
+WITHOUT_PENDING = 1
+"""The version of what an older Magnetar reads too."""
+HEAD_BYTES = _HEAD.size + _CRC.size
+MARKER = 0
+
+
+class DamagedState(ValueError):
+    """The bytes are not (a piece of) a cursor's state."""
+
+
+class Row(NamedTuple):
+    """The place of a chunk in the cursor ledger: first entry, pieces, and bytes of all pieces."""
+
+    sequence: int
+    first_entry: int
+    pieces: int
+    size_bytes: int
+
+
+class Piece(NamedTuple):
+    """A decoded entry of a cursor ledger."""
+
+    kind: int
+    sequence: int
+    ledger_id: int
+    block: int
+    piece: int
+    pieces: int
+    body: bytes
+
+    @property
+    def ends(self) -> bool:
+        """Whether it completes a state: it is the last piece of a marker."""
+        return self.kind == MARKER and self.piece == self.pieces - 1
+
+    def belongs_to(self, key: ChunkKey, row: Row, piece: int) -> bool:
+        return self[:6] == (key.kind, row.sequence, key.ledger_id, key.block, piece, row.pieces)
+
+
+# ------------------------------------------------------------------------------------------ encoding
+def encode_chunk(key: ChunkKey, sequence: int, body: bytes) -> list[bytes]:
+    """The entries to append, in order."""
+    version = CURSOR.version if key.kind is ChunkKind.PENDING else WITHOUT_PENDING
+    return _encode(version, key.kind, key.ledger_id, key.block, sequence, body)
+
+
+def encode_marker(mark: Position, rows: Mapping[ChunkKey, Row], sequence: int) -> list[bytes]:
+    parts = [_POSITION.pack(*mark), _COUNT.pack(len(rows))]
+    parts += [_ROW.pack(*key, *row) for key, row in sorted(rows.items())]
+    version = CURSOR.version if any(key.kind is ChunkKind.PENDING for key in rows) else WITHOUT_PENDING
+    return _encode(version, MARKER, 0, 0, sequence, b"".join(parts))
+
+
+def _encode(version: int, kind: int, ledger_id: int, block: int, sequence: int, body: bytes) -> list[bytes]:
+    pieces = [body[start : start + CHUNK_BYTES] for start in range(0, len(body), CHUNK_BYTES)] or [b""]
+    entries = []
+    for number, piece in enumerate(pieces):
+        head = _HEAD.pack(MAGIC, version, kind, sequence, ledger_id, block, number, len(pieces))
+        entries.append(b"".join((head, _CRC.pack(crc32c(head + piece)), piece)))
+    return entries
+
+
+def body_of(key: ChunkKey, cursor: Cursor) -> bytes:
+    """The body of the chunk, from the cursor's current state."""
+    covered = key.covers()
+    first, last = Position(key.ledger_id, covered[0]), Position(key.ledger_id, covered[-1])
+    if key.kind is ChunkKind.HOLES:
+        return _holes_body(cursor.acked[key.ledger_id], covered)
+    if key.kind is ChunkKind.PENDING:
+        return _pending_body(cursor.pending, key) if cursor.pending is not None else b""
+    parts: list[bytes] = []
+    if key.kind is ChunkKind.PARTIALS:
+        for position in cursor.partial.irange(first, last):
+            parts += _partial_row(position, cursor.partial[position])
+    else:
+        parts = [_REDELIVERED.pack(each[1], *cursor.counts[each]) for each in cursor.counts.irange(first, last)]
+    return b"".join(parts)
+
+
+def _partial_row(position: Position, partial: Partial) -> tuple[bytes, bytes]:
+    bits = partial.bits.to_bytes((partial.bits.bit_length() + 7) // 8, "little")
+    return _PARTIAL.pack(position[1], partial.size, len(bits)), bits
+
+
+def _pending_body(pending: PendingAcks, key: ChunkKey) -> bytes:
+    """Encodes what is pending. Most transactions are in one chunk, and their bytes stay the same until they end."""
+    parts, kept = list[bytes](), pending.rows
+    for txn, keys in pending.keys_of.items():
+        if (row := kept.get(txn)) is not None:
+            if keys[0] == key:
+                parts.append(row)
+        elif key in keys:
+            parts.append(row := _txn_row(txn, pending.of[txn], key))
+            if len(keys) == 1:
+                kept[txn] = row
+    return b"".join(parts)
+
+
+def _txn_row(txn: TxnId, acks: TxnAcks, key: ChunkKey) -> bytes:
+    """Encodes the part of the transaction's acknowledgements that falls into this chunk."""
+    covered = key.covers()
+    here = acks.up_to[0] == key.ledger_id and max(0, acks.up_to[1]) in covered
+    some = acks.entries.get(key.ledger_id)
+    if some is not None and not covered.start <= some.min() <= some.max() < covered.stop:
+        some = some & BitMap(covered)
+    rows = [
+        part for position in sorted(acks.parts) if position[0] == key.ledger_id and position[1] in covered
+        for part in _partial_row(position, acks.parts[position])
+    ]  # fmt: skip
+    if some:
+        some.run_optimize()
+    whole, partials = some.serialize() if some else b"", b"".join(rows)
+    head = _TXN.pack(*txn, *(acks.up_to if here else NOWHERE))
+    return b"".join((head, _COUNT.pack(len(whole)), whole, _COUNT.pack(len(partials)), partials))
+
+
+def _holes_body(holes: BitMap, covered: range) -> bytes:
+    holes.run_optimize()
+    if holes.min() >= covered.start and holes.max() < covered.stop:
+        return holes.serialize()
+    return (holes & BitMap(covered)).serialize()
+
+
+def encode_snapshot(entries: list[bytes]) -> bytes:
+    return b"".join(part for entry in entries for part in (_COUNT.pack(len(entry)), entry))
+
+
+# ------------------------------------------------------------------------------------------ decoding
+def decode_piece(entry: bytes) -> Piece:
+    """The piece in an entry. DamagedState, NewerFormat."""
+    if len(entry) < HEAD_BYTES:
+        raise DamagedState(f"{len(entry)} bytes are too few for a cursor entry")
+    if entry[:2] != MAGIC:
+        raise DamagedState("not a cursor entry")
+    body = entry[HEAD_BYTES:]
+    if crc32c(entry[: _HEAD.size] + body) != _CRC.unpack_from(entry, _HEAD.size)[0]:
+        raise DamagedState("checksum does not match")
+    check_format(CURSOR, entry[2], "a cursor ledger")
+    _, _, kind, sequence, ledger_id, block, piece, pieces = _HEAD.unpack_from(entry)
+    found = Piece(kind, sequence, ledger_id, block, piece, pieces, body)
+    if not found.piece < found.pieces or found.kind > max(ChunkKind):
+        raise DamagedState(f"piece {found.piece} of {found.pieces} of kind {found.kind}")
+    return found
+
+
+def decode_marker(body: bytes) -> tuple[Position, dict[ChunkKey, Row]]:
+    try:
+        mark = Position(*_POSITION.unpack_from(body))
+        (count,) = _COUNT.unpack_from(body, _POSITION.size)
+        start = _POSITION.size + _COUNT.size
+        if len(body) != start + count * _ROW.size:
+            raise DamagedState(f"a marker of {count} rows has {len(body)} bytes")
+        rows = {
+            ChunkKey(ChunkKind(kind), ledger_id, block): Row(*where)
+            for kind, ledger_id, block, *where in _ROW.iter_unpack(body[start:])
+        }
+    except (struct.error, ValueError) as error:
+        raise DamagedState(f"a marker does not parse: {error}") from error
+    return mark, rows
+
+
+def add_chunk(state: CursorState, key: ChunkKey, body: bytes) -> None:
+    """Adds the content of a chunk to the state. DamagedState."""
+    try:
+        if key.kind is ChunkKind.HOLES:
+            _add_holes(state, key, _bitmap(body))
+        elif key.kind is ChunkKind.PARTIALS:
+            state.partial.update(_partials(key, body))
+        elif key.kind is ChunkKind.PENDING:
+            _add_pending(state, key, body)
+        else:
+            for entry_id, redeliveries, until_ms in _REDELIVERED.iter_unpack(body):
+                state.counts[_inside(key, entry_id)] = Count(redeliveries, until_ms)
+    except struct.error as error:
+        raise DamagedState(f"a chunk ends early: {error}") from error
+
+
+def _partials(key: ChunkKey, body: bytes) -> Iterator[tuple[Position, Partial]]:
+    offset = 0
+    while offset < len(body):
+        entry_id, messages, size = _PARTIAL.unpack_from(body, offset)
+        offset += _PARTIAL.size
+        if not size or offset + size > len(body) or size * 8 > BATCH_INDEXES_MAX + 8:
+            raise DamagedState(f"{size} bytes of bits at {offset} of {len(body)}")
+        bits = int.from_bytes(body[offset : offset + size], "little")
+        yield _inside(key, entry_id), Partial(bits, messages)
+        offset += size
+
+
+def _add_pending(state: CursorState, key: ChunkKey, body: bytes) -> None:
+    offset = 0
+    while offset < len(body):
+        most, least, *up_to = _TXN.unpack_from(body, offset)
+        whole, offset = _sized(body, offset + _TXN.size)
+        partials, offset = _sized(body, offset)
+        acks = state.pending.setdefault(TxnId(most, least), TxnAcks())
+        acks.up_to = max(acks.up_to, Position(*up_to))
+        entries = _bitmap(whole) if whole else BitMap()
+        if entries:
+            _inside(key, entries.min())
+            _inside(key, entries.max())
+            acks.entries[key.ledger_id] = acks.entries.get(key.ledger_id, BitMap()) | entries
+        for position, partial in _partials(key, partials):
+            if position in acks.parts or not partial.bits:
+                raise DamagedState(f"{position} is pending twice, or not at all")
+            acks.parts[position] = partial
+
+
+def _sized(body: bytes, offset: int) -> tuple[bytes, int]:
+    """Bytes after their length, and where they end."""
+    (size,) = _COUNT.unpack_from(body, offset)
+    start = offset + _COUNT.size
+    if start + size > len(body):
+        raise DamagedState(f"{size} bytes at {start} of {len(body)}")
+    return body[start : start + size], start + size
+
+
+def _add_holes(state: CursorState, key: ChunkKey, holes: BitMap) -> None:
+    if holes:
+        _inside(key, holes.min())
+        _inside(key, holes.max())
+        if key.ledger_id in state.acked:
+            state.acked[key.ledger_id] |= holes
+        else:
+            state.acked[key.ledger_id] = holes
+
+
+def _inside(key: ChunkKey, entry_id: int) -> Position:
+    if entry_id not in key.covers():
+        raise DamagedState(f"entry {entry_id} is in block {key.block} of the {key.kind.name.lower()}")
+    return Position(key.ledger_id, entry_id)
+
+
+def decode_snapshot(data: bytes) -> CursorState:
+    """The state in a snapshot. DamagedState."""
+    pieces, offset = [], 0
+    while offset < len(data):
+        if offset + _COUNT.size > len(data):
+            raise DamagedState("a snapshot ends inside a length")
+        (size,) = _COUNT.unpack_from(data, offset)
+        offset += _COUNT.size
+        pieces.append(decode_piece(data[offset : offset + size]))
+        offset += size
+    if not pieces or pieces[-1].kind != MARKER:
+        raise DamagedState("a snapshot without a marker")
+    last = pieces[-1]
+    mark, rows = decode_marker(b"".join(each.body for each in pieces[-last.pieces :]))
+    state = CursorState(mark)
+    for key, row in rows.items():
+        chunk = pieces[row.first_entry : row.first_entry + row.pieces]
+        if len(chunk) != row.pieces or not all(each.belongs_to(key, row, at) for at, each in enumerate(chunk)):
+            raise DamagedState("a chunk is missing in a snapshot")
+        add_chunk(state, key, b"".join(each.body for each in chunk))
+    return state
+
+
+def _bitmap(data: bytes) -> BitMap:
+    try:
+        return BitMap.deserialize(data)
+    except (ValueError, MemoryError, IndexError) as error:
+        raise DamagedState(f"a bitmap does not parse: {error}") from error

@@ -1,0 +1,252 @@
+"""Admission to a topic: its limits of numbers (Pulsar T10, S13) and the rate of subscribing (L1).
+
+Asked before a producer or consumer joins, in the order below; the first limit that is reached is reported, with its
+figure. What is connected already stays, also when a limit is lowered; a client that connects again (same `instance`)
+counts as connected, so its own old connection never locks it out.
+
+| asked | limits | refused with |
+|---|---|---|
+| `check_producer` | max_producers; max_same_address_producers | ProducerBusy |
+| `check_subscription` | max_subscriptions; auto_subscription_creation | NotAllowed; SubscriptionNotFound |
+| `check_consumer` | subscription_types | NotAllowed |
+| | max_consumers, max_consumers_per_subscription; max_same_address_consumers | ConsumerBusy |
+| `check_rate` | subscribe_rate: so many times in subscribe_rate_period_s | BackPressure |
+
+An address is a host, without its port: clients of one gateway are one. The rate is kept for each consumer by host and
+name (for one without a name by its instance): a token bucket of `subscribe_rate` tokens, filled in a period, so a
+consumer that connects again and again is slowed down to it. Pulsar refuses it for good (NotAllowed); here the error may
+be retried, and the client's back-off does the slowing. Buckets that are full again are forgotten, at most BUCKETS_MAX
+are kept. Guarding tests: tests/broker/topic/test_admission.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+from ...proto.applied import Applied
+from ...proto.errors import MagnetarError, ProducerBusy
+from ...proto.names import Position, TopicName
+from ...proto.states import BacklogQuotaState
+from ..common.refusals import SubscribeRefusal
+from ..log.log_shape_core import NOTHING, LogShape, Retention, Safe, would_go
+from ..subscription.core.subscription_types import SubscriptionType
+
+BUCKETS_MAX = 10_000
+
+
+class Present(Protocol):
+    """A producer or consumer: one that is connected, or one that asks."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def instance(self) -> str: ...
+
+
+def host_of(address: str) -> str:
+    return address.rpartition(":")[0] or address
+
+
+def _returns(who: Present, there: Collection[Present]) -> bool:
+    return bool(who.instance) and any(each.instance == who.instance for each in there)
+
+
+class Admission:
+    """The admission to one topic."""
+
+    __slots__ = ("_buckets", "_same_address_consumers", "_same_address_producers", "_topic")
+
+    def __init__(self, topic: TopicName, same_address_producers: int, same_address_consumers: int) -> None:
+        self._topic = topic
+        self._same_address_producers = same_address_producers
+        self._same_address_consumers = same_address_consumers
+        self._buckets: dict[tuple[str, str], tuple[float, float]] = {}  # whose → tokens, and when they were counted
+
+    def check_producer(self, applied: Applied, who: Present, there: Collection[Present]) -> None:
+        limited = applied.max_producers or self._same_address_producers
+        if not limited or _returns(who, there):
+            return
+        if 0 < applied.max_producers <= len(there):
+            limit = applied.max_producers
+            raise ProducerBusy(f"topic {self._topic} has {limit} producers, as many as it may have", topic=self._topic)
+        self._check_address(self._same_address_producers, who, there, "producers", ProducerBusy)
+
+    def check_subscription(self, applied: Applied, name: str, there: int, *, by_consumer: bool) -> None:
+        """Whether one more may be made, for a consumer or by an operator. NotAllowed; SubscriptionNotFound."""
+        if by_consumer and not applied.auto_subscription_creation:
+            raise SubscribeRefusal.NOT_MADE.error(
+                f"topic {self._topic} has no subscription {name!r}, and it is not made automatically", subscription=name
+            )
+        if 0 < applied.max_subscriptions <= there:
+            limit = applied.max_subscriptions
+            raise SubscribeRefusal.TOO_MANY_SUBSCRIPTIONS.error(
+                f"topic {self._topic} has {limit} subscriptions, as many as it may have"
+            )
+
+    def check_consumer(
+        self, applied: Applied, type_: SubscriptionType, who: Present, subscription: str,
+        everybody: Collection[Present], mine: Collection[Present],
+    ) -> None:  # fmt: skip
+        if type_.title not in applied.subscription_types:
+            allowed = ", ".join(applied.subscription_types)
+            raise SubscribeRefusal.TYPE_NOT_ALLOWED.error(
+                f"topic {self._topic} allows the subscription types {allowed}, not {type_.title}"
+            )
+        limited = applied.max_consumers or applied.max_consumers_per_subscription or self._same_address_consumers
+        if not limited or _returns(who, everybody):
+            return
+        for limit, count, where in (
+            (applied.max_consumers, len(everybody), f"topic {self._topic}"),
+            (applied.max_consumers_per_subscription, len(mine), f"subscription {subscription!r}"),
+        ):
+            if 0 < limit <= count:
+                raise SubscribeRefusal.TOO_MANY_CONSUMERS.error(
+                    f"{where} has {limit} consumers, as many as it may have", topic=self._topic
+                )
+        self._check_address(
+            self._same_address_consumers, who, everybody, "consumers", SubscribeRefusal.TOO_MANY_OF_ADDRESS.error
+        )
+
+    def _check_address(
+        self, limit: int, who: Present, there: Collection[Present], what: str,
+        error: Callable[..., MagnetarError],
+    ) -> None:  # fmt: skip
+        host = host_of(who.address)
+        if limit and sum(host_of(each.address) == host for each in there) >= limit:
+            raise error(
+                f"topic {self._topic} has {limit} {what} from {host}, as many as may come from one address",
+                topic=self._topic,
+            )
+
+    # ------------------------------------------------------------------ the rate of subscribing
+    def check_rate(self, applied: Applied, who: Present, name: str, now: float) -> None:
+        """Takes a token. BackPressure: there is none."""
+        rate, period_s = applied.subscribe_rate, applied.subscribe_rate_period_s
+        if not rate:
+            self._buckets.clear()
+            return
+        key = host_of(who.address), name or who.instance
+        tokens, at = self._buckets.pop(key, (float(rate), now))
+        tokens = min(float(rate), tokens + (now - at) * rate / period_s)
+        self._buckets[key] = (tokens - 1 if tokens >= 1 else tokens), now
+        if len(self._buckets) > BUCKETS_MAX:
+            self._forget(rate, period_s, now)
+        if tokens < 1:
+            raise SubscribeRefusal.RATE.error(
+                f"topic {self._topic}: consumer {name!r} has subscribed {rate} times within {period_s} s, as often as "
+                f"it may (subscribe-rate); in {(1 - tokens) * period_s / rate:.1f} s again",
+                topic=self._topic,
+            )
+
+    def _forget(self, rate: int, period_s: int, now: float) -> None:
+        """Forgets buckets that are full; while there are too many, those that were used least lately."""
+        self._buckets = {
+            key: (tokens, at)
+            for key, (tokens, at) in self._buckets.items()
+            if tokens + (now - at) * rate / period_s < rate
+        }
+        while len(self._buckets) > BUCKETS_MAX:
+            del self._buckets[next(iter(self._buckets))]
+
+    def statistics(self) -> dict[str, int]:
+        return {"subscribe_rate_buckets": len(self._buckets)}
+
+
+# --------------------------------------------------------------------------------------------------- upkeep_core
+# The upkeep of a topic: which work is due, decided from facts, without a clock of its own.
+#
+# - **Rolling an idle ledger** (`rolls`; complaints 26, 28). Retention frees whole closed ledgers, and the last one of
+#   the
+#   list is never freed. So the one that is written ends, although it is not full, when nothing was published for
+#   `idle_s`, everything in it is durably acknowledged by every durable subscription, and retention will release it some
+#   day; or when it is older than the retention time (a topic that trickles keeps at most twice
+#   that). In a topic without a durable subscription, whose messages stay for a while, only that age ends it: a ledger
+#   for
+#   each message would be no help. A last one that is
+#   closed (none was needed since a take-over) gets a next one when it would be deleted if it were not the last.
+# - **Backlog quota** (Pulsar A17). The backlog of a topic is that of its slowest durable subscription: bytes after its
+#   mark, and the age of its oldest message that is not acknowledged. Past one of the limits: `HOLD` (producers' streams
+#   are not read until there is room), `REFUSE` (each publish is refused), `EVICT` (the oldest messages count as
+#   acknowledged until the quota is met again).
+# - **Inactive topics** (T6): no producer, no consumer, for `inactive_s`; and no durable subscription, or, in the other
+#   mode, none that has anything left to read.
+# - **Idle subscriptions** (S16): durable, without a consumer for `subscription_expiration_s`, as far as the broker that
+#   serves the topic has seen it: after a restart the time begins again, so one is never deleted too early.
+#
+# Bytes after a mark inside a ledger are estimated by its entries' average size. Guarding test: test_upkeep.py.
+
+
+_POLICIES = {
+    "producer_request_hold": BacklogQuotaState.HOLD,
+    "producer_exception": BacklogQuotaState.REFUSE,
+    "consumer_backlog_eviction": BacklogQuotaState.EVICT,
+}
+
+
+def rolls(
+    shape: LogShape, applied: Applied, holders: Sequence[Safe], *, quiet_s: float, age_s: float, idle_s: float,
+    now_ms: int, unread: Retention = NOTHING,
+) -> bool:  # fmt: skip
+    """Whether the last ledger, not written for `quiet_s` and `age_s` old, is to be followed by another one so that it
+    can be freed."""
+    if shape.last.entry_id < 0 or shape.tail.last_entry < 0:
+        return False
+    tail = shape.tail
+    if not tail.open:
+        retention = Retention(applied.retention_minutes, applied.retention_mib)
+        return quiet_s >= idle_s and would_go(tail, holders, retention, now_ms, unread)
+    if applied.retention_minutes < 0 and applied.retention_mib < 0:
+        return False
+    if unread != NOTHING:
+        return unread.minutes > 0 and age_s >= unread.minutes * 60
+    if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:
+        return True
+    return quiet_s >= idle_s and all(holder.passed(tail) for holder in holders)
+
+
+def backlog_bytes(shape: LogShape, mark: Position) -> int:
+    """Returns about how many bytes are after the mark."""
+    total = 0
+    for span in shape.spans:
+        if span.ledger_id > mark[0]:
+            total += span.size
+        elif span.ledger_id == mark[0] and span.last_entry >= 0:
+            total += span.size * max(0, span.last_entry - mark[1]) // (span.last_entry + 1)
+    return total
+
+
+def delayed_bytes(shape: LogShape, delayed_in: Callable[[int], int]) -> int:
+    """Returns about how many bytes are not due yet; `delayed_in`: how many entries of a ledger are not."""
+    return sum(span.size * delayed_in(span.ledger_id) // (span.last_entry + 1) for span in shape.spans if span.size)
+
+
+def over_quota(applied: Applied, backlog: int, oldest_s: float) -> BacklogQuotaState | None:
+    """Returns the reaction; None: the quota is met. `oldest_s`: age of the oldest message that is not acknowledged; 0:
+    there is none."""
+    limit = applied.backlog_quota_bytes
+    if (limit and backlog >= limit) or (applied.backlog_quota_s and oldest_s >= applied.backlog_quota_s):
+        return _POLICIES[applied.backlog_quota_policy]
+    return None
+
+
+def mark_within(shape: LogShape, limit: int) -> Position:
+    """The first mark with at most about `limit` bytes after it."""
+    left = limit
+    for span in reversed(shape.spans):
+        if span.size > left:
+            entries = span.last_entry + 1
+            keep = left * entries // span.size
+            return Position(span.ledger_id, entries - keep - 1)
+        left -= span.size
+    return shape.start
+
+
+def inactive(applied: Applied, *, users: int, subscriptions: int, backlog: bool, unused_s: float) -> bool:
+    """Whether the topic is inactive. `users` are producers and consumers; `backlog`: whether any durable subscription
+    has something left to read."""
+    if not applied.inactive_s or users or unused_s < applied.inactive_s:
+        return False
+    if applied.inactive_mode == "delete_when_no_subscriptions":
+        return not subscriptions
+    return not backlog

@@ -1,0 +1,335 @@
+"""Deduplication: which entries of a producer are in the log already, and for which of them that is not known yet.
+
+Of each producer two numbers are known: what is *persisted* (confirmed by the log) and what is *pushed* (given to the
+log, outcome open). An entry is judged against both (ledger protocol §3.4, Pulsar PR9):
+
+| its sequence ids | verdict | the answer to the producer |
+|---|---|---|
+| all at or below `persisted` | DUPLICATE: it is in the log | a receipt without a position |
+| some at or below, some above | OVERLAP: a part is in the log and a part is not | refused: send that part again |
+| not above `pushed` | UNKNOWN: its twin is in flight | nothing is known: keep the message, and send it again |
+| all above `pushed` | NEW | its receipt, when it is stored |
+
+Rules
+- Only what the log has confirmed is ever called a duplicate. When a publish fails the driver cuts the producer, and
+  `pushed` falls back to `persisted` as soon as nothing of it is in flight (not before: what is in flight may still be
+  stored). Then it sends again from after `persisted`. The log confirms a prefix of what was pushed and fails all after
+  it (broker/log/log_queue_core.py), so nothing of that producer is confirmed after a failure.
+- A snapshot is a position and what was persisted up to it, taken together; never what is pushed (invariant 33).
+  Recovery is a snapshot and `confirmed` for each entry after it: the header of an entry has all of it.
+- Sequence ids of a producer rise. A producer may leave some out; one that goes back gets DUPLICATE. One connection of a
+  producer at a time publishes, the latest (publish_core.py): what an earlier one left in flight is waited for.
+- **Gaps.** What a transaction sent and its abort took back is not in the log, though later ids of its producer may be.
+  Those ids are its `gaps`: NEW, until something stored has them. GAP_BYTES_MAX of them are known, the highest ones;
+  those below count as left out. No entry in a transaction may span more than SPAN_MAX ids: each is noted.
+- Chunks of a message (Pulsar PR4) carry one sequence id and are distinguished by their number; the id is persisted with
+  the last of them. Chunks under another uuid are another try at the message, by a producer that began anew.
+- While it is off, everything is NEW and the numbers are those of the last confirmed entry; turning it on keeps those of
+  the producers that are connected, and promises nothing about what came before.
+
+Bounds: producers that left are forgotten `inactive_s` after they left, or when there are more than `producers_max`
+of them; the longest away first. A forgotten one that returns may double what it sends again. Those that the snapshot
+or the log names count as away since the topic was opened: when they left before that is not known, and `now` is a
+monotonic clock, whose numbers mean nothing but their differences.
+Guarding tests: tests/broker/topic/test_dedup_core.py, tests/broker/topic/test_dedup.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from pyroaring import BitMap64
+
+from ...proto.names import Position
+from ..log.log_queue_core import ID_END, SequenceRange
+
+GAP_BYTES_MAX = 4096
+"""Most bytes of the gaps of one producer, as a bitmap: about a thousand aborted stretches between others, or one of any
+length."""
+
+
+class DedupVerdict(enum.Enum):
+    """Whether an entry is in the log."""
+
+    NEW = "it is not in the log and not on its way"
+    DUPLICATE = "it is in the log"
+    UNKNOWN = "it is on its way into the log, with an outcome that is not known yet"
+    OVERLAP = "a part of it is in the log and a part is not"
+
+
+class SequenceProgress(NamedTuple):
+    """The progress of a producer: all ids up to `number`; of a message begun after it the chunks up to `chunk`."""
+
+    number: int = -1
+    uuid: str = ""
+    chunk: int = -1
+
+    def after(self, numbers: SequenceRange) -> SequenceProgress:
+        if numbers.uuid and numbers.chunk < numbers.chunks - 1:
+            return SequenceProgress(self.number, numbers.uuid, numbers.chunk)
+        return SequenceProgress(max(self.number, numbers.last))
+
+    def covers(self, numbers: SequenceRange) -> bool:
+        if numbers.last <= self.number:
+            return True
+        return bool(numbers.uuid) and numbers.uuid == self.uuid and numbers.chunk <= self.chunk
+
+
+class Snapshot(NamedTuple):
+    """The stored state of deduplication. `persisted` is the effect of the entries up to `position`, and of none after
+    it."""
+
+    position: Position
+    persisted: dict[str, SequenceProgress]
+    gaps: Mapping[str, BitMap64] = {}
+
+
+NOTHING = SequenceProgress()
+
+
+class _Pushed:
+    """The state of a producer that is connected, or has entries on their way."""
+
+    __slots__ = ("again", "entries", "progress")
+
+    def __init__(self) -> None:
+        self.progress = NOTHING
+        self.entries = 0  # on their way; 0: the rest means nothing
+        self.again: list[SequenceRange] | None = None  # of them, those of gaps
+
+
+_NONE_SENT: Mapping[str, BitMap64] = {}
+
+
+def verdict(persisted: SequenceProgress, pushed: SequenceProgress | None, numbers: SequenceRange) -> DedupVerdict:
+    """Returns the verdict on an entry from those two numbers of its producer; `pushed` None: nothing is on its way."""
+    if persisted.covers(numbers):
+        return DedupVerdict.DUPLICATE
+    if numbers.first <= persisted.number:
+        return DedupVerdict.OVERLAP
+    if pushed is not None and (pushed.covers(numbers) or numbers.first <= pushed.number):
+        return DedupVerdict.UNKNOWN
+    return DedupVerdict.NEW
+
+
+class Dedup:
+    """The decisions for one topic."""
+
+    __slots__ = (
+        "_away", "_connected", "_gaps", "_opened", "_persisted", "_pushed", "enabled", "forgotten", "position",
+    )  # fmt: skip
+
+    def __init__(self, snapshot: Snapshot | None = None, *, now: float) -> None:
+        self.enabled = snapshot is not None
+        self.position = snapshot.position if snapshot is not None else Position(-1, -1)
+        self.forgotten = 0
+        self._opened = now
+        self._persisted: dict[str, SequenceProgress] = dict(snapshot.persisted) if snapshot is not None else {}
+        self._gaps = {name: gaps.copy() for name, gaps in snapshot.gaps.items()} if snapshot is not None else {}
+        self._pushed: dict[str, _Pushed] = {}
+        self._connected: dict[str, int] = {}  # producer name → its connections
+        self._away: dict[str, float] = dict.fromkeys([*self._persisted, *self._gaps], now)  # since when, longest first
+
+    # ------------------------------------------------------------------ entries
+    def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
+        """Judges an entry. NEW counts as pushed from here on: give it to the log, or call `failed`."""
+        pushed, again = self._pushed.get(name), False
+        if self.enabled:
+            persisted = self._persisted.get(name, NOTHING)
+            known = verdict(persisted, pushed.progress if pushed is not None and pushed.entries else None, numbers)
+            if known is not DedupVerdict.NEW:
+                if not (self._gaps and self._in_gap(name, numbers)):
+                    return known
+                known, again = self._judge_gap(persisted, pushed, numbers), True
+                if known is not DedupVerdict.NEW:
+                    return known
+        if pushed is None:
+            pushed = self._pushed[name] = _Pushed()
+        if not pushed.entries:
+            pushed.progress, pushed.again = self._persisted.get(name, NOTHING), None
+        if self.enabled or numbers.uuid:
+            pushed.progress = pushed.progress.after(numbers)
+        else:  # off, ids may go back: the last entry counts
+            pushed.progress = SequenceProgress(numbers.last)
+        pushed.entries += 1
+        if again:
+            pushed.again = [*(pushed.again or ()), numbers]
+        return DedupVerdict.NEW
+
+    def _in_gap(self, name: str, numbers: SequenceRange) -> bool:
+        """Whether none of its ids is in the log."""
+        gaps, last = self._gaps.get(name), self.last(name)
+        end = min(numbers.last, last, ID_END - 1)  # what is above was never stored
+        if gaps is None or numbers.first > end:
+            return False
+        return int(gaps.range_cardinality(numbers.first, end + 1)) == end + 1 - numbers.first
+
+    @staticmethod
+    def _judge_gap(persisted: SequenceProgress, pushed: _Pushed | None, numbers: SequenceRange) -> DedupVerdict:
+        if pushed is not None and not pushed.entries:
+            pushed = None
+        flying = pushed.again or () if pushed is not None else ()
+        if any(each.first <= numbers.last and numbers.first <= each.last and each.chunk >= numbers.chunk
+               for each in flying):  # fmt: skip
+            return DedupVerdict.UNKNOWN
+        beside = pushed.progress if pushed is not None and numbers.last > persisted.number else None
+        return verdict(persisted._replace(number=numbers.first - 1), beside, numbers)
+
+    def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
+        """Notes that the log has an entry after all that are known: one that was NEW, or one of before that is
+        replayed."""
+        assert position > self.position, "the log is taken in its order"
+        self.position = position
+        before, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
+        progress = pushed.progress if pushed is not None else NOTHING
+        known = progress.number == numbers.last and not progress.uuid and not numbers.uuid
+        if known and (not self.enabled or before.number <= progress.number):
+            self._persisted[name] = progress
+        elif self.enabled or numbers.uuid:
+            self._persisted[name] = before.after(numbers)
+        else:
+            self._persisted[name] = SequenceProgress(numbers.last)
+        if self._gaps and name in self._gaps and not (numbers.uuid and numbers.chunk < numbers.chunks - 1):
+            self._filled(name, numbers)
+        if name in self._connected:
+            if pushed is not None:
+                pushed.entries -= 1
+            return
+        self._away.setdefault(name, self._opened)
+        if pushed is not None:
+            self._settle(name, pushed)
+
+    def _settle(self, name: str, pushed: _Pushed) -> None:
+        pushed.entries -= 1
+        if not pushed.entries and name not in self._connected:
+            del self._pushed[name]
+
+    def failed(self, name: str) -> None:
+        """Notes that an entry that was NEW has no known position in the log. No later entry may pass it: disconnect the
+        producer."""
+        self._settle(name, self._pushed[name])
+
+    def _filled(self, name: str, numbers: SequenceRange) -> None:
+        """Fills a gap with a range of ids as a header declares it: no bitmap is made of it."""
+        gaps = self._gaps[name]
+        gaps.remove_range(numbers.first, min(numbers.last + 1, ID_END))
+        if not gaps:
+            del self._gaps[name]
+
+    def _fill(self, name: str, numbers: BitMap64) -> None:
+        gaps = self._gaps[name]
+        gaps -= numbers
+        if not gaps:
+            del self._gaps[name]
+
+    # ------------------------------------------------------------------ entries of transactions
+    def stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
+        """Judges an entry as NEW, or by what is persisted. It does not count as pushed."""
+        if not self.enabled:
+            return DedupVerdict.NEW
+        persisted, pushed = self._persisted.get(name, NOTHING), self._pushed.get(name)
+        known = verdict(persisted, None, numbers)
+        if known is DedupVerdict.NEW or not (self._gaps and self._in_gap(name, numbers)):
+            return known
+        return self._judge_gap(persisted, pushed, numbers)
+
+    def passed(self, position: Position) -> None:
+        """Notes that the log has an entry there whose numbers do not count, or not yet (transactions_core.py)."""
+        assert position > self.position, "the log is taken in its order"
+        self.position = position
+
+    def taken_back(self, numbers: Mapping[str, BitMap64]) -> None:
+        """Takes back what an aborted transaction sent of each producer: it is not in the log."""
+        for name, sent in numbers.items() if self.enabled else ():
+            if not sent:
+                continue
+            gaps = self._gaps[name] = (self._gaps[name] | sent) if name in self._gaps else sent.copy()
+            gaps.run_optimize()
+            while len(gaps.serialize()) > GAP_BYTES_MAX:
+                gaps.remove_range(0, gaps[len(gaps) // 2])
+            if name not in self._connected:
+                self._away.setdefault(name, self._opened)
+
+    def merged(self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT) -> None:
+        """Counts, from now on, the numbers of a transaction that is committed."""
+        for name in self._gaps.keys() & sent.keys():
+            self._fill(name, sent[name])
+        for name, progress in numbers.items():
+            before = self._persisted.get(name, NOTHING)
+            if progress.number > before.number:
+                self._persisted[name] = progress
+                if name not in self._connected:
+                    self._away.setdefault(name, self._opened)
+
+    # ------------------------------------------------------------------ producers
+    def joined(self, name: str) -> None:
+        self._connected[name] = self._connected.get(name, 0) + 1
+        self._away.pop(name, None)
+
+    def left(self, name: str, now: float) -> None:
+        connections = self._connected[name] - 1
+        if connections:
+            self._connected[name] = connections
+            return
+        del self._connected[name]
+        self._away.pop(name, None)
+        if self.is_settled(name):
+            self._pushed.pop(name, None)
+        if name in self._persisted or name in self._pushed or name in self._gaps:
+            self._away[name] = now
+
+    def forget(self, now: float, *, inactive_s: float, producers_max: int) -> None:
+        """Forgets producers that have been away for too long, or are too many."""
+        for name, since in list(self._away.items()):
+            if name in self._pushed:
+                continue
+            if now - since < inactive_s and len(self._away) <= producers_max:
+                break
+            del self._away[name]
+            self._gaps.pop(name, None)
+            if self._persisted.pop(name, None) is not None:
+                self.forgotten += 1
+
+    def last(self, name: str) -> int:
+        """The highest sequence id of a producer that is in the log; -1: none is known."""
+        return self._persisted.get(name, NOTHING).number
+
+    def is_settled(self, name: str) -> bool:
+        """Whether nothing of the producer is in flight."""
+        pushed = self._pushed.get(name)
+        return pushed is None or not pushed.entries
+
+    # ------------------------------------------------------------------ on, off, snapshots
+    def enable(self) -> None:
+        """Begins with the next entry. What is known of producers that are not connected is dropped: their ids may have
+        gone back while it was off."""
+        if not self.enabled:
+            self.enabled = True
+            self._gaps.clear()
+            known: Iterable[str] = [name for name in self._persisted if name not in self._connected]
+            for name in known:
+                del self._persisted[name]
+                self._away.pop(name, None)
+
+    def disable(self) -> None:
+        self.enabled = False
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.position, dict(self._persisted), {name: gaps.copy() for name, gaps in self._gaps.items()})
+
+    @property
+    def persisted(self) -> Mapping[str, SequenceProgress]:
+        return self._persisted
+
+    def check(self) -> None:
+        """Checks: what is pushed is at or above what is persisted; connected producers are not away; all others are."""
+        for name, pushed in self._pushed.items():
+            assert pushed.entries > 0 or name in self._connected, "what is pushed has entries on their way"
+            if self.enabled and pushed.entries:
+                assert pushed.progress.number >= self.last(name), "what is pushed is below what is persisted"
+        assert not self._connected.keys() & self._away.keys(), "a producer is connected and away"
+        known = self._persisted.keys() | self._gaps.keys()
+        assert known <= self._connected.keys() | self._away.keys(), "a producer is never forgotten"
+        assert all(self._gaps.values()), "no gaps of a producer are kept"

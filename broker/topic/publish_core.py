@@ -1,0 +1,175 @@
+"""The decisions on publishing: which entries and which producers may publish, with their reasons.
+
+`refusal` decides for one entry, in the order of `PublishRefusal`; `ProducerTable` for the producers (Pulsar PR1):
+
+| access mode | joins | |
+|---|---|---|
+| SHARED | unless an exclusive producer is connected | |
+| EXCLUSIVE | when no producer is connected, else refused at once | |
+| WAIT_FOR_EXCLUSIVE | when no producer is connected, else waits its turn, first come first served | |
+| EXCLUSIVE_WITH_FENCING | at once; all others are fenced for good | |
+
+Two producers of one name: the later connection of the same producer (`instance`, which counts its connections) replaces
+the earlier, because a broker detects a broken connection later than the client; an earlier one that arrives late is
+refused, and so is another producer of that name, or one of another role, whatever it says it is, unless it takes the
+topic with EXCLUSIVE_WITH_FENCING: then the one that was there is fenced, as after any such taking.
+
+**Epoch** (`epoch`): a topic counts the producers that took it for themselves, in its record, before the taker may
+publish. One that returns names the epoch that it had: the topic's is the same, and it continues; or another producer
+took the topic meanwhile, and it is fenced for good, also when it lost only its connection, to a broker that died, and
+not its registration. The count of a topic begins after when it was made (`next_epoch`), so that an epoch of a deleted
+topic is lower than any of one that was made anew under its name: a producer of the old one does not fence who has this.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+from ...proto.states import AccessMode
+from ..common.refusals import PublishRefusal
+
+SHARED, EXCLUSIVE = AccessMode.SHARED, AccessMode.EXCLUSIVE
+WAIT_FOR_EXCLUSIVE, EXCLUSIVE_WITH_FENCING = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING
+
+
+def refusal(*, size: int, size_max: int, terminated: bool, owned: bool, fenced: bool) -> PublishRefusal | None:
+    """Returns why an entry of `size` bytes is refused before its bytes are parsed; None: it is not."""
+    if fenced:
+        return PublishRefusal.PRODUCER_FENCED
+    if not owned:
+        return PublishRefusal.NOT_OWNER
+    if terminated:
+        return PublishRefusal.TERMINATED
+    return PublishRefusal.TOO_LARGE if size > size_max else None
+
+
+class ProducerRegistration(NamedTuple):
+    """A producer as the table knows it."""
+
+    id: int
+    name: str
+    mode: AccessMode
+    instance: str
+    connection: int = 0
+    owner: str | None = None
+    """The role of the producer; None: one that may write for each (broker/common/transactions.py `writer_of`)."""
+
+    def may_replace(self, other: ProducerRegistration) -> bool:
+        """Whether it may be another connection of that producer. A caller that names no instance is told by its role
+        alone."""
+        if self.owner is not None and self.owner != other.owner:
+            return False
+        return not (other.instance and self.instance) or other.instance == self.instance
+
+
+class Epoch(enum.Enum):
+    """The change of the topic's epoch when a producer comes."""
+
+    STAYS = "the producer shares the topic, or is the one that had it"
+    GROWS = "the producer takes the topic for itself"
+    FENCED = "another producer took the topic for itself since this one had it"
+
+
+def epoch(mode: AccessMode, had: int, topic: int) -> Epoch:
+    """Returns what becomes of the epoch. `had`: the epoch of a producer that returns; 0: it never had the topic for
+    itself."""
+    if mode == SHARED:
+        return Epoch.STAYS
+    if had == 0:
+        return Epoch.GROWS
+    return Epoch.STAYS if had >= topic else Epoch.FENCED
+
+
+def next_epoch(topic: int, created_ms: int) -> int:
+    """The epoch of a producer that takes a topic that has the epoch `topic` and was made at `created_ms`."""
+    return max(topic, created_ms) + 1
+
+
+class Denied(enum.Enum):
+    """The reason why a producer may not join."""
+
+    NAME_TAKEN = "a producer of that name is connected"
+    STALE = "a later connection of that producer exists"
+    EXCLUSIVE_PRODUCER = "the topic has an exclusive producer"
+    HAS_PRODUCERS = "the topic has producers, and exclusive access was asked for"
+
+
+class Joining(msgspec.Struct):
+    """The answer to `join`: `registered` or not; who is displaced (`replaced`: same producer; `fenced`: for good)."""
+
+    registered: bool = False
+    denied: Denied | None = None
+    replaced: list[ProducerRegistration] = []
+    fenced: list[ProducerRegistration] = []
+
+
+class ProducerTable:
+    """The producers of one topic: those that are registered, and those that wait."""
+
+    __slots__ = ("registered", "waiting")
+
+    def __init__(self) -> None:
+        self.registered: dict[int, ProducerRegistration] = {}
+        self.waiting: dict[int, ProducerRegistration] = {}
+
+    def join(self, registration: ProducerRegistration) -> Joining:
+        answer = Joining()
+        for other in [*self.registered.values(), *self.waiting.values()]:
+            if other.name == registration.name:
+                if not registration.may_replace(other):
+                    if registration.mode == EXCLUSIVE_WITH_FENCING:
+                        continue  # it is fenced below, as all others are
+                    alone = registration.mode == EXCLUSIVE  # what it asked for decides before its name does
+                    answer.denied = Denied.HAS_PRODUCERS if alone else Denied.NAME_TAKEN
+                    return answer
+                if registration.connection < other.connection:
+                    answer.denied = Denied.STALE
+                    return answer
+                answer.replaced.append(other)
+        for other in answer.replaced:
+            self._remove(other)
+        answer.denied = self._denied(registration)
+        if registration.mode == EXCLUSIVE_WITH_FENCING:
+            answer.fenced = [*self.registered.values(), *self.waiting.values()]
+            self.registered.clear()
+            self.waiting.clear()
+        if answer.denied is None and self._free(registration):
+            self.registered[registration.id] = registration
+            answer.registered = True
+        elif answer.denied is None:
+            self.waiting[registration.id] = registration
+        return answer
+
+    def leave(self, producer_id: int) -> list[ProducerRegistration]:
+        """Removes a producer that is gone; returns the waiting one that is registered now, if any."""
+        self.registered.pop(producer_id, None)
+        self.waiting.pop(producer_id, None)
+        if self.registered or not self.waiting:
+            return []
+        registration = self.waiting.pop(next(iter(self.waiting)))
+        self.registered[registration.id] = registration
+        return [registration]
+
+    def _remove(self, registration: ProducerRegistration) -> None:
+        self.registered.pop(registration.id, None)
+        self.waiting.pop(registration.id, None)
+
+    def _denied(self, registration: ProducerRegistration) -> Denied | None:
+        if registration.mode == EXCLUSIVE and (self.registered or self.waiting):
+            return Denied.HAS_PRODUCERS
+        exclusive = self.waiting or any(other.mode != SHARED for other in self.registered.values())
+        if registration.mode == SHARED and exclusive:
+            return Denied.EXCLUSIVE_PRODUCER
+        return None
+
+    def _free(self, registration: ProducerRegistration) -> bool:
+        return registration.mode in (SHARED, EXCLUSIVE_WITH_FENCING) or not self.registered
+
+    def check(self) -> None:
+        """Checks that an exclusive producer is alone, and that a producer waits only while another is registered."""
+        if any(registration.mode != SHARED for registration in self.registered.values()):
+            assert len(self.registered) == 1, "an exclusive producer shares the topic"
+        assert self.registered or not self.waiting, "a producer waits and none is registered"

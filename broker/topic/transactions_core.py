@@ -1,0 +1,594 @@
+"""The transactions of a topic: which of its entries are shown, which never will be, and where what is decided ends.
+
+Entries of a transaction are in the log from the start, hidden. What becomes of them is decided by the transaction's
+coordinator, and learned here by `settle`.
+
+| the topic's view | event | effect |
+|---|---|---|
+| unknown | a send or an acknowledgement asks to join | ASKED: nothing of it is appended before the answer |
+| unknown | an entry of it is replayed | ASKED: it is hidden until its coordinator answers |
+| ASKED | the coordinator takes the topic as a participant | OPEN |
+| OPEN | an entry is confirmed | it is hidden, and the last stable position stays before the first of them |
+| ASKED, OPEN | committed | its entries are shown, and its numbers count; an entry after `Settlement.last` is aborted |
+| ASKED, OPEN | aborted | its entries are aborted; its sequence numbers are forgotten |
+| ENDED | an entry that was on its way is confirmed | it is aborted, whatever the outcome: it had no receipt |
+
+Rules
+- `stable` is before the smallest first entry of a transaction that is not ended, at most the last confirmed entry; in
+  one owner it never goes back. Everything at or before it is plain, committed or in `aborted`.
+- `aborted` are positions and not ids: one transaction may have entries that are shown and entries that are not. A
+  ledger that is trimmed takes its bitmap along.
+- **Numbers.** Entries of a transaction are always deduplicated inside it: by (transaction, producer), against what of
+  it is confirmed and what is on its way (dedup_core.py has the verdicts). A commit returns the numbers, for the topic's
+  deduplication to keep; an abort drops them, and the same ids are NEW again.
+- A `snapshot` is a position and what is known of the entries up to it: the open transactions and what is aborted. The
+  headers of the entries after it say the rest: `replayed` for each of them, in order.
+- `version` grows with each outcome that has to be stored.
+
+Bounds: `OPEN_MAX` transactions of a topic. A bitmap of a million aborted entries takes 250 KB at most.
+Guarding tests: tests/broker/topic/test_transactions_core.py (against plain lists, with crashes).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pyroaring import BitMap, BitMap64
+
+from ...proto.names import Position
+from ...proto.states import TxnId
+from ..common.transactions import Settlement
+from ..log.log_queue_core import ID_END, SequenceRange
+from ..log.log_shape_core import LogShape
+from .dedup_core import NOTHING, DedupVerdict, SequenceProgress, verdict
+
+NOWHERE = Position(-1, -1)
+OPEN_MAX = 100_000
+"""Most open transactions of a topic: each takes about 2 KB."""
+
+
+class TxnPhase(enum.Enum):
+    """The state of a transaction as the topic knows it."""
+
+    ASKED = "its coordinator is asked"
+    OPEN = "the topic is a participant, and it has not ended"
+    ENDED = "it has ended, and entries of it are on their way"
+
+
+_NONE = BitMap64()
+"""An empty bitmap; never changed."""
+
+
+class TxnNumbers:
+    """The entries that one producer sent in a transaction. `flying`: entries on their way. `sent`: the ids of all of
+    them."""
+
+    __slots__ = ("flying", "last", "progress", "pushed", "sent")
+
+    def __init__(self, progress: SequenceProgress = NOTHING, last: Position = NOWHERE) -> None:
+        self.progress = self.pushed = progress
+        self.last = last  # its last confirmed entry
+        self.flying = 0
+        self.sent = BitMap64()
+
+
+class _Sender:
+    """The open transactions in which a producer sent something, and the highest id that it sent in any."""
+
+    __slots__ = ("highest", "txns")
+
+    def __init__(self) -> None:
+        self.txns: dict[TxnId, None] = {}
+        self.highest = -1
+
+
+class TopicTxn:
+    """A transaction of the topic. `entries` are those in the log; bit k of `starts` is the index of an entry's first
+    message."""
+
+    __slots__ = ("entries", "first", "flying", "indexes", "numbers", "phase", "size", "starts")
+
+    def __init__(self) -> None:
+        self.phase = TxnPhase.ASKED
+        self.entries: dict[int, BitMap] = {}
+        self.indexes = self.starts = _NONE  # until there is an entry: most only acknowledge
+        self.first: Position | None = None
+        self.size = 0  # bytes
+        self.numbers: dict[str, TxnNumbers] = {}
+        self.flying = 0
+
+    def add(self, position: Position, first_index: int, count: int, size: int) -> None:
+        entries = self.entries.get(position[0])
+        if entries is None:
+            entries = self.entries[position[0]] = BitMap()
+        entries.add(position[1])
+        if self.first is None:
+            self.first, self.indexes, self.starts = position, BitMap64(), BitMap64()
+        self.indexes.add_range(first_index, first_index + count)
+        self.starts.add(first_index)
+        self.size += size
+
+    @property
+    def count(self) -> int:
+        """Returns the number of entries."""
+        return len(self.starts)
+
+    def after(self, last: Position, entries: int) -> tuple[dict[int, BitMap], BitMap64, Position]:
+        """Returns what is after that position, and not among the first `entries`: entries, the indexes of their
+        messages, and the last entry that is not one of them. (A receipt that calls an entry a duplicate has no
+        position.)"""
+        kept = min(entries, self.count)
+        kept = max(kept, sum(each.rank(last[1]) if id_ == last[0] else len(each) for id_, each in self.entries.items()
+                             if id_ < last[0] or (id_ == last[0] and last[1] >= 0)))  # fmt: skip
+        indexes = self.indexes.copy()
+        indexes.remove_range(0, self.starts[kept] if kept < self.count else 1 << 63)
+        late: dict[int, BitMap] = {}
+        end = NOWHERE
+        for ledger_id in sorted(self.entries):
+            each = self.entries[ledger_id]
+            if kept > 0:
+                end = Position(ledger_id, each[min(kept, len(each)) - 1])
+            if kept < len(each):
+                late[ledger_id] = each[max(0, kept) :]
+            kept -= len(each)
+        return late, indexes, end
+
+
+class OpenTxn(NamedTuple):
+    """An open transaction in a snapshot."""
+
+    txn: TxnId
+    first: Position
+    entries: dict[int, BitMap]
+    indexes: BitMap64
+    starts: BitMap64
+    size: int
+    numbers: dict[str, tuple[SequenceProgress, Position]]
+
+
+class AbortedPart(NamedTuple):
+    """The aborted entries in one ledger of the log."""
+
+    entries: BitMap
+    indexes: BitMap64
+    size: int
+
+
+class TxnSnapshot(NamedTuple):
+    """The transactions of the entries up to `position`; nothing is known of those after it."""
+
+    position: Position
+    open: tuple[OpenTxn, ...] = ()
+    aborted: Mapping[int, AbortedPart] = {}
+    ended: tuple[TxnId, ...] = ()
+    """Transactions that had ended, and had entries on their way: what of them is after `position` is aborted."""
+
+
+class TxnEnd(NamedTuple):
+    """The effect of an end: numbers that count from now on, and whether what is shown has changed."""
+
+    numbers: dict[str, SequenceProgress]
+    shown: bool
+    sent: Mapping[str, BitMap64] = {}
+    """Sequence ids of each producer that are in the log for good."""
+    back: Mapping[str, BitMap64] = {}
+    """Sequence ids of each producer that are not in the log."""
+    missing: int = 0
+    """Entries that had a receipt, as the coordinator says, and are not in the log: acknowledged data is lost."""
+
+
+NOT_KNOWN = TxnEnd({}, shown=False)
+
+
+def _above(own: TxnNumbers) -> BitMap64:
+    """Returns the ids that the producer sent and that the log has not confirmed."""
+    above = own.sent.copy()
+    above.remove_range(0, own.progress.number + 1)
+    return above
+
+
+class OpenHere(NamedTuple):
+    """A transaction that has not ended. `holds`: readers wait for it, and do not get `waiting` messages."""
+
+    first: Position | None  # its first entry; None: it has none
+    entries: int
+    size: int  # bytes
+    holds: bool
+    waiting: int
+
+
+class Transactions:
+    """The decisions for one topic, over the shape of its log. It is a `Decided` of broker/log/committed_shape_core.py.
+    """
+
+    __slots__ = (
+        "_ended", "_flying", "_hidden", "_senders", "_shape", "_stable", "aborted", "aborted_indexes", "aborts",
+        "changed", "commits", "known", "position", "sizes", "version",
+    )  # fmt: skip
+
+    def __init__(self, shape: LogShape, snapshot: TxnSnapshot) -> None:
+        self._shape = shape
+        self.position = snapshot.position  # entries up to it are known
+        self.known: dict[TxnId, TopicTxn] = {}
+        self.aborted: dict[int, BitMap] = {}
+        self.aborted_indexes = BitMap64()
+        self.sizes: dict[int, int] = {}  # ledger → bytes that are aborted
+        self.changed: set[int] = set()  # ledgers of which something was aborted since it was stored
+        self.version = 0
+        self.commits = self.aborts = 0  # transactions that ended since it was loaded
+        self._hidden: dict[TxnId, TopicTxn] = {}  # with entries and not ended, the earliest first entry first
+        self._ended = frozenset(snapshot.ended)  # until the replay is done
+        self._stable: Position | None = None  # kept while something is hidden; None: to be found
+        self._flying: dict[str, int] = {}  # producer → its entries on their way, in any transaction
+        self._senders: dict[str, _Sender] = {}  # producer → where it sent something
+        for ledger_id, part in snapshot.aborted.items():
+            if shape.span(ledger_id) is not None:
+                self.aborted[ledger_id], self.sizes[ledger_id] = part.entries, part.size
+                self.aborted_indexes |= part.indexes
+        for each in sorted(snapshot.open, key=lambda each: each.first):
+            txn = self.known[each.txn] = self._hidden[each.txn] = TopicTxn()
+            txn.first, txn.entries, txn.size = each.first, each.entries, each.size
+            txn.indexes, txn.starts = each.indexes, each.starts
+            txn.numbers = {name: TxnNumbers(*numbers) for name, numbers in each.numbers.items()}
+            for name, own in txn.numbers.items():
+                self._sends(each.txn, name, own.progress.number)
+
+    # ------------------------------------------------------------------ joining
+    def ask(self, txn: TxnId) -> TxnPhase:
+        """Notes that the coordinator is about to be asked, if nothing is known of the transaction; returns its phase.
+        """
+        found = self.known.get(txn)
+        if found is None:
+            found = self.known[txn] = TopicTxn()
+        return found.phase
+
+    def is_full(self, txn: TxnId) -> bool:
+        """Whether there are too many others for it."""
+        return len(self.known) >= OPEN_MAX and txn not in self.known
+
+    def may_join(self, txn: TxnId) -> bool:
+        """Whether it has not ended, and there is room for it."""
+        found = self.known.get(txn)
+        return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
+
+    def joined(self, txn: TxnId) -> bool:
+        """Notes that the coordinator has the topic as a participant. False: the transaction has ended meanwhile."""
+        found = self.known.get(txn)
+        if found is None or found.phase is TxnPhase.ENDED:
+            return False
+        found.phase = TxnPhase.OPEN
+        return True
+
+    def refused(self, txn: TxnId) -> None:
+        """Notes that there was no answer, or another one. A transaction with entries stays: its coordinator is asked
+        again."""
+        found = self.known.get(txn)
+        if found is not None and found.phase is TxnPhase.ASKED and not found.count:
+            del self.known[txn]
+
+    def is_open(self, txn: TxnId) -> bool:
+        found = self.known.get(txn)
+        return found is not None and found.phase is TxnPhase.OPEN
+
+    # ------------------------------------------------------------------ entries
+    def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
+        """Judges an entry. NEW counts as on its way from here on: give it to the log, or call `failed`. The transaction
+        is open."""
+        found = self.known[txn]
+        assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
+        own = found.numbers.get(name)
+        if own is None:
+            own = found.numbers[name] = TxnNumbers()
+        answer = verdict(own.progress, own.pushed, numbers)
+        if answer is DedupVerdict.NEW:
+            own.pushed = own.pushed.after(numbers)
+            numbers.note(own.sent)
+            self._sends(txn, name, numbers.last)
+            own.flying += 1
+            found.flying += 1
+            self._flying[name] = self._flying.get(name, 0) + 1
+        return answer
+
+    def _sends(self, txn: TxnId, name: str, number: int) -> None:
+        sender = self._senders.get(name)
+        if sender is None:
+            sender = self._senders[name] = _Sender()
+        sender.txns[txn] = None
+        sender.highest = max(sender.highest, number)
+
+    def holding(self, name: str, txn: TxnId | None, numbers: SequenceRange) -> TxnId | None:
+        """Returns another transaction, not ended, in which the producer sent one of these ids; None: there is none."""
+        sender = self._senders.get(name)
+        if sender is None or numbers.first > sender.highest:
+            return None
+        for other in sender.txns:
+            if other != txn and self.known[other].numbers[name].sent.range_cardinality(
+                numbers.first, min(numbers.last + 1, ID_END)
+            ):
+                return other
+        return None
+
+    def failed(self, txn: TxnId, name: str) -> None:
+        """Notes that an entry that was NEW is not in the log, or nothing is known of it. No later one of its producer
+        may pass."""
+        own = self._landed(txn, name).numbers[name]
+        if not own.flying:
+            own.sent -= _above(own)
+
+    def _landed(self, txn: TxnId, name: str) -> TopicTxn:
+        found = self.known[txn]
+        own = found.numbers[name]
+        own.flying -= 1
+        if not own.flying:
+            own.pushed = own.progress
+        found.flying -= 1
+        left = self._flying[name] - 1
+        if left:
+            self._flying[name] = left
+        else:
+            del self._flying[name]
+        if found.phase is TxnPhase.ENDED and not found.flying:
+            del self.known[txn]
+        return found
+
+    def confirmed(
+        self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
+        size: int,
+    ) -> None:  # fmt: skip
+        """Notes that an entry that was NEW is in the log, there."""
+        found = self.known[txn]
+        if found.phase is TxnPhase.ENDED:
+            self._abort_one(position, first_index, count, size)
+        else:
+            self._add(txn, found, name, numbers, position, first_index, count, size)
+        self._landed(txn, name)
+
+    def replayed(
+        self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
+        size: int,
+    ) -> None:  # fmt: skip
+        """Notes, in a replay, an entry of the log after all that are known; it is hidden until the transaction has an
+        outcome."""
+        assert position > self.position, "the log is taken in its order"
+        self.position = position
+        if txn in self._ended:
+            self._abort_one(position, first_index, count, size)
+            return
+        self.ask(txn)
+        self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
+
+    def noted(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
+        """Notes an entry of the log that is known: its ids are, from now on, where it is open. Returns whether it is
+        aborted."""
+        if position[1] in self.aborted.get(position[0], ()):
+            return True
+        found = self.known.get(txn)
+        if found is not None and name in found.numbers:
+            numbers.note(found.numbers[name].sent)
+        return False
+
+    def replay_done(self) -> None:
+        """Ends the replay: every entry of the log was given to `replayed`, or is in no transaction."""
+        self.position, self._ended = self._shape.confirmed, frozenset()
+
+    def _add(
+        self, txn: TxnId, found: TopicTxn, name: str, numbers: SequenceRange, position: Position, first_index: int,
+        count: int, size: int,
+    ) -> None:  # fmt: skip
+        found.add(position, first_index, count, size)
+        if not self._hidden:
+            self._stable = None
+        self._hidden.setdefault(txn, found)
+        own = found.numbers.get(name)
+        if own is None:
+            own = found.numbers[name] = TxnNumbers()
+        own.progress, own.last = own.progress.after(numbers), position
+        numbers.note(own.sent)
+        self._sends(txn, name, numbers.last)
+        if not own.flying:
+            own.pushed = own.progress
+
+    # ------------------------------------------------------------------ the end
+    def settle(self, settlement: Settlement) -> TxnEnd:
+        """Settles the transaction as its coordinator ended it. Idempotent."""
+        found = self.known.get(settlement.txn)
+        if found is None or found.phase is TxnPhase.ENDED:
+            return NOT_KNOWN
+        self.commits += settlement.committed
+        self.aborts += not settlement.committed
+        numbers: dict[str, SequenceProgress] = {}
+        missing = 0
+        if settlement.committed and 0 <= settlement.entries < found.count:
+            late, indexes, end = found.after(settlement.last, settlement.entries)
+            late_count = sum(map(len, late.values()))
+            self._abort(late, found.size * late_count // max(1, found.count))
+            self.aborted_indexes |= indexes
+            numbers = {
+                name: own.progress for name, own in found.numbers.items()
+                if own.progress != NOTHING and own.last <= end
+            }  # fmt: skip
+            missing = max(0, settlement.entries - (found.count - late_count))
+        elif settlement.committed:  # all of it counts
+            numbers = {name: own.progress for name, own in found.numbers.items() if own.progress != NOTHING}
+            missing = max(0, settlement.entries - found.count)
+        else:
+            self._abort(found.entries, found.size)
+            self.aborted_indexes |= found.indexes
+        sent = {name: own.sent - _above(own) for name, own in found.numbers.items() if name in numbers}
+        back = {
+            name: _above(own) if settlement.committed else own.sent for name, own in found.numbers.items() if own.sent
+        }  # fmt: skip
+        for name in found.numbers:
+            sender = self._senders.get(name)
+            if sender is not None and sender.txns.pop(settlement.txn, NOWHERE) is None and not sender.txns:
+                del self._senders[name]
+        shown = self._hidden.pop(settlement.txn, None) is not None
+        self._stable = None
+        found.phase = TxnPhase.ENDED
+        if not found.flying:
+            del self.known[settlement.txn]
+        self.version += shown
+        return TxnEnd(numbers, shown, sent, back, missing)
+
+    def _abort_one(self, position: Position, first_index: int, count: int, size: int) -> None:
+        self._abort({position[0]: BitMap((position[1],))}, size)
+        self.aborted_indexes.add_range(first_index, first_index + count)
+        self.version += 1
+
+    def _abort(self, gone: Mapping[int, BitMap], size: int) -> None:
+        total = sum(map(len, gone.values()))
+        for ledger_id, entries in gone.items():
+            if ledger_id in self.aborted:
+                self.aborted[ledger_id] |= entries
+            else:
+                self.aborted[ledger_id] = entries.copy()
+            self.sizes[ledger_id] = self.sizes.get(ledger_id, 0) + size * len(entries) // total
+            self.changed.add(ledger_id)
+
+    def trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
+        """Drops a ledger that was deleted."""
+        self._stable = None
+        if self.aborted.pop(ledger_id, None) is not None:
+            del self.sizes[ledger_id]
+            self.changed.discard(ledger_id)
+            self.aborted_indexes.remove_range(first_index, end_index)
+
+    # ------------------------------------------------------------------ questions
+    @property
+    def stable(self) -> Position:
+        """The last stable position; before the first entry when there is none."""
+        first = self.first_hidden
+        if first is None:
+            return self._shape.confirmed
+        if self._stable is None:
+            self._stable = self._shape.before(first)
+        return self._stable
+
+    @property
+    def stable_index(self) -> int:
+        """Returns the index after the last message of the stable part."""
+        for found in self._hidden.values():
+            return int(found.starts[0])
+        return self._shape.end_index
+
+    @property
+    def first_hidden(self) -> Position | None:
+        """The first entry of a transaction that is not ended."""
+        for found in self._hidden.values():
+            return found.first
+        return None
+
+    def aborted_messages(self, first: int, end: int) -> int:
+        return int(self.aborted_indexes.range_cardinality(first, end))
+
+    def is_hidden(self, txn: TxnId, position: Position) -> bool:
+        """Whether that entry of the transaction is not shown, now or ever."""
+        aborted = self.aborted.get(position[0])
+        if aborted is not None and position[1] in aborted:
+            return True
+        found = self._hidden.get(txn)
+        return found is not None and position[1] in found.entries.get(position[0], ())
+
+    def is_known(self, txn: TxnId) -> bool:
+        """Whether something of it is here, or asked for, and it has not ended."""
+        found = self.known.get(txn)
+        return found is not None and found.phase is not TxnPhase.ENDED
+
+    @property
+    def open(self) -> list[TxnId]:
+        """Returns the transactions that have not ended, the one with the earliest entry first."""
+        rest = [txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and txn not in self._hidden]
+        return [*self._hidden, *rest]
+
+    def last(self, name: str) -> int:
+        """The highest sequence id of the producer in an open transaction; -1: none is known."""
+        sender = self._senders.get(name)
+        open_ = sender.txns if sender is not None else ()
+        return max((self.known[txn].numbers[name].progress.number for txn in open_), default=-1)
+
+    def is_settled(self, name: str) -> bool:
+        """Whether nothing of the producer is on its way in a transaction."""
+        return name not in self._flying
+
+    def flying(self, txn: TxnId) -> int:
+        """Entries of it that are on their way."""
+        found = self.known.get(txn)
+        return found.flying if found is not None else 0
+
+    def open_here(self, txn: TxnId) -> OpenHere | None:
+        """Returns an open transaction; None: it has ended, or is not known."""
+        found = self.known.get(txn)
+        if found is None or found.phase is TxnPhase.ENDED:
+            return None
+        holds = found.first is not None and found.first == self.first_hidden
+        waiting = self._shape.end_index - self.stable_index if holds else 0
+        return OpenHere(found.first, found.count, found.size, holds, waiting)
+
+    @property
+    def aborted_entries(self) -> int:
+        return sum(map(len, self.aborted.values()))
+
+    @property
+    def aborted_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    # ------------------------------------------------------------------ snapshots
+    def part(self, ledger_id: int) -> AbortedPart:
+        """Returns the aborted entries in the ledger."""
+        span = self._shape.span(ledger_id)
+        indexes = BitMap64()
+        if span is not None:
+            indexes.add_range(span.first_index, span.end_index)
+            indexes &= self.aborted_indexes
+        return AbortedPart(self.aborted[ledger_id], indexes, self.sizes[ledger_id])
+
+    def opened(self) -> tuple[OpenTxn, ...]:
+        """The open transactions as a snapshot has them. An entry on its way is after its position."""
+        return tuple(
+            OpenTxn(
+                txn, each.first, {id_: entries.copy() for id_, entries in each.entries.items()}, each.indexes.copy(),
+                each.starts.copy(), each.size,
+                {
+                    name: (own.progress, own.last) for name, own in each.numbers.items() if own.progress != NOTHING
+                },
+            )
+            for txn, each in self._hidden.items() if each.first is not None
+        )  # fmt: skip
+
+    def ending(self) -> tuple[TxnId, ...]:
+        """Returns the transactions that have ended, with entries on their way."""
+        return tuple(txn for txn, each in self.known.items() if each.phase is TxnPhase.ENDED)
+
+    def snapshot(self) -> TxnSnapshot:
+        """Returns all of it, as of the last confirmed entry."""
+        parts = {each: self.part(each) for each in self.aborted}
+        return TxnSnapshot(self._shape.confirmed, self.opened(), parts, self.ending())
+
+    def check(self) -> None:
+        """Checks: what is hidden is in order and not aborted; what is stable is confirmed; counts agree."""
+        firsts = [each.first for each in self._hidden.values()]
+        assert all(first is not None for first in firsts), "a transaction without entries hides something"
+        assert firsts == sorted(each for each in firsts if each is not None), "first entries are not in order"
+        assert self.stable <= self._shape.confirmed, "the last stable position is after the last confirmed entry"
+        assert self.stable_index <= self._shape.end_index, "an index that no message has is stable"
+        assert self.aborted.keys() == self.sizes.keys(), "a ledger is not weighed"
+        assert self._hidden.keys() <= self.known.keys(), "entries are hidden that no outcome will show"
+        for txn, each in self.known.items():
+            assert each.phase is not TxnPhase.ENDED or each.flying, "a transaction that is over is kept"
+            assert (txn in self._hidden) is (each.phase is not TxnPhase.ENDED and each.count > 0), "wrongly hidden"
+            assert each.flying == sum(own.flying for own in each.numbers.values()), "entries on their way are lost"
+        senders = {
+            name: {txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and name in each.numbers}
+            for each in self.known.values() for name in each.numbers
+        }  # fmt: skip
+        assert {name: set(each.txns) for name, each in self._senders.items()} == {
+            name: txns for name, txns in senders.items() if txns
+        }, "where a producer sent something is not known"
+        for each in self._hidden.values():
+            assert each.count == sum(map(len, each.entries.values())), "an entry has no start"
+            for ledger_id, entries in each.entries.items():
+                assert entries.isdisjoint(self.aborted.get(ledger_id, BitMap())), "an entry is open and aborted"
+            assert self.aborted_indexes.isdisjoint(each.indexes), "a message is open and aborted"
+

@@ -1,0 +1,441 @@
+"""Begins: ids are given in blocks, to roles within their bounds, and to names of which one holder counts.
+
+A block begins after a gap of random length, so that an id that was given does not tell another one.
+An id that is not used within `lease_s` is void. A begin of a name without a holder takes the name: a record, and what
+earlier holders have open is aborted when it is decided, and again when it is durable. Names and sinks are of a role
+(state_core.py). A name without a begin for `name_idle_s`, and a sink without a begin or a batch for `sink_idle_s`, is
+forgotten; the numbers of holders go on, so none is given twice. How long each was idle is noted at a hand-over, and
+NOTES times in that time, so a take-over counts on from there.
+Guards: tests/broker/transaction/test_names_and_sinks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from ...proto.errors import (
+    BackPressure,
+    InvalidRequest,
+    MagnetarError,
+    NotFound,
+    NotOwner,
+    SinkFenced,
+    TransactionAborted,
+    TransactionEnded,
+    TransactionForgotten,
+    Unavailable,
+)
+from ...proto.states import COUNTER_BITS, TxnState
+from .halves_core import Waits
+from .intents_core import (
+    NAME_MAX,
+    AbortByAdmin,
+    AbortOpen,
+    Begin,
+    Begun,
+    CommitBatch,
+    Detach,
+    End,
+    Intent,
+    Join,
+    Limits,
+    Reason,
+    Verb,
+)
+from .outcomes_core import Outcomes
+from .records_core import (
+    FORGOTTEN,
+    AnyRecord,
+    Detached,
+    Named,
+    Owned,
+    Participant,
+    Prepared,
+    SinkBatch,
+    SinkKept,
+    Tag,
+    Unnamed,
+    committed,
+)
+from .state_core import Key, State
+from .table_core import COUNTER_MAX, EPOCH_MAX, IN_DOUBT, Ending, Live, Phase, state_of
+
+# ----------------------------------------------------------------------------------------------------- ends_core
+# The participants of a transaction, and who may end it: its client, an administrator, or a topic that is deleted.
+#
+# A topic joins before it stores an operation of the transaction. The end names what each participant stored, and a
+# participant that never joined means that something is lost: the transaction is aborted. A repeated end gets the answer
+# of the first one; an end in doubt waits (outcomes_core.py). A role ends, and writes in, what it began itself: of
+# another's it is answered as of an id that was never given (table_core.py).
+# Guards: tests/broker/transaction/test_coordinator_walk.py.
+
+
+RECORD_BYTES_MAX = 4 << 20
+"""Most bytes of a commit, estimated: a record is one entry of the ledger."""
+
+
+class Ends(Outcomes):
+    """The part of a coordinator that decides joins and ends."""
+
+    # ------------------------------------------------------------------ join
+    def _join(self, intent: Join, now: float) -> TxnState:
+        found = self._certain(intent.txn, intent, now, intent.owner)
+        if isinstance(found, Live) and intent.topic:
+            self._take_in(found, intent.topic)
+        return state_of(found)
+
+    def _take_in(self, live: Live, topic: str) -> None:
+        if topic in live.participants:
+            return
+        if live.phase is Phase.PREPARED:
+            raise TransactionEnded(f"{self._id(live.txn)} is prepared: nothing may be added")
+        if len(live.participants) >= self.limits.participants_max:
+            raise InvalidRequest(f"{self._id(live.txn)} has {len(live.participants)} topics: no more may join")
+        live.participants[topic] = Participant(topic)
+
+    def join_now(self, txn: int, topic: str, owner: str | None, now: float) -> bool:
+        """Whether the topic is a participant of a transaction that is not in doubt and has not ended. Without an answer
+        to anybody: False says nothing, ask by a Join."""
+        if self.is_over:
+            return False
+        try:
+            found = self._find(txn, now, owner)
+            if not isinstance(found, Live) or found.phase in IN_DOUBT:
+                return False
+            self._take_in(found, topic)
+        except MagnetarError:
+            return False
+        return True
+
+    # ------------------------------------------------------------------ ends
+    def _end_of(self, intent: End, now: float) -> None:
+        found = self._certain(intent.txn, intent, now, intent.owner)
+        if isinstance(found, Live):
+            self._end_live(found, intent, now)
+        elif isinstance(found, Ending) and _is_to_wait(found, intent):
+            found.visible.append(intent.request)
+        else:
+            self._answer(intent, self._ended(intent, state_of(found)))
+
+    def _ended(self, intent: End, state: TxnState) -> TxnState:
+        """Returns the answer to an end of a transaction that has ended, or raises why it was aborted."""
+        if state is TxnState.COMMITTED or (intent.verb is Verb.ABORT and intent.txn >= self.state.forgotten):
+            return state
+        raise self._why_aborted(intent.txn)
+
+    def _end_live(self, live: Live, intent: End, now: float) -> None:
+        if intent.verb is Verb.ABORT:
+            self._abort(live, Reason.CLIENT, now)
+            self._again([intent], now) if live.phase is not Phase.ABORTING else live.later.append(intent)
+            return
+        if intent.verb is Verb.COMMIT and live.owned.tag is not None:
+            raise InvalidRequest(f"{self._id(live.txn)} is of a sink: it commits with its batch")
+        if intent.verb is Verb.PREPARE and live.phase is Phase.PREPARED:
+            self._answer(intent, TxnState.PREPARED)
+            return
+        self._check_holder(live.owned.owner, live.owned.name, live.owned.holder)
+        listed = self._participants(live, intent.participants, now)
+        if intent.verb is Verb.PREPARE:
+            live.phase = Phase.PREPARING
+            left_s = min(intent.prepared_s or self.limits.prepared_s_max, self.limits.prepared_s_max)
+            self._decide(Prepared(live.txn, live.owned, listed, left_s), None)
+        elif not listed and live.phase is Phase.OPEN:
+            self._commit_nothing(live, now)
+            self._again([intent], now)
+            return
+        else:
+            live.phase = Phase.COMMITTING
+            self._decide(committed({live.txn: listed}, owner=live.owned.owner), None)
+        live.participants = {each.topic: each for each in listed}
+        live.later.append(intent)
+
+    def _participants(self, live: Live, listed: Sequence[Participant], now: float) -> list[Participant]:
+        """Returns the topics that joined, with what the client says of them. A receipt of a topic that never joined
+        cannot be: something of the transaction is lost, and it is aborted."""
+        if not listed:
+            return list(live.participants.values())
+        said = {each.topic: each for each in listed}
+        strange = [each.topic for each in listed if each.entries and each.topic not in live.participants]
+        if strange:
+            self._abort(live, Reason.FAILED, now)
+            raise TransactionAborted(
+                f"{self._id(live.txn)} is aborted: topic {strange[0]} has not joined it", reason=Reason.FAILED.value
+            )
+        found = [said.get(topic) or Participant(topic, 0) for topic in live.participants]
+        size = sum(len(each.topic) + 100 for each in found)
+        if size > RECORD_BYTES_MAX:
+            raise InvalidRequest(f"a commit of {len(found)} participants is larger than {RECORD_BYTES_MAX} bytes")
+        return found
+
+    # ------------------------------------------------------------------ of an administrator
+    def _abort_by_admin(self, intent: AbortByAdmin, now: float) -> None:
+        if intent.txn in self._unused:
+            self._void(intent.txn, Reason.ADMIN, now)
+        found = self._certain(intent.txn, intent, now)
+        if isinstance(found, Live):
+            self._abort(found, Reason.ADMIN, now)
+            if found.phase is Phase.ABORTING:
+                found.later.append(intent)
+                return
+            found = TxnState.ABORTED
+        if found is TxnState.ABORTED and intent.txn < self.state.forgotten:
+            raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
+        self._answer(intent, state_of(found))
+
+    def _abort_open(self, intent: AbortOpen, now: float) -> None:
+        found = self._certain(intent.txn, intent, now)
+        if isinstance(found, Live) and found.phase is Phase.OPEN:
+            self._abort(found, Reason.DELETED, now)
+        row = self._row(intent.txn, now)
+        assert row is not None, "it is none of those that were never used"
+        self._answer(intent, row)
+
+    def _detach(self, intent: Detach) -> None:
+        ending = self._ending.get(intent.txn)
+        if ending is None or intent.topic not in ending.waiting:
+            raise NotFound(f"{self._id(intent.txn)} does not wait for {intent.topic}")
+        if ending.is_durable:
+            self._decide(Detached(intent.txn, intent.topic), intent)
+        else:
+            self._settled(intent.txn, intent.topic)
+            self._answer(intent, None)
+
+
+def _is_to_wait(ending: Ending, intent: End) -> bool:
+    return intent.visible and bool(ending.waiting) and ending.committed is (intent.verb is Verb.COMMIT)
+
+
+# -------------------------------------------------------------------------------------------------- batches_core
+# Batches of sinks: the transactions of a batch commit together, and each batch of a sink once.
+#
+# A sink is written by one query, in batches whose numbers grow. The record that commits the transactions of a batch
+# names it, so a batch that a query repeats after a crash is known. A sink is of a role: what another role commits under
+# that id is another sink (state_core.py). A sink that was not used for `sink_idle_s` is forgotten (begins_core.py).
+# Whatever else was begun for that batch or an earlier one, or for another query, is aborted. While a batch of a sink is
+# in doubt, what is asked about the sink waits. Guards: tests/broker/transaction/test_names_and_sinks.py.
+
+
+class Batches(Ends):
+    """The part of a coordinator that decides batches of sinks."""
+
+    def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
+        super().__init__(number, epoch, state, limits)
+        self._sinks_in_doubt: dict[Key, list[Intent]] = {}
+        self._used_sinks: dict[Key, float] = {}
+
+    def _has_batch(self, intent: Begin | CommitBatch, tag: Tag, now: float) -> bool:
+        """Whether the sink has the batch already. InvalidRequest, SinkFenced, BackPressure; Waits while a batch of it
+        is in doubt."""
+        owner, limits = intent.owner, self.limits
+        if tag.batch < 0:
+            raise InvalidRequest(f"the batches of a sink have numbers from 0, and not {tag.batch}")
+        waiting = self._sinks_in_doubt.get((owner, tag.sink_id))
+        if waiting is not None:
+            waiting.append(intent)
+            raise Waits
+        sinks = self.state.sinks
+        if not sinks.has_room(owner, tag.sink_id, limits.sinks_max, limits.sinks_per_role_max):
+            raise BackPressure(f"coordinator {self.number} knows as many sinks as it may, of all roles or of this one")
+        stored = sinks.find(owner, tag.sink_id)
+        if stored is None:
+            return False
+        self._used_sinks[sinks.key(owner, tag.sink_id)] = now
+        if stored.query_id != tag.query_id:
+            if not intent.adopt:
+                raise SinkFenced(
+                    f"sink {tag.sink_id!r} is written by query {stored.query_id!r}, not {tag.query_id!r}: "
+                    "use another sinkId, or onNewCheckpoint=adopt"
+                )
+            return False
+        return tag.batch <= stored.batch
+
+    def _commit_batch(self, intent: CommitBatch, now: float) -> None:
+        sink = None
+        if intent.sink_id:
+            tag = Tag(intent.sink_id, intent.query_id, intent.batch)
+            if max(len(tag.sink_id), len(tag.query_id)) > NAME_MAX:
+                raise InvalidRequest(f"names of sinks and queries have at most {NAME_MAX} characters")
+            if self._has_batch(intent, tag, now):
+                self._answer(intent, True)
+                return
+            sink = SinkBatch(intent.sink_id, intent.query_id, intent.batch, intent.owner)
+        found = {txn: self._certain(txn, intent, now, intent.owner) for txn in intent.txns}
+        done = [txn for txn, each in found.items() if state_of(each) is TxnState.COMMITTED]
+        if done and sink is None and len(done) == len(found):
+            self._answer(intent, False)
+            return
+        if done:
+            raise TransactionEnded(f"{self._id(done[0])} is committed already, without the others")
+        live = [each for each in found.values() if isinstance(each, Live)]
+        for txn in found:
+            if txn not in self._live:
+                raise self._why_aborted(txn)
+        self._check_batch(intent, live)
+        shares = {each.txn: self._participants(each, intent.txns[each.txn], now) for each in live}
+        if sum(len(each) for each in shares.values()) * 40 > RECORD_BYTES_MAX:
+            raise InvalidRequest(f"a batch of {len(shares)} transactions has too many participants for one record")
+        for each in live:
+            each.phase = Phase.COMMITTING
+            each.participants = {share.topic: share for share in shares[each.txn]}
+        if sink is not None:
+            self._sinks_in_doubt[sink.owner, sink.sink_id] = []
+        self._decide(committed(shares, sink, owner=intent.owner), intent)
+
+    def _check_batch(self, intent: CommitBatch, live: list[Live]) -> None:
+        for each in live:
+            tag = each.owned.tag
+            wanted = (intent.sink_id, intent.query_id, intent.batch) if intent.sink_id else None
+            if (tag and (tag.sink_id, tag.query_id, tag.batch)) != wanted:
+                raise InvalidRequest(f"{self._id(each.txn)} was begun for another batch, or for none")
+            self._check_holder(each.owned.owner, each.owned.name, each.owned.holder)
+
+    def _batch_ended(self, sink: SinkBatch, now: float) -> None:
+        """Aborts what else was begun for the batch, or for a query that the sink was taken from."""
+        key = sink.owner, sink.sink_id
+        self._used_sinks[key] = now
+        for txn in list(self._of_sink.get(key, ())):
+            owned = self._unused[txn].owned if txn in self._unused else self._live[txn].owned
+            assert owned.tag is not None, "it is of a sink"
+            if owned.tag.query_id != sink.query_id or owned.tag.batch <= sink.batch:
+                self._void(txn, Reason.SUPERSEDED, now)
+        self._again(self._sinks_in_doubt.pop(key), now)
+
+
+# --------------------------------------------------------------------------------------------------- begins_core
+
+
+BLOCK_MAX = 1_000
+"""Most ids of one Begin."""
+BLOCKS = 64
+"""Divisor of the room that is left, which one Begin takes at most: those who take ids and do not use them leave some
+for the others."""
+NOTES = 24
+"""Notes of how long a name or a sink was idle, in the time after which it is forgotten."""
+
+
+class Begins(Batches):
+    """The part of a coordinator that decides begins."""
+
+    def __init__(
+        self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
+    ) -> None:
+        super().__init__(number, epoch, state, limits)
+        self._gap = gap
+        self._used_names = {key: now - each.idle_s for key, each in state.names.items()}
+        self._used_sinks = {key: now - each.idle_s for key, each in state.sinks.items()}
+        self._holders = state.holders
+        self._idle_looked_at = self._idle_noted_at = now
+
+    def _begin(self, intent: Begin, now: float) -> None:
+        limits = self.limits
+        if not 0 <= intent.timeout_s <= limits.timeout_s_max:
+            raise InvalidRequest(
+                f"a transaction may stay open for {limits.timeout_s_max:g} s, not {intent.timeout_s:g}; prepare it"
+            )
+        tag = intent.tag
+        texts = (intent.name, *((tag.sink_id, tag.query_id, tag.run) if tag is not None else ()))
+        if max(map(len, texts)) > NAME_MAX:
+            raise InvalidRequest(f"names of owners and sinks have at most {NAME_MAX} characters")
+        if tag is not None and self._has_batch(intent, tag, now):
+            self._answer(intent, Begun(0, 0, 0.0, already=True))
+            return
+        count = self._room(intent)
+        if intent.name and not intent.holder:
+            self._take_name(intent, now)
+            return
+        self._check_holder(intent.owner, intent.name, intent.holder)
+        self._give_ids(intent, count, intent.holder, now)
+
+    def _room(self, intent: Begin) -> int:
+        limits, used = self.limits, len(self._live) + len(self._unused)
+        room = limits.open_max - used
+        if intent.owner and limits.open_per_role_max:
+            room = min(room, limits.open_per_role_max - self._per_owner.get(intent.owner, 0))
+        if room <= 0:
+            raise BackPressure(f"coordinator {self.number} has {used} open transactions: wait for some to end")
+        return min(max(1, intent.count), BLOCK_MAX, max(1, room // BLOCKS))
+
+    def _take_name(self, intent: Begin, now: float) -> None:
+        owner, limits = intent.owner, self.limits
+        if not self.state.names.has_room(owner, intent.name, limits.names_max, limits.names_per_role_max):
+            raise BackPressure(f"coordinator {self.number} knows as many names as it may, of all roles or of this one")
+        self._holders += 1
+        for txn in list(self._of_name.get((owner, intent.name), ())):
+            self._void(txn, Reason.FENCED, now)
+        self._decide(Named(intent.name, self._holders, owner=owner), intent)
+
+    def _named(self, record: Named, intent: Begin, now: float) -> None:
+        for txn in list(self._of_name.get((record.owner, record.name), ())):
+            self._void(txn, Reason.FENCED, now)  # what an earlier begin was given in the meantime, or was in doubt
+        try:
+            self._give_ids(intent, self._room(intent), record.holder, now)
+        except MagnetarError as error:
+            self._answer(intent, error)
+
+    def _give_ids(self, intent: Begin, count: int, holder: int, now: float) -> None:
+        first = self._take_ids(count)
+        if intent.name:
+            self._used_names[self.state.names.key(intent.owner, intent.name)] = now
+        timeout_s = intent.timeout_s or self.limits.timeout_s
+        owned = Owned(intent.owner, timeout_s, intent.name, holder, intent.tag, intent.address)
+        self._lease(range(first, first + count), owned, now)
+        self._answer(intent, Begun(first, count, self.limits.lease_s, holder))
+
+    def _take_ids(self, count: int) -> int:
+        """The first of so many ids in a row. Unavailable, NotOwner: there are none in this epoch."""
+        first = self._next + self._gap()
+        if first + count - 1 > (self.epoch << COUNTER_BITS) + COUNTER_MAX:
+            if self.epoch == EPOCH_MAX:
+                raise Unavailable(f"coordinator {self.number} has no ids any more; use another one")
+            self._give_up("the ids of its epoch are used up")
+            raise NotOwner(f"coordinator {self.number} takes a new epoch; try again")
+        self._next = first + count
+        return first
+
+    # ------------------------------------------------------------------ what is idle
+    def _look_at_idle(self, now: float) -> None:
+        """Forgets what was idle for too long, and notes how long the rest was."""
+        limits, shortest = self.limits, min(self.limits.name_idle_s, self.limits.sink_idle_s)
+        if now - self._idle_looked_at <= shortest / 1000:
+            return
+        self._idle_looked_at = now
+        taken = {
+            (each.record.owner, each.record.name)
+            for each in (*self._gathered, *self._writing) if isinstance(each.record, Named)
+        }  # fmt: skip
+        names = [
+            key for key, _ in self.state.names.items()
+            if now - self._used_names.get(key, now) >= limits.name_idle_s and key not in self._of_name
+            and key not in taken
+        ]  # fmt: skip
+        sinks = [
+            sink for key, sink in self.state.sinks.items()
+            if now - self._used_sinks.get(key, now) >= limits.sink_idle_s and key not in self._of_sink
+            and key not in self._sinks_in_doubt
+        ]  # fmt: skip
+        if names:
+            self._decide(Unnamed([name for _, name in names], [owner for owner, _ in names]), None)
+        for sink in sinks:
+            self._decide(SinkKept(SinkBatch(sink.sink_id, sink.query_id, FORGOTTEN, sink.owner)), None)
+        for key in names:
+            self._used_names.pop(key, None)
+        for sink in sinks:
+            self._used_sinks.pop((sink.owner, sink.sink_id), None)
+        if now - self._idle_noted_at >= shortest / NOTES:
+            self._idle_noted_at = now
+            changing = {*taken, *self._sinks_in_doubt, *names, *((each.owner, each.sink_id) for each in sinks)}
+            for note in list(self._idle_notes(now, changing)):
+                self._decide(note, None)
+
+    def _idle_notes(self, now: float, changing: Collection[Key] = ()) -> Iterator[AnyRecord]:
+        """Yields new records of the names and sinks whose idle time in the record is wrong by a NOTES-th of the limit
+        or more."""
+        limits = self.limits
+        for (owner, name), each in self.state.names.items():
+            idle_s = now - self._used_names.get((owner, name), now)
+            if (owner, name) not in changing and abs(idle_s - each.idle_s) >= limits.name_idle_s / NOTES:
+                yield Named(name, each.holder, idle_s, owner)
+        for key, sink in self.state.sinks.items():
+            idle_s = now - self._used_sinks.get(key, now)
+            if key not in changing and abs(idle_s - sink.idle_s) >= limits.sink_idle_s / NOTES:
+                yield SinkKept(SinkBatch(sink.sink_id, sink.query_id, sink.batch, sink.owner, idle_s))

@@ -1,0 +1,402 @@
+"""The core of a coordinator in one epoch: which transactions are committed. It decides, and waits for nothing.
+
+    effects = coordinator.receive(End(request, txn, Verb.COMMIT, …), now)     an intent
+    append = coordinator.take()                                               all that was decided: one append
+    effects = coordinator.appended(append.number, now)                        a fact
+    effects = coordinator.settled(txn, topic, now) | tick(now) | given_up()
+
+    OPEN ─commit→ COMMITTING ─appended→ COMMITTED ─every participant settled→ done
+     │ └─prepare→ PREPARING ─appended→ PREPARED ─commit→ COMMITTING
+     │                                  └─abort, deadline→ ABORTING ─appended→ ABORTED ─settled→ done
+     └─abort, deadline, fence→ ABORTED (nothing is written) ─settled→ gone
+
+Rules (docs/transactions.md)
+- **Commit is a record.** A transaction is committed when its record is durable, and aborted when there is none and none
+  can come. So "aborted" is answered of an id of this epoch that is in no table, and of one of an earlier epoch of which
+  the ledger says nothing: its coordinator cannot append any more.
+- **Doubt.** While a record of a transaction is on its way nothing is answered about its id: the questions wait in
+  `later` and are asked again when the record is durable. When the append is unknown, `given_up` ends them without an
+  outcome, and the next epoch reads the ledger.
+- **One decision.** Ids are unique, a decision takes the transaction out of the states that others may start from, and
+  all happens in one event loop: two commits make one record.
+- **Settling.** An outcome that is durable is kept until each participant has stored it (`Done`). Results stay for
+  `retention_s` after that: `tick` notes the lowest id that is not done, and forgets what is below it when that time has
+  passed. A participant is never told "forgotten", but ABORTED: what it does not know the outcome of was not committed,
+  for a commit is done only after each participant has stored it (invariant 87).
+- **Time** is monotonic; deadlines begin anew in a new epoch and are never shortened.
+
+`Coordinator` is built up from what each module decides: ids (table_core.py), one append with all that was decided
+(outcomes_core.py), joins and ends (begins_core.py), batches of sinks (begins_core.py), begins and names
+(begins_core.py). This module receives, applies what is durable, and passes time; halves_core.py is a part of it.
+Guards: tests/broker/transaction/.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import assert_never
+
+from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown, TransactionForgotten
+from ...proto.states import COUNTER_BITS, TxnState
+from .begins_core import BLOCK_MAX, Begins
+from .halves_core import Halves, Waits
+from .intents_core import (
+    AbortByAdmin,
+    AbortOpen,
+    Answer,
+    Begin,
+    ChangeHalf,
+    CommitBatch,
+    Detach,
+    Effect,
+    End,
+    EndHalf,
+    Intent,
+    Join,
+    Limits,
+    PrepareHalf,
+    Reason,
+    Result,
+    Status,
+    WatchHalves,
+)
+from .outcomes_core import Decision
+from .records_core import (
+    Aborted,
+    AnyRecord,
+    Committed,
+    Detached,
+    Done,
+    Forgotten,
+    HalfNoted,
+    HalfRecord,
+    HalfRolledBack,
+    HalfStored,
+    HandedLease,
+    HandedOpen,
+    HandedOver,
+    Named,
+    Owned,
+    Participant,
+    Prepared,
+    committed,
+    participants,
+)
+from .state_core import State
+from .table_core import IN_DOUBT, Lease, Live, Phase, state_of
+
+MARKS = 8
+"""Notes of the lowest id that is not done, per retention."""
+HANDED_MAX = 500
+"""Transactions in one record of a hand-over."""
+
+
+class Coordinator(Begins):
+    """A coordinator's epoch. `state` is what its ledger says, and from here on this object alone applies records to it.
+    """
+
+    def __init__(
+        self, number: int, epoch: int, state: State, limits: Limits, now: float, gap: Callable[[], int]
+    ) -> None:
+        """Begins an epoch. `gap`: how many ids are left out before those that are given next, by chance."""
+        super().__init__(number, epoch, state, limits, now, gap)
+        self._marks: deque[tuple[float, int]] = deque()
+        self.halves = Halves(state.halves, limits.halves, self, epoch, now)
+
+    # ------------------------------------------------------------------ intents
+    def start(self, now: float) -> list[Effect]:
+        """The first effects: what earlier epochs decided is settled."""
+        for handed in self.state.handed:
+            if handed.epoch == self.epoch - 1:
+                self._take_handed(handed, now)
+        self.state.handed.clear()
+        for txn, prepared in self.state.prepared.items():
+            live = Live(txn, prepared.owned, now, now + prepared.left_s, Phase.PREPARED)
+            live.participants = {each.topic: each for each in prepared.participants}
+            self._add(live)
+        for txn, outcome in self.state.unsettled.items():
+            self._end(txn, outcome.committed, outcome.waiting.values(), None, now, is_durable=True)
+        self.halves.start(now)
+        return self.take_effects()
+
+    def _take_handed(self, handed: HandedOver, now: float) -> None:
+        for txn, owned, topics in handed.opened:
+            live = Live(txn, owned, now, now + owned.timeout_s)
+            live.participants = {topic: Participant(topic) for topic in topics}
+            self._add(live)
+        for txns, owned in handed.leases:
+            self._lease(txns, owned, now)
+
+    def receive(self, intent: Intent, now: float) -> list[Effect]:
+        if self.is_over:
+            return [Answer(intent.request, NotOwner(f"coordinator {self.number} is moving; look it up again"))]
+        self._receive(intent, now)
+        return self.take_effects()
+
+    def _receive(self, intent: Intent, now: float) -> None:
+        try:
+            match intent:
+                case Begin():
+                    self._begin(intent, now)
+                case Join():
+                    self._answer(intent, self._join(intent, now))
+                case End():
+                    self._end_of(intent, now)
+                case CommitBatch():
+                    self._commit_batch(intent, now)
+                case Status():
+                    self._answer(intent, self._status(intent, now))
+                case AbortByAdmin():
+                    self._abort_by_admin(intent, now)
+                case AbortOpen():
+                    self._abort_open(intent, now)
+                case Detach():
+                    self._detach(intent)
+                case PrepareHalf() | EndHalf() | ChangeHalf() | WatchHalves():
+                    self.halves.receive(intent, now)
+                case _:
+                    assert_never(intent)
+        except Waits:
+            pass
+        except MagnetarError as error:
+            self._answer(intent, error)
+
+    def _status(self, intent: Status, now: float) -> TxnState:
+        self._check_owner(intent.txn, intent.owner)
+        if intent.txn in self._unused:
+            return TxnState.OPEN
+        if (half := self.halves.state_of(intent.txn, intent, intent.owner)) is not None:
+            return half
+        found = self._certain(intent.txn, intent, now, intent.owner)
+        if found is TxnState.ABORTED and intent.txn < self.state.forgotten:
+            raise TransactionForgotten(f"{self._id(intent.txn)} ended more than {self.limits.retention_s:g} s ago")
+        return state_of(found)
+
+    # ------------------------------------------------------------------ of halves (halves_core.py)
+    def decide(self, record: HalfRecord, *, lazily: bool = False) -> None:
+        (self._lazy if lazily else self._gathered).append(Decision(record))
+
+    def do(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def again(self, intents: Iterable[Intent], now: float) -> None:
+        self._again(intents, now)
+
+    def text_of(self, half: int) -> str:
+        return f"half {self._id(half)}"
+
+    def check_id(self, half: int) -> None:
+        if half >> COUNTER_BITS > self.epoch:
+            raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
+        if half >= self._next:
+            raise self._never_given(half)
+
+    def check_owner(self, half: int, owner: str | None) -> None:
+        self._check_owner(half, owner)
+
+    def _is_of_another(self, txn: int, owner: str) -> bool:
+        return self.halves.is_of_another(txn, owner) or super()._is_of_another(txn, owner)
+
+    def take_half_id(self, half: int, now: float) -> bool:
+        self.check_id(half)
+        lease = self._unused.get(half)
+        if lease is None:
+            return False
+        if lease.until <= now:
+            self._void(half, Reason.LEASE, now)
+            return False
+        del self._unused[half]
+        self._unindex(half, lease.owned)
+        return True
+
+    def begin_own(self, owner: str, timeout_s: float, now: float) -> int:
+        txn = self._take_ids(1)
+        self._add(Live(txn, Owned(owner, timeout_s), now, now + timeout_s))
+        return txn
+
+    def commit_own(self, txn: int, listed: Sequence[Participant], half: int, now: float) -> None:
+        live = self._live.get(txn)
+        if live is None or live.phase is not Phase.OPEN:
+            raise self._why_aborted(txn)
+        found = self._participants(live, listed, now)
+        live.phase, live.participants = Phase.COMMITTING, {each.topic: each for each in found}
+        self._decide(committed({txn: found}, half=half, owner=live.owned.owner), None)
+
+    def abort_own(self, txn: int, now: float) -> None:
+        live = self._live.get(txn)
+        if live is not None and live.phase is Phase.OPEN:
+            self._abort(live, Reason.FAILED, now)
+
+    # ------------------------------------------------------------------ what is durable
+    def _durable(self, decision: Decision, now: float) -> None:
+        record, intent = decision
+        self.state.apply(record)
+        match record:
+            case Committed():
+                self._durable_commit(record, intent, now)
+            case Prepared():
+                live = self._live[record.txn]
+                live.phase, live.deadline = Phase.PREPARED, now + record.left_s
+                heapq.heappush(self._deadlines, (live.deadline, live.txn))
+                self._end_outdated(live, now)
+                self._resolved(live, now)
+            case Aborted():
+                live = self._live[record.txn]
+                self._remove(live)
+                self._aborted(live, now, is_durable=True)
+                self._resolved(live, now)
+            case Named() if intent is not None:
+                assert isinstance(intent, Begin), "a name is taken by a begin"
+                self._named(record, intent, now)
+            case Detached():
+                assert intent is not None, "a participant is detached by an administrator"
+                self._settled(record.txn, record.topic)
+                self._answer(intent, None)
+            case Done():
+                for txn in record.txns:
+                    self._ending.pop(txn, None)
+            case HalfStored() | HalfNoted() | HalfRolledBack():
+                self.halves.durable(record, now)
+
+    def _durable_commit(self, record: Committed, intent: Intent | None, now: float) -> None:
+        ended = []
+        for txn, shares in record.txns:
+            live = self._live.get(txn)
+            if live is None:
+                continue  # it was empty, and is counted
+            self._remove(live)
+            self._end(txn, True, participants(record, shares), live.owned, live.began, is_durable=True)
+            self.counters.committed += 1
+            self.counters.ended(now - live.began)
+            ended.append(live)
+        if intent is not None:
+            self._answer(intent, False)
+        for live in ended:
+            self._resolved(live, now)
+        if record.sink is not None:
+            self._batch_ended(record.sink, now)
+        if record.half:
+            self.halves.over(record.half, "committed", now)
+
+    # ------------------------------------------------------------------ time
+    def tick(self, now: float) -> list[Effect]:
+        """Passes deadlines and forgets old outcomes; returns the effects. To be called about once a second."""
+        if self.is_over:
+            return []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, txn = heapq.heappop(self._deadlines)
+            self._passed(txn, now)
+        if len(self._deadlines) > 2 * (len(self._live) + len(self._unused)) + 1000:
+            self._deadlines = [(each.deadline, txn) for txn, each in self._live.items()]
+            self._deadlines += [(each.until, txn) for txn, each in self._unused.items()]
+            heapq.heapify(self._deadlines)
+        self._forget(now)
+        self.halves.tick(now)
+        return self.take_effects()
+
+    def _passed(self, txn: int, now: float) -> None:
+        lease, live = self._unused.get(txn), self._live.get(txn)
+        if lease is not None and lease.until <= now:
+            self._void(txn, Reason.LEASE, now)
+        elif live is not None and live.deadline <= now and live.phase not in IN_DOUBT:
+            self._abort(live, Reason.TIMEOUT, now)
+
+    def _forget(self, now: float) -> None:
+        limits = self.limits
+        if not self._marks or now - self._marks[-1][0] >= limits.retention_s / MARKS:
+            self._marks.append((now, self._lowest()))
+        below = self.state.forgotten
+        while self._marks and now - self._marks[0][0] >= limits.retention_s:
+            below = max(below, self._marks.popleft()[1])
+        if below > self.state.forgotten and not any(isinstance(each.record, Forgotten) for each in self._lazy):
+            self._lazy.append(Decision(Forgotten(below)))
+        self._look_at_idle(now)
+
+    # ------------------------------------------------------------------ the end of the epoch
+    def given_up(self) -> list[Effect]:
+        """Ends all that waits, without an outcome: the next epoch reads the ledger."""
+        self.is_over = True
+        waiting: list[Intent] = [intent for live in self._live.values() for intent in live.later]
+        waiting += [each.intent for each in (*self._gathered, *self._writing) if each.intent is not None]
+        waiting += [intent for intents in self._sinks_in_doubt.values() for intent in intents]
+        waiting += self.halves.give_up()
+        unknown = OutcomeUnknown(f"coordinator {self.number} is moving: ask it again")
+        nothing = NotOwner(f"coordinator {self.number} is moving; look it up again")
+        answers: dict[object, Result] = {
+            intent.request: nothing if isinstance(intent, Join | Status | AbortOpen) else unknown for intent in waiting
+        }
+        answers |= {request: unknown for ending in self._ending.values() for request in ending.visible}
+        self._effects += [Answer(request, result) for request, result in answers.items()]
+        for live in self._live.values():
+            live.later = []
+        for ending in self._ending.values():
+            ending.visible.clear()
+        self._sinks_in_doubt.clear()
+        return self.take_effects()
+
+    def hand_over(self, now: float) -> list[AnyRecord]:
+        """Returns the records with which the next epoch goes on. `is_over` holds and nothing is on its way: nothing is
+        decided after it."""
+        assert self.is_over, "nothing is decided after a hand-over"
+        assert not [*self._writing, *self._gathered], "nothing is in doubt at a hand-over"
+        opened = [
+            HandedOpen(txn, live.owned, list(live.participants))
+            for txn, live in self._live.items() if live.phase is Phase.OPEN
+        ]  # fmt: skip
+        grouped: dict[int, tuple[Lease, list[int]]] = {}
+        for txn, lease in self._unused.items():
+            grouped.setdefault(id(lease), (lease, []))[1].append(txn)
+        leases = [HandedLease(txns, lease.owned) for lease, txns in grouped.values()]
+        records: list[AnyRecord] = [
+            *(each.record for each in self._lazy), *self.halves.notes(now), *self._idle_notes(now)
+        ]  # fmt: skip
+        for start in range(0, max(len(opened), len(leases)), HANDED_MAX):
+            end = start + HANDED_MAX
+            records.append(HandedOver(self.epoch, opened[start:end], leases[start:end]))
+        return records
+
+    # ------------------------------------------------------------------ views
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is open, prepared or unsettled, nor a half to be asked about: it may be left alone until a
+        client asks."""
+        open_ = self._live or self._unused or self._ending or self.state.unsettled or self.state.prepared
+        return not open_ and self.state.halves.is_idle
+
+    def statistics(self) -> dict[str, int]:
+        prepared = sum(live.phase is Phase.PREPARED for live in self._live.values())
+        return {
+            "open": len(self._live) - prepared,
+            "leased": len(self._unused),
+            "prepared": prepared,
+            "unsettled": len(self._ending),
+            "committed": self.counters.committed,
+            "aborted": sum(self.counters.aborted.values()),
+            **{f"halves_{name}": count for name, count in self.halves.statistics().items()},
+        }
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        self.state.check()
+        self.halves.check()
+        own = {txn for txn in (*self._live, *self._unused) if txn >> COUNTER_BITS == self.epoch}
+        assert all(txn < self._next for txn in own), "every id was given before it is used"
+        assert not self._live.keys() & self._unused.keys(), "an id is leased or used"
+        assert not self._live.keys() & self._ending.keys(), "a transaction has an outcome or not"
+        for txn, live in self._live.items():
+            assert not self.state.is_committed(txn), "a live transaction has no outcome"
+            assert (live.phase in IN_DOUBT) or not live.later, "only what is in doubt waits"
+            assert (txn in self.state.prepared) is (
+                live.phase in (Phase.PREPARED, Phase.ABORTING)
+                or (live.phase is Phase.COMMITTING and txn in self.state.prepared)
+            ), "prepared is durable"
+        written = [each.record for each in (*self._gathered, *self._writing)]
+        doubt = {txn for record in written if isinstance(record, Committed) for txn, _ in record.txns}
+        doubt |= {record.txn for record in written if isinstance(record, Prepared | Aborted)}
+        in_doubt = {txn for txn, live in self._live.items() if live.phase in IN_DOUBT}
+        assert doubt - {txn for txn in doubt if txn not in self._live} == in_doubt, "in doubt is what is on its way"
+        for txn, ending in self._ending.items():
+            assert ending.committed is self.state.is_committed(txn), "committed is durable"
+        assert len(self._live) + len(self._unused) <= self.limits.open_max + BLOCK_MAX, "the bound holds"

@@ -1,0 +1,691 @@
+"""Half messages of one coordinator: stored, not published, until their group says commit. A part of Coordinator.
+
+    halves.receive(PrepareHalf | EndHalf | ChangeHalf | WatchHalves, now)       intents
+    halves.left(member) | published(…) | not_published(…) | tick(now)           facts
+    halves.durable(record) | committed(half)                                    facts, of the coordinator
+
+    STORING ─stored→ WAITING ⇄ ASKED ─commit→ PUBLISHING ─published→ COMMITTING ─durable→ committed
+                      │   ↑      └─rollback→ ROLLING_BACK ─durable→ rolled back
+                      ↓   └─revive─┐
+             too old, unknown too often, or not publishable → PARKING → PARKED
+
+Rules (docs/transactions.md, Half messages)
+- **One decision.** A half is committed by the COMMIT record of the transaction that publishes it, which names it
+  (Committed.half): so it is visible exactly if it is committed, and once. A crash before that record leaves an aborted
+  transaction and an undecided half. The first decision takes it out of the phases that another one may start from.
+- **Doubt.** In a phase of `DECIDING` nothing is answered about it: intents wait in `later`.
+- **Roles.** Another role than the one that prepared a half is answered as of an id that was never given, whatever
+  became of the half; a role has a share of the bytes and of the members (`ROLE_SHARE`).
+- **Check-back.** `check_after_s` after it was stored, a member of its group, and of its role, is asked; one at
+  a time, each time another one if there is one. Then the pause is `pause_s`, and doubles up to `pause_s_max`. A
+  member that leaves is replaced at once, the second time after a pause: a question that kills its process does not kill
+  one after the other. While no member is connected nothing is asked, and nothing is counted.
+- **Parked, never dropped.** `unknown_max` answers of UNKNOWN, the age `open_s`, or an error that will stay when it is
+  published park it: only an operator commits, rolls back or revives it. Only an answer counts: a check that failed, was
+  not answered, or could not be asked does not.
+- **Durable**: the messages, the group, the count of UNKNOWN, the age, parked. A late or repeated UNKNOWN counts once,
+  because each question has a number.
+- **Time** is monotonic; the age goes on in a new epoch from what was noted last, and is never too large.
+
+Guards: tests/broker/transaction/test_halves.py, tests/broker/transaction/test_halves_walk.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, assert_never
+
+import msgspec
+from pyroaring import BitMap64
+
+from ...proto.errors import (
+    BackPressure,
+    HalfParked,
+    InvalidRequest,
+    MagnetarError,
+    NotFound,
+    NotOwner,
+    TransactionAborted,
+    TransactionEnded,
+    TransactionForgotten,
+    Unavailable,
+)
+from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnState
+from .intents_core import (
+    NAME_MAX,
+    Answer,
+    AskHalf,
+    ChangeHalf,
+    EndHalf,
+    HalfChange,
+    HalfIntent,
+    HalfIsParked,
+    HalfLimits,
+    HalfPhase,
+    HalfRow,
+    HalfVerb,
+    Intent,
+    PrepareHalf,
+    PublishHalf,
+    Result,
+    WatchHalves,
+)
+from .records_core import HalfNoted, HalfRecord, HalfRolledBack, HalfStored, HalvesForgotten, Participant
+from .state_core import StoredHalves, size_of
+
+if TYPE_CHECKING:
+    from .coordinator_core import Coordinator
+
+WHY_MAX = 300
+ASKED_MAX = 16
+"""Questions to one member at a time."""
+MEMBERS_MAX = 10_000
+ROLE_SHARE = 4
+"""Divisor of the bytes, and of the members, that one role may have."""
+PUBLISH_S = 30.0
+"""Seconds that a transaction which publishes a half may take: readers of its topics wait for no longer."""
+TRIES_S = 60.0
+"""Seconds for which a commit whose messages cannot be published is tried again, and then answered."""
+TRY_PAUSE_S_MAX = 5.0
+MARKS = 8
+"""Groups of outcomes that are forgotten together, per retention."""
+NOTES = 24
+"""Notes of an age, per `open_s`: what a take-over may take from it."""
+
+
+class Phase(enum.Enum):
+    """The phase of a half without an outcome."""
+
+    STORING = "storing"
+    WAITING = "waiting"
+    ASKED = "asked"
+    PUBLISHING = "publishing"
+    COMMITTING = "committing"
+    ROLLING_BACK = "rolling back"
+    PARKING = "parking"
+    PARKED = "parked"
+    REVIVING = "reviving"
+
+
+UNDECIDED = (Phase.WAITING, Phase.ASKED, Phase.PARKED)
+DECIDING = tuple(each for each in Phase if each not in UNDECIDED)
+_SHOWN = {
+    Phase.WAITING: HalfPhase.WAITING, Phase.ASKED: HalfPhase.ASKED, Phase.PARKED: HalfPhase.PARKED,
+    Phase.PUBLISHING: HalfPhase.COMMITTING, Phase.COMMITTING: HalfPhase.COMMITTING,
+}  # fmt: skip
+
+
+class Waits(Exception):
+    """Raised when the intent waits for what is on its way."""
+
+
+class Half(msgspec.Struct):
+    """A half that has no outcome."""
+
+    record: HalfStored
+    born: float  # its age is counted from here
+    phase: Phase
+    later: list[Intent] = msgspec.field(default_factory=list)
+    due: float = 0.0  # when it is looked at again
+    asks: int = 0  # since it was stored, loaded or revived
+    lost: int = 0  # members that left while they were asked
+    member: object = None  # that is asked, or was last
+    check: int = 0  # the number of that question
+    txn: int = 0  # that publishes it; 0: none at the moment
+    tries: int = 0
+    try_until: float = 0.0
+    why: str = ""  # the last failure
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.record.owner, self.record.group
+
+
+class Member(msgspec.Struct):
+    """A member of a group, and the halves that it is asked about."""
+
+    asked: set[int] = msgspec.field(default_factory=set)
+
+
+class Group(msgspec.Struct):
+    """The group of a role and a name; kept while it has halves or members."""
+
+    halves: int = 0
+    members: OrderedDict[object, Member] = msgspec.field(default_factory=OrderedDict)  # the next one to ask comes first
+    ready: dict[int, None] = msgspec.field(default_factory=dict)  # halves that wait for a member with room
+
+
+class Halves:
+    """The half messages of one coordinator."""
+
+    def __init__(
+        self, state: StoredHalves, limits: HalfLimits, coordinator: Coordinator, epoch: int, now: float
+    ) -> None:
+        self.counters = dict.fromkeys(("prepared", "committed", "rolled_back", "parked", "asked"), 0)
+        self._state = state
+        self._limits = limits
+        self._coordinator = coordinator
+        self._check = epoch << 40  # the last number of a question: none is used in two epochs
+        self._halves: dict[int, Half] = {}
+        self._groups: dict[tuple[str, str], Group] = {}
+        self._group_of: dict[object, tuple[str, str]] = {}  # by member
+        self._storing_bytes = 0
+        self._bytes_of: dict[str, int] = {}  # by role, of all that have no outcome
+        self._members_of: dict[str, int] = {}
+        self._due: list[tuple[float, int]] = []
+        self._ended: deque[tuple[float, BitMap64]] = deque()
+        self._noted = now
+
+    def start(self, now: float) -> None:
+        """Starts with the halves of earlier epochs, which are asked about anew."""
+        for record in self._state.open.values():
+            half = Half(record, now - record.age_s, Phase.PARKED if record.parked else Phase.WAITING)
+            self._add(half)
+            if half.phase is Phase.WAITING:
+                self._arm(half, now + record.check_after_s)
+        if ended := self._state.ended():
+            self._ended.append((now, ended))
+
+    # ------------------------------------------------------------------ intents
+    def receive(self, intent: HalfIntent, now: float) -> None:
+        match intent:
+            case PrepareHalf():
+                self._prepare(intent, now)
+            case EndHalf():
+                self._end(intent, now)
+            case ChangeHalf():
+                self._change(intent, now)
+            case WatchHalves():
+                self._watch(intent, now)
+            case _:
+                assert_never(intent)
+
+    def _answer(self, intent: Intent, result: Result) -> None:
+        self._coordinator.do(Answer(intent.request, result))
+
+    def is_of_another(self, half: int, owner: str) -> bool:
+        """Whether it is a half that another role prepared."""
+        found = self._halves.get(half)
+        return found.record.owner != owner if found is not None else self._state.is_of_another(half, owner)
+
+    def state_of(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
+        """Returns the state of a half; None: it is none. InvalidRequest: another role has it. Raises Waits while that
+        is being decided."""
+        self._coordinator.check_owner(half, owner)
+        found = self._halves.get(half)
+        if found is None:
+            return self._state.outcome(half)
+        if found.phase in DECIDING:
+            found.later.append(intent)
+            raise Waits
+        return TxnState.PREPARED
+
+    # ------------------------------------------------------------------ prepare
+    def _prepare(self, intent: PrepareHalf, now: float) -> None:
+        known = self.state_of(intent.half, intent, intent.owner)
+        if known is TxnState.ABORTED:
+            raise self._rolled_back(intent.half)
+        if known is not None:
+            self._answer(intent, known)
+            return
+        group = self._groups.get((intent.owner, intent.group))
+        self._check_size(intent, group.halves if group is not None else 0)
+        if not self._coordinator.take_half_id(intent.half, now):
+            text = self._coordinator.text_of(intent.half)
+            raise TransactionAborted(f"the id {text} is void: prepare the half under another one", reason="void")
+        after_s = min(intent.check_after_s or self._limits.check_after_s, self._limits.open_s)
+        record = HalfStored(
+            intent.half, intent.owner, intent.group, intent.check_key, after_s, list(intent.messages)
+        )
+        self._add(Half(record, now, Phase.STORING, [intent]))
+        self._storing_bytes += size_of(record)
+        self._coordinator.decide(record)
+
+    def _check_size(self, intent: PrepareHalf, open_halves: int) -> None:
+        limits = self._limits
+        if not intent.group or max(len(intent.group), len(intent.check_key)) > NAME_MAX:
+            raise InvalidRequest(f"a half has a group and a check_key of at most {NAME_MAX} characters")
+        if not 1 <= len(intent.messages) <= HALF_MESSAGES_MAX:
+            raise InvalidRequest(f"a half has 1 to {HALF_MESSAGES_MAX} messages, not {len(intent.messages)}")
+        size = sum(len(each.topic) + len(each.entry) for each in intent.messages)
+        if size > HALF_BYTES_MAX:
+            raise InvalidRequest(
+                f"a half of {size} bytes is larger than {HALF_BYTES_MAX}: store the content elsewhere, and send where",
+                limit=HALF_BYTES_MAX,
+            )
+        if open_halves >= limits.group_max:
+            raise BackPressure(
+                f"group {intent.group!r} has {open_halves} halves that are not decided; "
+                "see 'magnetar transactions halves list'"
+            )
+        of_role = self._bytes_of.get(intent.owner, 0) + size if intent.owner else 0
+        if self._state.size_bytes + self._storing_bytes + size > limits.bytes_max or (
+            of_role > limits.bytes_max // ROLE_SHARE
+        ):
+            raise BackPressure("the coordinator holds as many bytes of halves as it may, of all roles or of this one")
+
+    # ------------------------------------------------------------------ decisions
+    def _end(self, intent: EndHalf, now: float) -> None:
+        self._coordinator.check_owner(intent.half, intent.owner)
+        half = self._halves.get(intent.half)
+        if half is None:
+            self._answer(intent, self._ended_as(intent, now))
+            return
+        if intent.verb in (HalfVerb.UNKNOWN, HalfVerb.FAILED):
+            if half.phase is Phase.ASKED and half.check == intent.check:
+                self._undecided(half, intent, now)
+            self._answer(intent, TxnState.PREPARED)
+            return
+        self._wait_if_deciding(half, intent)
+        if half.phase is Phase.PARKED:
+            why = half.record.parked
+            raise HalfParked(
+                f"{self._coordinator.text_of(intent.half)} is parked ({why}): an operator decides, by "
+                "'magnetar transactions halves'", reason=why,
+            )  # fmt: skip
+        self._decided(half, intent, is_commit=intent.verb is HalfVerb.COMMIT, now=now)
+
+    def _ended_as(self, intent: EndHalf, now: float) -> TxnState:
+        """Returns the answer to an end of a half that is not open."""
+        self._coordinator.check_id(intent.half)
+        outcome = self._state.outcome(intent.half)
+        if outcome is None:
+            taken = intent.verb is HalfVerb.ROLLBACK and self._coordinator.take_half_id(intent.half, now)
+            if not taken:
+                raise TransactionForgotten(
+                    f"{self._coordinator.text_of(intent.half)} is not known: it was never stored, or ended long ago"
+                )
+            return TxnState.ABORTED  # and it is not stored later
+        if intent.verb is HalfVerb.COMMIT and outcome is TxnState.ABORTED:
+            raise self._rolled_back(intent.half)
+        if intent.verb is HalfVerb.ROLLBACK and outcome is TxnState.COMMITTED:
+            raise TransactionEnded(f"{self._coordinator.text_of(intent.half)} is committed")
+        return outcome
+
+    def _rolled_back(self, half: int) -> MagnetarError:
+        return TransactionAborted(f"{self._coordinator.text_of(half)} is rolled back", reason="rolled back")
+
+    def _wait_if_deciding(self, half: Half, intent: Intent) -> None:
+        if half.phase in DECIDING:
+            half.later.append(intent)
+            raise Waits
+
+    def _decided(self, half: Half, intent: Intent, *, is_commit: bool, now: float) -> None:
+        self._leave(half)
+        if is_commit:
+            self._publish(half, now)
+            half.try_until, half.tries = now + TRIES_S, 0
+        else:
+            half.phase = Phase.ROLLING_BACK
+            self._coordinator.decide(HalfRolledBack(half.record.half))
+        half.later.append(intent)
+        self._ask(half.key, now)
+
+    def _change(self, intent: ChangeHalf, now: float) -> None:
+        half = self._halves.get(intent.half)
+        if half is None:
+            self._coordinator.check_id(intent.half)
+            wanted = {HalfChange.COMMIT: TxnState.COMMITTED, HalfChange.ROLLBACK: TxnState.ABORTED}.get(intent.verb)
+            outcome = self._state.outcome(intent.half)
+            if outcome is None:
+                raise NotFound(f"{self._coordinator.text_of(intent.half)} is not open")
+            if outcome is not wanted:
+                raise TransactionEnded(f"{self._coordinator.text_of(intent.half)} is {_past(outcome)} already")
+            self._answer(intent, None)
+            return
+        self._wait_if_deciding(half, intent)
+        match intent.verb:
+            case HalfChange.COMMIT | HalfChange.ROLLBACK:
+                self._decided(half, intent, is_commit=intent.verb is HalfChange.COMMIT, now=now)
+            case HalfChange.PARK if half.phase is not Phase.PARKED:
+                self._park(half, "by an operator", now)
+                half.later.append(intent)
+            case HalfChange.REVIVE if half.phase is Phase.PARKED:
+                half.phase, half.born = Phase.REVIVING, now
+                half.later.append(intent)
+                self._coordinator.decide(HalfNoted(half.record.half, 0, 0.0, ""))
+            case HalfChange.REVIVE if half.phase is Phase.WAITING:
+                self._make_ready(half, now)
+                self._answer(intent, None)
+            case _:
+                self._answer(intent, None)
+
+    # ------------------------------------------------------------------ publishing
+    def _publish(self, half: Half, now: float) -> None:
+        """Publishes a half in a transaction. NotOwner: this epoch has no ids any more, and ends."""
+        half.txn = self._coordinator.begin_own(half.record.owner, PUBLISH_S, now)
+        half.phase = Phase.PUBLISHING
+        self._coordinator.do(PublishHalf(half.record.half, half.txn, half.record.messages))
+
+    def published(self, half: int, txn: int, listed: Sequence[Participant], now: float) -> None:
+        found = self._halves.get(half)
+        if found is None or found.phase is not Phase.PUBLISHING or found.txn != txn:
+            self._coordinator.abort_own(txn, now)
+            return
+        try:
+            self._coordinator.commit_own(txn, listed, half, now)
+        except MagnetarError as error:
+            self._failed(found, error, now)
+            return
+        found.phase = Phase.COMMITTING
+
+    def not_published(self, half: int, txn: int, error: MagnetarError, now: float) -> None:
+        self._coordinator.abort_own(txn, now)
+        found = self._halves.get(half)
+        if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
+            self._failed(found, error, now)
+
+    def _failed(self, half: Half, error: MagnetarError, now: float) -> None:
+        half.txn, half.why = 0, f"it is not published: {error.message}"[:WHY_MAX]
+        stays = error.definite and not error.retryable and not isinstance(error, TransactionAborted)
+        if not stays and now < half.try_until:
+            half.tries += 1
+            self._arm(half, now + min(TRY_PAUSE_S_MAX, 0.25 * 2.0**half.tries))
+            return
+        told = error
+        if not stays:
+            text = self._coordinator.text_of(half.record.half)
+            told = Unavailable(f"{text}: {half.why}; nothing of it counts so far")
+        self._refuse(half, told)
+        if stays:
+            self._park(half, half.why, now)
+        elif half.record.parked:
+            half.phase = Phase.PARKED
+            self._resolved(half, now)
+        else:
+            self._wait(half, now)
+            self._resolved(half, now)
+
+    def _refuse(self, half: Half, error: MagnetarError) -> None:
+        """Answers those who wait for the commit."""
+        later, half.later = half.later, []
+        for intent in later:
+            if isinstance(intent, EndHalf | ChangeHalf) and intent.verb == HalfVerb.COMMIT:
+                self._answer(intent, error)
+            else:
+                half.later.append(intent)
+
+    # ------------------------------------------------------------------ checks
+    def _watch(self, intent: WatchHalves, now: float) -> None:
+        if len(self._group_of) >= MEMBERS_MAX:
+            raise BackPressure(f"{MEMBERS_MAX} processes answer for halves here already")
+        of_role = self._members_of.get(intent.owner, 0)
+        if intent.owner and of_role >= MEMBERS_MAX // ROLE_SHARE:
+            raise BackPressure(f"{of_role} processes of this role answer for halves here already")
+        self._members_of[intent.owner] = of_role + 1
+        key = intent.owner, intent.group
+        self._group_of[intent.member] = key
+        self._groups.setdefault(key, Group()).members[intent.member] = Member()
+        self._answer(intent, None)
+        self._ask(key, now)
+
+    def left(self, member: object, now: float) -> None:
+        """Removes a member that is not connected any more; halves it was asked about wait again."""
+        key = self._group_of.pop(member, None)
+        if key is None:
+            return
+        self._members_of[key[0]] -= 1
+        if not self._members_of[key[0]]:
+            del self._members_of[key[0]]
+        asked = self._groups[key].members.pop(member).asked
+        for each in asked:
+            half = self._halves[each]
+            half.lost += 1
+            half.why = "a process that was asked went away"
+            half.phase = Phase.WAITING
+            if half.lost == 1:
+                self._make_ready(half, now, ask=False)
+            else:
+                self._arm(half, now + self._pause(half))
+        self._ask(key, now)
+        self._forget_group(key)
+
+    def _ask(self, key: tuple[str, str], now: float) -> None:
+        """Asks one member about each half that is ready, as far as there is room."""
+        group = self._groups.get(key)
+        while group is not None and group.ready:
+            half = self._halves[next(iter(group.ready))]
+            free = [each for each, member in group.members.items() if len(member.asked) < ASKED_MAX]
+            if not free:
+                return
+            member = next((each for each in free if each != half.member), free[0])
+            del group.ready[half.record.half]
+            group.members.move_to_end(member)
+            group.members[member].asked.add(half.record.half)
+            self._check += 1
+            half.phase, half.member, half.check = Phase.ASKED, member, self._check
+            half.asks += 1
+            self.counters["asked"] += 1
+            self._arm(half, now + self._limits.answer_s)
+            record = half.record
+            self._coordinator.do(AskHalf(
+                member, record.half, half.check, record.check_key, record.unknown, now - half.born,
+                self._limits.answer_s, record.messages,
+            ))  # fmt: skip
+
+    def _undecided(self, half: Half, intent: EndHalf, now: float) -> None:
+        """Handles an answer of the member that was asked: it cannot say."""
+        self._leave(half)
+        if intent.verb is HalfVerb.FAILED:
+            half.why = f"a check failed: {intent.why}"[:WHY_MAX]
+            self._wait(half, now)
+        elif half.record.unknown + 1 >= self._limits.unknown_max:
+            self._park(half, f"{half.record.unknown + 1} checks were answered by UNKNOWN", now, unknown=1)
+        else:
+            self._wait(half, now)
+            # the count is this object's too, before it is durable: the next answer counts on
+            noted = HalfNoted(half.record.half, half.record.unknown + 1, now - half.born, "")
+            half.record = _noted(half.record, noted)
+            self._coordinator.decide(noted)
+        self._ask(half.key, now)
+
+    def _leave(self, half: Half) -> None:
+        """Takes a half out of the questions: it is not asked about any more, nor about to be."""
+        group = self._groups[half.key]
+        group.ready.pop(half.record.half, None)
+        if half.phase is Phase.ASKED and (member := group.members.get(half.member)) is not None:
+            member.asked.discard(half.record.half)
+
+    def _wait(self, half: Half, now: float) -> None:
+        half.phase = Phase.WAITING
+        self._arm(half, now + self._pause(half))
+
+    def _pause(self, half: Half) -> float:
+        doubled = self._limits.pause_s * 2.0 ** min(30, max(0, half.asks - 1))
+        return min(self._limits.pause_s_max, doubled)
+
+    def _make_ready(self, half: Half, now: float, *, ask: bool = True) -> None:
+        """Makes a half ready: the next member with room is asked. While there is none, its deadline alone matters."""
+        self._groups[half.key].ready[half.record.half] = None
+        self._arm(half, half.born + self._limits.open_s)
+        if ask:
+            self._ask(half.key, now)
+
+    def _park(self, half: Half, why: str, now: float, *, unknown: int = 0) -> None:
+        self._leave(half)
+        half.phase = Phase.PARKING
+        self._coordinator.decide(HalfNoted(half.record.half, half.record.unknown + unknown, now - half.born, why))
+        self._ask(half.key, now)
+
+    # ------------------------------------------------------------------ what is durable
+    def durable(self, record: HalfRecord, now: float) -> None:
+        match record:
+            case HalfStored():
+                half = self._halves[record.half]
+                self._storing_bytes -= size_of(record)
+                self.counters["prepared"] += 1
+                half.phase = Phase.WAITING
+                self._arm(half, now + record.check_after_s)
+                self._resolved(half, now)
+            case HalfNoted():
+                self._is_noted(record, now)
+            case HalfRolledBack():
+                self.over(record.half, "rolled_back", now)
+
+    def _is_noted(self, record: HalfNoted, now: float) -> None:
+        half = self._halves.get(record.half)
+        if half is None:
+            return
+        if record.parked and half.phase is Phase.PARKING:
+            half.phase = Phase.PARKED
+            half.record = _noted(half.record, record)
+            self.counters["parked"] += 1
+            self._coordinator.do(HalfIsParked(record.half, half.record.group, record.parked))
+            self._resolved(half, now)
+        elif half.phase is Phase.REVIVING and not record.parked:
+            half.record = _noted(half.record, record)
+            half.asks, half.lost, half.phase = 0, 0, Phase.WAITING
+            self._make_ready(half, now)
+            self._resolved(half, now)
+
+    def over(self, number: int, how: str, now: float) -> None:
+        """Ends a half, "committed" or "rolled_back", whose outcome is durable."""
+        half = self._halves.pop(number)
+        self.counters[how] += 1
+        self._groups[half.key].halves -= 1
+        owner = half.record.owner
+        self._bytes_of[owner] -= size_of(half.record)
+        if not self._bytes_of[owner]:
+            del self._bytes_of[owner]
+        self._forget_group(half.key)
+        if not self._ended or now - self._ended[-1][0] >= self._limits.retention_s / MARKS:
+            self._ended.append((now, BitMap64()))
+        self._ended[-1][1].add(number)
+        self._resolved(half, now)
+
+    def _resolved(self, half: Half, now: float) -> None:
+        later, half.later = half.later, []
+        self._coordinator.again(later, now)
+
+    def _add(self, half: Half) -> None:
+        self._halves[half.record.half] = half
+        owner = half.record.owner
+        self._bytes_of[owner] = self._bytes_of.get(owner, 0) + size_of(half.record)
+        self._groups.setdefault(half.key, Group()).halves += 1
+
+    def _forget_group(self, key: tuple[str, str]) -> None:
+        group = self._groups[key]
+        if not group.halves and not group.members:
+            del self._groups[key]
+
+    # ------------------------------------------------------------------ time
+    def _arm(self, half: Half, due: float) -> None:
+        half.due = due if half.phase is not Phase.WAITING else min(due, half.born + self._limits.open_s)
+        heapq.heappush(self._due, (half.due, half.record.half))
+
+    def tick(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            due, number = heapq.heappop(self._due)
+            half = self._halves.get(number)
+            if half is not None and half.due == due:
+                half.due = float("inf")
+                self._passed(half, now)
+        if len(self._due) > 2 * len(self._halves) + 1000:
+            self._due = [(each.due, number) for number, each in self._halves.items() if each.due != float("inf")]
+            heapq.heapify(self._due)
+        self._forget(now)
+        if now - self._noted >= self._limits.open_s / NOTES:
+            self._noted = now
+            for note in self.notes(now):
+                self._coordinator.decide(note)
+
+    def _passed(self, half: Half, now: float) -> None:
+        match half.phase:
+            case Phase.ASKED:
+                self._leave(half)
+                half.why = f"a check was not answered within {self._limits.answer_s:g} s"
+                self._wait(half, now)
+                self._ask(half.key, now)
+            case Phase.WAITING if now - half.born >= self._limits.open_s:
+                why = f"it was not decided within {self._limits.open_s:g} s" + (f"; {half.why}" if half.why else "")
+                self._park(half, why[:WHY_MAX], now)
+            case Phase.WAITING:
+                self._make_ready(half, now)
+            case Phase.PUBLISHING if not half.txn:
+                with suppress(NotOwner):
+                    self._publish(half, now)
+
+    def _forget(self, now: float) -> None:
+        """Forgets outcomes that were kept for `retention_s`, up to an eighth longer."""
+        kept_s = self._limits.retention_s * (1 + 1 / MARKS)
+        while self._ended and now - self._ended[0][0] >= kept_s:
+            self._coordinator.decide(HalvesForgotten(self._ended.popleft()[1].serialize()), lazily=True)
+
+    def notes(self, now: float) -> list[HalfNoted]:
+        """Returns notes with the ages of the halves."""
+        return [
+            HalfNoted(number, half.record.unknown, now - half.born, "")
+            for number, half in self._halves.items() if half.phase in (Phase.WAITING, Phase.ASKED)
+        ]  # fmt: skip
+
+    # ------------------------------------------------------------------ the end of the epoch
+    def give_up(self) -> list[Intent]:
+        """Removes and returns all intents that wait."""
+        waiting = [intent for half in self._halves.values() for intent in half.later]
+        for half in self._halves.values():
+            half.later = []
+        return waiting
+
+    @property
+    def own(self) -> set[int]:
+        """Transactions that publish a half now: they end with this epoch."""
+        return {half.txn for half in self._halves.values() if half.phase is Phase.PUBLISHING and half.txn}
+
+    # ------------------------------------------------------------------ views
+    def statistics(self) -> dict[str, int]:
+        parked = sum(half.phase is Phase.PARKED for half in self._halves.values())
+        return {"open": len(self._halves) - parked, "parked": parked, "bytes": self._state.size_bytes}
+
+    def rows(self, now: float, half: int | None, group: str, limit: int) -> list[HalfRow]:
+        """Returns the half messages, the oldest first; `half`: this one alone; `group`: those of one; empty: of all."""
+        if half is not None:
+            chosen = [each for each in (self._halves.get(half),) if each is not None]
+        else:
+            chosen = [each for each in self._halves.values() if group in ("", each.record.group)]
+        return [self._row(each, now) for each in sorted(chosen, key=lambda each: each.born)[:limit]]
+
+    def _row(self, half: Half, now: float) -> HalfRow:
+        record = half.record
+        return HalfRow(
+            record.half, _SHOWN.get(half.phase, HalfPhase.ENDING), record.owner, record.group, record.check_key,
+            now - half.born, record.unknown, len(self._groups[half.key].members), size_of(record),
+            list(dict.fromkeys(each.topic for each in record.messages)), record.parked or half.why,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        storing = {number for number, half in self._halves.items() if half.phase is Phase.STORING}
+        assert self._halves.keys() - storing == self._state.open.keys(), "what is open is durable, or on its way"
+        asked = {
+            number: member for group in self._groups.values() for member, each in group.members.items()
+            for number in each.asked
+        }  # fmt: skip
+        assert len(asked) == sum(len(m.asked) for g in self._groups.values() for m in g.members.values()), (
+            "one member is asked about a half at a time"
+        )
+        ready = [number for group in self._groups.values() for number in group.ready]
+        for number, half in self._halves.items():
+            assert (number in asked) is (half.phase is Phase.ASKED), "who is asked has the question"
+            assert half.phase in DECIDING or not half.later, "only what is being decided waits"
+            assert half.phase is not Phase.PARKED or half.record.parked, "parked is durable"
+            assert half.phase is not Phase.WAITING or half.due < float("inf"), "what waits is looked at again"
+        assert all(self._halves[number].phase is Phase.WAITING for number in ready), "what is ready waits"
+        for key, group in self._groups.items():
+            assert group.halves == sum(half.key == key for half in self._halves.values()), "halves are counted"
+            free = any(len(member.asked) < ASKED_MAX for member in group.members.values())
+            assert not (group.ready and free), "a member with room is asked"
+
+
+def _noted(record: HalfStored, note: HalfNoted) -> HalfStored:
+    return HalfStored(
+        record.half, record.owner, record.group, record.check_key, record.check_after_s, record.messages,
+        note.unknown, note.age_s, note.parked,
+    )  # fmt: skip
+
+
+def _past(outcome: TxnState) -> str:
+    return "committed" if outcome is TxnState.COMMITTED else "rolled back"

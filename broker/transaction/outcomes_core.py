@@ -1,0 +1,232 @@
+"""How a transaction gets its outcome: what is decided is gathered for one append, and told when that is durable.
+
+    take() → appended(number)     one append at a time, with all that was decided; `hurry`: also what may wait
+    settled(txn, topic)           a participant has stored the outcome
+
+An abort of an open transaction writes nothing: without a record of a commit it is aborted. An abort of a prepared one,
+and each commit, is a record. Effects are collected here, and leave with the answer to the event that caused them.
+What a durable record means is the coordinator's (coordinator_core.py).
+"""
+
+from __future__ import annotations
+
+import abc
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...proto.errors import NotOwner
+from ...proto.states import COUNTER_BITS, TxnState
+from .halves_core import Waits
+from .intents_core import Answer, Append, Effect, GiveUp, Intent, Limits, Reason, Result, Settle
+from .records_core import Aborted, AnyRecord, Done, Owned, Participant, committed
+from .state_core import State
+from .table_core import IN_DOUBT, Ending, Live, Phase, Table
+
+
+class Decision(NamedTuple):
+    """A record to write, and who asked for it."""
+
+    record: AnyRecord
+    intent: Intent | None = None
+
+
+class Outcomes(Table, abc.ABC):
+    """Decides, aborts and settles; what is asked for is received by the classes that build on it."""
+
+    def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
+        super().__init__(number, epoch, state, limits)
+        self.is_over = False  # it gave itself up, or is closing: it answers nothing new
+        self._gathered: list[Decision] = []
+        self._lazy: list[Decision] = []  # go with the next append, or with the next tick
+        self._writing: list[Decision] = []
+        self._number = 0
+        self._effects: list[Effect] = []
+
+    @abc.abstractmethod
+    def _receive(self, intent: Intent, now: float) -> None:
+        """Handles an intent: its answer is among the effects, or it waits."""
+
+    @abc.abstractmethod
+    def _durable(self, decision: Decision, now: float) -> None:
+        """Applies a decision whose record is durable; the state has it already."""
+
+    # ------------------------------------------------------------------ records
+    def _decide(self, record: AnyRecord, intent: Intent | None) -> None:
+        self._gathered.append(Decision(record, intent))
+
+    def hurry(self) -> None:
+        """Moves what may wait for another append into the next one: it has waited long enough."""
+        self._gathered += self._lazy
+        self._lazy = []
+
+    def take(self) -> Append | None:
+        """Returns what is to be appended now; None: nothing, or an append is on its way."""
+        if self._writing or not self._gathered:
+            return None
+        self._writing = [*self._gathered, *self._lazy]
+        self._gathered, self._lazy = [], []
+        self._number += 1
+        return Append(self._number, [each.record for each in self._writing])
+
+    def appended(self, number: int, now: float) -> list[Effect]:
+        """Notes that the records of an append are durable; returns the effects."""
+        assert number == self._number, "one append at a time"
+        assert self._writing, "an append has records"
+        decisions, self._writing = self._writing, []
+        self.counters.records += len(decisions)
+        for decision in decisions:
+            self._durable(decision, now)
+        return self.take_effects()
+
+    @property
+    def has_decided(self) -> bool:
+        return bool(self._gathered)
+
+    @property
+    def has_lazy(self) -> bool:
+        return bool(self._lazy)
+
+    # ------------------------------------------------------------------ effects
+    def _answer(self, intent: Intent, result: Result) -> None:
+        self._effects.append(Answer(intent.request, result))
+
+    def take_effects(self) -> list[Effect]:
+        """Returns the effects of a fact about a half (`halves.left`, `published`, `not_published`)."""
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _give_up(self, why: str) -> None:
+        self.is_over = True
+        self._effects.append(GiveUp(why))
+
+    def _resolved(self, live: Live, now: float) -> None:
+        later, live.later = live.later, []
+        self._again(later, now)
+
+    def _again(self, intents: Iterable[Intent], now: float) -> None:
+        for intent in intents:
+            self._receive(intent, now)
+
+    # ------------------------------------------------------------------ uses and doubt
+    def _find(self, txn: int, now: float, owner: str | None = None) -> Live | Ending | TxnState:
+        """Uses an id that was leased. NotOwner, InvalidRequest: it is none of this coordinator's ids so far, or none of
+        the role's."""
+        if txn >> COUNTER_BITS > self.epoch:
+            raise NotOwner(f"coordinator {self.number} has a later epoch elsewhere; look it up again")
+        self._check_owner(txn, owner)
+        if txn in self._unused:
+            self._use(txn, now)
+        found = self._live.get(txn) or self._ending.get(txn)
+        if found is not None:
+            return found
+        if self.state.is_committed(txn):
+            return TxnState.COMMITTED
+        if txn >= self._next:
+            raise self._never_given(txn)
+        return TxnState.ABORTED
+
+    def _use(self, txn: int, now: float) -> None:
+        owned = self._unused[txn].owned
+        if self._unused[txn].until <= now:
+            self._void(txn, Reason.LEASE, now)
+        elif self._is_superseded(owned):
+            self._void(txn, Reason.SUPERSEDED, now)
+        else:
+            del self._unused[txn]  # its owner, name and sink have it as before
+            self._live[txn] = Live(txn, owned, now, now + owned.timeout_s)
+            heapq.heappush(self._deadlines, (now + owned.timeout_s, txn))
+            self.counters.begun += 1
+
+    def _certain(self, txn: int, intent: Intent, now: float, owner: str | None = None) -> Live | Ending | TxnState:
+        """Returns what `_find` finds. Raises Waits while it is in doubt; the intent is received again later."""
+        found = self._find(txn, now, owner)
+        if isinstance(found, Live) and found.phase in IN_DOUBT:
+            found.later.append(intent)
+            raise Waits
+        return found
+
+    # ------------------------------------------------------------------ outcomes
+    def _commit_nothing(self, live: Live, now: float) -> None:
+        """Commits a transaction without effect: its record may be lost with the coordinator, and goes with the next
+        append."""
+        self._remove(live)
+        record = committed({live.txn: []}, owner=live.owned.owner)
+        self.state.apply(record)
+        self._lazy.append(Decision(record))
+        self.counters.committed += 1
+        self.counters.ended(now - live.began)
+
+    def _abort(self, live: Live, reason: Reason, now: float) -> None:
+        """Aborts `live`, which is OPEN or PREPARED."""
+        live.reason = reason
+        if live.phase is Phase.PREPARED:
+            live.phase = Phase.ABORTING
+            self._decide(Aborted(live.txn, list(live.participants), live.owned.owner), None)
+            return
+        assert live.phase is Phase.OPEN, "a transaction in doubt is not aborted"
+        self._remove(live)
+        self._aborted(live, now, is_durable=False)
+
+    def _aborted(self, live: Live, now: float, *, is_durable: bool) -> None:
+        self.counters.ended(now - live.began)
+        self._remember(live.txn, live.reason, live.owned.owner)
+        self._end(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
+
+    def _void(self, txn: int, reason: Reason, now: float) -> None:
+        """Aborts whatever is not in doubt."""
+        lease = self._unused.pop(txn, None)
+        if lease is not None:
+            self._unindex(txn, lease.owned)
+            self._remember(txn, reason, lease.owned.owner)
+            return
+        live = self._live[txn]
+        if live.phase not in IN_DOUBT:
+            self._abort(live, reason, now)
+
+    def _end_outdated(self, live: Live, now: float) -> None:
+        """Aborts one that was in doubt when its name got a later holder, or its sink the batch."""
+        owned = live.owned
+        if live.phase not in (Phase.OPEN, Phase.PREPARED):
+            return
+        holder = self.state.names.find(owned.owner, owned.name) if owned.name else None
+        if holder is not None and holder.holder > owned.holder:
+            self._abort(live, Reason.FENCED, now)
+        elif self._is_superseded(owned):
+            self._abort(live, Reason.SUPERSEDED, now)
+
+    # ------------------------------------------------------------------ settling
+    def _end(
+        self, txn: int, is_committed: bool, waiting: Iterable[Participant], owned: Owned | None, began: float, *,
+        is_durable: bool,
+    ) -> None:  # fmt: skip
+        each_waiting = {each.topic: each for each in waiting}
+        if not each_waiting:
+            if is_durable and txn in self.state.unsettled:
+                self._lazy.append(Decision(Done([txn])))
+            return
+        self._ending[txn] = Ending(is_committed, each_waiting, owned, began, is_durable)
+        self._effects += [Settle(txn, is_committed, each) for each in each_waiting.values()]
+
+    def settled(self, txn: int, topic: str) -> list[Effect]:
+        """Notes that the topic has stored the outcome; repeated, or late: nothing."""
+        self._settled(txn, topic)
+        return self.take_effects()
+
+    def _settled(self, txn: int, topic: str) -> None:
+        ending = self._ending.get(txn)
+        if ending is None or ending.waiting.pop(topic, None) is None or ending.waiting:
+            return
+        self.counters.settled += 1
+        state = TxnState.COMMITTED if ending.committed else TxnState.ABORTED
+        self._effects += [Answer(request, state) for request in ending.visible]
+        ending.visible.clear()
+        if ending.is_durable:
+            self._lazy.append(Decision(Done([txn])))
+        else:
+            del self._ending[txn]
+
+    def owed(self, txn: int, topic: str) -> Participant | None:
+        """Returns what a durable commit says of a topic that has not stored it. None: there is no such thing."""
+        ending = self._ending.get(txn)
+        return ending.waiting.get(topic) if ending is not None and ending.committed and ending.is_durable else None

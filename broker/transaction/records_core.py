@@ -1,0 +1,260 @@
+"""The records that a coordinator writes into its ledger. A record is atomic: all of it counts, or nothing.
+
+    Committed   the transactions in it are committed, together; and the sink has that batch
+    Prepared    the transaction survives its coordinator, until its deadline
+    Aborted     a prepared transaction is aborted (one that was not prepared is aborted by having no record)
+    Done        every participant has stored the outcome
+    Detached    an administrator gave a participant up
+    Named       the name has this holder, and no earlier one
+    Unnamed     the names are forgotten
+    Forgotten   outcomes of ids below are not kept any more
+    HandedOver  the owner of `epoch` ended in order: these are open, for the next epoch alone
+    Kept        in a snapshot alone: outcomes of transactions that are done
+    Counted     in a snapshot alone: the largest number of a holder
+    SinkKept    the last batch of a sink, and how long it was idle; of batch FORGOTTEN: the sink is not kept any more
+    HalfStored, HalfNoted, HalfRolledBack, HalvesKept, HalvesForgotten: of half messages (state_core.py)
+
+Ids are the lower halves of `TxnId` (`least`): the coordinator is the ledger's. A deadline begins anew in a new epoch,
+so times are how long something may take. Names and sinks are of the role `owner` (state_core.py); a version that knew
+no owners wrote records without it. The bytes are broker/transaction/entries_format.py's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+
+class Participant(NamedTuple):
+    """A topic, and what the client knows of its entries there (broker/common/transactions.py `Settlement`)."""
+
+    topic: str
+    entries: int = -1
+    ledger: int = -1
+    entry: int = -1
+
+
+class Share(NamedTuple):
+    """A Participant whose topic is a number in the record's list of topics."""
+
+    topic: int
+    entries: int
+    ledger: int
+    entry: int
+
+
+class Tag(msgspec.Struct, frozen=True, array_like=True):
+    """The tag of a transaction of a sink: an attempt at one batch of one query."""
+
+    sink_id: str
+    query_id: str
+    batch: int
+    run: str = ""
+
+
+class Owned(msgspec.Struct, frozen=True, array_like=True):
+    """The owner of a transaction, and its name."""
+
+    owner: str  # role that began it
+    timeout_s: float
+    name: str = ""
+    holder: int = 0  # of the name
+    tag: Tag | None = None
+    address: str = ""  # of the client that began it
+
+
+FORGOTTEN = -1
+"""The batch of a sink that is forgotten. (A version that does not know it takes the sink as one without a batch.)"""
+
+
+class SinkBatch(msgspec.Struct, frozen=True, array_like=True):
+    """The last batch of a sink that was committed."""
+
+    sink_id: str
+    query_id: str
+    batch: int
+    owner: str = ""
+    idle_s: float = 0.0  # when the record was written
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """A record of the coordinator's ledger."""
+
+
+class Committed(Record, frozen=True, array_like=True, tag=1):
+    """Commits transactions, together."""
+
+    txns: list[tuple[int, list[Share]]]
+    topics: list[str]
+    sink: SinkBatch | None = None
+    half: int = 0  # that the transaction publishes: it is committed with it; 0: none
+    owner: str = ""  # of the transactions
+
+
+class Prepared(Record, frozen=True, array_like=True, tag=2):
+    """Prepares a transaction: it survives its coordinator, until its deadline."""
+
+    txn: int
+    owned: Owned
+    participants: list[Participant]
+    left_s: float
+
+
+class Aborted(Record, frozen=True, array_like=True, tag=3):
+    """Aborts a prepared transaction."""
+
+    txn: int
+    topics: list[str]
+    owner: str = ""
+
+
+class Done(Record, frozen=True, array_like=True, tag=4):
+    """Notes that every participant has stored the outcomes."""
+
+    txns: list[int]
+
+
+class Detached(Record, frozen=True, array_like=True, tag=5):
+    """Notes that an administrator gave a participant up."""
+
+    txn: int
+    topic: str
+
+
+class Named(Record, frozen=True, array_like=True, tag=6):
+    """Gives a name to a holder, and to no earlier one."""
+
+    name: str
+    holder: int
+    idle_s: float = 0.0
+    owner: str = ""
+
+
+class Unnamed(Record, frozen=True, array_like=True, tag=7):
+    """Forgets names."""
+
+    names: list[str]
+    owners: list[str] = []  # of each of them; fewer: of no role
+
+
+class Forgotten(Record, frozen=True, array_like=True, tag=8):
+    """Forgets the outcomes of ids below."""
+
+    below: int
+
+
+class HandedOpen(NamedTuple):
+    """An open transaction, with the topics that joined it."""
+
+    txn: int
+    owned: Owned
+    topics: list[str]
+
+
+class HandedLease(NamedTuple):
+    """Ids that were given and not used."""
+
+    txns: list[int]
+    owned: Owned
+
+
+class HandedOver(Record, frozen=True, array_like=True, tag=9):
+    """Hands over the open transactions to the next epoch."""
+
+    epoch: int
+    opened: list[HandedOpen]
+    leases: list[HandedLease]
+
+
+class Kept(Record, frozen=True, array_like=True, tag=10):
+    """The outcomes of transactions that are done, in a snapshot."""
+
+    high: int  # the ids' upper 31 bits
+    committed: bytes  # their lower 32 bits: a portable roaring bitmap
+    owners: dict[str, bytes] = {}  # those of them that a role began
+
+
+class Counted(Record, frozen=True, array_like=True, tag=11):
+    """The largest number of a holder, in a snapshot."""
+
+    holders: int
+
+
+class SinkKept(Record, frozen=True, array_like=True, tag=12):
+    """The last batch of a sink, and how long it was idle."""
+
+    sink: SinkBatch
+
+
+class HalfMessage(NamedTuple):
+    """A message of a half: the client-part of an entry that is not published."""
+
+    topic: str
+    entry: bytes
+
+
+class HalfStored(Record, frozen=True, array_like=True, tag=13):
+    """Stores a half message."""
+
+    half: int
+    owner: str  # role that prepared it
+    group: str
+    check_key: str
+    check_after_s: float
+    messages: list[HalfMessage]
+    unknown: int = 0
+    age_s: float = 0.0
+    parked: str = ""
+
+
+class HalfNoted(Record, frozen=True, array_like=True, tag=14):
+    """Notes the age of a half message, and whether it is parked."""
+
+    half: int
+    unknown: int  # answers of that kind
+    age_s: float  # when this was written
+    parked: str  # why; empty: it is not
+
+
+class HalfRolledBack(Record, frozen=True, array_like=True, tag=15):
+    """Rolls a half message back."""
+
+    half: int
+
+
+class HalvesKept(Record, frozen=True, array_like=True, tag=16):
+    """The outcomes of half messages, in a snapshot."""
+
+    committed: bytes  # portable roaring bitmaps of 64 bits
+    rolled_back: bytes
+    owners: dict[str, bytes] = {}  # those of both that a role prepared
+
+
+class HalvesForgotten(Record, frozen=True, array_like=True, tag=17):
+    """Forgets outcomes of half messages."""
+
+    halves: bytes
+
+
+HalfRecord = HalfStored | HalfNoted | HalfRolledBack | HalvesKept | HalvesForgotten
+AnyRecord = (
+    Committed | Prepared | Aborted | Done | Detached | Named | Unnamed | Forgotten | HandedOver | Kept | Counted
+    | SinkKept | HalfRecord
+)  # fmt: skip
+
+
+def committed(
+    txns: dict[int, list[Participant]], sink: SinkBatch | None = None, half: int = 0, owner: str = ""
+) -> Committed:
+    """The record of transactions and their participants."""
+    topics: dict[str, int] = {}
+    rows = [
+        (txn, [Share(topics.setdefault(each.topic, len(topics)), *each[1:]) for each in participants])
+        for txn, participants in txns.items()
+    ]
+    return Committed(rows, list(topics), sink, half, owner)
+
+
+def participants(record: Committed, shares: list[Share]) -> list[Participant]:
+    return [Participant(record.topics[share.topic], *share[1:]) for share in shares]

@@ -1,0 +1,410 @@
+"""The state of a coordinator's ledger: what its records make, one after the other, and nothing else.
+
+    state.apply(record)      when the record is durable, and in the same order when the ledger is read
+    state.snapshot()         the records that make the same state anew: a ledger begins with them
+
+So an owner and the one after it have the same state, and a restart changes nothing.
+Guards: tests/broker/transaction/test_coordinator_walk.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from typing import Generic, TypeVar, assert_never
+
+import msgspec
+from pyroaring import BitMap, BitMap64
+
+from ...proto.states import TxnState
+from .records_core import (
+    FORGOTTEN,
+    Aborted,
+    AnyRecord,
+    Committed,
+    Counted,
+    Detached,
+    Done,
+    Forgotten,
+    HalfNoted,
+    HalfRecord,
+    HalfRolledBack,
+    HalfStored,
+    HalvesForgotten,
+    HalvesKept,
+    HandedOver,
+    Kept,
+    Named,
+    Owned,
+    Participant,
+    Prepared,
+    SinkBatch,
+    SinkKept,
+    Unnamed,
+    committed,
+    participants,
+)
+
+# -------------------------------------------------------------------------------------------- stored_halves_core
+# The half messages that a coordinator's ledger has, and how those that ended did: a part of its state.
+#
+#     halves.apply(record) | committed(half)     as of State: when it is durable, and when the ledger is read
+#     halves.outcome(half)                       COMMITTED, ABORTED; None: it is open, forgotten, or never was stored
+#
+# A half is in `open` from its HalfStored to the record that ends it: the COMMIT of the transaction that published it
+# (Committed.half), or HalfRolledBack. Then its id is in one of two bitmaps until HalvesForgotten. Its age is what was
+# noted last: a time since the last note is not counted over a take-over, so that no clock of another machine matters.
+# Guards: tests/broker/transaction/test_halves_walk.py.
+
+
+class StoredHalves:
+    """The half messages of a coordinator's ledger."""
+
+    __slots__ = ("_committed", "_of", "_rolled_back", "open", "size_bytes")
+
+    def __init__(self) -> None:
+        self.open: dict[int, HalfStored] = {}
+        self.size_bytes = 0  # of the messages of all that are open
+        self._committed = BitMap64()
+        self._rolled_back = BitMap64()
+        self._of: dict[str, BitMap64] = {}  # those that ended, by the role that prepared them
+
+    def apply(self, record: HalfRecord) -> None:
+        match record:
+            case HalfStored():
+                self.open[record.half] = record
+                self.size_bytes += size_of(record)
+            case HalfNoted():
+                found = self.open.get(record.half)
+                if found is not None:
+                    self.open[record.half] = msgspec.structs.replace(
+                        found, unknown=record.unknown, age_s=record.age_s, parked=record.parked
+                    )
+            case HalfRolledBack():
+                self._remove(record.half)
+                self._rolled_back.add(record.half)
+            case HalvesKept():
+                self._committed = BitMap64.deserialize(record.committed)
+                self._rolled_back = BitMap64.deserialize(record.rolled_back)
+                self._of = {owner: BitMap64.deserialize(ids) for owner, ids in record.owners.items()}
+            case HalvesForgotten():
+                forgotten = BitMap64.deserialize(record.halves)
+                self._committed -= forgotten
+                self._rolled_back -= forgotten
+                left = {owner: ids - forgotten for owner, ids in self._of.items()}
+                self._of = {owner: ids for owner, ids in left.items() if ids}
+            case _:
+                assert_never(record)
+
+    def committed(self, half: int) -> None:
+        self._remove(half)
+        self._committed.add(half)
+
+    def _remove(self, half: int) -> None:
+        stored = self.open.pop(half)
+        self.size_bytes -= size_of(stored)
+        if stored.owner:
+            self._of.setdefault(stored.owner, BitMap64()).add(half)
+
+    def outcome(self, half: int) -> TxnState | None:
+        if half in self._committed:
+            return TxnState.COMMITTED
+        return TxnState.ABORTED if half in self._rolled_back else None
+
+    def is_of_another(self, half: int, owner: str) -> bool:
+        """Whether it has ended, and another role prepared it. (An earlier version did not write who did.)"""
+        if self.outcome(half) is None or half in self._of.get(owner, ()):
+            return False
+        return any(half in ids for ids in self._of.values())
+
+    def ended(self) -> BitMap64:
+        """Returns all that ended and are not forgotten."""
+        return self._committed | self._rolled_back
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none of them is to be asked about."""
+        return all(each.parked for each in self.open.values())
+
+    def snapshot(self) -> Iterator[HalfRecord]:
+        yield from self.open.values()
+        if self._committed or self._rolled_back:
+            owners = {owner: ids.serialize() for owner, ids in self._of.items()}
+            yield HalvesKept(self._committed.serialize(), self._rolled_back.serialize(), owners)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        assert not self._committed & self._rolled_back, "a half has at most one outcome"
+        assert not any(self.outcome(half) for half in self.open), "an open half has no outcome"
+        assert self.size_bytes == sum(map(size_of, self.open.values())), "the bytes of all open halves are counted"
+
+
+def size_of(half: HalfStored) -> int:
+    return sum(len(each.topic) + len(each.entry) for each in half.messages)
+
+
+# ---------------------------------------------------------------------------------------------------- owned_core
+# The values that belong to a role: names and sinks by their owner, and whose the ids that were committed are.
+#
+#     table.find(owner, name)      what the role has under the name; else what no role has
+#     kept.add(txn, owner)         it is committed
+#     kept.is_of_another(…)        it is committed, and another role began it
+#
+# A name is of a role: two roles use one name for two things, and neither learns of the other's. The owner "" is no
+# role: a caller of a cluster without security, or of a record that an earlier version wrote, which named no owner. What
+# "" has is found by each role, and changed by none: a role that changes it has its own from then on. Guards:
+# tests/broker/transaction/test_owners.py.
+
+
+Value = TypeVar("Value")
+Key = tuple[str, str]
+"""A role, and a name of it."""
+LOW_BITS = 32
+_LOW = (1 << LOW_BITS) - 1
+Ids = dict[int, BitMap]
+"""Upper bits of ids → a bitmap of their lower ones."""
+
+
+class OwnedTable(Generic[Value]):
+    """Values by role and name."""
+
+    __slots__ = ("_counts", "_values")
+
+    def __init__(self) -> None:
+        self._values: dict[Key, Value] = {}
+        self._counts: dict[str, int] = {}
+
+    def find(self, owner: str, name: str) -> Value | None:
+        found = self._values.get((owner, name))
+        return found if found is not None or not owner else self._values.get(("", name))
+
+    def key(self, owner: str, name: str) -> Key:
+        """Returns the key of what `find` finds."""
+        return (owner, name) if (owner, name) in self._values else ("", name)
+
+    def put(self, owner: str, name: str, value: Value) -> None:
+        if (owner, name) not in self._values:
+            self._counts[owner] = self._counts.get(owner, 0) + 1
+        self._values[owner, name] = value
+
+    def remove(self, owner: str, name: str) -> None:
+        if self._values.pop((owner, name), None) is None:
+            return
+        self._counts[owner] -= 1
+        if not self._counts[owner]:
+            del self._counts[owner]
+
+    def has_room(self, owner: str, name: str, most: int, most_of_role: int) -> bool:
+        """Whether the role has the name, or may have one more. Callers without a role have no bound of a role."""
+        if (owner, name) in self._values:
+            return True
+        return len(self._values) < most and (not owner or self._counts.get(owner, 0) < most_of_role)
+
+    def items(self) -> Iterable[tuple[Key, Value]]:
+        return self._values.items()
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class KeptCommits:
+    """Ids that are committed and not forgotten. In a cluster without roles there is one bitmap of all."""
+
+    __slots__ = ("_free", "_of", "_owned")
+
+    def __init__(self) -> None:
+        self._free: Ids = {}  # of no role
+        self._owned: Ids = {}  # of any role
+        self._of: dict[str, Ids] = {}
+
+    def add(self, txn: int, owner: str) -> None:
+        if not owner:
+            _add(self._free, txn)
+            return
+        _add(self._owned, txn)
+        _add(self._of.setdefault(owner, {}), txn)
+
+    def __contains__(self, txn: int) -> bool:
+        return _has(self._free, txn) or _has(self._owned, txn)
+
+    def is_of_another(self, txn: int, owner: str) -> bool:
+        return _has(self._owned, txn) and not _has(self._of.get(owner, {}), txn)
+
+    def forget(self, below: int) -> None:
+        for ids in (self._free, self._owned, *self._of.values()):
+            _forget(ids, below)
+        self._of = {owner: ids for owner, ids in self._of.items() if ids}
+
+    def restore(self, record: Kept) -> None:
+        everything, owned = BitMap.deserialize(record.committed), BitMap()
+        for owner, ids in record.owners.items():
+            found = self._of.setdefault(owner, {})[record.high] = BitMap.deserialize(ids)
+            owned |= found
+        if free := everything - owned:
+            self._free[record.high] = free
+        if owned:
+            self._owned[record.high] = owned
+
+    def snapshot(self) -> Iterator[Kept]:
+        """Yields the records. `committed` has those of all: it is what an earlier version reads."""
+        for high in dict.fromkeys((*self._free, *self._owned)):
+            everything = self._free.get(high, BitMap()) | self._owned.get(high, BitMap())
+            owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
+            yield Kept(high, everything.serialize(), owners)
+
+    def listed(self) -> dict[str, set[int]]:
+        """Returns the ids by owner."""
+        found = {"": self._free, **self._of}
+        listed = {
+            owner: {high << LOW_BITS | low for high, lows in ids.items() for low in lows}
+            for owner, ids in found.items()
+        }  # fmt: skip
+        return {owner: ids for owner, ids in listed.items() if ids}
+
+
+def _add(ids: Ids, txn: int) -> None:
+    ids.setdefault(txn >> LOW_BITS, BitMap()).add(txn & _LOW)
+
+
+def _has(ids: Ids, txn: int) -> bool:
+    found = ids.get(txn >> LOW_BITS)
+    return found is not None and txn & _LOW in found
+
+
+def _forget(ids: Ids, below: int) -> None:
+    high, low = below >> LOW_BITS, below & _LOW
+    for each in [each for each in ids if each < high]:
+        del ids[each]
+    if high in ids:
+        ids[high].remove_range(0, low)
+        if not ids[high]:
+            del ids[high]
+
+
+# ---------------------------------------------------------------------------------------------------- state_core
+
+
+_NOBODY = Owned("", 0.0)
+
+
+class Outcome(msgspec.Struct):
+    """The outcome of a transaction that is not done; `waiting`: participants that are not known to have stored it."""
+
+    committed: bool
+    waiting: dict[str, Participant]
+    owner: str = ""
+
+
+class NameHolder(msgspec.Struct):
+    """The holder of a name."""
+
+    holder: int
+    idle_s: float  # when the record was written
+
+
+class State:
+    """The durable state of one coordinator."""
+
+    __slots__ = ("forgotten", "halves", "handed", "holders", "kept", "names", "prepared", "sinks", "unsettled")
+
+    def __init__(self) -> None:
+        self.kept = KeptCommits()
+        self.unsettled: dict[int, Outcome] = {}
+        self.prepared: dict[int, Prepared] = {}
+        self.names: OwnedTable[NameHolder] = OwnedTable()
+        self.sinks: OwnedTable[SinkBatch] = OwnedTable()
+        self.holders = 0  # the largest number of a holder of any name: none is given twice
+        self.forgotten = 0  # ids below are not known any more
+        self.handed: list[HandedOver] = []
+        self.halves = StoredHalves()
+
+    def is_committed(self, txn: int) -> bool:
+        return txn in self.kept
+
+    def apply(self, record: AnyRecord) -> None:
+        match record:
+            case Committed():
+                self._committed(record)
+            case Prepared():
+                self.prepared[record.txn] = record
+            case Aborted():
+                del self.prepared[record.txn]
+                waiting = {topic: Participant(topic) for topic in record.topics}
+                self.unsettled[record.txn] = Outcome(False, waiting, record.owner)
+            case Done():
+                for txn in record.txns:
+                    self.unsettled.pop(txn, None)
+            case Detached():
+                outcome = self.unsettled.get(record.txn)
+                if outcome is not None:
+                    outcome.waiting.pop(record.topic, None)
+            case Named():
+                self.names.put(record.owner, record.name, NameHolder(record.holder, record.idle_s))
+                self.holders = max(self.holders, record.holder)
+            case Unnamed():
+                for owner, name in zip_longest(record.owners, record.names, fillvalue=""):
+                    self.names.remove(owner, name)
+            case Forgotten():
+                self.forgotten = record.below
+                self.kept.forget(record.below)
+            case HandedOver():
+                self.handed.append(record)
+            case Kept():
+                self.kept.restore(record)
+            case Counted():
+                self.holders = record.holders
+            case SinkKept():
+                self._sink(record.sink)
+            case HalfStored() | HalfNoted() | HalfRolledBack() | HalvesKept() | HalvesForgotten():
+                self.halves.apply(record)
+            case _:
+                assert_never(record)
+
+    def _committed(self, record: Committed) -> None:
+        for txn, shares in record.txns:
+            self.prepared.pop(txn, None)
+            self.kept.add(txn, record.owner)
+            if shares:
+                found = participants(record, shares)
+                self.unsettled[txn] = Outcome(True, {each.topic: each for each in found}, record.owner)
+        if record.sink is not None:
+            self._sink(record.sink)
+        if record.half:
+            self.halves.committed(record.half)
+
+    def _sink(self, sink: SinkBatch) -> None:
+        if sink.batch == FORGOTTEN:
+            self.sinks.remove(sink.owner, sink.sink_id)
+        else:
+            self.sinks.put(sink.owner, sink.sink_id, sink)
+
+    def snapshot(self) -> Iterator[AnyRecord]:
+        """Yields the records of the state, small ones, so that they can be divided among entries."""
+        yield Counted(self.holders)
+        yield Forgotten(self.forgotten)
+        for txn, outcome in self.unsettled.items():
+            if outcome.committed:
+                yield committed({txn: list(outcome.waiting.values())}, owner=outcome.owner)
+            else:
+                yield from (Prepared(txn, _NOBODY, [], 0.0), Aborted(txn, list(outcome.waiting), outcome.owner))
+        # after the unsettled ones, whose bits are in it
+        yield from self.kept.snapshot()
+        yield from self.prepared.values()
+        for (owner, name), each in self.names.items():
+            yield Named(name, each.holder, each.idle_s, owner)
+        yield from (SinkKept(sink) for _, sink in self.sinks.items())
+        yield from self.halves.snapshot()
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        for txn, outcome in self.unsettled.items():
+            assert not outcome.committed or self.is_committed(txn), "an outcome that is not settled is kept"
+            assert txn >= self.forgotten, "nothing is forgotten that is not done"
+            assert txn not in self.prepared, "a transaction that ended is not prepared"
+        assert not any(self.is_committed(txn) for txn in self.prepared), "a prepared transaction has no outcome"
+        assert all(txn >= self.forgotten for txn in self.prepared), "no prepared transaction is forgotten"
+        self.halves.check()
+        assert all(each.holder <= self.holders for _, each in self.names.items()), "no holder's number is given twice"

@@ -1,0 +1,265 @@
+"""The ids that a coordinator gave, and what is known of each: whose it is, when it is void, and how it ended.
+
+It holds and finds; what a transaction becomes is decided by those that build on it (outcomes_core.py). An id is in one
+of three tables (table_core.py), or has ended: then it is committed if the durable state says so, and else aborted.
+An index leads from an owner, its names and its sinks to the ids without an outcome.
+
+**Another role** than the one that began a transaction is told what is told of an id that was never given, of whatever
+state it is: `_check_owner` comes before anything else is looked at. Ids that were aborted and are in no table are
+ABORTED for each role, for it is not known whose they were; they say no more than that there was no commit.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from ...proto.errors import InvalidRequest, MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
+from ...proto.states import COUNTER_BITS, EPOCH_BITS, TxnId, TxnState
+from .intents_core import Counters, Intent, Limits, Reason, Row
+from .records_core import Owned, Participant, SinkBatch
+from .state_core import Key, State
+
+# ----------------------------------------------------------------------------------------------------- live_core
+# A transaction in memory: an id that is not used yet, one without an outcome, or one whose outcome is being told.
+#
+#     Lease ─first use→ Live ─outcome→ Ending ─every participant has stored it→ gone; state_core.py says the rest
+#
+# The phases are those of coordinator_core.py. Guards: tests/broker/transaction/.
+
+
+COUNTER_MAX, EPOCH_MAX = (1 << COUNTER_BITS) - 1, (1 << EPOCH_BITS) - 1
+
+
+class Phase(enum.Enum):
+    """The phase of a transaction that has no outcome, or whose outcome is being told."""
+
+    OPEN = "open"
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    COMMITTING = "committing"
+    ABORTING = "aborting"
+
+
+IN_DOUBT = (Phase.PREPARING, Phase.COMMITTING, Phase.ABORTING)
+"""Phases of a transaction of which a record is on its way."""
+
+
+class Lease(msgspec.Struct):
+    """Ids that were given together: those that are not used yet are void after `until`."""
+
+    owned: Owned
+    until: float
+
+
+class Live(msgspec.Struct):
+    """A transaction without an outcome."""
+
+    txn: int
+    owned: Owned
+    began: float
+    deadline: float
+    phase: Phase = Phase.OPEN
+    participants: dict[str, Participant] = msgspec.field(default_factory=dict)
+    reason: Reason = Reason.CLIENT
+    later: list[Intent] = msgspec.field(default_factory=list)  # asked while it is in doubt
+
+
+class Ending(msgspec.Struct):
+    """A transaction with an outcome that some participants have not stored."""
+
+    committed: bool
+    waiting: dict[str, Participant]
+    owned: Owned | None
+    began: float  # of one of an earlier epoch: the start of this one
+    is_durable: bool
+    visible: list[object] = msgspec.field(default_factory=list)  # requests that wait for the last of them
+
+
+def state_of(found: Live | Ending | TxnState) -> TxnState:
+    if isinstance(found, Live):
+        return TxnState.PREPARED if found.phase is Phase.PREPARED else TxnState.OPEN
+    if isinstance(found, Ending):
+        return TxnState.COMMITTED if found.committed else TxnState.ABORTED
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- table_core
+
+
+GONE_MAX = 100_000
+"""Most ids whose abort is remembered: why it was, and whose they were."""
+
+
+class Gone(NamedTuple):
+    """A transaction that was aborted in this epoch."""
+
+    reason: Reason
+    owner: str
+
+
+class Table:
+    """The table of ids. `state` is what the ledger says, and from here on the coordinator alone applies records to it.
+    """
+
+    def __init__(self, number: int, epoch: int, state: State, limits: Limits) -> None:
+        assert 0 < epoch <= EPOCH_MAX, "an epoch begins with a claim"
+        self.number, self.epoch, self.state, self.limits = number, epoch, state, limits
+        self.counters = Counters()
+        self._next = epoch << COUNTER_BITS
+        self._unused: dict[int, Lease] = {}
+        self._live: dict[int, Live] = {}
+        self._ending: dict[int, Ending] = {}
+        self._per_owner: dict[str, int] = {}
+        self._of_name: dict[Key, set[int]] = {}  # unused and live ones
+        self._of_sink: dict[Key, set[int]] = {}
+        self._gone: dict[int, Gone] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    # ------------------------------------------------------------------ what is added and removed
+    def _lease(self, txns: Iterable[int], owned: Owned, now: float) -> None:
+        lease = Lease(owned, now + self.limits.lease_s)
+        for txn in txns:
+            self._unused[txn] = lease
+            heapq.heappush(self._deadlines, (lease.until, txn))
+            self._index(txn, owned)
+
+    def _add(self, live: Live) -> None:
+        self._live[live.txn] = live
+        heapq.heappush(self._deadlines, (live.deadline, live.txn))
+        self._index(live.txn, live.owned)
+
+    def _remove(self, live: Live) -> None:
+        del self._live[live.txn]
+        self._unindex(live.txn, live.owned)
+
+    def _index(self, txn: int, owned: Owned) -> None:
+        self._per_owner[owned.owner] = self._per_owner.get(owned.owner, 0) + 1
+        if owned.name:
+            self._of_name.setdefault((owned.owner, owned.name), set()).add(txn)
+        if owned.tag is not None:
+            self._of_sink.setdefault((owned.owner, owned.tag.sink_id), set()).add(txn)
+
+    def _unindex(self, txn: int, owned: Owned) -> None:
+        self._per_owner[owned.owner] -= 1
+        if not self._per_owner[owned.owner]:
+            del self._per_owner[owned.owner]
+        sink = owned.tag.sink_id if owned.tag else ""
+        for name, index in ((owned.name, self._of_name), (sink, self._of_sink)):
+            if (key := (owned.owner, name)) in index:
+                index[key].discard(txn)
+                if not index[key]:
+                    del index[key]
+
+    # ------------------------------------------------------------------ what is known of an id
+    def _id(self, txn: int) -> TxnId:
+        return TxnId(self.number, txn)
+
+    def _check_owner(self, txn: int, owner: str | None) -> None:
+        """Raises InvalidRequest, as of an id that was never given, if another role began it. `owner` None: a caller
+        that may know of each."""
+        if owner is None:
+            return
+        began = self._owner_of(txn)
+        if began != owner and (began is not None or self._is_of_another(txn, owner)):
+            raise self._never_given(txn)
+
+    def _is_of_another(self, txn: int, owner: str) -> bool:
+        """Whether it is in no table, and known to be of another role."""
+        return self.state.kept.is_of_another(txn, owner)
+
+    def _owner_of(self, txn: int) -> str | None:
+        """Returns the owner of an id that is in a table; None: it is in none, or was begun by no role and has ended."""
+        found = self._unused.get(txn) or self._live.get(txn) or self._ending.get(txn)
+        if found is not None and found.owned is not None:
+            return found.owned.owner
+        gone, outcome = self._gone.get(txn), self.state.unsettled.get(txn)
+        if gone is not None:
+            return gone.owner
+        return (outcome.owner or None) if outcome is not None else None
+
+    def _never_given(self, txn: int) -> InvalidRequest:
+        return InvalidRequest(f"{self._id(txn)} was never given")
+
+    def _is_superseded(self, owned: Owned) -> bool:
+        tag = owned.tag
+        sink = self.state.sinks.find(owned.owner, tag.sink_id) if tag is not None else None
+        return sink is not None and tag is not None and sink.query_id == tag.query_id and sink.batch >= tag.batch
+
+    def _check_holder(self, owner: str, name: str, holder: int) -> None:
+        found = self.state.names.find(owner, name) if name else None
+        if name and (found is None or found.holder != holder):
+            raise TransactionFenced(f"a later holder of {name!r} took over")
+
+    def _remember(self, txn: int, reason: Reason, owner: str) -> None:
+        self.counters.aborted[reason] = self.counters.aborted.get(reason, 0) + 1
+        self._gone[txn] = Gone(reason, owner)
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+
+    def _reason_of(self, txn: int, unknown: Reason) -> Reason:
+        gone = self._gone.get(txn)
+        return gone.reason if gone is not None else unknown
+
+    def _why_aborted(self, txn: int) -> MagnetarError:
+        if txn < self.state.forgotten:
+            return TransactionForgotten(f"{self._id(txn)} ended more than {self.limits.retention_s:g} s ago")
+        lost = txn >> COUNTER_BITS < self.epoch
+        reason = self._reason_of(txn, Reason.LOST if lost else Reason.TIMEOUT)
+        if reason is Reason.FENCED:
+            return TransactionFenced(f"{self._id(txn)}: a later holder of its name took over")
+        return TransactionAborted(f"{self._id(txn)} is aborted: {reason.value}", reason=reason.value)
+
+    # ------------------------------------------------------------------ views
+    @property
+    def next_id(self) -> int:
+        return self._next
+
+    @property
+    def done_below(self) -> int:
+        """Returns the id below which all have ended, and every participant has stored how."""
+        return self._lowest()
+
+    def _lowest(self) -> int:
+        """The lowest id that has no outcome, or whose outcome is not stored everywhere."""
+        return min((self._next, *self._unused, *self._live, *self._ending, *self.state.unsettled))
+
+    def oldest_s(self, now: float) -> float:
+        """Returns how long the oldest transaction without an outcome is open; 0: there is none."""
+        began = (live.began for live in self._live.values())
+        return now - min(began, default=now)
+
+    def sink(self, sink_id: str, owner: str = "") -> SinkBatch | None:
+        """Returns the last batch of a sink of that role."""
+        return self.state.sinks.find(owner, sink_id)
+
+    def rows(self, now: float, txn: int | None, limit: int) -> list[Row]:
+        """Returns up to `limit` transactions, the oldest first; `txn`: this one alone."""
+        found = sorted({*self._live, *self._ending}) if txn is None else [txn]
+        return [row for each in found[:limit] if (row := self._row(each, now)) is not None]
+
+    def _row(self, txn: int, now: float) -> Row | None:
+        live, ending = self._live.get(txn), self._ending.get(txn)
+        if live is not None:
+            left_s = max(0.0, live.deadline - now)
+            owned, waiting = live.owned, list(live.participants)
+            return Row(
+                txn, state_of(live), owned.owner, owned.name, owned.tag, now - live.began, left_s, waiting, "",
+                owned.address, owned.timeout_s,
+            )  # fmt: skip
+        if ending is not None:
+            owned = ending.owned or Owned("", 0.0)
+            reason = "" if ending.committed else self._reason_of(txn, Reason.LOST).value
+            return Row(
+                txn, state_of(ending), owned.owner, owned.name, owned.tag, now - ending.began, 0.0,
+                list(ending.waiting), reason, owned.address, owned.timeout_s,
+            )  # fmt: skip
+        if txn >= self._next or txn in self._unused:
+            return None
+        committed_ = self.state.is_committed(txn)
+        reason = "" if committed_ else self._reason_of(txn, Reason.LOST).value
+        return Row(txn, TxnState.COMMITTED if committed_ else TxnState.ABORTED, "", "", None, 0.0, 0.0, [], reason)

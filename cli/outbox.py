@@ -1,0 +1,386 @@
+"""`magnetar outbox`: the commands of an outbox; what they do is in client/outbox/administration.py."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common.exits import NOT_AVAILABLE, NOT_FOUND, USAGE, Failure
+from .common.lazy import Lazy, LazyGroup
+from .common.session import YES, Session, confirm, connected
+from .common.units import Real
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from ..client.outbox import Relay, SQLAlchemyOutbox
+    from ..client.outbox.administration import OutboxAdmin
+    from .common.output import Output
+
+# ------------------------------------------------------------------------------------------------------ database
+# The database and table of every command of an outbox, and what is said when SQLAlchemy is missing.
+
+
+class Database:
+    """The engine and the tables; `close` ends it."""
+
+    def __init__(self, url: str, table: str) -> None:
+        try:
+            from sqlalchemy import MetaData, create_engine
+            from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+        except ImportError as error:
+            raise Failure("an outbox needs SQLAlchemy: pip install 'magnetar[outbox]'", NOT_AVAILABLE) from error
+        from ..client.outbox import SQLAlchemyOutbox
+
+        try:
+            self.engine: Engine = create_engine(url, pool_pre_ping=True)
+        except (ArgumentError, NoSuchModuleError, ValueError) as error:
+            raise Failure(
+                f"--database is a URL of SQLAlchemy, as postgresql+psycopg://user@host/orders: {error}", USAGE
+            ) from error
+        except ImportError as error:
+            raise Failure(f"the driver of this database is missing: pip install {error.name}", NOT_AVAILABLE) from error
+        self.outbox: SQLAlchemyOutbox = SQLAlchemyOutbox(MetaData(), table)
+
+    def admin(self, *, checked: bool = True) -> OutboxAdmin:
+        from ..client.outbox.administration import OutboxAdmin
+
+        admin = OutboxAdmin(self.engine, self.outbox)
+        if checked:
+            admin.check()
+        return admin
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def with_database(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds --database and --table, and gives the command its Database as `database`."""
+
+    @click.option(
+        "-d", "--database", "database_url", envvar="MAGNETAR_OUTBOX_DATABASE", required=True, metavar="URL",
+        help="Of SQLAlchemy; better in MAGNETAR_OUTBOX_DATABASE when it has a password.",
+    )  # fmt: skip
+    @click.option("--table", default="magnetar_outbox", show_default=True, help="The table of the rows.")
+    @wraps(function)
+    def command(*arguments: Any, database_url: str, table: str, **options: Any) -> None:
+        database = Database(database_url, table)
+        try:
+            function(*arguments, database=database, **options)
+        finally:
+            database.close()
+
+    return command
+
+
+def with_output(function: Callable[..., None]) -> Callable[..., None]:
+    """Adds -o for commands that ask no server, and gives the command its Output as `out`."""
+
+    @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+    @wraps(function)
+    def command(*arguments: Any, output: str, **options: Any) -> None:
+        from .common.output import Output
+
+        function(*arguments, out=Output(output), **options)
+
+    return command
+
+
+# -------------------------------------------------------------------------------------------------------- outbox
+
+
+STATES = ("waiting", "claimed", "held", "parked")
+
+
+@click.command()
+@with_output
+@with_database
+def create(database: Database, out: Output) -> None:
+    """Make the tables of an outbox, where no migration of the application does it.
+
+    \b
+    Example:
+      magnetar outbox create --database postgresql+psycopg://shop@localhost/shop
+    """
+    database.admin(checked=False).create()
+    out.done(f"{database.outbox.rows.name} is there", table=database.outbox.rows.name)
+
+
+@click.command("list")
+@click.option("--state", type=click.Choice(STATES), default=None, help="Only these rows.")
+@click.option("--topic", default=None, help="Only rows of this topic, by its full name.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@with_output
+@with_database
+def list_rows(database: Database, out: Output, state: str | None, topic: str | None, limit: int) -> None:
+    """List rows: what waits, is claimed by a relay, was refused (held), is parked.
+
+    \b
+    Examples:
+      magnetar outbox list --database sqlite:///shop.db --state parked
+      magnetar outbox list --database sqlite:///shop.db -o json | jq '.[].error'
+    """
+    from ..client.outbox.rows import RowState
+
+    wanted = RowState[state.upper()] if state is not None else None
+    rows = [row._asdict() for row in database.admin().rows(state=wanted, topic=topic, limit=limit)]
+    out.rows(rows, ("id", "state", "topic", "key", "size", "attempts", "seq", "unit", "error"), empty="no rows")
+
+
+@click.command()
+@with_output
+@with_database
+def status(database: Database, out: Output) -> None:
+    """Show the lag: rows by state, the age of the oldest, and who relays which shard.
+
+    \b
+    Example:
+      magnetar outbox status --database sqlite:///shop.db -o json
+    """
+    from ..client.outbox.store import Store
+
+    admin = database.admin()
+    lag = Store(database.engine, database.outbox).lag()._asdict()
+    shards = [each._asdict() for each in admin.shards()]
+    if out.json:
+        out.document({**lag, "shards": shards})
+        return
+    out.record(lag)
+    out.rows(shards, ("shard", "shards", "holder", "seen_s", "next_seq", "epoch"), empty="no relay had it yet")
+
+
+def _ids(everything: bool, ids: tuple[int, ...]) -> tuple[int, ...] | None:
+    if everything == bool(ids):
+        raise click.UsageError("either IDs of rows or --all")
+    return None if everything else ids
+
+
+def _changed(out: Output, count: int, what: str, asked: int | None) -> None:
+    if asked is not None and not count:
+        raise Failure(f"none of these rows can be {what}: see 'magnetar outbox list'", NOT_FOUND)
+    out.done(f"{count:,} rows {what}", rows=count)
+
+
+@click.command()
+@click.argument("ids", nargs=-1, type=int, required=True)
+@with_output
+@with_database
+def park(database: Database, out: Output, ids: tuple[int, ...]) -> None:
+    """Park rows: they are not sent until they are revived, and later rows of their key wait.
+
+    \b
+    Example:
+      magnetar outbox park 17 18 --database sqlite:///shop.db
+    """
+    _changed(out, database.admin().park(ids), "parked", len(ids))
+
+
+@click.command()
+@click.argument("ids", nargs=-1, type=int)
+@click.option("--all", "everything", is_flag=True, help="All that are parked or were refused.")
+@with_output
+@with_database
+def revive(database: Database, out: Output, ids: tuple[int, ...], everything: bool) -> None:
+    """Let parked and refused rows wait again, with no attempt counted.
+
+    \b
+    Examples:
+      magnetar outbox revive 17 --database sqlite:///shop.db
+      magnetar outbox revive --all --database sqlite:///shop.db
+    """
+    chosen = _ids(everything, ids)
+    _changed(out, database.admin().revive(chosen), "revived", None if chosen is None else len(chosen))
+
+
+@click.command()
+@click.argument("ids", nargs=-1, type=int, required=True)
+@YES
+@with_output
+@with_database
+def drop(database: Database, out: Output, ids: tuple[int, ...], yes: bool) -> None:
+    """Delete rows that are not claimed: their messages are never sent.
+
+    \b
+    Example:
+      magnetar outbox drop 17 --yes --database sqlite:///shop.db
+    """
+    confirm(f"delete {len(ids)} rows, whose messages are then never sent", yes)
+    _changed(out, database.admin().drop(ids), "dropped", len(ids))
+
+
+@click.command()
+@click.argument("count", type=click.IntRange(1, 1024))
+@with_output
+@with_database
+def shards(database: Database, out: Output, count: int) -> None:
+    """Change into how many shards the outbox is divided: no relay runs, and no row is claimed.
+
+    \b
+    Example:
+      magnetar outbox shards 4 --database sqlite:///shop.db
+    """
+    database.admin().divide(count)
+    out.done(f"{count} shards: start a relay for each", shards=count)
+
+
+@click.command()
+@click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="Of the relay that stopped.")
+@click.option("--name", default=None, help="Of the outbox, as its relay has it (default: the database's).")
+@YES
+@with_database
+@connected
+def renumber(session: Session, database: Database, shard: int, name: str | None, yes: bool) -> None:
+    """Continue after OutboxBehind or SequencesForgotten: number rows after those that the topics have.
+
+    Claimed rows are sent again. Those that are in a topic already are there twice then; consumers with an inbox whose
+    keys come from the message drop them.
+
+    \b
+    Example:
+      magnetar outbox renumber --shard 0 --database sqlite:///shop.db
+    """
+    from ..client.outbox.relay import producer_name
+
+    confirm("send claimed rows again, which may then be there twice", yes)
+    client = session.client()
+    try:
+        last = database.admin().renumber(client, producer_name(database.engine, name, shard), shard)
+    finally:
+        client.close()
+    rows = [{"destination": each, "last_seq": seq} for each, seq in last.items()]
+    session.out.rows(rows, ("destination", "last_seq"), empty="no topics")
+
+
+COMMANDS = {
+    "create": Lazy(".outbox", "create", "Make the tables."),
+    "relay": Lazy(".outbox", "relay", "Send the rows of a shard."),
+    "list": Lazy(".outbox", "list_rows", "List rows by state."),
+    "status": Lazy(".outbox", "status", "The lag, and who relays which shard."),
+    "park": Lazy(".outbox", "park", "Park rows."),
+    "revive": Lazy(".outbox", "revive", "Let parked rows wait again."),
+    "drop": Lazy(".outbox", "drop", "Delete rows."),
+    "shards": Lazy(".outbox", "shards", "Change the number of shards."),
+    "renumber": Lazy(".outbox", "renumber", "Continue after a restored backup."),
+}
+
+outbox = LazyGroup(
+    "outbox", COMMANDS,
+    help="Messages as rows of a database.\n\nExample: magnetar outbox relay --database sqlite:///shop.db",
+)  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------- relay
+# `magnetar outbox relay`: the relay of a shard as a process. One line `ready NAME` when it has its shard, then its
+# state every `--report` seconds; SIGTERM and Ctrl-C end it in order.
+
+
+READY_POLL_S = 1.0
+
+
+@click.command()
+@click.option("--shard", type=click.IntRange(0), default=0, show_default=True, help="The shard to relay.")
+@click.option("--shards", type=click.IntRange(1), default=1, show_default=True, help="How many there are.")
+@click.option("--name", default=None, help="Of the outbox: a part of the producers' name (default: the database's).")
+@click.option("--standby", is_flag=True, help="Wait while another relay has the shard, and take over when it is gone.")
+@click.option(
+    "--atomic", is_flag=True, help="Send what one transaction of the application wrote in one transaction; one shard."
+)
+@click.option("--until-empty", is_flag=True, help="End when no row waits or is claimed.")
+@click.option("--report", type=Real(0.1), default=10.0, show_default=True, help="Seconds between reports.")
+@with_database
+@connected
+def relay(
+    session: Session, database: Database, shard: int, shards: int, name: str | None, standby: bool, atomic: bool,
+    until_empty: bool, report: float,
+) -> None:  # fmt: skip
+    """Send the rows of a shard to their topics, each exactly once, until it is stopped.
+
+    One relay per shard: a newer one fences the older, which ends with exit code 5. It waits for a database or a broker
+    that is away, as long as it takes.
+
+    \b
+    Examples:
+      magnetar outbox relay --database postgresql+psycopg://shop@localhost/shop
+      magnetar outbox relay --database sqlite:///shop.db --until-empty
+      magnetar outbox relay --database sqlite:///shop.db --atomic
+      magnetar outbox relay --shard 1 --shards 4 --standby --report 60 -o json
+    """
+    from ..client.outbox import Relay
+    from ..runtime.logs import configure
+
+    if shard >= shards:
+        raise click.UsageError(f"--shard {shard} of --shards {shards}: shards count from 0")
+    if atomic and shards > 1:
+        raise click.UsageError("an atomic relay is alone: --atomic goes with --shards 1")
+    configure()
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    client = session.client()
+    try:
+        running = Relay(
+            client, database.engine, database.outbox, shard, shards, name=name, standby=standby, atomic=atomic
+        ).start()
+        try:
+            _report(running, session, stopped, report, until_empty)
+        finally:
+            running.stop()
+        if running.error is not None:
+            raise running.error
+        if not session.out.json:
+            print(_line(running), flush=True)
+    finally:
+        client.close()
+
+
+def _report(running: Relay, session: Session, stopped: threading.Event, every_s: float, until_empty: bool) -> None:
+    while not running.wait_ready(READY_POLL_S):
+        if stopped.is_set():
+            return
+    if running.error is None and not session.out.json:
+        print(f"ready {running.name}", flush=True)
+    wait_s = min(every_s, 0.2) if until_empty else every_s
+    while running.error is None and not stopped.wait(wait_s):
+        if until_empty:
+            if _is_empty(running):
+                return
+            continue
+        print(json.dumps(_record(running)) if session.out.json else _line(running), flush=True)
+
+
+def _is_empty(running: Relay) -> bool:
+    from ..client.outbox.rows import OutboxUnreachable
+
+    try:
+        lag = running.lag()
+    except OutboxUnreachable:
+        return False
+    return lag.waiting + lag.claimed + lag.held == 0
+
+
+def _record(running: Relay) -> dict[str, Any]:
+    from ..client.outbox.rows import OutboxUnreachable
+
+    record = running.statistics()
+    try:
+        record["lag"] = running.lag()._asdict()
+    except OutboxUnreachable as error:
+        record["lag"] = None
+        record["trouble"] = error.message
+    return record
+
+
+def _line(running: Relay) -> str:
+    record = _record(running)
+    lag = record["lag"]
+    text = f"{record['name']}: {record['phase']}, {record['stored_rows']:,} rows stored"
+    if lag is not None:
+        text += f"; lag {lag['waiting'] + lag['claimed'] + lag['held']:,} rows, {lag['oldest_s']:.1f} s"
+        text += f"; parked {lag['parked']:,}"
+    waits = "; ".join(f"{where}: {why}" for where, why in record["waits"].items())
+    return "; waits: ".join(each for each in (text, record["trouble"] or waits) if each)

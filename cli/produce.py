@@ -1,0 +1,306 @@
+"""`magnetar produce`: messages from the command line, a file or a pipe to a topic."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from itertools import chain, repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+from ..proto.states import NUMBERS
+from ..runtime.clock import SystemClock
+from .common.exits import Failure
+from .common.session import Session, connected
+from .common.units import Real
+
+if TYPE_CHECKING:
+    from ..client.common.errors import Result
+    from ..client.model.message import Message
+    from .common.output import Output
+
+def _is_text(_context: click.Context, option: click.Parameter, given: Any) -> Any:
+    """Bytes of the command line that are not UTF-8 arrive as lone surrogates, which no message can contain."""
+    for each in (given,) if isinstance(given, str) else given or ():
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            raise click.BadParameter(f"{each!r} is not UTF-8; send bytes with -f", param=option) from error
+    return given
+
+
+class _WithHint(click.Command):
+    """A command whose message is an option: one that is given as an argument is answered with how."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            if "unexpected extra argument" not in error.message:
+                raise
+            raise click.UsageError(f"{error.message}: a message is given by -m MESSAGE", ctx) from error
+
+
+@click.command(cls=_WithHint)
+@click.argument("topic")
+@click.option("-m", "--message", "messages", multiple=True, callback=_is_text, help="A message; may be given often.")
+@click.option(
+    "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, allow_dash=True), help="A line each."
+)
+@click.option(
+    "-n", "--count", type=click.IntRange(1, 10**12), default=1, show_default=True, help="Send all of it so often."
+)
+@click.option(
+    "-r", "--rate", type=Real(0.001), default=None, help="Messages per second (default: all it takes)."
+)
+@click.option("-k", "--key", default=None, callback=_is_text, help="Key of the messages.")
+@click.option(
+    "-p", "--properties", multiple=True, callback=_is_text, metavar="KEY=VALUE,…", help="Properties of the messages."
+)
+@click.option("-c", "--compression", type=click.Choice(["none", "lz4", "zlib", "zstd", "snappy"]), default="none")
+@click.option("--deliver-after", default=None, metavar="TIME", help="On shared types not before: 10s, 5m, 2h, 3d.")
+@click.option("--deliver-at", type=click.IntRange(1), default=None, metavar="MS", help="… or this time, in ms UTC.")
+@connected
+def produce(
+    session: Session,
+    topic: str,
+    messages: tuple[str, ...],
+    path: str | None,
+    count: int,
+    rate: float | None,
+    key: str | None,
+    properties: tuple[str, ...],
+    compression: str,
+    deliver_after: str | None,
+    deliver_at: int | None,
+) -> None:
+    """Send messages to a topic; without -m and -f the lines of standard input.
+
+    \b
+    Examples:
+      magnetar produce orders -m hello -m world
+      magnetar produce orders -m "remind me" --deliver-after 3d
+      seq 1000 | magnetar produce orders --rate 100 -k customer-7
+    """
+    from .common import units
+    from .common.output import progress
+
+    given = units.properties(properties)
+    after_s = units.duration(deliver_after, 1)
+    if after_s is not None and after_s < 0:
+        raise click.UsageError("--deliver-after is a time from now on, such as 10s")
+    if after_s is not None and deliver_at is not None:
+        raise click.UsageError("either --deliver-after or --deliver-at")
+    payloads = _payloads(messages, path, count)
+    total = len(messages) * count if messages else None
+    with _Sending(session, topic, compression) as sending, progress(f"produce {topic}", total) as counted:
+        options: dict[str, Any] = {"properties": given or None, "partition_key": key}
+        if after_s is not None:
+            options["deliver_after"] = timedelta(seconds=after_s)
+        elif deliver_at is not None:
+            options["deliver_at"] = deliver_at
+        for sent, payload in enumerate(_paced(payloads, rate), 1):
+            sending.send(payload, options)
+            if sent % 1000 == 0 or rate:
+                counted(sent)
+        confirmed = sending.finish()
+    session.out.done(f"{confirmed:,} messages confirmed", topic=topic, messages=confirmed)
+
+
+def _payloads(messages: tuple[str, ...], path: str | None, count: int) -> Iterable[bytes]:
+    if messages and path is not None:
+        raise click.UsageError("either -m or -f")
+    if messages:
+        encoded = [message.encode() for message in messages]
+        return chain.from_iterable(repeat(encoded, count))
+    if path is None and sys.stdin.isatty():
+        raise click.UsageError("what to send? -m MESSAGE, -f FILE, or lines on standard input")
+    if path in (None, "-"):
+        lines = map(_without_end, sys.stdin.buffer)
+        return lines if count == 1 else chain.from_iterable(repeat(list(lines), count))
+    text = Path(str(path))
+    return chain.from_iterable(_lines(text) for _ in range(count))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from map(_without_end, file)
+
+
+def _without_end(line: bytes) -> bytes:
+    """Returns the line without LF or CR LF; any other CR is a part of it."""
+    return line.removesuffix(b"\n").removesuffix(b"\r") if line.endswith(b"\n") else line
+
+
+def _paced(payloads: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
+    """Yields one payload every 1/rate seconds, on a fixed schedule: a delay is made up for."""
+    clock = SystemClock()
+    start = clock.monotonic()
+    for at, payload in enumerate(payloads):
+        if rate is not None:
+            time.sleep(max(0.0, start + at / rate - clock.monotonic()))
+        yield payload
+
+
+class _Sending:
+    """Sends without waiting for each; `finish` waits for all and returns how many are stored, or raises."""
+
+    def __init__(self, session: Session, topic: str, compression: str) -> None:
+        from ..client.common.errors import Result
+        from ..client.model.settings import CompressionType as kinds
+
+        by_name = {"none": kinds.NONE, "lz4": kinds.LZ4, "zlib": kinds.ZLib, "zstd": kinds.ZSTD, "snappy": kinds.SNAPPY}
+        self._ok = Result.Ok
+        self._confirmed = 0
+        self._failures: list[Result] = []
+        self._client = session.client()
+        try:
+            self._producer = self._client.create_producer(
+                topic,
+                batching_enabled=True,
+                block_if_queue_full=True,
+                compression_type=by_name[compression],
+                send_timeout_millis=int(session.timeout_s * 1000),
+            )
+        except BaseException:
+            self._client.close()
+            raise
+
+    def send(self, payload: bytes, options: dict[str, Any]) -> None:
+        self._raise_failure()
+        self._producer.send_async(payload, self._sent, **options)
+
+    def _sent(self, result: Result, _: object) -> None:
+        if result == self._ok:
+            self._confirmed += 1
+        else:
+            self._failures.append(result)
+
+    def finish(self) -> int:
+        self._producer.flush()
+        self._raise_failure()
+        return self._confirmed
+
+    def _raise_failure(self) -> None:
+        if self._failures:
+            name = self._failures[0].name
+            unknown = ": they may be stored or not" if name == "Timeout" else ""
+            why = f": {self._producer.why}" if self._producer.why else ""
+            text = f"{len(self._failures)} messages failed ({name}{unknown}); {self._confirmed} are confirmed{why}"
+            raise Failure(text)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+
+# ------------------------------------------------------------------------------------------------------- consume
+# `magnetar consume`: messages of a subscription on standard output, acknowledged once they are printed.
+
+
+TYPES = {name.lower(): number for name, number in NUMBERS.items()}
+POLL_MS = 200
+"""Milliseconds of one receive: a Ctrl-C takes effect within it."""
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "-s", "--subscription", default=None,
+    help="Name of the subscription; made when it does not exist, and kept. Without: nothing is kept.",
+)  # fmt: skip
+@click.option("-n", "--count", type=click.IntRange(0), default=None, help="End after so many; 0: never (as --follow).")
+@click.option(
+    "-p",
+    "--position",
+    type=click.Choice(["earliest", "latest"], case_sensitive=False),
+    default="earliest",
+    show_default=True,
+    help="Where a new subscription starts, and what is read without one.",
+)
+@click.option(
+    "-t", "--type", "kind", type=click.Choice(list(TYPES), case_sensitive=False), default=None,
+    help="Of the subscription.  [default: exclusive]",
+)  # fmt: skip
+@click.option("--follow", is_flag=True, help="Go on for ever.")
+@click.option(
+    "--idle", type=Real(0.1), default=2.0, show_default=True, help="End after so much silence, in s."
+)
+@connected
+def consume(
+    session: Session,
+    topic: str,
+    subscription: str | None,
+    count: int | None,
+    position: str,
+    kind: str | None,
+    follow: bool,
+    idle: float,
+) -> None:
+    """Receive messages of a subscription, print and acknowledge them.
+
+    Without -s it reads the topic from --position on, and leaves nothing: no subscription that would keep the
+    messages that come later.
+
+    With -n it waits for that many, with --follow it never ends, else it ends after --idle seconds without a message.
+
+    \b
+    Examples:
+      magnetar consume orders -s billing -n 10
+      magnetar consume orders --follow
+      magnetar consume orders -s audit --follow -o json | jq .payload
+    """
+    from ..client.model.message_id import MessageId
+    from ..client.model.settings import ConsumerType, InitialPosition
+
+    if subscription is None and kind is not None:
+        raise click.UsageError("--type is of a subscription: name it with -s")
+    for_ever = follow or count == 0
+    client = session.client()
+    try:
+        if subscription is None:
+            reader = client.create_reader(topic, getattr(MessageId, position.lower()))
+            receive, acknowledge = reader.read_next, None
+        else:
+            consumer = client.subscribe(
+                topic,
+                subscription,
+                consumer_type=ConsumerType(TYPES[kind or "exclusive"]),
+                initial_position=getattr(InitialPosition, position.capitalize()),
+            )
+            receive, acknowledge = consumer.receive, consumer.acknowledge
+        idle_ms = None if for_ever or count else int(idle * 1000)
+        _copy(receive, acknowledge, session.out, None if for_ever else count, idle_ms)
+    finally:
+        client.close()
+
+
+def _copy(
+    receive: Callable[[int], Message], acknowledge: Callable[[Message], None] | None, out: Output, count: int | None,
+    idle_ms: int | None,
+) -> int:  # fmt: skip
+    """Prints, and acknowledges, until `count` messages, or until `idle_ms` without one; the number of messages."""
+    from ..client.common.errors import Timeout
+    from .common.output import received, show
+
+    done, silent_ms = 0, 0
+    while done != count:
+        try:
+            message = receive(POLL_MS)
+        except Timeout:
+            silent_ms += POLL_MS
+            if idle_ms is not None and silent_ms >= idle_ms:
+                break
+            continue
+        silent_ms = 0
+        show(received(message), out)
+        if acknowledge is not None:
+            acknowledge(message)
+        done += 1
+    return done

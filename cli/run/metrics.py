@@ -1,0 +1,460 @@
+"""The metrics of a process: every metric has its name and its kind here.
+
+    magnetar_bookie_…          each bookie's statistics and histograms (label `bookie`, its uuid)
+    magnetar_metadata_…        the metadata tree's
+    magnetar_broker_…          the tail cache, the topics and the time that publishes take
+    magnetar_transactions_…    per coordinator of transactions that it has (metrics_transactions.py; label
+    `coordinator`) magnetar_broker_peer_…     its connections to bookies (label `bookie`)
+    magnetar_topic_…           per loaded topic (label `topic`)
+    magnetar_subscription_…    per durable subscription (labels `topic`, `subscription`)
+    magnetar_process_memory_…  what memory_bytes is shared out to (metrics.py; label `share`)
+    magnetar_background_…      long-lived tasks that failed (runtime/tasks.py)
+    magnetar_unreadable_…      records of the metadata that cannot be read here (metadata/store.py)
+
+A new number of a part's `statistics()` is a counter, unless it is among the gauges here: a number that can fall must be
+added there. Counters start at zero with the process, a topic's when it is loaded. Guarding test:
+tests/cli/run/test_metrics.py, which also fails when a counter falls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from ...metadata.store import UNREADABLE
+from ...proto.errors import MagnetarError
+from ...runtime.descriptors import PROCESS
+from ...runtime.metrics import Histogram, Recent
+from ...runtime.tasks import Supervisor
+from .metrics_transactions import OfTopics, coordinators
+
+if TYPE_CHECKING:
+    from ...bookie.server import Bookie
+    from ...broker.server import Broker
+    from ...broker.subscription.subscription import Subscription
+    from ...broker.topic.topic import Topic
+    from ...metadata.server import MetadataServer
+    from ...metadata.sqlite import SqliteStore
+    from ...runtime.budget import CallerMemory
+    from ...runtime.child import Child
+    from ...runtime.clock import Clock
+    from ...runtime.memory_shares import Plan
+    from ...runtime.metrics import Page
+
+# -------------------------------------------------------------------------------------------------------- memory
+# The memory of a process in `--metrics`: what each share may take, and what it takes where that is known.
+#
+#     magnetar_process_memory_bytes                            memory_bytes
+#     magnetar_process_memory_share_limit_bytes{share="…"}     of each share
+#     magnetar_process_memory_share_bytes{share="…"}           but for keys of a compaction and batches of repair
+
+
+def add_shares(page: Page, plan: Plan, used: dict[str, int]) -> None:
+    page.gauge("magnetar_process_memory_bytes", "Process: memory_bytes, which is shared out.", plan.budget)
+    for name, limit in plan.limits.items():
+        text = "Process: bytes that a share of memory_bytes may take."
+        page.gauge("magnetar_process_memory_share_limit_bytes", text, limit, share=name)
+        if name in used:
+            text = "Process: bytes that a share of memory_bytes takes."
+            page.gauge("magnetar_process_memory_share_bytes", text, used[name], share=name)
+
+
+def of_broker(broker: Broker) -> dict[str, int]:
+    owned = broker.owned
+    assert owned.cache.recent is not None, "a broker has both caches"
+    return {
+        "clients": _held(owned.memory),
+        "appends": owned.append_bytes,
+        "tail-cache": owned.cache.bytes,
+        "catch-up-cache": owned.cache.recent.bytes,
+        "catch-up-reads": owned.reads.used,
+        "state": owned.state.bytes,
+    }
+
+
+def of_bookies(bookies: Sequence[Bookie]) -> dict[str, int]:
+    several = [each.statistics() for each in bookies]
+    names = {
+        "memtables": ("memtable_bytes",),
+        "journal-queue": ("journal_queued_bytes",),
+        "held-adds": ("held_bytes", "fences_waiting_bytes", "lacs_waiting_bytes", "newcomers_waiting_bytes"),
+        "index-cache": ("index_cache_bytes",),
+        "read-cache": ("read_cache_bytes",),
+        "reads": ("disk_reads_bytes",),
+    }
+    return {share: sum(int(each[name]) for each in several for name in those) for share, those in names.items()}
+
+
+def of_metadata(metadata: SqliteStore | MetadataServer) -> dict[str, int]:
+    """Returns the memory that clients of the metadata take; none if it is not served."""
+    memory = getattr(metadata, "memory", None)
+    return {} if memory is None else {"metadata-clients": _held(memory)}
+
+
+def _held(memory: CallerMemory) -> int:
+    return memory.requests.held + memory.answers.held
+
+
+# ---------------------------------------------------------------------------------------------------- bookkeeper
+# BookKeeper's names for a bookie's metrics, so that dashboards made for it work (`--metrics-compat bookkeeper`).
+#
+# The numbers are those of our own page under second names; `SECOND` is the table, docs/operations.md shows it.
+# Latencies are summaries in milliseconds with the label `success`, as BookKeeper's, with the quantiles of the last
+# minute or two (runtime/metrics.py `Recent`); our own histograms are more exact. A metric of BookKeeper without a true
+# counterpart (queues of threads that do not exist here) is left out. Guard: tests/cli/run/test_metrics_bookkeeper.py.
+
+
+QUANTILES = ("0.5", "0.75", "0.95", "0.99", "0.999", "0.9999", "1.0")
+"""Quantiles of BookKeeper's Prometheus provider."""
+
+
+class Second(NamedTuple):
+    """A metric under BookKeeper's name. `ours`: names on our page; of two, the first counts successes and the second
+    failures. `note`: what differs."""
+
+    name: str
+    ours: tuple[str, ...]
+    note: str = ""
+    writable: bool = False  # 1 for a bookie that is not read-only
+
+
+_ADDS = ("magnetar_bookie_add_seconds", "magnetar_bookie_add_failed_seconds")
+_READS = ("magnetar_bookie_read_seconds", "magnetar_bookie_read_failed_seconds")
+
+SECOND = (
+    Second("bookie_SERVER_STATUS", ("magnetar_bookie_read_only",), "1: writable, 0: read-only", writable=True),
+    Second("bookie_ledger_writable_dirs", ("magnetar_bookie_read_only",), "a bookie has one directory", writable=True),
+    Second("bookie_WRITE_BYTES", ("magnetar_bookie_add_bytes_total",)),
+    Second("bookie_READ_BYTES", ("magnetar_bookie_read_bytes_total",)),
+    Second("bookie_ledgers_count", ("magnetar_bookie_ledgers",)),
+    Second("bookie_write_cache_size", ("magnetar_bookie_memtable_bytes",)),
+    Second("bookie_read_cache_size", ("magnetar_bookie_read_cache_bytes",)),
+    Second("bookie_DELETED_LEDGER_COUNT", ("magnetar_bookie_ledgers_deleted_total",)),
+    Second("bookie_throttled_write_requests", ("magnetar_bookie_slowed_down_total",), "a connection was not read"),
+    Second("bookie_journal_JOURNAL_QUEUE_SIZE", ("magnetar_bookie_journal_queued_records",)),
+    Second("bookkeeper_server_ADD_ENTRY_REQUEST", _ADDS, "from arrival to answer; many entries may be one request"),
+    Second("bookkeeper_server_ADD_ENTRY", _ADDS, "the same: a request is not queued before it is served"),
+    Second("bookkeeper_server_READ_ENTRY_REQUEST", _READS, "from arrival to answer"),
+    Second("bookkeeper_server_READ_ENTRY", _READS, "the same"),
+    Second("bookie_journal_JOURNAL_ADD_ENTRY", _ADDS, "the same: an add's answer waits for the journal alone"),
+    Second("bookie_journal_JOURNAL_SYNC", ("magnetar_bookie_journal_sync_seconds",), "write and sync of a block"),
+    Second("bookie_journal_JOURNAL_QUEUE_LATENCY", ("magnetar_bookie_journal_queue_seconds",), "per turn, not per add"),
+    Second(
+        "auditor_NUM_UNDER_REPLICATED_LEDGERS", ("magnetar_bookie_repair_under_replicated",),
+        "at the bookie that is the auditor; 0 at the others",
+    ),
+    Second("bookie_flush", ("magnetar_bookie_checkpoint_seconds",)),
+)
+
+
+class BookKeeperNames:
+    """Writes a bookie's metrics under BookKeeper's names, for the life of a process: it remembers earlier counts for
+    the quantiles."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._recent = Recent()
+
+    def add(self, page: Page, bookie: str) -> None:
+        """Adds this bookie's metrics of the page a second time. A missing number gets no second name."""
+        labels = (("bookie", bookie),)
+        for second in SECOND:
+            help = f"BookKeeper's name of {' and '.join(second.ours)}."
+            for i, ours in enumerate(second.ours):
+                found = page.shown.get((ours, labels))
+                if isinstance(found, Histogram):
+                    self._summary(page, second.name, help, found, bookie=bookie, success="false" if i else "true")
+                elif found is not None:
+                    page.foreign(second.name, help, 1 - found if second.writable else found, bookie=bookie)
+
+    def _summary(self, page: Page, name: str, help: str, histogram: Histogram, **labels: str) -> None:
+        key = (name, *labels.values())
+        found = self._recent.quantiles(key, histogram, self._clock.monotonic(), [float(share) for share in QUANTILES])
+        millis = {share: 1000 * value for share, value in zip(QUANTILES, found, strict=True)}
+        page.foreign_summary(name, help, histogram.count, 1000 * histogram.total, millis, **labels)
+
+
+# ------------------------------------------------------------------------------------------------------- samples
+
+
+_Unread = tuple["Topic", "Subscription", Callable[[int], None]]
+"""A subscription whose backlog is not in memory, and the function that takes its number."""
+
+_LOG = logging.getLogger("magnetar.metrics")
+
+BOOKIE_GAUGES = frozenset({
+    "fences_waiting_bytes", "lacs_waiting_bytes", "newcomers_waiting_bytes", "reads_waiting_bytes",
+    "admin_requests", "background_failing", "background_tasks", "disk_free_bytes", "disk_reads", "disk_reads_bytes",
+    "disk_total_bytes",
+    "gc_doubtful", "gc_refused", "gc_running", "gc_unexplained",
+    "held_adds", "held_bytes", "index_cache_bytes", "index_extents", "index_logs", "index_pages",
+    "journal_queued_bytes", "journal_queued_records", "ledgers", "limbo", "limbo_ledgers",
+    "limbo_ledgers_done", "memtable_bytes", "quarantined", "read_cache_bytes", "read_only",
+    "repair_auditor", "repair_lost_bookies", "repair_under_replicated", "repair_working_on", "reserve_held",
+    "scrub_last_pass_s", "scrub_pass", "tombstones",
+})  # fmt: skip
+BOOKIE_HISTOGRAMS = {
+    "journal_queue_seconds": "from the journal records of a turn to the hand-over of their block to the disk",
+    "journal_sync_seconds": "write and sync of a journal block",
+    "journal_block_bytes": "size of a journal block, as written",
+    "journal_block_records": "records of a journal block",
+    "checkpoint_seconds": "a checkpoint: flush of the memtable, index, ledger index and mark",
+    "compaction_seconds": "a move of what lives in sparse logs",
+    "compaction_bytes": "bytes that a move copied",
+    "add_seconds": "an add that was stored, from arrival to answer",
+    "add_failed_seconds": "an add that was refused, from arrival to answer",
+    "add_entry_bytes": "size of a stored entry",
+    "read_seconds": "a read that found its entry, from arrival to answer",
+    "read_failed_seconds": "a read that did not, from arrival to answer",
+}
+METADATA_GAUGES = frozenset({"history", "known_bytes", "known_nodes", "revision", "sessions", "waiting"})
+UNREADABLE_GAUGES = frozenset({"records"})
+CACHE_GAUGES = frozenset({"bytes", "bytes_max", "entries"})
+PEER_GAUGES = frozenset({"in_flight", "queued_bytes"})
+BACKLOGS_TIMEOUT_S = 2.0
+"""Seconds for all backlogs of a page: one that is not in memory costs a read from a bookie."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """The parts of a process that have numbers. Called only from their event loop."""
+
+    metadata: SqliteStore | MetadataServer | None = None
+    bookies: Sequence[Bookie] = ()
+    broker: Broker | None = None
+    second: BookKeeperNames | None = None
+    pulsar: bool = False  # Pulsar's names of transactions as well
+    memory: Plan | None = None
+
+    async def __call__(self, page: Page) -> None:
+        if self.metadata is not None:
+            page.statistics("metadata", self.metadata.statistics(), gauges=METADATA_GAUGES)
+        for bookie in self.bookies:
+            _bookie(page, bookie)
+            if self.second is not None:
+                self.second.add(page, bookie.id)
+        if self.broker is not None:
+            await _broker(page, self.broker, self.broker.owned.config.cluster if self.pulsar else None)
+        if self.memory is not None:
+            used = of_bookies(self.bookies) if self.bookies else {}
+            used |= of_broker(self.broker) if self.broker is not None else {}
+            used |= of_metadata(self.metadata) if self.metadata is not None else {}
+            add_shares(page, self.memory, used)
+        text = "Process: open on all ports, but for a bookie's."
+        page.gauge("magnetar_process_connections", text, PROCESS.connections)
+        text = "Process: connections that all ports may have open, of the limit of open files."
+        page.gauge("magnetar_process_connections_limit", text, PROCESS.connections_max)
+        text = "Connections that were refused because the others hold all that the limit of open files allows."
+        page.counter("magnetar_process_connections_refused_total", text, PROCESS.refused)
+        page.statistics("unreadable", UNREADABLE.statistics(), gauges=UNREADABLE_GAUGES)
+        page.counter("magnetar_background_restarts_total", "Long-lived tasks that failed.", Supervisor.restarted)
+        for name, count in sorted(Supervisor.failing_now().items()):
+            page.gauge("magnetar_background_failing", "Long-lived tasks that fail now, by name.", count, task=name)
+
+
+def second_names(compat: str, clock: Clock) -> BookKeeperNames | None:
+    """Returns the second names that --metrics-compat asks for; None: none."""
+    return BookKeeperNames(clock) if compat in ("bookkeeper", "both") else None
+
+
+def pulsars_names(compat: str) -> bool:
+    """Whether --metrics-compat asks for Pulsar's names."""
+    return compat in ("pulsar", "both")
+
+
+def _bookie(page: Page, bookie: Bookie) -> None:
+    page.statistics("bookie", bookie.statistics(), gauges=BOOKIE_GAUGES, bookie=bookie.id)
+    for name, histogram in bookie.histograms().items():
+        page.histogram(f"magnetar_bookie_{name}", f"Bookie: {BOOKIE_HISTOGRAMS[name]}.", histogram, bookie=bookie.id)
+
+
+async def _broker(page: Page, broker: Broker, cluster: str | None) -> None:
+    """Adds the metrics of a broker. `cluster`: for Pulsar's names; None: without them."""
+    owned = broker.owned
+    page.statistics("broker_cache", owned.cache.statistics(), gauges=CACHE_GAUGES)
+    page.gauge("magnetar_broker_topics", "Broker: topics that are loaded.", len(owned.loaded))
+    for way, budget in (("requests", owned.memory.requests), ("answers", owned.memory.answers)):
+        text = "Broker: bytes that its clients hold of its memory; client_memory_bytes bounds them."
+        page.gauge("magnetar_broker_client_memory_bytes", text, budget.held, way=way)
+    page.histogram(
+        "magnetar_broker_publish_seconds", "Broker: from an entry's arrival to its confirmation.", owned.publish_seconds
+    )
+    for bookie, numbers in owned.connections().items():
+        page.statistics("broker_peer", numbers, gauges=PEER_GAUGES, bookie=bookie)
+    coordinators(page, owned.coordinators, cluster)
+    topics = list(owned.loaded.values())
+    degraded, unread = await _topics(page, owned.world.clock, topics, OfTopics(page, cluster))
+    page.gauge(
+        "magnetar_broker_degraded_ledgers", "Broker: topics whose ledger has fewer bookies or copies than asked for.",
+        degraded,
+    )  # fmt: skip
+    await _backlogs(page, unread)
+
+
+async def _topics(
+    page: Page, clock: Clock, topics: Sequence[Topic], transacted: OfTopics
+) -> tuple[int, list[_Unread]]:
+    """Works in slices of the loop. Returns how many are degraded, and the subscriptions whose backlog must be read."""
+    from ...broker.common.token_bucket import Turns
+    from ...broker.topic.statistics import size_now  # there is a broker, so it is loaded
+    from ...runtime.metrics import escaped
+
+    def series(name: str, kind: str, help: str) -> Callable[[str, float], None]:
+        return page.series(f"magnetar_{name}", kind, help).add
+
+    messages_in = series("topic_messages_in_total", "counter", "Topic: messages published.")
+    bytes_in = series("topic_bytes_in_total", "counter", "Topic: bytes published.")
+    messages_out = series("topic_messages_out_total", "counter", "Topic: messages delivered.")
+    bytes_out = series("topic_bytes_out_total", "counter", "Topic: bytes delivered.")
+    producers = series("topic_producers", "gauge", "Topic: connected producers.")
+    pending = series("topic_pending_entries", "gauge", "Topic: not confirmed yet.")
+    storage = series("topic_storage_bytes", "gauge", "Topic: bytes in its ledgers.")
+    ledgers = series("topic_ledgers", "gauge", "Topic: its ledgers.")
+    consumers = series("subscription_consumers", "gauge", "Subscription: connected.")
+    unacked = series("subscription_unacked_messages", "gauge", "Subscription: handed out.")
+    backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
+    delayed = series("subscription_delayed_messages", "gauge", "Subscription: of its backlog, to be delivered later.")
+    held = series("subscription_held_messages", "gauge", "Subscription: of its backlog, failed and held back.")
+    degraded, unread, turns = 0, list[_Unread](), Turns(clock)
+    for topic in topics:
+        name, traffic, log = escaped(topic.name.full), topic.traffic, topic.log
+        whose = f'{{topic="{name}"}} '
+        messages_in(whose, traffic.messages_in)
+        bytes_in(whose, traffic.bytes_in)
+        messages_out(whose, traffic.messages_out)
+        bytes_out(whose, traffic.bytes_out)
+        producers(whose, len(topic.producers))
+        pending(whose, log.pending_entries)
+        storage(whose, log.shape.size)
+        ledgers(whose, len(log.shape))
+        degraded += log.degraded
+        transacted.add(topic, whose)
+        for subscription in topic.subscriptions.values():
+            if subscription.durable:
+                whose = f'{{subscription="{escaped(subscription.name)}",topic="{name}"}} '
+                consumers(whose, len(subscription.consumers))
+                unacked(whose, subscription.dispatcher.unacked)
+                delayed(whose, subscription.delayed.core.count if subscription.delayed is not None else 0)
+                held(whose, len(subscription.dispatcher.held))
+                backlog = size_now(log, subscription)
+                if backlog is None:
+                    unread.append((topic, subscription, partial(backlogs, whose)))
+                else:
+                    backlogs(whose, backlog)
+        if turns.over:
+            await turns.next()
+    return degraded, unread
+
+
+async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
+    """Backlogs that cannot be read, or not in time, are left out and counted."""
+    from ...broker.topic.statistics import size  # there is a broker, so it is loaded
+
+    missing = len(unread)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(BACKLOGS_TIMEOUT_S):
+            for topic, subscription, add in unread:
+                try:
+                    add(await size(topic.log, subscription))
+                    missing -= 1
+                except MagnetarError as error:
+                    _LOG.debug("%s/%s: no backlog: %s", topic.name, subscription.name, error)
+    page.gauge("magnetar_broker_backlogs_missing", "Broker: backlogs that could not be read in time.", missing)
+
+
+# --------------------------------------------------------------------------------------------------------- voice
+# How a server says that it serves, and what its page of metrics shows: alone, or as one of several processes.
+#
+# Alone it prints the ready line, and its page is its own. One of several tells its parent (runtime/), which
+# prints one line once all serve; the page of one of them, `shows`, is that of all: each series has the label `process`.
+
+
+Measure = Callable[["Page"], Awaitable[None]]
+
+
+_said: list[str] = []
+"""The ready lines that this process printed: one at most, for it is one server."""
+
+
+def is_ready() -> bool:
+    return bool(_said)
+
+
+def ready(url: str, **facts: object) -> None:
+    """Prints the line that scripts wait for; nothing else is printed on stdout."""
+    _said.append(url)
+    print_ready(url, **facts)
+
+
+def print_ready(url: str, **facts: object) -> None:
+    print("ready", url, *(f"{name}={value}" for name, value in facts.items()), flush=True)
+
+
+class Voice(Protocol):
+    """Reports that a server serves, and has its page of metrics."""
+
+    def ready(self, url: str, **facts: object) -> None: ...
+
+    def measure(self, own: Measure) -> Measure:
+        """Serves metrics. `own` writes those of this process; what is returned writes the page that it serves."""
+        ...
+
+
+class Alone:
+    """A server of one process."""
+
+    def ready(self, url: str, **facts: object) -> None:
+        ready(url, **facts)
+
+    def measure(self, own: Measure) -> Measure:
+        return own
+
+
+class OneOf:
+    """A process of several."""
+
+    def __init__(self, child: Child, *, shows: bool) -> None:
+        self.child = child
+        self._shows = shows
+        self._own: Measure | None = None
+        self.said = False
+
+    async def attach(self) -> None:
+        await self.child.attach(self._text)
+
+    def ready(self, url: str, **facts: object) -> None:
+        self.said = True
+        self.child.ready(url=url, **facts)
+
+    def measure(self, own: Measure) -> Measure:
+        self._own = own
+        return self._all if self._shows else own
+
+    async def _all(self, page: Page) -> None:
+        others, _ = await asyncio.gather(self.child.others(), self._page(page))
+        page.process, page.others = self.child.name, dict(others.pages)
+        for name, count in others.restarts.items():
+            text = "How often a process of this server ended and was started again."
+            page.counter("magnetar_processes_restarts_total", text, count, child=name)
+            shown = int(name == self.child.name or name in others.pages)
+            text = "Whether a process of this server serves and said its metrics: 1, or 0."
+            page.gauge("magnetar_processes_shown", text, shown, child=name)
+
+    async def _page(self, page: Page) -> None:
+        assert self._own is not None, "it was told what to measure"
+        await self._own(page)
+
+    async def _text(self) -> bytes:
+        from ...runtime.metrics import Page
+        from ...runtime.metrics_server import as_text
+
+        if self._own is None:
+            return b""  # it does not serve yet
+        page = Page()
+        await self._own(page)
+        return await asyncio.to_thread(lambda: b"".join(as_text(page)))

@@ -1,0 +1,311 @@
+"""`magnetar security …`: makes the files of a secured broker, and tokens."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common.lazy import Lazy, LazyGroup
+from .common.output import Output
+from .common.units import Real
+
+if TYPE_CHECKING:
+    from ..client.admin import Admin
+
+security = LazyGroup(
+    "security",
+    {
+        "init": Lazy(".security", "init", "Make an authority, certificates, keys and first tokens."),
+        "certificate": Lazy(".security", "certificate", "Renew a broker's certificate."),
+        "member": Lazy(".security", "member", "Renew or make the certificate of a process of the cluster."),
+        "authority": Lazy(".security", "authority", "Replace the authority, in two steps."),
+        "token": Lazy(".security", "token", "Tokens: create, show, validate."),
+        "check": Lazy(".security", "check", "What a server lets a caller do who shows no credentials."),
+    },
+    help="Keys, certificates and tokens.\n\nExample: magnetar security init ./security --host broker-1",
+)
+
+token = LazyGroup(
+    "token",
+    {
+        "create": Lazy(".security", "create", "Make a token for a role."),
+        "key": Lazy(".security", "key", "Replace the key that signs tokens, in two steps."),
+        "show": Lazy(".security", "show", "What a token says; its signature is not verified."),
+        "validate": Lazy(".security", "validate", "Whether a broker with these settings takes a token."),
+        "revoke": Lazy(".security", "revoke", "Refuse a token, or all of a role, from now on."),
+    },
+    help="Tokens (JWT).\n\nExample: magnetar security token create --folder ./security --role orders",
+)
+
+FOLDER = click.option(
+    "--folder", type=click.Path(file_okay=False), default="security", show_default=True, help="Of `security init`."
+)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False))
+@click.option("--host", "hosts", multiple=True, help="A name or address of the broker, as clients use it; repeatable.")
+@click.option("--cluster", default="", help="Its name in the certificates of its members (default: a random one).")
+@click.option("--keep", is_flag=True, help="Keep the files of a complete folder, and end without an error.")
+@click.option(
+    "--servers",
+    type=click.Path(file_okay=False),
+    default=None,
+    metavar="FOLDER",
+    help="Copy what servers read to this folder too: all but the keys that sign.",
+)
+def init(folder: str, hosts: tuple[str, ...], cluster: str, keep: bool, servers: str | None) -> None:
+    """Make an authority, certificates, a key for tokens, and tokens of an operator and of the brokers.
+
+    Example: magnetar security init ./security --host broker-1.example --host 10.0.0.7
+    """  # fmt: skip
+    from ..security.authority import hand_out, is_complete
+
+    if keep and is_complete(Path(folder)):
+        click.echo(f"{folder} is complete and kept", err=True)
+    else:
+        _initialize(folder, hosts, cluster)
+    for name in hand_out(Path(folder), Path(servers)) if servers else ():
+        click.echo(f"{Path(servers or '') / name}")
+
+
+def _initialize(folder: str, hosts: tuple[str, ...], cluster: str) -> None:
+    from ..security.authority import initialize
+
+    made = initialize(Path(folder), [*hosts, "localhost", "127.0.0.1"], _now(), cluster)
+    for name in made.files:
+        click.echo(f"{made.folder / name}")
+    click.echo(f"keep {made.folder / 'ca-key.pem'} and {made.folder / 'token-key.pem'} off the servers", err=True)
+    click.echo(f"next: magnetar standalone --security {made.folder / 'security.toml'}", err=True)
+
+
+@click.command()
+@FOLDER
+@click.option("--host", "hosts", multiple=True, help="Repeatable (default: those of the one before).")
+@click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
+def certificate(folder: str, hosts: tuple[str, ...], days: int) -> None:
+    """Renew a broker's certificate; a running broker uses it from the next connection on.
+
+    Example: magnetar security certificate --folder ./security
+    """
+    from ..security.authority import issue
+
+    for name in issue(Path(folder), list(hosts), _now(), days):
+        click.echo(str(Path(folder) / name))
+
+
+@click.command()
+@FOLDER
+@click.option("--role", type=click.Choice(["metadata", "broker", "bookie", "operator"]), required=True)
+@click.option("--name", required=True, help="Of the process or the person, in logs; such as a host's name.")
+@click.option("--host", "hosts", multiple=True, help="Of the metadata service: as brokers and bookies reach it.")
+@click.option("--days", type=click.IntRange(1, 825), default=90, show_default=True)
+def member(folder: str, role: str, name: str, hosts: tuple[str, ...], days: int) -> None:
+    """Renew or make the certificate of a process of the cluster, or of an operator: members/ROLE.pem and its key.
+
+    Example: magnetar security member --folder ./security --role bookie --name bookie-3
+    """
+    from ..security.authority import issue_member
+
+    if (role == "metadata") != bool(hosts):
+        raise click.UsageError("--host is of --role metadata, which needs one: the others only call")
+    for written in issue_member(Path(folder), role, name, list(hosts), _now(), days):
+        click.echo(str(Path(folder) / written))
+
+
+@click.command()
+@FOLDER
+@click.option("--role", required=True, help="Who the token's holder is.")
+@click.option("--days", type=Real(0.0001, 36500), default=None, help="Of its life (default: no end).")
+@click.option("--out", type=click.Path(dir_okay=False), default=None, help="A new file with mode 600 (default: print).")
+def create(folder: str, role: str, days: float | None, out: str | None) -> None:
+    """Make a token for a role. A file of secrets that others may read is refused later: --out makes one with mode 600.
+
+    Example: magnetar security token create --folder ./security --role orders --days 30 --out orders.token
+    """
+    from ..proto.names import check_role
+    from ..runtime.clock import SystemClock
+    from ..security.authority import write_secret
+    from ..security.secrets import Secret, read_private
+    from ..security.token import create_token
+
+    check_role(role)
+    key = Secret(read_private(str(Path(folder) / "token-key.pem")))
+    token = create_token(key, "ES256", role, SystemClock().wall_ms(), None if days is None else days * 86_400)
+    if out is None:
+        click.echo(token)
+    else:
+        write_secret(Path(out), token.encode() + b"\n")
+        click.echo(out)
+
+
+DROP_OLD = click.option("--drop-old", is_flag=True, help="The second step: those before the newest end.")
+
+
+@click.command()
+@FOLDER
+@DROP_OLD
+def authority(folder: str, drop_old: bool) -> None:
+    """Make a new authority next to the one before. Then give ca.pem to all, renew all certificates, and drop the old.
+
+    Example: magnetar security authority --folder ./security
+    """
+    from ..security.authority import new_authority
+
+    _rotate(Path(folder), "ca.pem", drop_old, lambda: new_authority(Path(folder), _now()))
+
+
+@click.command()
+@FOLDER
+@DROP_OLD
+def key(folder: str, drop_old: bool) -> None:
+    """Make a new key for tokens next to the one before. Then make all tokens anew, and drop the old key.
+
+    Example: magnetar security token key --folder ./security
+    """
+    from ..security.authority import new_token_key
+
+    _rotate(Path(folder), "token-public.pem", drop_old, lambda: new_token_key(Path(folder)))
+
+
+def _rotate(folder: Path, public: str, drop_old: bool, renew: Callable[[], list[str]]) -> None:
+    from ..proto.errors import InvalidConfiguration
+    from ..security import authority as files
+
+    if not (folder / public).is_file():
+        raise InvalidConfiguration(f"{folder} has no {public}: it is no folder of `security init`")
+    if drop_old:
+        files.drop_old(folder / public)
+    for name in [public] if drop_old else renew():
+        click.echo(str(folder / name))
+
+
+@click.command()
+@click.argument("source", default="-", metavar="[FILE|env:NAME|-]")
+def show(source: str) -> None:
+    """What a token says; its signature is not verified.
+
+    Example: magnetar security token show orders.token
+    """
+    from ..security.token import unverified
+
+    click.echo(unverified(_read(source)))
+
+
+@click.command()
+@click.argument("source", default="-", metavar="[FILE|env:NAME|-]")
+@click.option("--security", "settings", type=click.Path(dir_okay=False), required=True, help="The broker's settings.")
+def validate(source: str, settings: str) -> None:
+    """Whether a broker with these settings takes a token, and for which role.
+
+    Example: magnetar security token validate orders.token --security ./security/security.toml
+    """
+    import asyncio
+
+    from ..runtime.access import Caller
+    from ..runtime.clock import SystemClock
+    from ..security.authenticator import Authenticator
+    from ..security.settings import SecuritySettings
+
+    guard = Authenticator(SecuritySettings.load(settings), SystemClock())
+    found = asyncio.run(guard.authenticate(Caller("", f"Bearer {_read(source)}")))
+    until = datetime.datetime.fromtimestamp(found.expires_ms / 1000, datetime.UTC) if found.expires_ms else "for ever"
+    click.echo(f"role {found.name}, valid until {until}" if found.expires_ms else f"role {found.name}, valid for ever")
+
+
+@click.command()
+@click.argument("source", default="", metavar="[FILE|env:NAME|-]")
+@click.option("--security", "settings", type=click.Path(dir_okay=False), required=True, help="The broker's settings.")
+@click.option("--id", "identity", default="", help="The id (jti) of a token, as the audit log shows it.")
+@click.option("--role", default="", help="All tokens of this role.")
+def revoke(source: str, settings: str, identity: str, role: str) -> None:
+    """Refuse a token, or all tokens of a role, from now on: its connections end within seconds. It is written to the
+    file `revoked` of [token]; each broker has to have that file. To take it back, delete the line.
+
+    Example: magnetar security token revoke orders.token --security ./security/security.toml
+    """
+    from ..proto.errors import InvalidConfiguration
+    from ..security import token as revoked
+    from ..security.settings import SecuritySettings
+
+    if sum(map(bool, (source, identity, role))) != 1:
+        raise click.UsageError("give one of a token, --id and --role")
+    token = SecuritySettings.load(settings).token
+    if token is None or not token.revoked:
+        raise InvalidConfiguration(f'{settings}: [token] has no `revoked`, such as  revoked = "revoked.txt"')
+    what = revoked.id_of(_read(source)) if source else identity or role
+    revoked.revoke(token.revoked, what)
+    click.echo(f"{what} is in {token.revoked}")
+
+
+def _read(source: str) -> str:
+    from .common.session import TOKEN_MAX, read_token
+
+    return sys.stdin.read(TOKEN_MAX).strip() if source == "-" else read_token(source)
+
+
+def _now() -> Any:
+    return datetime.datetime.now(datetime.UTC)
+
+
+# --------------------------------------------------------------------------------------------------------- check
+# `magnetar security check`: what a server lets a caller do who shows no credentials.
+
+
+TOPIC = "persistent://public/default/security-check"
+TIMEOUT_S = 10.0
+
+Ask = Callable[["Admin"], object]
+"""Asks for something that changes nothing; an empty answer shows nothing."""
+QUESTIONS: tuple[tuple[str, Ask], ...] = (
+    ("list tenants", lambda admin: admin.tenants()),
+    ("list topics", lambda admin: admin.topics()),
+    ("look up a topic", lambda admin: admin.owner(TOPIC)),
+    ("read a topic's statistics", lambda admin: admin.topic_stats(TOPIC)),
+    ("read a namespace's policies", lambda admin: admin.namespace_policies("public/default")),
+    ("read its permissions", lambda admin: admin.namespace_permissions("public/default")),
+    ("list brokers", lambda admin: admin.brokers()),
+    ("list bookies", lambda admin: admin.bookies()),
+)
+
+
+@click.command()
+@click.argument("url")
+@click.option("--tls-ca", default="", metavar="FILE", help="Who signs its certificate.")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def check(url: str, tls_ca: str, output: str) -> None:
+    """What a server lets a caller do who shows no credentials. It asks, and changes nothing. Exit code 1: something.
+
+    Example: magnetar security check magnetar+ssl://broker-1.example:7650 --tls-ca ./security/ca.pem
+    """
+    from ..client.admin import Admin
+    from .common.exits import Failure
+
+    with Admin(url, timeout_s=TIMEOUT_S, tls_trust_certs_file_path=tls_ca) as admin:
+        rows = [{"caller without credentials may": what, "answer": _answer(admin, ask)} for what, ask in QUESTIONS]
+    out = Output(output)
+    answer = "no: TLS" if url.split("://")[0].endswith("+ssl") else "yes: in clear"
+    rows.append({"caller without credentials may": "read the traffic of others", "answer": answer})
+    out.rows(rows, ("caller without credentials may", "answer"))
+    found = [str(row["caller without credentials may"]) for row in rows if str(row["answer"]).startswith("yes")]
+    if found:
+        raise Failure(f"a caller without credentials may {', '.join(found)}")
+
+
+def _answer(admin: Admin, ask: Ask) -> str:
+    """Returns what a caller without credentials gets, as text. Raises other errors, which say that no server answered.
+    """
+    from ..proto.errors import NotFound, Unauthenticated, Unauthorized
+
+    try:
+        found = ask(admin)
+    except (Unauthenticated, Unauthorized) as error:
+        return f"no: {type(error).__name__}"
+    except NotFound as error:
+        return f"yes: {type(error).__name__}"
+    return "yes" if found else "no: nothing is shown"

@@ -1,1 +1,0 @@
-"""`magnetar security …`: keys, certificates and tokens."""

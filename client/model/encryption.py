@@ -1,0 +1,498 @@
+"""How a message was encrypted, as a program sees it: names and forms of Pulsar's Python client."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from ...proto.entry import Encrypt, client_part, parse_header, split_broker_part
+from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
+from ..common.checks import PATH, check, shown
+from ..common.errors import CryptoError, OperationNotSupported
+from ..common.loggers import own
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+class EncryptionKey:
+    """A reader that a message is encrypted for."""
+
+    def __init__(self, key: EncryptionKeys) -> None:
+        self._key = key
+
+    @property
+    def key(self) -> str:
+        """Returns the name of the key."""
+        return self._key.key
+
+    @property
+    def value(self) -> bytes:
+        """The data key, wrapped with the reader's public key."""
+        return self._key.value
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Returns what the producer's key reader said about the key; in clear, and not authenticated."""
+        return {pair.key: pair.value for pair in self._key.metadata}
+
+
+class EncryptionContext:
+    """The encryption of an entry; with `ConsumerCryptoFailureAction.CONSUME`, what a program needs to decrypt it."""
+
+    def __init__(self, metadata: MessageMetadata, *, failed: bool) -> None:
+        self._metadata = metadata
+        self._failed = failed
+
+    def keys(self) -> list[EncryptionKey]:
+        """The readers that it is encrypted for."""
+        return [EncryptionKey(each) for each in self._metadata.encryption_keys]
+
+    def param(self) -> bytes:
+        """Returns the IV of AES-256-GCM."""
+        return self._metadata.encryption_param
+
+    def algorithm(self) -> str:
+        """Returns the algorithm: empty, as Pulsar's clients write it."""
+        return self._metadata.encryption_algo
+
+    def compression_type(self) -> int:
+        """Returns how the payload was compressed before it was encrypted: a number of CompressionType."""
+        return int(self._metadata.compression)
+
+    def uncompressed_message_size(self) -> int:
+        """Bytes of the payload before it was compressed; 0: it was not."""
+        return self._metadata.uncompressed_size
+
+    def batch_size(self) -> int:
+        """Messages in the entry; -1: it is not a batch."""
+        metadata = self._metadata
+        return metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else -1
+
+    def is_decryption_failed(self) -> bool:
+        """Whether the message is ciphertext; False: it is decrypted."""
+        return self._failed
+
+
+# -------------------------------------------------------------------------------------------------------- cipher
+# The two ciphers of an encrypted entry, over the package `cryptography`, which is loaded when the first key is.
+#
+#     payload     = AES-256-GCM(data key, IV, payload) with the tag of 16 bytes after it, and no associated data
+#     wrapped key = RSA-OAEP(SHA-1, MGF1 with SHA-1) of the data key, with one reader's public key
+#
+# These are the bytes of Pulsar's clients. SHA-1 is no weakness here: OAEP needs no resistance against collisions. EC
+# keys are refused: Pulsar's Java client wraps with an ECIES of BouncyCastle that no other client reads. Guard:
+# tests/client/model/test_keys.py, tests/client/model/test_pulsar.py.
+
+
+DATA_KEY_BYTES = 32
+IV_BYTES = 12
+TAG_BYTES = 16
+RSA_BITS_MIN = 2048
+RSA_BITS_MAX = 16384
+"""Most bits of a key. The cost of an unwrapping grows with the third power of the length: 0.1 s at this one."""
+
+
+def _load(name: str) -> Any:
+    try:
+        return importlib.import_module(f"cryptography.{name}")
+    except ImportError as error:
+        raise OperationNotSupported("encryption needs a package: pip install 'magnetar[security]'") from error
+
+
+def require_package() -> None:
+    """Raises OperationNotSupported if the package `cryptography` is not installed."""
+    _load("hazmat.primitives.ciphers.aead")
+
+
+def data_key(key: bytes) -> AESGCM:
+    found: AESGCM = _load("hazmat.primitives.ciphers.aead").AESGCM(key)
+    return found
+
+
+def decrypted(key: AESGCM, iv: bytes, ciphertext: bytes) -> bytes:
+    """Decrypts. CryptoError: the ciphertext is not of this key and IV, or was changed."""
+    try:
+        return key.decrypt(iv, ciphertext, None)
+    except _load("exceptions").InvalidTag as error:
+        raise CryptoError("the ciphertext does not fit its key: it was changed, or cut") from error
+
+
+def wrapped(key: bytes, reader: RSAPublicKey) -> bytes:
+    return reader.encrypt(key, _oaep())
+
+
+def unwrapped(value: bytes, reader: RSAPrivateKey) -> bytes | None:
+    """The data key; None: it was wrapped for another reader, or is no key. A wrong length costs nothing."""
+    if len(value) != (reader.key_size + 7) // 8:
+        return None
+    try:
+        found = reader.decrypt(value, _oaep())
+    except ValueError:
+        return None
+    return found if len(found) == DATA_KEY_BYTES else None
+
+
+def _oaep() -> Any:
+    padding, sha1 = _load("hazmat.primitives.asymmetric.padding"), _load("hazmat.primitives.hashes").SHA1
+    return padding.OAEP(padding.MGF1(sha1()), sha1(), None)
+
+
+# ------------------------------------------------------------------------------ keys of readers
+def public_key(pem: bytes, name: str) -> RSAPublicKey:
+    """Parses a public key. CryptoError: it is no public RSA key of RSA_BITS_MIN or more."""
+    found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shown(name)}"), name)
+    return found
+
+
+def private_key(pem: bytes, name: str) -> RSAPrivateKey:
+    """Parses a private key. CryptoError: it is no private RSA key of RSA_BITS_MIN or more, or has a password."""
+    found: RSAPrivateKey = _rsa(_parsed("load_pem_private_key", (pem, None), f"the private key of {shown(name)}"), name)
+    return found
+
+
+def _parsed(load: str, arguments: tuple[Any, ...], what: str) -> Any:
+    """Parses by `load`. The library's texts are left out: some of them quote what they were given."""
+    serialization = _load("hazmat.primitives.serialization")
+    try:
+        return getattr(serialization, load)(*arguments)
+    except TypeError:
+        raise CryptoError(f"{what} has a password, or is not bytes: give a PEM without one") from None
+    except Exception as error:  # ValueError, UnsupportedAlgorithm, and what else a stranger's bytes cause
+        raise CryptoError(f"{what} is not a PEM that can be read ({type(error).__name__})") from None
+
+
+def _rsa(key: Any, name: str) -> Any:
+    rsa, ec = _load("hazmat.primitives.asymmetric.rsa"), _load("hazmat.primitives.asymmetric.ec")
+    if isinstance(key, ec.EllipticCurvePublicKey | ec.EllipticCurvePrivateKey):
+        why = "only Pulsar's Java client can read what is wrapped with it"
+        raise CryptoError(f"the key of {shown(name)} is an EC key: {why}; use RSA")
+    if not isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey):
+        raise CryptoError(f"the key of {shown(name)} is not an RSA key")
+    if not RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
+        raise CryptoError(f"the key of {shown(name)} has {key.key_size} bits: use {RSA_BITS_MIN} to {RSA_BITS_MAX}")
+    return key
+
+
+# ---------------------------------------------------------------------------------------------------- key_reader
+# The keys of readers: from the program's `KeyReader`, or from the default that reads two files.
+#
+# Keys are PEM: a public key is SubjectPublicKeyInfo, a private key PKCS#8 or PKCS#1, without a password. A reader is
+# called in the client's event loop and must not wait for long; what it returns is kept for KEPT_S
+# (client/model/encryption.py, client/model/encryption.py). Guard: tests/client/model/test_keys.py.
+
+
+KEPT_S = 4 * 3600.0
+"""Seconds that a data key is used, and that a key is kept before it is read again: Pulsar's figure."""
+KEY_FILE_BYTES_MAX = 1 << 16
+"""Most bytes of a key's file: a PEM of a key of 16,384 bits has 13 KB."""
+
+
+class EncryptionKeyInfo(NamedTuple):
+    """A key and what is stored about it beside each entry, in clear: for example its version."""
+
+    key: bytes  # PEM
+    metadata: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"EncryptionKeyInfo(<{len(self.key)} bytes>, {dict(self.metadata)!r})"
+
+
+class KeyReader(Protocol):
+    """The interface of `crypto_key_reader`. An exception says that there is no such key, or that it cannot be read now.
+    """
+
+    def get_public_key(self, name: str) -> bytes | EncryptionKeyInfo:
+        """The public key of that name, for a producer."""
+        ...
+
+    def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes | EncryptionKeyInfo:
+        """The private key of that name, for a consumer. `metadata`: what the producer's reader returned with the public
+        key; it is not authenticated."""
+        ...
+
+
+class CryptoKeyReader:
+    """Reads the same two files for every name of a key, as Pulsar's class of this name does. CryptoError: it cannot."""
+
+    def __init__(self, public_key_path: str, private_key_path: str) -> None:
+        """Takes the paths of PEM files. A producer needs the first one only, and a consumer the second."""
+        check(_PATHS, {"public_key_path": public_key_path, "private_key_path": private_key_path})
+        self._public_key_path = public_key_path
+        self._private_key_path = private_key_path
+
+    def __repr__(self) -> str:
+        return f"CryptoKeyReader({self._public_key_path!r}, {self._private_key_path!r})"
+
+    def get_public_key(self, name: str) -> bytes:
+        """The content of the first file. CryptoError."""
+        return _read(self._public_key_path)
+
+    def get_private_key(self, name: str, metadata: Mapping[str, str]) -> bytes:
+        """The content of the second file. CryptoError."""
+        return _read(self._private_key_path)
+
+
+_PATHS = {"public_key_path": PATH, "private_key_path": PATH}
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            found = file.read(KEY_FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or type(error).__name__
+        raise CryptoError(f"the key file {path} cannot be read: {why}") from error
+    if len(found) > KEY_FILE_BYTES_MAX:
+        raise CryptoError(f"the key file {path} is larger than {KEY_FILE_BYTES_MAX} bytes")
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- encryptor
+# Encrypts the entries of one producer with a data key that is wrapped for each reader.
+#
+#     encryptor = Encryptor(reader, ["analytics", "audit"], now)    makes the first data key, or raises CryptoError
+#     ciphertext = encryptor(metadata, payload)                     once per stored entry; writes into `metadata`
+#
+# **Which bytes.** An entry's payload is encrypted as it would be stored: a batch as a whole, compressed if it is, each
+# chunk alone. `metadata` gets `encryption_keys` (name, wrapped data key, the reader's metadata) and `encryption_param`
+# (the IV); `encryption_algo` stays empty, as Pulsar's clients leave it.
+#
+# **No IV twice.** Each entry has a random IV of 96 bits. A data key makes at most USES_MAX of them and lives KEPT_S;
+# then a new one is made, and the public keys are read anew. The chunks of a message share one, so that they have one
+# size.
+#
+# **Never in clear.** When a new data key cannot be made, CryptoError is raised: the entry is not sent.
+# Guard: tests/client/model/test_decryptor.py.
+
+
+USES_MAX = 1 << 31
+"""Most uses of a key: half of what random IVs of 96 bits allow."""
+
+
+class Encryptor:
+    """Encrypts the payloads of one producer, in its event loop."""
+
+    def __init__(
+        self, reader: KeyReader, names: Sequence[str], now: Callable[[], float],
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:  # fmt: skip
+        """Makes an encryptor. `names`: of at least one key. OperationNotSupported: the package for it is not installed.
+        """
+        assert names, "something is encrypted for a reader"
+        require_package()
+        self._reader = reader
+        self._names = names
+        self._now = now
+        self._random = random
+        self._renew()
+
+    def __call__(self, metadata: MessageMetadata, payload: bytes) -> bytes:
+        """The ciphertext; `metadata` says how to decrypt it."""
+        if not metadata.num_chunks_from_msg and (self._uses >= USES_MAX or self._now() >= self._until):
+            self._renew()
+        iv = self._random(IV_BYTES)
+        self._uses += 1
+        del metadata.encryption_keys[:]
+        metadata.encryption_keys.extend(self._wrapped)
+        metadata.encryption_param = iv
+        return self._key.encrypt(iv, payload, None)
+
+    def _renew(self) -> None:
+        fresh = self._random(DATA_KEY_BYTES)
+        found = [self._wrapped_for(name, fresh) for name in self._names]
+        self._key: AESGCM = data_key(fresh)
+        self._wrapped = found
+        self._uses = 0
+        self._until = self._now() + KEPT_S
+
+    def _wrapped_for(self, name: str, fresh: bytes) -> EncryptionKeys:
+        try:
+            info = self._reader.get_public_key(name)
+            key, metadata = info if isinstance(info, EncryptionKeyInfo) else (info, {})
+            found = EncryptionKeys(key=name, value=wrapped(fresh, public_key(key, name)))
+            for key_, value in metadata.items():
+                found.metadata.add(key=key_, value=value)
+        except CryptoError:
+            raise
+        except BaseException as error:  # the reader's; its text may hold a secret
+            raise CryptoError(f"there is no public key of {shown(name)}: {type(error).__name__}") from own(error)
+        return found
+
+
+# ----------------------------------------------------------------------------------------------------- decryptor
+# Decrypts the entries of one consumer: finds the data key that a private key of ours unwraps.
+#
+#     payload = decryptor(metadata, ciphertext)        CryptoError says why it cannot
+#
+# An entry is encrypted when its metadata has an IV (`encryption_param`), which every client of Pulsar writes.
+#
+# A data key is found by its wrapped bytes in a cache; a miss asks the reader for the private key of each name until one
+# unwraps. Data keys and private keys are kept for KEPT_S. What failed under a name and its metadata is tried again
+# after FAILED_S; it hides nothing that another name unwraps.
+#
+# **Hostile metadata** costs at most KEYS_MAX unwrappings an entry (0.5 ms each for 2048 bits) and none when its keys
+# are known, or too long, or too many. A private key that comes under many names is parsed once (30 ms). All caches are
+# bounded. Guard: tests/client/model/test_decryptor.py.
+
+
+KEYS_MAX = 100
+"""Most keys of one entry: readers that it is encrypted for."""
+KEY_BYTES_MAX = 8192
+"""Most bytes of a key of an entry: its name, its wrapped key (256 bytes for 2048 bits) and its metadata."""
+KNOWN_MAX = 1000
+"""Entries of each cache."""
+FAILED_S = 10.0
+
+T = TypeVar("T")
+
+
+class _Kept(Generic[T]):
+    """Results kept for KEPT_S, and errors for FAILED_S; at most KNOWN_MAX of both."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._found: dict[bytes, tuple[T | CryptoError, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, name: bytes) -> T | CryptoError | None:
+        found = self._found.get(name)
+        if found is None or found[1] <= self._now():
+            return None
+        return found[0]
+
+    def put(self, name: bytes, value: T | CryptoError) -> None:
+        self._found.pop(name, None)
+        if len(self._found) >= KNOWN_MAX:
+            del self._found[next(iter(self._found))]
+        self._found[name] = value, self._now() + (FAILED_S if isinstance(value, CryptoError) else KEPT_S)
+
+
+class Decryptor:
+    """Decrypts the payloads of one consumer, in its event loop."""
+
+    def __init__(self, reader: KeyReader | None, now: Callable[[], float]) -> None:
+        """Makes a decryptor. `reader` None: nothing can be decrypted. OperationNotSupported: the package for it is not
+        installed."""
+        if reader is not None:
+            require_package()
+        self._reader = reader
+        self._data_keys: _Kept[AESGCM] = _Kept(now)  # by their wrapped bytes
+        self._failures: _Kept[AESGCM] = _Kept(now)  # by the whole EncryptionKeys
+        self._private_keys: _Kept[RSAPrivateKey] = _Kept(now)  # by name and metadata
+        self._parsed: _Kept[RSAPrivateKey] = _Kept(now)  # by their PEM
+
+    def __call__(self, metadata: MessageMetadata, ciphertext: bytes) -> bytes:
+        """The payload as it was before it was encrypted: compressed, if it is. CryptoError."""
+        iv, keys = metadata.encryption_param, metadata.encryption_keys
+        if self._reader is None:
+            raise CryptoError("it is encrypted, and there is no crypto_key_reader")
+        if len(iv) != IV_BYTES:
+            raise CryptoError(f"its encryption_param has {len(iv)} bytes, not {IV_BYTES}")
+        if len(ciphertext) < TAG_BYTES:
+            raise CryptoError(f"its ciphertext has {len(ciphertext)} bytes, fewer than a tag")
+        return decrypted(self._data_key(self._reader, list(keys)), iv, ciphertext)
+
+    def entry_in_clear(self, entry: bytes) -> bytes:
+        """A stored entry as if it had not been encrypted; itself, when it was not. CorruptEntry, CryptoError."""
+        header = parse_header(entry)
+        metadata = header.metadata
+        if not metadata.encryption_param:
+            return entry
+        payload = self(metadata, entry[header.payload_offset :])
+        metadata.ClearField("encryption_keys")
+        metadata.ClearField("encryption_param")
+        metadata.ClearField("encryption_algo")
+        start = len(entry) - len(split_broker_part(entry)[2])
+        return entry[:start] + client_part(metadata, payload)
+
+    def encrypt_like(self, metadata: MessageMetadata) -> Encrypt:
+        """Encrypts what is copied from a message of ours for the same readers: with its data key, and an IV of its own.
+        CryptoError: we have no key for it."""
+        if self._reader is None:
+            raise CryptoError("it is encrypted, and there is no crypto_key_reader")
+        keys = list(metadata.encryption_keys)
+        data_key = self._data_key(self._reader, keys)
+
+        def encrypt(copy: MessageMetadata, payload: bytes) -> bytes:
+            iv = os.urandom(IV_BYTES)
+            del copy.encryption_keys[:]
+            copy.encryption_keys.extend(keys)
+            copy.encryption_param = iv
+            return data_key.encrypt(iv, payload, None)
+
+        return encrypt
+
+    def _data_key(self, reader: KeyReader, keys: list[EncryptionKeys]) -> AESGCM:
+        if not 0 < len(keys) <= KEYS_MAX:
+            raise CryptoError(f"it is encrypted for {len(keys)} keys; the limit is {KEYS_MAX}")
+        for key in keys:
+            known = self._data_keys.get(key.value)
+            if known is not None and not isinstance(known, CryptoError):
+                return known
+        whys: list[str] = []
+        for key in keys:
+            found = self._unwrapped(reader, key)
+            if not isinstance(found, CryptoError):
+                self._data_keys.put(key.value, found)
+                return found
+            whys.append(found.message)
+        raise CryptoError(f"no private key decrypts it: {whys[0]}")
+
+    def _unwrapped(self, reader: KeyReader, key: EncryptionKeys) -> AESGCM | CryptoError:
+        if not isinstance(key.key, str) or key.ByteSize() > KEY_BYTES_MAX:
+            return CryptoError(f"an encryption key is not UTF-8, or larger than {KEY_BYTES_MAX} bytes")
+        whole = key.SerializePartialToString()
+        failure = self._failures.get(whole)
+        if failure is not None:
+            return failure
+        private = self._private_key(reader, key)
+        found = private if isinstance(private, CryptoError) else _unwrapped_with(private, key)
+        if isinstance(found, CryptoError):
+            self._failures.put(whole, found)
+        return found
+
+    def _private_key(self, reader: KeyReader, key: EncryptionKeys) -> RSAPrivateKey | CryptoError:
+        about = EncryptionKeys(key=key.key, value=b"", metadata=key.metadata).SerializePartialToString()
+        found = self._private_keys.get(about)
+        if found is None:
+            found = self._asked(reader, key)
+            self._private_keys.put(about, found)
+        return found
+
+    def _asked(self, reader: KeyReader, key: EncryptionKeys) -> RSAPrivateKey | CryptoError:
+        pem = _pem(reader, key)
+        if isinstance(pem, CryptoError):
+            return pem
+        found = self._parsed.get(pem)
+        if found is None:
+            try:
+                found = private_key(pem, key.key)
+            except CryptoError as error:
+                return error
+            self._parsed.put(pem, found)
+        return found
+
+
+def _unwrapped_with(private: RSAPrivateKey, key: EncryptionKeys) -> AESGCM | CryptoError:
+    found = unwrapped(key.value, private)
+    if found is None:
+        return CryptoError(f"the private key of {shown(key.key)} is not the one that it is encrypted for")
+    return data_key(found)
+
+
+def _pem(reader: KeyReader, key: EncryptionKeys) -> bytes | CryptoError:
+    try:
+        info = reader.get_private_key(key.key, {str(pair.key): str(pair.value) for pair in key.metadata})
+        pem = info.key if isinstance(info, EncryptionKeyInfo) else info
+        return pem if isinstance(pem, bytes) else CryptoError(f"the private key of {shown(key.key)} is not bytes")
+    except CryptoError as error:
+        return error
+    except BaseException as error:  # the reader's; its text may hold a secret
+        found = CryptoError(f"there is no private key of {shown(key.key)}: {type(error).__name__}")
+        found.__cause__ = own(error)
+        return found

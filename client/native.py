@@ -1,0 +1,333 @@
+"""The names of `_pulsar`, the module of Pulsar's C++ client: `magnetar._pulsar`. Most are those of `magnetar`.
+
+A program that imports it runs after `sys.modules["_pulsar"] = magnetar._pulsar`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from .common.checks import FUNCTION, INT32_MAX, TEXT, YES_OR_NO, Check, Table, check_one, whole
+from .common.checks import instance as instance_of
+from .common.loggers import ConsoleLogger, FileLogger, LoggerLevel, check_logger
+from .connect.authentication import Authentication
+from .consume.receiver_queue import BatchReceivePolicy, ConsumerBatchReceivePolicy
+from .model import options
+from .model.schema import SchemaDescription, SchemaTypeOfClient
+from .model.schema import SchemaDescription as SchemaInfo
+from .model.schema import SchemaTypeOfClient as SchemaType
+from .model.settings import (
+    BatchingType,
+    CompressionType,
+    ConsumerCryptoFailureAction,
+    ConsumerDeadLetterPolicy,
+    ConsumerKeySharedPolicy,
+    ConsumerType,
+    InitialPosition,
+    KeySharedMode,
+    PartitionsRoutingMode,
+    ProducerAccessMode,
+    RegexSubscriptionMode,
+)
+from .model.settings import ConsumerDeadLetterPolicy as DeadLetterPolicy
+
+# ------------------------------------------------------------------------------------------------------ builders
+# The policies under the names and methods that Pulsar's C++ client gives them.
+
+
+class DeadLetterPolicyBuilder:
+    """Makes a `ConsumerDeadLetterPolicy`, whose parameters its methods set."""
+
+    def __init__(self) -> None:
+        self._count = INT32_MAX
+        self._topic: str | None = None
+        self._subscription: str | None = None
+
+    def maxRedeliverCount(self, count: int) -> DeadLetterPolicyBuilder:
+        """Sets how often a message may come back."""
+        self._count = count
+        return self
+
+    def deadLetterTopic(self, topic: str) -> DeadLetterPolicyBuilder:
+        """Sets the topic of the dead letters."""
+        self._topic = topic
+        return self
+
+    def initialSubscriptionName(self, name: str) -> DeadLetterPolicyBuilder:
+        """Sets the subscription that is made with that topic."""
+        self._subscription = name
+        return self
+
+    def build(self) -> ConsumerDeadLetterPolicy:
+        """Returns the policy. InvalidConfiguration: a parameter is wrong. Without `maxRedeliverCount` a message comes
+        back for ever."""
+        return ConsumerDeadLetterPolicy(self._count, self._topic, self._subscription)
+
+
+class KeySharedPolicy:
+    """A `ConsumerKeySharedPolicy` that is set step by step; `policy` gives it."""
+
+    def __init__(self) -> None:
+        self._mode = KeySharedMode.AutoSplit
+        self._out_of_order = False
+        self._ranges: list[tuple[int, int]] = []
+
+    def set_key_shared_mode(self, mode: KeySharedMode) -> KeySharedPolicy:
+        """Sets how the keys are divided."""
+        self._mode = mode
+        return self
+
+    def get_key_shared_mode(self) -> KeySharedMode:
+        """Returns how the keys are divided."""
+        return self._mode
+
+    def set_allow_out_of_order_delivery(self, allowed: bool) -> KeySharedPolicy:
+        """Whether a key may move before what is outstanding is acknowledged."""
+        self._out_of_order = allowed
+        return self
+
+    def is_allow_out_of_order_delivery(self) -> bool:
+        """Whether a key may move before what is outstanding is acknowledged."""
+        return self._out_of_order
+
+    def set_sticky_ranges(self, ranges: list[tuple[int, int]]) -> KeySharedPolicy:
+        """Sets (first, last) pairs of hashes, both included; with Sticky."""
+        self._ranges = ranges
+        return self
+
+    def get_sticky_ranges(self) -> list[tuple[int, int]]:
+        """Returns (first, last) pairs of hashes, both included."""
+        return self._ranges
+
+    def policy(self) -> ConsumerKeySharedPolicy:
+        """Returns the policy. InvalidConfiguration: a parameter is wrong."""
+        return ConsumerKeySharedPolicy(self._mode, self._out_of_order, self._ranges or None)
+
+
+# ------------------------------------------------------------------------------------------------ configurations
+# The configurations of Pulsar's C++ client, as its Python module `_pulsar` has them: each option is a method, which
+# gives its value without an argument, and sets it with one.
+#
+#     options = magnetar.ProducerConfiguration().batching_enabled(True).producer_name("p")
+#     producer = client.create_producer("flights", **options.parameters())
+#
+# Options, defaults and what a setter returns are Pulsar's. An option is checked when it is set, by the row of the
+# parameter that it is (client/model/options.py): WrongType, WrongValue. Guard: tests/client/test_names_of_pulsar.py.
+
+
+Self = TypeVar("Self", bound="Configuration")
+_INFO = instance_of(SchemaDescription, optional=False)
+_BYTES = SchemaDescription(SchemaTypeOfClient.BYTES, "BYTES", "")
+
+
+class Option(NamedTuple):
+    """An option of a configuration. `parameter`: its name as a parameter of the client, "": it is none; `chains`: its
+    setter returns the configuration, as in Pulsar's, else None; `reads`: it has a getter."""
+
+    check: Check | None
+    default: Any = None
+    parameter: str = ""
+    chains: bool = True
+    reads: bool = True
+
+
+def _method(name: str, option: Option) -> Callable[..., Any]:
+    def method(self: Configuration, *value: Any) -> Any:
+        return self._read(name, option) if not value else self._set(name, option, *value)
+
+    method.__name__ = method.__qualname__ = name
+    method.__doc__ = f"The value of `{name}`; with an argument it is set."
+    return method
+
+
+class Configuration:
+    """The base of the configurations; each names its options."""
+
+    _options: ClassVar[dict[str, Option]] = {}
+
+    def __init_subclass__(cls) -> None:
+        for name, option in cls._options.items():
+            setattr(cls, name, _method(name, option))
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def _read(self, name: str, option: Option) -> Any:
+        if not option.reads:
+            raise TypeError(f"{name} is set, and not read: it takes an argument")
+        return self._values.get(name, option.default)
+
+    def _set(self: Self, name: str, option: Option, value: Any, *more: Any) -> Self | None:
+        if more:
+            raise TypeError(f"{name} takes one argument")
+        assert option.check is not None
+        check_one(name, option.check, value)
+        self._values[name] = value
+        return self if option.chains else None
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns what was set, as parameters of `magnetar.Client` or of its method that opens what is configured."""
+        found = {
+            option.parameter: self._values[name]
+            for name, option in self._options.items() if name in self._values and option.parameter
+        }  # fmt: skip
+        if "properties" in self._values:
+            found["properties"] = dict(self._values["properties"])
+        return found
+
+
+class _WithProperties(Configuration):
+    def property(self: Self, name: str, value: str) -> Self:
+        """Adds one property."""
+        check_one("name", TEXT, name)
+        check_one("value", TEXT, value)
+        self._values.setdefault("properties", {})[name] = value
+        return self
+
+
+def _rows(table: Table, **named: Option) -> dict[str, Option]:
+    """Returns the options by name; each without a check has that of its parameter."""
+    return {
+        name: each if each.check is not None else each._replace(check=table[each.parameter])
+        for name, each in named.items()
+    }
+
+
+def _of(default: Any, parameter: str, *, chains: bool = True, reads: bool = True) -> Option:
+    return Option(None, default, parameter, chains, reads)
+
+
+class ProducerConfiguration(_WithProperties):
+    """The configuration of `Client.create_producer`."""
+
+    _options = _rows(
+        options.PRODUCER,
+        access_mode=_of(ProducerAccessMode.Shared, "access_mode"),
+        batching_enabled=_of(True, "batching_enabled"),
+        batching_max_allowed_size_in_bytes=_of(131072, "batching_max_allowed_size_in_bytes"),
+        batching_max_messages=_of(1000, "batching_max_messages"),
+        batching_max_publish_delay_ms=_of(10, "batching_max_publish_delay_ms"),
+        batching_type=_of(BatchingType.Default, "batching_type"),
+        block_if_queue_full=_of(False, "block_if_queue_full"),
+        chunking_enabled=_of(False, "chunking_enabled"),
+        compression_type=_of(CompressionType.NONE, "compression_type"),
+        crypto_key_reader=_of(None, "crypto_key_reader", reads=False),
+        encryption_key=_of(None, "encryption_key", reads=False),
+        initial_sequence_id=_of(-1, "initial_sequence_id"),
+        lazy_start_partitioned_producers=_of(False, "lazy_start_partitioned_producers"),
+        max_pending_messages=_of(1000, "max_pending_messages"),
+        max_pending_messages_across_partitions=_of(50000, "max_pending_messages_across_partitions"),
+        message_router=Option(FUNCTION, None, "message_router", chains=False, reads=False),
+        partitions_routing_mode=_of(PartitionsRoutingMode.RoundRobinDistribution, "message_routing_mode"),
+        producer_name=_of("", "producer_name"),
+        schema=Option(_INFO, _BYTES),
+        send_timeout_millis=_of(30000, "send_timeout_millis"),
+    )
+
+
+class ConsumerConfiguration(_WithProperties):
+    """The configuration of `Client.subscribe`."""
+
+    _options = _rows(
+        options.CONSUMER,
+        auto_ack_oldest_chunked_message_on_queue_full=_of(False, "auto_ack_oldest_chunked_message_on_queue_full"),
+        batch_index_ack_enabled=_of(False, "batch_index_ack_enabled"),
+        batch_receive_policy=Option(
+            instance_of(ConsumerBatchReceivePolicy, optional=False), BatchReceivePolicy(), "batch_receive_policy",
+            chains=False,
+        ),
+        broker_consumer_stats_cache_time_ms=_of(30000, "broker_consumer_stats_cache_time_ms", chains=False),
+        consumer_name=_of("", "consumer_name", chains=False),
+        consumer_type=_of(ConsumerType.Exclusive, "consumer_type"),
+        crypto_failure_action=_of(ConsumerCryptoFailureAction.FAIL, "crypto_failure_action"),
+        crypto_key_reader=_of(None, "crypto_key_reader", reads=False),
+        dead_letter_policy=_of(DeadLetterPolicyBuilder().build(), "dead_letter_policy", chains=False),
+        key_shared_policy=_of(ConsumerKeySharedPolicy(), "key_shared_policy"),
+        max_pending_chunked_message=_of(10, "max_pending_chunked_message"),
+        max_total_receiver_queue_size_across_partitions=_of(
+            50000, "max_total_receiver_queue_size_across_partitions", chains=False
+        ),
+        message_listener=Option(FUNCTION, None, "message_listener", reads=False),
+        negative_ack_redelivery_delay_ms=_of(60000, "negative_ack_redelivery_delay_ms", chains=False),
+        pattern_auto_discovery_period=_of(60, "pattern_auto_discovery_period", chains=False),
+        read_compacted=_of(False, "is_read_compacted", chains=False),
+        receiver_queue_size=_of(1000, "receiver_queue_size", chains=False),
+        regex_subscription_mode=_of(RegexSubscriptionMode.PersistentOnly, "regex_subscription_mode"),
+        replicate_subscription_state_enabled=_of(False, "replicate_subscription_state_enabled", chains=False),
+        schema=Option(_INFO, _BYTES),
+        start_message_id_inclusive=_of(False, "start_message_id_inclusive"),
+        subscription_initial_position=_of(InitialPosition.Latest, "initial_position", chains=False),
+        unacked_messages_timeout_ms=_of(0, "unacked_messages_timeout_ms", chains=False),
+    )
+
+
+class ReaderConfiguration(Configuration):
+    """The configuration of `Client.create_reader`."""
+
+    _options = _rows(
+        options.READER,
+        crypto_failure_action=_of(ConsumerCryptoFailureAction.FAIL, "crypto_failure_action"),
+        crypto_key_reader=_of(None, "crypto_key_reader", reads=False),
+        read_compacted=_of(False, "is_read_compacted", chains=False),
+        reader_listener=Option(FUNCTION, None, "reader_listener", reads=False),
+        reader_name=_of("", "reader_name", chains=False),
+        receiver_queue_size=_of(1000, "receiver_queue_size", chains=False),
+        schema=Option(_INFO, _BYTES),
+        start_message_id_inclusive=_of(False, "start_message_id_inclusive"),
+        subscription_role_prefix=_of("", "subscription_role_prefix", chains=False),
+    )
+
+
+class ClientConfiguration(Configuration):
+    """The configuration of `Client`."""
+
+    _options: ClassVar[dict[str, Option]] = {
+        "authentication": Option(instance_of(Authentication, optional=False), None, "authentication", reads=False),
+        "concurrent_lookup_requests": Option(whole(1), 50000, "concurrent_lookup_requests"),
+        "connection_timeout": Option(whole(1), 10000, "connection_timeout_ms"),
+        "io_threads": Option(whole(1), 1, "io_threads"),
+        "listener_name": Option(TEXT, "", "listener_name", reads=False),
+        "message_listener_threads": Option(whole(1), 1, "message_listener_threads"),
+        "operation_timeout_seconds": Option(whole(1), 30, "operation_timeout_seconds"),
+        "stats_interval_in_seconds": Option(whole(0), 600, "stats_interval_in_seconds"),
+        "tls_allow_insecure_connection": Option(YES_OR_NO, False, "tls_allow_insecure_connection"),
+        "tls_certificate_file_path": Option(TEXT, "", "tls_certificate_file_path"),
+        "tls_private_key_file_path": Option(TEXT, "", "tls_private_key_file_path"),
+        "tls_trust_certs_file_path": Option(TEXT, "", "tls_trust_certs_file_path", reads=False),
+        "tls_validate_hostname": Option(YES_OR_NO, False, "tls_validate_hostname", reads=False),
+    }  # fmt: skip
+
+    def set_logger(self, logger: object) -> ClientConfiguration:
+        """Sets a logger of Python's."""
+        check_logger(logger)
+        self._values["logger"] = logger
+        return self
+
+    def set_console_logger(self, level: LoggerLevel) -> ClientConfiguration:
+        """Logs to standard output, from `level` on."""
+        return self.set_logger(ConsoleLogger(level))
+
+    def set_file_logger(self, level: LoggerLevel, file: str) -> ClientConfiguration:
+        """Logs to a file, from `level` on."""
+        return self.set_logger(FileLogger(level, file))
+
+    def parameters(self) -> dict[str, Any]:
+        found = super().parameters()
+        return {**found, "logger": self._values["logger"]} if "logger" in self._values else found
+
+
+# --------------------------------------------------------------------------------------------------------- names
+
+
+__all__ = [
+    "ClientConfiguration", "ConsumerConfiguration", "DeadLetterPolicy", "ProducerConfiguration", "ReaderConfiguration",
+    "SchemaInfo", "SchemaType",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(__name__.removesuffix(".client.native")), name)

@@ -1,1 +1,0 @@
-"""The objects of `_pulsar`, the module of Pulsar's C++ client."""

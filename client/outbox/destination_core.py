@@ -1,0 +1,189 @@
+"""A destination of a relay: its claimed rows in the order of their sequence ids, and the one group in flight.
+
+**One group at a time.** Rows leave in groups that are one entry each, and the next group leaves when the outcome of the
+one before is known; when it was refused, only after that is recorded in the database. So the highest sequence id that
+the topic knows of this relay means: every row up to it is stored, or was refused and has given its id back. Without it
+a row that was refused before a crash, while later ones were stored, would count as a duplicate and be lost.
+
+| state | left by |
+|---|---|
+| CLOSED | `open_wanted` → OPENING |
+| OPENING | `opened` → READY; refused → WAITS |
+| READY | `next_group` → SENDING |
+| SENDING | stored → READY; a row refused → RECORDS, or READY to send its rows one by one; put off → WAITS |
+| RECORDS | the refusal is in the database → READY |
+| WAITS | its time has come → CLOSED |
+
+Guard: tests/client/outbox/test_relay_core.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+
+from .values_core import NONE, ClaimedRow, RelaySettings
+
+ANY = sys.maxsize
+"""Value of `last_open` when it is not known what the topic has."""
+
+
+class State(Enum):
+    """The state of a destination."""
+
+    CLOSED = "no producer"
+    OPENING = "a producer is being opened"
+    READY = "nothing is in flight"
+    SENDING = "a group is in flight"
+    RECORDS = "a refusal is not in the database yet"
+    WAITS = "tried again later"
+
+
+class Destination:
+    """A destination of a relay: one topic without partitions, or one partition."""
+
+    def __init__(self, name: str, settings: RelaySettings, stored: int = NONE) -> None:
+        self.name = name
+        self.state = State.CLOSED
+        self.queue: deque[ClaimedRow] = deque()
+        self.flight: tuple[ClaimedRow, ...] = ()
+        self.stored = stored  # the highest id that is known to be stored
+        self.error = ""  # why it waits
+        self.due = 0.0  # when it is tried again
+        self.last_open = ANY  # the highest id in the topic when it was opened, also of an open transaction
+        self._settings = settings
+        self._singles_to = NONE  # rows up to this id are sent one by one
+        self._failed = 0  # how often in a row it was put off
+
+    @property
+    def rows(self) -> int:
+        return len(self.queue) + len(self.flight)
+
+    @property
+    def last_claimed(self) -> int:
+        """The highest id that may be stored."""
+        last = self.queue[-1] if self.queue else self.flight[-1] if self.flight else None
+        return self.stored if last is None else max(self.stored, last.seq)
+
+    @property
+    def takes(self) -> bool:
+        """Whether rows may be claimed for it."""
+        open_ = self.state in (State.READY, State.SENDING)
+        return open_ and len(self.queue) < self._settings.rows_per_claim
+
+    def add(self, row: ClaimedRow) -> None:
+        assert row.seq > self.last_claimed, "sequence ids of a destination rise"
+        self.queue.append(row)
+
+    def next_group(self) -> tuple[ClaimedRow, ...]:
+        """Returns the rows to send now; empty: nothing."""
+        if self.state is not State.READY or not self.queue:
+            return ()
+        group = [self.queue.popleft()]
+        size = group[0].size
+        alone = group[0].seq <= self._singles_to
+        while self.queue and not alone and fits(group, size, self.queue[0], self._settings):
+            size += self.queue[0].size
+            group.append(self.queue.popleft())
+        self.flight = tuple(group)
+        self.state = State.SENDING
+        return self.flight
+
+    def takes_off(self, rows: tuple[ClaimedRow, ...]) -> None:
+        """Takes its part of a flight (together_core.py)."""
+        assert self.state is State.READY, "a flight waits until its destinations are ready"
+        self.flight, self.state = rows, State.SENDING
+
+    def lands(self, state: State = State.READY) -> None:
+        """Ends its part of a flight that is over and not stored; its rows are its units'."""
+        self.flight, self.state = (), state
+
+    # ------------------------------------------------------------------------------ outcomes
+    def opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
+        """Notes that its producer is open. `last`: the highest id that the topic has. Returns the rows that it has
+        stored; not `sure`: an open transaction may have them, so they are sent again, one by one, and the topic drops
+        what it has."""
+        assert self.state is State.OPENING, "it was being opened"
+        assert not self.flight, "nothing is in flight without a producer"
+        self.last_open = last
+        if not sure:
+            self._singles_to = max(self._singles_to, last)
+            self.state, self.error = State.READY, ""
+            return []
+        found = []
+        while self.queue and self.queue[0].seq <= last:
+            found.append(self.queue.popleft())
+        if found:
+            self.stored = found[-1].seq
+        self.state, self.error = State.READY, ""
+        return found
+
+    def group_stored(self) -> tuple[ClaimedRow, ...]:
+        done, self.flight = self.flight, ()
+        self.stored = done[-1].seq
+        self.state, self._failed = State.READY, 0
+        return done
+
+    def group_refused(self) -> tuple[ClaimedRow | None, list[ClaimedRow]]:
+        """The row that is refused, and those of its key that were to follow it: they give their ids back. None: it
+        is not known which row it is; all are sent again, one by one, under the same ids."""
+        group, self.flight = self.flight, ()
+        if len(group) > 1:
+            self.queue.extendleft(reversed(group))
+            self._singles_to = group[-1].seq
+            self.state = State.READY
+            return None, []
+        row = group[0]
+        followers = [each for each in self.queue if row.key is not None and each.key == row.key]
+        if followers:
+            gone = {each.id for each in followers}
+            self.queue = deque(each for each in self.queue if each.id not in gone)
+        self.state = State.RECORDS
+        return row, followers
+
+    def recorded(self) -> None:
+        """Notes that what was refused is in the database."""
+        if self.state is State.RECORDS:
+            self.state = State.READY
+
+    def put_off(self, error: str, now: float) -> None:
+        """Puts the destination off: its producer is over, or was never opened. What was in flight waits in its place.
+        """
+        assert self.state in (State.OPENING, State.SENDING), "it was being opened, or a group was in flight"
+        self.queue.extendleft(reversed(self.flight))
+        self.flight = ()
+        self.state, self.error = State.WAITS, error
+        self.due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._failed, 20))
+        self._failed += 1
+
+    def lost(self, error: str, now: float, *, sure: bool) -> None:
+        """Ends a flight and opens the destination anew. Not `sure`: the flight may be stored."""
+        self.flight = ()
+        self.last_open = self.last_open if sure else ANY
+        self.put_off(error, now)
+
+    def open_wanted(self, now: float) -> bool:
+        """Whether it is to be opened now; it then counts as being opened."""
+        if self.state is State.WAITS and now >= self.due:
+            self.state = State.CLOSED
+        if self.state is State.CLOSED:
+            self.state = State.OPENING
+            return True
+        return False
+
+    def check(self) -> None:
+        ids = [row.seq for row in (*self.flight, *self.queue)]
+        assert ids == sorted(set(ids)), "rows are in the order of their sequence ids"
+        assert not ids or ids[0] > self.stored, "what is stored is not sent again"
+        assert bool(self.flight) == (self.state is State.SENDING), "a group is in flight exactly while it is sent"
+
+
+def fits(group: Sequence[ClaimedRow], size: int, row: ClaimedRow, settings: RelaySettings) -> bool:
+    """Whether the row goes into the same entry. A delayed row is an entry of its own, and an entry has one schema."""
+    if row.value_schema != group[0].value_schema:
+        return False
+    if group[0].deliver_at is not None or row.deliver_at is not None:
+        return False
+    return len(group) < settings.rows_per_entry and size + row.size <= settings.bytes_per_entry

@@ -1,0 +1,481 @@
+"""The decisions of a relay for its shard: what it claims, sends, records, and when it must stop. Pure; times are
+seconds of one clock that does not go back.
+
+Facts in (`taken`, `found`, `resolved`, `opened`, `settled`, `turned`, …), effects out (values_core.py).
+
+**Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards.
+So no two relays ever send to one destination, and the producer there can be exclusive.
+
+**Exactly once.** A row gets its sequence id when it is claimed, in the database, and keeps it until its outcome is in
+the database. Ids follow the claims, not the row ids, which commit out of order: what commits late is claimed late.
+A relay that starts takes the shard (a new epoch), opens the destinations, learns the highest id that each has stored,
+deletes the rows up to it, and sends the others again under their ids before anything new. What one destination may
+have in flight: destination_core.py.
+
+**Units.** An atomic relay sends what one transaction of the application wrote in one transaction of the cluster:
+together_core.py. A relay of a shard that ever was atomic takes no id in a topic for stored, because an open transaction
+may have it, until the topic has dropped the row as a duplicate.
+
+**It stops**, and says why, when it cannot know what is stored: `OutboxBehind`, `SequencesForgotten`; and when another
+relay has the shard: `RelayFenced`.
+
+**Order.** Rows of a destination leave in the order of their claims. A refused row gives its id back together with the
+rows of its key that were to follow it; the database keeps later rows of that key from being claimed until it is stored,
+revived or dropped.
+
+Guards: tests/client/outbox/test_relay_core.py, which crashes it at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from zlib import crc32
+
+from ...proto.errors import MagnetarError
+from ...proto.names import whole
+from .destination_core import Destination, State
+from .rows import DeduplicationOff, OutboxBehind, RelayFenced, SequencesForgotten
+from .together_core import Together
+from .values_core import (
+    NONE,
+    Claim,
+    ClaimedRow,
+    Effect,
+    Failure,
+    Find,
+    Fly,
+    Open,
+    Outcome,
+    RelaySettings,
+    Resolve,
+    Send,
+    Stop,
+    Taken,
+    Transact,
+    Turn,
+)
+
+
+def shard_of(destination: str, shards: int) -> int:
+    """The shard of a destination, by its name alone."""
+    topic, found, digits = destination.rpartition("-partition-")
+    number = whole(digits) if found else None
+    if number is None:
+        topic, number = destination, 0
+    return (crc32(topic.encode()) + number) % shards
+
+
+def partition_name(topic: str, partition: int, partitions: int) -> str:
+    """Returns the name of a destination; `partitions` 0: the topic itself, which has none."""
+    return f"{topic}-partition-{partition}" if partitions else topic
+
+
+@dataclass(slots=True)
+class _Topic:
+    partitions: int = NONE  # not known yet
+    asked: bool = False
+    due: float = 0.0  # when it is asked again
+    failed: int = 0
+    error: str = ""
+    deduplicates: bool = True  # as far as is known; its rows are claimed only then
+
+
+class RelayCore:
+    """The core of the relay of one shard."""
+
+    def __init__(
+        self, shard: int, shards: int, settings: RelaySettings, *, name: str = "outbox", atomic: bool = False
+    ) -> None:
+        """Makes the core. `name`: of the producers, for texts."""
+        assert 0 <= shard < shards, "a shard has a number below that of the shards"
+        assert not atomic or shards == 1, "a unit may be for any destinations"
+        self.shard, self.shards = shard, shards
+        self.topics: dict[str, _Topic] = {}
+        self.destinations: dict[str, Destination] = {}
+        self.sent_rows = self.stored_rows = self.refused_rows = self.parked_rows = 0
+        self.together = Together(settings, self.destinations) if atomic else None
+        self._sure = not atomic  # an id in a topic is of a row that is stored
+        self.turns = self._begun = 0  # transactions that took place, that were begun
+        self.stopped: MagnetarError | None = None
+        self.stopping = False  # nothing more is claimed or sent
+        self._name = name
+        self._settings = settings
+        self._epoch = self._next_seq = 0
+        self._absent_s: float | None = None
+        self._known: dict[str, int] = {}  # what each destination had stored when the shard was taken
+        self._turning: Turn | None = None
+        self._turn_due = 0.0  # after a failure: when the same turn is repeated
+        self._turn_failed = 0
+        self._claim_due = 0.0
+        self._seen_due = 0.0
+        self._find_due = 0.0
+        self._finding = False
+        self._delete: list[int] = []
+        self._stored: dict[str, int] = {}
+        self._failures: list[Failure] = []
+        self._release: list[ClaimedRow] = []
+        self._ours_wanted: dict[str, int] = {}
+        self._first: frozenset[str] | None = None  # the topics that were found first
+
+    # ------------------------------------------------------------------------------ facts
+    def taken(self, found: Taken, now: float) -> list[Effect]:
+        """Takes the shard, which is ours. Its destinations are opened: each says what it has."""
+        self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
+        self._known = dict(found.stored)
+        for name in found.stored:
+            if shard_of(name, self.shards) == self.shard:
+                self._destination(name)
+        self._sure = self._sure and not found.was_atomic
+        self._take(sorted(found.claimed, key=lambda row: row.seq))
+        return self.time_passed(now)
+
+    def _take(self, rows: Sequence[ClaimedRow]) -> None:
+        for row in rows:
+            at = self._destination(row.destination)
+            if self.together is None:
+                at.add(row)
+        if self.together is not None:
+            self.together.add(rows)
+
+    def found(self, topics: Sequence[str], now: float) -> list[Effect]:
+        """Notes the topics for which rows wait."""
+        self._finding = False
+        self._find_due = now + self._settings.find_s
+        for topic in topics:
+            self.topics.setdefault(topic, _Topic())
+        if self._first is None:
+            self._first = frozenset(topics)  # what is wrong with them is said at once, and not by a growing lag
+        return self.time_passed(now)
+
+    def find_failed(self, now: float) -> list[Effect]:
+        self._finding = False
+        self._find_due = now + 1.0
+        return []
+
+    def resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
+        """Notes the partitions of a topic; 0: it has none."""
+        known = self.topics[topic]
+        known.asked, known.failed, known.error, known.deduplicates = False, 0, "", True
+        known.partitions = max(known.partitions, partitions)
+        known.due = now + self._settings.refresh_s
+        for number in self._owned(topic):
+            self._destination(partition_name(topic, number, known.partitions))
+        self._claim_due = min(self._claim_due, now)
+        return self.time_passed(now)
+
+    def resolve_failed(self, topic: str, error: MagnetarError, now: float) -> list[Effect]:
+        """Notes that a topic could not be resolved: it is asked again later; with what is known of it the relay
+        continues. DeduplicationOff ends it at the start, and later no row of that topic is claimed until the policy is
+        on again."""
+        known = self.topics[topic]
+        known.asked, known.error = False, error.message
+        if isinstance(error, DeduplicationOff) and topic in (self._first or ()) and known.partitions == NONE:
+            return self._stop(error)
+        known.deduplicates = known.deduplicates and not isinstance(error, DeduplicationOff)
+        known.due = now + min(self._settings.back_off_last_s, 0.25 * 2 ** min(known.failed, 20))
+        known.failed += 1
+        return []
+
+    def opened(self, destination: str, last: int, now: float) -> list[Effect]:
+        """Handles a producer that is open; `last`: the highest sequence id that the topic has of its name."""
+        at = self.destinations[destination]
+        given = at.last_claimed if self._sure else self._next_seq - 1  # ids of what was aborted were given back
+        if last > given:
+            return self._stop(OutboxBehind(
+                f"{destination} has sequence id {last} of producer {self._name}, and this outbox has given it"
+                f" {given if given >= 0 else 'none'}: the database was restored from a backup, or"
+                " made anew, or another database has the same name (name=…). Rows of a backup may be in the topic"
+                f" already. To send them all the same: magnetar outbox renumber --shard {self.shard}"
+            ))  # fmt: skip
+        waiting = len(at.queue) + (self.together.rows_of(destination) if self.together is not None else 0)
+        if last < at.stored and waiting:
+            what = f"{destination} has sequence id {last}, and had {at.stored}"
+            return self._stop(self._forgotten(what, waiting))
+        absent = self._absent_s or 0.0
+        if last == at.stored == NONE and waiting and absent > self._settings.remembered_s:
+            return self._stop(self._forgotten(f"{destination} knows nothing after {absent:,.0f} s", waiting))
+        for row in at.opened(last, sure=self._sure):
+            self._done(row, at)
+        return self.time_passed(now)
+
+    def _forgotten(self, what: str, rows: int) -> SequencesForgotten:
+        return SequencesForgotten(
+            f"{what}: it has forgotten producer {self._name} (dedup_inactive_minutes), or was made anew. {rows} claimed"
+            " rows may be stored or not. To send them all the same:"
+            f" magnetar outbox renumber --shard {self.shard}"
+        )
+
+    def open_failed(self, destination: str, error: str, now: float) -> list[Effect]:
+        self._put_off(self.destinations[destination], error, now)
+        return []
+
+    def settled(self, destination: str, outcome: Outcome, error: str, now: float) -> list[Effect]:
+        """Handles the outcome of the group in flight."""
+        at = self.destinations[destination]
+        match outcome:
+            case Outcome.STORED:
+                for row in at.group_stored():
+                    self._done(row, at)
+            case Outcome.ROW_REFUSED:
+                self._refused(at, error, now)
+            case Outcome.PUT_OFF | Outcome.UNKNOWN:
+                self._put_off(at, error, now)
+        return self.time_passed(now)
+
+    def flown(self, outcome: Outcome, error: str, failed: Sequence[str], now: float) -> list[Effect]:
+        """Ends the flight, which has its outcome. `failed`: the destinations whose producers are over; empty: it is not
+        one of them that failed, and all are opened anew, after a pause."""
+        together = self.together
+        assert together is not None, "an atomic relay has flights"
+        flying = {row.destination: self.destinations[row.destination] for unit in together.flight for row in unit}
+        if outcome is Outcome.STORED:
+            for at in flying.values():
+                at.group_stored()
+            for row in together.stored():
+                self._done(row, flying[row.destination])
+        elif outcome is Outcome.ROW_REFUSED and not together.is_unclear:
+            for at in flying.values():
+                at.lands()
+            if unit := together.refused():
+                self._unit_refused(unit, error)
+        else:
+            together.back()
+            sure = outcome is not Outcome.UNKNOWN
+            for at in flying.values():
+                if sure and failed and at.name not in failed:
+                    at.lands()
+                else:
+                    at.lost(error, now, sure=sure)
+                    self._ours_wanted[at.name] = self._begun
+        return self.time_passed(now)
+
+    def _unit_refused(self, unit: Sequence[ClaimedRow], error: str) -> None:
+        """Notes that a unit was refused: it waits or is parked as a whole. What was to follow gives its ids back: some
+        of it may have its keys."""
+        for row in unit:
+            self.destinations[row.destination].lands(State.RECORDS)
+        attempts = max(row.attempts for row in unit)
+        for row in unit:
+            self._failed(row._replace(attempts=attempts), error)
+        assert self.together is not None, "a unit is of an atomic relay"
+        self._release += self.together.release()
+
+    def _put_off(self, at: Destination, error: str, now: float) -> None:
+        """Puts a destination off. It is opened again when the database has said, after this moment, that the shard is
+        still ours: an older relay that opened it would fence the newer one."""
+        at.put_off(error, now)
+        self._ours_wanted[at.name] = self._begun
+
+    def _may_open(self, at: Destination) -> bool:
+        return self.turns > self._ours_wanted.get(at.name, NONE)
+
+    def _done(self, row: ClaimedRow, at: Destination) -> None:
+        self.stored_rows += 1
+        self._delete.append(row.id)
+        self._stored[at.name] = at.stored
+
+    def _refused(self, at: Destination, error: str, now: float) -> None:
+        if not self._sure and len(at.flight) == 1 and at.flight[0].seq <= at.last_open:
+            self._put_off(at, error, now)  # it may be stored, so its id is not given up
+            return
+        row, followers = at.group_refused()
+        if row is not None:
+            self._failed(row, error)
+            self._release += followers
+
+    def _failed(self, row: ClaimedRow, error: str) -> None:
+        parked = row.attempts + 1 >= self._settings.attempts_max
+        wait = min(self._settings.retry_last_s, self._settings.retry_first_s * 2 ** min(row.attempts, 30))
+        self.refused_rows += 1
+        self.parked_rows += parked
+        self._failures.append(Failure(row, error, parked, wait))
+
+    def turned(self, turn: Turn, rows: Sequence[ClaimedRow], next_seq: int, now: float) -> list[Effect]:
+        """Notes that the turn's transaction took place. `rows` were claimed, in the order of their ids."""
+        assert turn is self._turning, "one turn at a time"
+        self._turning = None
+        self._turn_failed = 0
+        self.turns += 1
+        self._seen_due = now + self._settings.seen_s
+        assert next_seq >= self._next_seq, "sequence ids are not given twice"
+        self._next_seq = next_seq
+        for failure in turn.failures:
+            self.destinations[failure.row.destination].recorded()
+        if self.together is not None and self._failures:
+            self._release += rows  # the claim was made before the refusal was known
+        else:
+            refused = {(each.row.destination, each.row.key) for each in self._failures if each.row.key is not None}
+            self._release += [row for row in rows if (row.destination, row.key) in refused]  # likewise
+            self._take([row for row in rows if (row.destination, row.key) not in refused])
+        if turn.claim is not None and not rows:
+            self._claim_due = now + self._settings.poll_s
+        return self.time_passed(now)
+
+    def turn_failed(self, now: float) -> list[Effect]:
+        """Whether it took place is not known: it is repeated."""
+        assert self._turning is not None, "a turn was begun"
+        self._turn_due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._turn_failed, 20))
+        self._turn_failed += 1
+        return []
+
+    def fenced(self) -> list[Effect]:
+        """Stops: the database says that another relay has the shard."""
+        return self._stop(self._fenced())
+
+    def _fenced(self) -> RelayFenced:
+        return RelayFenced(
+            f"a newer relay has shard {self.shard} of {self._name}: this one ends. Run one relay for each shard;"
+            " others may wait for its end with --standby (standby=True)"
+        )
+
+    def woken(self, now: float) -> list[Effect]:
+        """Looks for rows at once: one was committed."""
+        self._claim_due = min(self._claim_due, now)
+        self._find_due = min(self._find_due, now)
+        return self.time_passed(now)
+
+    def stop_soon(self, now: float) -> list[Effect]:
+        """Stops soon: nothing more is claimed or sent; outcomes are recorded still."""
+        self.stopping = True
+        return self.time_passed(now)
+
+    @property
+    def epoch(self) -> int:
+        """Returns the epoch of the shard, as this relay took it."""
+        return self._epoch
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight and everything is recorded."""
+        flying = any(each.flight for each in self.destinations.values())
+        return not (flying or self._turning or self._delete or self._failures or self._release)
+
+    # ------------------------------------------------------------------------------ effects
+    def time_passed(self, now: float) -> list[Effect]:
+        """Returns what is to be done now; to be called again at `due`."""
+        if self.stopped is not None:
+            return []
+        effects: list[Effect] = []
+        if not self.stopping:
+            self._open_and_send(effects, now)
+        if self._turning is not None and self._turn_failed and now >= self._turn_due:
+            self._turn_due = inf
+            effects.append(Transact(self._turning))
+        elif self._turning is None:
+            turn = self._next_turn(now)
+            if turn is not None:
+                self._turning = turn
+                self._turn_due = inf
+                effects.append(Transact(turn))
+        return effects
+
+    def _open_and_send(self, effects: list[Effect], now: float) -> None:
+        if not self._finding and now >= self._find_due:
+            self._finding = True
+            effects.append(Find())
+        for topic, known in self.topics.items():
+            if not known.asked and now >= known.due:
+                known.asked = True
+                effects.append(Resolve(topic))
+        for each in self.destinations.values():
+            if self._may_open(each) and each.open_wanted(now):
+                effects.append(Open(each.name))
+            if group := each.next_group():
+                self.sent_rows += len(group)
+                effects.append(Send(each.name, group))
+        if self.together is not None:
+            self._fly(self.together, effects)
+
+    def _fly(self, together: Together, effects: list[Effect]) -> None:
+        if together.waits_in_vain():
+            self._release += together.release()
+        if parts := together.take_off():
+            for name, entries in parts.items():
+                rows = tuple(row for entry in entries for row in entry)
+                self.destinations[name].takes_off(rows)
+                self.sent_rows += len(rows)
+            effects.append(Fly(parts))
+
+    def _next_turn(self, now: float) -> Turn | None:
+        claim = self._claim() if not self.stopping and now >= self._claim_due else None
+        outcomes = bool(self._delete or self._failures or self._release)
+        if claim is None and not outcomes and now < min(self._seen_due, self._ours_due()):
+            return None
+        turn = Turn(self._epoch, self._next_seq, self._delete, self._stored, self._failures, self._release, claim)
+        self._delete, self._stored, self._failures, self._release = [], {}, [], []
+        self._begun += 1
+        return turn
+
+    def _ours_due(self) -> float:
+        """Returns when a destination is to be opened that waits for the database's word."""
+        waiting = (each for each in self.destinations.values() if each.state is State.WAITS)
+        return inf if self.stopping else min((each.due for each in waiting if not self._may_open(each)), default=inf)
+
+    def _claim(self) -> Claim | None:
+        if self.together is not None and not self.together.takes:
+            return None
+        topics = {}
+        for topic, known in self.topics.items():
+            if not known.deduplicates:
+                continue
+            free = tuple(
+                number
+                for number in self._owned(topic)
+                if self.destinations[partition_name(topic, number, known.partitions)].takes
+            )
+            if free:
+                topics[topic] = (known.partitions, free)
+        settings = self._settings
+        units = self.together is not None
+        return Claim(settings.rows_per_claim, settings.bytes_per_claim, topics, units) if topics else None
+
+    def _owned(self, topic: str) -> list[int]:
+        """The partitions of a topic that belong to this shard; [0]: the topic itself."""
+        partitions = self.topics[topic].partitions
+        if partitions == NONE:
+            return []
+        numbers = range(max(1, partitions))
+        return [n for n in numbers if shard_of(partition_name(topic, n, partitions), self.shards) == self.shard]
+
+    def _destination(self, name: str) -> Destination:
+        if name not in self.destinations:
+            self.destinations[name] = Destination(name, self._settings, self._known.get(name, NONE))
+        return self.destinations[name]
+
+    def _stop(self, error: MagnetarError) -> list[Effect]:
+        self.stopped = error
+        return [Stop(error)]
+
+    @property
+    def due(self) -> float:
+        """Returns when `time_passed` is to be called, if no fact comes before."""
+        times = [self._turn_due] if self._turning is not None else [self._seen_due, self._ours_due()]
+        if self._turning is None and not self.stopping and self._claim() is not None:
+            times.append(self._claim_due)
+        if not self.stopping:
+            times += [] if self._finding else [self._find_due]
+            times += [known.due for known in self.topics.values() if not known.asked]
+            waiting = (each for each in self.destinations.values() if each.state is State.WAITS)
+            times += [each.due for each in waiting if self._may_open(each)]
+        return min(times)
+
+    def check(self) -> None:
+        """Raises AssertionError if an invariant is broken."""
+        for each in self.destinations.values():
+            each.check()
+            assert self.together is None or not each.queue, "rows of an atomic relay are in units"
+            assert each.last_claimed < max(1, self._next_seq) or self._next_seq == 0, "every id was given by a claim"
+        if self._turning is None:
+            waits = {each.row.destination for each in self._failures}
+        else:
+            waits = {each.row.destination for each in (*self._failures, *self._turning.failures)}
+        records = {each.name for each in self.destinations.values() if each.state is State.RECORDS}
+        assert records == waits, "a destination waits exactly while its refusal is not recorded"
+        gone = set(self._delete) | {each.row.id for each in self._failures} | {each.id for each in self._release}
+        held = {row.id for each in self.destinations.values() for row in (*each.flight, *each.queue)}
+        if self.together is not None:
+            self.together.check()
+            held |= {row.id for unit in self.together.queue for row in unit}
+        assert not gone & held, "a row with an outcome is not sent"

@@ -1,0 +1,163 @@
+"""Rows of an atomic relay: whole units, and the one transaction that is under way. Pure; a part of relay_core.py.
+
+A *unit* is the rows that one transaction of the application wrote, to any destinations. A *flight* is one transaction
+of the cluster, with whole units: as many as one claim may have. So readers see of a unit everything or nothing.
+
+    together.add(rows)                 what was claimed; a unit is never claimed in part
+    parts = together.take_off(…)       the next flight: of each destination its entries, in order
+    together.stored() | back() | refused()     how it ended
+    together.release()                 units that are certainly not stored give their ids back
+
+**One flight at a time**, in the order of the claims: a topic takes the sequence ids of a producer in their order, and
+judges those of a flight only when the one before has ended there.
+
+**Sure or not.** When a relay dies, or a commit gets no answer, a flight may be stored or not. What a destination has is
+told when it is opened: `last`, the highest id in it, also of a transaction that may still be aborted. A unit with a row
+above `last` is not stored, and never will be: its transaction lacks that row. A unit of which each row is at `last` or
+below may be stored: it is sent again under its ids, an entry for each row, and the topics drop what they have. Such a
+unit keeps its ids until it is known to be stored. Guard: tests/client/outbox/test_together.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from .destination_core import Destination, State, fits
+from .values_core import NONE, ClaimedRow, RelaySettings
+
+Unit = tuple[ClaimedRow, ...]
+Parts = dict[str, tuple[tuple[ClaimedRow, ...], ...]]
+"""Destination → its entries of a flight, each a group of rows."""
+
+
+class Together:
+    """The units of an atomic relay, and their one transaction."""
+
+    def __init__(self, settings: RelaySettings, destinations: Mapping[str, Destination]) -> None:
+        self.queue: deque[Unit] = deque()
+        self.flight: tuple[Unit, ...] = ()
+        self._settings = settings
+        self._at = destinations
+        self._alone_to = NONE  # units up to this id are sent one by one: one of them was refused
+
+    @property
+    def rows(self) -> int:
+        """Returns the number of rows that wait; those of the flight are counted by their destinations."""
+        return sum(map(len, self.queue))
+
+    def rows_of(self, destination: str) -> int:
+        """Returns the number of rows that wait for a destination."""
+        return sum(row.destination == destination for unit in self.queue for row in unit)
+
+    def add(self, rows: Sequence[ClaimedRow]) -> None:
+        """Adds rows in the order of their ids; a unit's rows follow each other."""
+        last: list[ClaimedRow] = []
+        for row in rows:
+            if last and (row.unit is None or row.unit != last[-1].unit):
+                self.queue.append(tuple(last))
+                last = []
+            last.append(row)
+        if last:
+            self.queue.append(tuple(last))
+
+    @property
+    def takes(self) -> bool:
+        """Whether more may be claimed: not before it is known what is stored of what was claimed."""
+        return self.rows < self._settings.rows_per_claim and not any(map(self.may_be_stored, self.queue))
+
+    def may_be_stored(self, unit: Unit) -> bool:
+        return all(row.seq <= self._at[row.destination].last_open for row in unit)
+
+    # ------------------------------------------------------------------------------ a flight
+    def take_off(self) -> Parts:
+        """Begins the next flight; empty: there is none, or a destination of the first unit is not ready."""
+        if self.flight:
+            return {}
+        chosen: list[Unit] = []
+        rows = size = 0
+        while self.queue and self._joins(chosen, rows, size):
+            unit = self.queue.popleft()
+            chosen.append(unit)
+            rows, size = rows + len(unit), size + _size(unit)
+        self.flight = tuple(chosen)
+        parts: dict[str, list[ClaimedRow]] = {}
+        for row in (row for unit in chosen for row in unit):
+            parts.setdefault(row.destination, []).append(row)
+        alone = {row.seq for unit in chosen if self.may_be_stored(unit) for row in unit}
+        return {name: tuple(self._entries(each, alone)) for name, each in parts.items()}
+
+    def _joins(self, chosen: Sequence[Unit], rows: int, size: int) -> bool:
+        unit = self.queue[0]
+        if any(self._at[row.destination].state is not State.READY for row in unit):
+            return False
+        if not chosen:
+            return True
+        settings = self._settings
+        is_small = rows + len(unit) <= settings.rows_per_claim and size + _size(unit) <= settings.bytes_per_claim
+        return is_small and unit[0].seq > self._alone_to
+
+    def _entries(self, rows: Sequence[ClaimedRow], alone: set[int]) -> list[tuple[ClaimedRow, ...]]:
+        entries: list[tuple[ClaimedRow, ...]] = []
+        group: list[ClaimedRow] = []
+        size = 0
+        for row in rows:
+            together = group and group[-1].seq not in alone and row.seq not in alone
+            if group and not (together and fits(group, size, row, self._settings)):
+                entries.append(tuple(group))
+                group, size = [], 0
+            group.append(row)
+            size += row.size
+        return [*entries, tuple(group)]
+
+    # ------------------------------------------------------------------------------ how it ended
+    def stored(self) -> list[ClaimedRow]:
+        flight, self.flight = self.flight, ()
+        return [row for unit in flight for row in unit]
+
+    def back(self) -> None:
+        """Puts the flight back: it is done again, under the same ids."""
+        self.queue.extendleft(reversed(self.flight))
+        self.flight = ()
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether the flight is one unit, which may be stored: when it is refused nothing is known."""
+        return len(self.flight) == 1 and self.may_be_stored(self.flight[0])
+
+    def refused(self) -> Unit:
+        """The unit of which a row was refused. Empty: it is not known which; all are sent again, one by one."""
+        assert not self.is_unclear, "what may be stored is not given up"
+        flight = self.flight
+        self.back()
+        if len(flight) > 1:
+            self._alone_to = flight[-1][-1].seq
+            return ()
+        return self.queue.popleft()
+
+    def release(self) -> list[ClaimedRow]:
+        """Removes and returns all that is certainly not stored, and nothing that follows what may be: ids of a
+        destination rise."""
+        if any(map(self.may_be_stored, self.queue)):
+            return []
+        found = [row for unit in self.queue for row in unit]
+        self.queue.clear()
+        return found
+
+    def waits_in_vain(self) -> bool:
+        """Whether the first unit needs a destination that takes nothing now."""
+        needed = (self._at[row.destination].state for row in self.queue[0]) if self.queue else ()
+        return not self.flight and any(each is State.WAITS for each in needed)
+
+    def check(self) -> None:
+        ids = [row.seq for unit in (*self.flight, *self.queue) for row in unit]
+        assert ids == sorted(set(ids)), "units are in the order of their claims"
+        flying: dict[str, list[ClaimedRow]] = {}
+        for row in (row for unit in self.flight for row in unit):
+            flying.setdefault(row.destination, []).append(row)
+        found = {name: list(each.flight) for name, each in self._at.items() if each.flight}
+        assert flying == found, "a destination has its part of the flight"
+
+
+def _size(unit: Unit) -> int:
+    return sum(row.size for row in unit)

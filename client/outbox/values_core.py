@@ -1,0 +1,161 @@
+"""The facts and effects of the relay's core: plain values.
+
+A *destination* is what one broker producer publishes to: a topic without partitions, or one partition, by its full
+name. Positions are sequence ids; -1: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from ...proto.errors import MagnetarError
+
+NONE = -1
+
+
+class ClaimedRow(NamedTuple):
+    """A row that has its sequence id and its destination; both stay until its outcome is recorded."""
+
+    id: int
+    seq: int
+    destination: str
+    size: int  # bytes of key, value and properties
+    key: str | None
+    value: bytes | None
+    properties: str | None  # a JSON object
+    event_time: int | None  # ms since the epoch, as the next one
+    deliver_at: int | None
+    attempts: int  # how often it was refused
+    unit: int | None = None  # of the application's transaction; None: it is one of its own
+    value_schema: str | None = None  # with which the value was encoded (rows.py); None: bytes
+    key_form: int | None = None  # KeyForm; None: the key is text, or there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A shard as its new holder finds it. `stored`: of each destination the highest sequence id that is known to be
+    stored. `claimed`: rows in the order of their ids, whose outcome is not known. `absent_s`: how long no relay has
+    had the shard; None: none ever had it. `was_atomic`: a relay that sends units together ever had it."""
+
+    epoch: int
+    next_seq: int
+    stored: dict[str, int]
+    claimed: list[ClaimedRow]
+    absent_s: float | None = None
+    was_atomic: bool = False
+
+
+class Outcome(Enum):
+    """The outcome of a group of rows, or of a flight of units, that was sent."""
+
+    STORED = "all of it is in the topic"
+    ROW_REFUSED = "nothing of it is stored, because of what a row holds"
+    PUT_OFF = "the destination takes nothing now; what was stored is learned when it is opened again"
+    UNKNOWN = "of a flight: its commit got no answer"
+
+
+class Failure(NamedTuple):
+    """A row that was refused: it gives its sequence id back, and waits or is parked."""
+
+    row: ClaimedRow
+    error: str
+    parked: bool
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The rows that may be claimed: of each topic its number of partitions (0: it has none) and those that have room.
+    `units`: whole units alone; a first one may be larger than the bounds."""
+
+    rows_max: int
+    bytes_max: int
+    topics: dict[str, tuple[int, tuple[int, ...]]]
+    units: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A transaction in the database, in this order: the shard is still ours; outcomes; a claim. It can be repeated when
+    nothing is known of it: `next_seq` tells whether its claim took place."""
+
+    epoch: int
+    next_seq: int
+    delete: list[int] = field(default_factory=list)  # ids of stored rows
+    stored: dict[str, int] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    release: list[ClaimedRow] = field(default_factory=list)  # not sent; they wait again
+    claim: Claim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Asks how many partitions the topic has, and whether it deduplicates."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Opens a producer, after closing the one before."""
+
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Publishes these rows as one entry, under their sequence ids."""
+
+    destination: str
+    rows: tuple[ClaimedRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fly:
+    """Publishes these entries of each destination, in their order, in one transaction of the cluster; commits it."""
+
+    parts: dict[str, tuple[tuple[ClaimedRow, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Transact:
+    """Runs a turn in the database."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Looks for topics of waiting rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ends the relay with this error; what is in flight is not waited for."""
+
+    error: MagnetarError
+
+
+Effect = Resolve | Open | Send | Fly | Transact | Find | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """Settings of a relay."""
+
+    rows_per_claim: int = 1000  # of one transaction; more: fewer transactions, more memory and a longer one
+    bytes_per_claim: int = 8 << 20  # of one transaction; one row may be larger
+    rows_per_entry: int = 1000  # of one entry in a topic, which is stored or refused as a whole
+    bytes_per_entry: int = 1 << 20  # of one entry; a larger row is alone in its own
+    poll_s: float = 0.05  # between two looks at an outbox that had nothing; `wake` ends the wait
+    find_s: float = 0.25  # between two looks for topics that were not known
+    refresh_s: float = 60.0  # between two questions for partitions that were added, and for the policy
+    attempts_max: int = 10  # refusals of a row before it is parked
+    retry_first_s: float = 1.0  # before a refused row is sent again; each wait is twice as long
+    retry_last_s: float = 300.0  # the longest of them
+    back_off_last_s: float = 30.0  # the longest wait before a destination or the database is tried again
+    remembered_s: float = 5 * 3600.0  # a relay was absent for less: topics know its ids (dedup_inactive_minutes)
+    seen_s: float = 2.0  # an idle relay notes so often that it is there
+    stop_s: float = 10.0  # how long `stop` waits for what is in flight

@@ -1,0 +1,215 @@
+"""The ledger's record: its fragments, and the transitions that are allowed (ledger protocol §1.2).
+
+    none --create--> OPEN --close_by_writer--> CLOSED
+                     |  ^                        ^
+                     |  +--change_ensemble       |
+                     +--start_recovery--> IN_RECOVERY --close_recovered--+
+
+    any --replace_in_fragment--> the same state, another bookie in one final fragment (bookie/maintenance)
+
+Each transition gets the record *as it is stored now* and returns `RecordWrite` (store this, by compare-and-set on the
+version just read), `Settled` (nothing to do: the stored record is the outcome) or `Refused` (give up, and why). It
+decides by content, not by who wrote: after a compare-and-set of unknown outcome the caller reads and asks again, and
+its own write, if it did arrive, is `Settled`. CLOSED is final: no transition leaves it (§1.2, no forced re-recovery).
+So at most one end of a ledger is ever stored, and a later recovery adopts it.
+Guards: tests/ledger/test_metadata.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+
+import msgspec
+
+from ..metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord
+from .pending_core import Striping
+
+
+class TransitionRefusal(enum.Enum):
+    """The reason why a transition may not happen."""
+
+    FENCED = "another client is recovering the ledger"
+    ENDED = "the ledger is closed"
+    DELETED = "the ledger does not exist any more"
+    FRAGMENTS_CHANGED = "the ledger's last fragment is not the one that recovery read"
+    NOT_FINAL = "the fragment is the last of a ledger that is not closed: its writer may still add to it"
+    MOVED_ON = "the bookie that was to be replaced is not in the fragment any more"
+
+
+class RecordWrite(msgspec.Struct, frozen=True):
+    """Stores `record`, by compare-and-set on the version that was read."""
+
+    record: LedgerRecord
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """The outcome of a transition that has nothing to write: the stored `record` is already it."""
+
+    record: LedgerRecord
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The transition is not allowed; the caller gives up."""
+
+    reason: TransitionRefusal
+
+
+Transition = RecordWrite | Settled | Refused
+
+
+def new_record(
+    ledger_id: int, striping: Striping, ensemble: Sequence[str], *, key: bytes, token: str, created_ms: int,
+    properties: Mapping[str, str],
+) -> LedgerRecord:  # fmt: skip
+    """An OPEN ledger with its first fragment. The bookies of an ensemble are distinct."""
+    assert len(ensemble) == striping.ensemble_size, "an ensemble has one bookie per slot"
+    assert len(set(ensemble)) == len(ensemble), "the bookies of an ensemble are distinct"
+    return LedgerRecord(
+        ledger_id=ledger_id, state=OPEN, ensemble_size=striping.ensemble_size, write_quorum=striping.write_quorum,
+        ack_quorum=striping.ack_quorum, key=key, token=token, fragments=(Fragment(0, tuple(ensemble)),),
+        created_ms=created_ms, properties=dict(properties),
+    )  # fmt: skip
+
+
+def striping_of(record: LedgerRecord) -> Striping:
+    return striping(record.ensemble_size, record.write_quorum, record.ack_quorum)
+
+
+@lru_cache(maxsize=64)
+def striping(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Striping:
+    """Returns the striping of a ledger, cached: most ledgers of a cluster have the same."""
+    return Striping(ensemble_size, write_quorum, ack_quorum)
+
+
+def fragment_of(record: LedgerRecord, entry: int) -> tuple[Fragment, int]:
+    """Returns the fragment of `entry` (the largest key <= entry) and its last possible entry (-1: open end)."""
+    at = bisect_right(record.fragments, entry, key=lambda fragment: fragment.first_entry) - 1
+    assert at >= 0, "the first fragment of a ledger begins at entry 0"
+    end = record.fragments[at + 1].first_entry - 1 if at + 1 < len(record.fragments) else -1
+    return record.fragments[at], end
+
+
+def create(current: LedgerRecord | None, mine: LedgerRecord) -> Transition | None:
+    """Makes the transition none → OPEN. None: another process has the id. A retried create recognises its record by its
+    token (§1.1)."""
+    if current is None:
+        return RecordWrite(mine)
+    return Settled(current) if current.token == mine.token else None
+
+
+def close_by_writer(current: LedgerRecord | None, last_entry: int, length: int) -> Transition:
+    """Makes the transition OPEN → CLOSED at the writer's LAC, never at its LAP (M18).
+
+    `Settled` with another end: a recoverer closed it, and its end counts. `Refused(FENCED)`: a recovery is running.
+    """
+    if current is None:
+        return Refused(TransitionRefusal.DELETED)
+    if current.state == OPEN:
+        return RecordWrite(msgspec.structs.replace(current, state=CLOSED, last_entry=last_entry, length=length))
+    return Settled(current) if current.state == CLOSED else Refused(TransitionRefusal.FENCED)
+
+
+def change_ensemble(
+    current: LedgerRecord | None, first_entry: int, failed: Sequence[tuple[int, str]], others: Mapping[int, str]
+) -> Transition:
+    """Makes the transition OPEN → OPEN, by the writer alone: from `first_entry` (its LAC + 1) on, `others[slot]`
+    replaces the failed bookie.
+
+    A slot changes only while the failed bookie is still in it. So the writer's own earlier write is `Settled`, and the
+    stored ensemble is the one to use. `others` is the same in every attempt, so that an attempt that is still on its
+    way cannot write anything else. The new fragment replaces one that begins at the same entry.
+    """
+    if current is None:
+        return Refused(TransitionRefusal.DELETED)
+    if current.state != OPEN:
+        return Refused(TransitionRefusal.ENDED if current.state == CLOSED else TransitionRefusal.FENCED)
+    last = current.fragments[-1]
+    assert first_entry >= last.first_entry, "an ensemble never changes below the last fragment's first entry"
+    bookies = list(last.bookies)
+    for slot, bookie in failed:
+        if bookies[slot] == bookie:
+            bookies[slot] = others.get(slot, bookie)
+    if tuple(bookies) == last.bookies:
+        return Settled(current)
+    kept = current.fragments[:-1] if last.first_entry == first_entry else current.fragments
+    record = msgspec.structs.replace(current, fragments=(*kept, Fragment(first_entry, tuple(bookies))))
+    check(record)
+    return RecordWrite(record)
+
+
+def start_recovery(current: LedgerRecord | None) -> Transition:
+    """Makes the transition OPEN → IN_RECOVERY. Settled when it is IN_RECOVERY (the caller joins) or CLOSED (nothing to
+    recover)."""
+    if current is None:
+        return Refused(TransitionRefusal.DELETED)
+    if current.state == OPEN:
+        return RecordWrite(msgspec.structs.replace(current, state=IN_RECOVERY))
+    return Settled(current)
+
+
+def close_recovered(
+    current: LedgerRecord | None, snapshot: Sequence[Fragment], fragments: Sequence[Fragment],
+    last_entry: int, length: int,
+) -> Transition:  # fmt: skip
+    """Makes the transition IN_RECOVERY → CLOSED with the recovered end and, only now, the ensembles that recovery
+    changed in memory (M03).
+
+    `snapshot`: the fragments as read when recovery began; the last one must still be the last (§1.2). CLOSED by a
+    concurrent recoverer is Settled: its end is adopted, the caller's is discarded.
+    """
+    if current is None:
+        return Refused(TransitionRefusal.DELETED)
+    if current.state == CLOSED:
+        return Settled(current)
+    if current.state != IN_RECOVERY or current.fragments[-1] != snapshot[-1]:
+        return Refused(TransitionRefusal.FRAGMENTS_CHANGED)
+    kept = current.fragments[:-1]  # earlier fragments are final, and re-replication may have moved them meanwhile
+    changed = tuple(fragments[len(snapshot) - 1 :])
+    record = msgspec.structs.replace(
+        current, state=CLOSED, last_entry=last_entry, length=length, fragments=(*kept, *changed)
+    )
+    check(record)
+    return RecordWrite(record)
+
+
+def replace_in_fragment(current: LedgerRecord | None, first_entry: int, old: str, new: str) -> Transition:
+    """Makes a transition from any state to the same with `new` instead of `old` in one *final* fragment; `new` already
+    has all the copies.
+
+    Final: the ledger is CLOSED, or the fragment is not the last (M21). Settled when `new` is in the fragment and `old`
+    is not: an earlier write of the caller, or another worker's that did the same.
+    """
+    if current is None:
+        return Refused(TransitionRefusal.DELETED)
+    at = next((i for i, each in enumerate(current.fragments) if each.first_entry == first_entry), -1)
+    if at < 0:
+        return Refused(TransitionRefusal.MOVED_ON)
+    if current.state != CLOSED and at == len(current.fragments) - 1:
+        return Refused(TransitionRefusal.NOT_FINAL)
+    bookies = current.fragments[at].bookies
+    if old not in bookies:
+        return Settled(current) if new in bookies else Refused(TransitionRefusal.MOVED_ON)
+    if new in bookies:
+        return Refused(TransitionRefusal.MOVED_ON)
+    changed = Fragment(first_entry, tuple(new if each == old else each for each in bookies))
+    fragments = (*current.fragments[:at], changed, *current.fragments[at + 1 :])
+    record = msgspec.structs.replace(current, fragments=fragments)
+    check(record)
+    return RecordWrite(record)
+
+
+def check(record: LedgerRecord) -> None:
+    """Checks the invariants of a record (docs/design/invariants.md: invariant 2)."""
+    keys = [fragment.first_entry for fragment in record.fragments]
+    assert keys[:1] == [0], "the first fragment begins at entry 0"
+    assert all(a < b for a, b in pairwise(keys)), "fragment keys strictly increase"
+    for fragment in record.fragments:
+        assert len(fragment.bookies) == len(set(fragment.bookies)) == record.ensemble_size, (
+            "each ensemble has E distinct bookies"
+        )
+    if record.state == CLOSED:
+        assert keys[-1] <= record.last_entry + 1, "a closed ledger's last fragment begins at most one past its end"

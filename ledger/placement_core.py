@@ -1,0 +1,325 @@
+"""Placement: which bookies get the copies. Pure: candidates and a random source in, bookies in slot order out.
+
+`choose` fills the open slots of an ensemble; a new ledger has only open slots, an ensemble change has the others as
+`existing`. In this order (BookKeeper: RackawareEnsemblePlacementPolicy; ledger protocol §1.2):
+
+    1. never the same bookie twice, never one that is already in the ensemble
+    2. a bookie in quarantine only when there are too few others, or (with `enforce`) they are on too few racks
+    3. **minimum of racks**: every write set, all E rotations, covers `racks_min` racks, or Qw where Qw is less
+    4. a rack that the write sets of the slot do not have yet, then the one that the ensemble has least
+    5. at random, weighted by free disk
+
+When rule 3 cannot be kept: with `enforce` no bookie is chosen (`NotPlaced.RACKS`); else rule 4 alone decides and the
+result says so (`racks_short`). The search for rule 3 takes at most `STEPS_MAX` steps. It is exact for every ensemble of
+up to six; with more slots it may miss an arrangement where racks are nearly too few, and then rule 3 counts as not
+kept.
+
+**Weight**: the free bytes, at most `WEIGHT_RATIO_MAX` times the median of the candidates (BookKeeper's maxMultiple), so
+that a new, empty bookie does not get every ledger. A bookie that does not report its free bytes gets the least weight
+of those that do. Sampling is without replacement: the bookies are drawn in one weighted order, and the rules above take
+the first that fits.
+
+**Quarantine**: a bookie that failed is in quarantine for `base_s`. One that fails again later, within `max_s`, is in
+quarantine for twice as long as before, at most `max_s`. Failures during a quarantine restart it and count once, because
+one hanging bookie fails every pending append. A bookie without failure for `max_s` after its quarantine starts again at
+`base_s`.
+
+**Shape** (`fit`): missing bookies may shrink E, down to Qw: each entry keeps all its copies. They shrink Qw only where
+that is allowed (`Shrink.COPIES`, the broker's `degraded_writes`), and never below Qa. Qa never shrinks: a confirmed
+entry is always synced on Qa bookies.
+Guards: tests/ledger/test_placement.py (brute force over small sets), test_bookies.py.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from .pending_core import Striping
+
+WEIGHT_RATIO_MAX = 3.0
+"""Greatest weight, as a multiple of the median: BookKeeper's bookieMaxWeightMultipleForWeightBasedPlacement."""
+STEPS_MAX = 5_000
+"""Bound of the search for racks: a few milliseconds. All arrangements of six bookies are 1,956 steps."""
+UNKNOWN_RACK = ""
+"""The rack of a bookie that is not known any more: it counts as no rack."""
+
+
+class Chance(Protocol):
+    """The random source of `choose`; `random.Random` is one."""
+
+    def random(self) -> float:
+        """Returns a number x with 0 ≤ x < 1."""
+        ...
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A writable bookie that is not in the ensemble."""
+
+    bookie: str
+    rack: str
+    free_bytes: int = 0  # 0: not reported
+    quarantined: bool = False
+
+
+class RackRule(msgspec.Struct, frozen=True):
+    """The rule of racks: how many every write set must cover; `enforce`: choose no bookie when they are too few."""
+
+    racks_min: int = 1
+    enforce: bool = False
+
+
+class NotPlaced(enum.Enum):
+    """The reason why `choose` chose no bookie."""
+
+    BOOKIES = "there are too few writable bookies"
+    RACKS = "the writable bookies are on too few racks"
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """The chosen bookies. `bookies` for the open slots, in slot order; `racks_short`: some write set covers fewer racks
+    than wanted."""
+
+    bookies: tuple[str, ...]
+    racks_short: bool = False
+
+
+def choose(
+    candidates: Sequence[Candidate], count: int, *, rng: Chance, existing: Mapping[int, str] | None = None,
+    write_quorum: int | None = None, rule: RackRule | None = None,
+) -> Chosen | NotPlaced:  # fmt: skip
+    """Chooses `count` bookies for the slots of an ensemble that are not in `existing` (slot → rack), lowest slot first.
+
+    The ensemble has `count` + `existing` slots; without `write_quorum` every entry goes to all of them.
+    """
+    if count == len(candidates) == 1 and not existing:
+        return Chosen((candidates[0].bookie,))
+    existing = existing or {}
+    rule = rule or RackRule()
+    size = count + len(existing)
+    quorum = size if write_quorum is None else write_quorum
+    order = weighted_order(candidates, rng)
+    if len(order) < count:
+        return NotPlaced.BOOKIES
+    well = [each for each in order if not each.quarantined]
+    rest = [each for each in order if each.quarantined]
+    pool = well + rest[: max(count - len(well), 0)]
+    puzzle = _Puzzle(Striping(size, quorum, 1), existing, min(rule.racks_min, quorum))
+    found = puzzle.solve(pool)
+    if found is None and rule.enforce and len(pool) < len(order):
+        found = puzzle.solve(order)
+    if found is not None:
+        return Chosen(found)
+    return NotPlaced.RACKS if rule.enforce else Chosen(puzzle.spread(pool), racks_short=True)
+
+
+def weighted_order(candidates: Sequence[Candidate], rng: Chance) -> list[Candidate]:
+    """Returns all candidates, drawn one after the other with probabilities by weight (Efraimidis and Spirakis)."""
+    weights = weights_of(candidates)
+    drawn = [(-math.log(1.0 - rng.random()) / weights[each.bookie], each.bookie, each) for each in candidates]
+    drawn.sort(key=lambda each: each[:2])
+    return [each for _, _, each in drawn]
+
+
+def weights_of(candidates: Sequence[Candidate]) -> dict[str, float]:
+    """Returns bookie → weight above 0, at most WEIGHT_RATIO_MAX; the median is 1."""
+    known = [each.free_bytes for each in candidates if each.free_bytes > 0]
+    if not known:
+        return {each.bookie: 1.0 for each in candidates}
+    ordered = sorted(known)
+    middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2  # `statistics` takes 2 ms to load
+    return {
+        each.bookie: min((each.free_bytes or min(known)) / middle, WEIGHT_RATIO_MAX) for each in candidates
+    }
+
+
+class _Puzzle:
+    """The racks of an ensemble with open slots, filled slot by slot."""
+
+    def __init__(self, striping: Striping, existing: Mapping[int, str], racks_min: int) -> None:
+        self._size = striping.ensemble_size
+        self._racks_min = racks_min
+        self._sets = [tuple(each) for each in striping.write_sets]
+        self._near = [
+            sorted({other for each in self._sets if slot in each for other in each} - {slot})
+            for slot in range(self._size)
+        ]
+        self._racks: dict[int, str] = {slot: rack for slot, rack in existing.items() if rack != UNKNOWN_RACK}
+        self._open = [slot for slot in range(self._size) if slot not in existing]
+        self._unknown = {slot for slot in existing if slot not in self._racks}
+        self._steps = 0
+
+    def solve(self, pool: Sequence[Candidate]) -> tuple[str, ...] | None:
+        """Bookies with the minimum of racks in every write set; None: no such choice was found within STEPS_MAX."""
+        self._steps = STEPS_MAX
+        chosen: list[Candidate] = []
+        return tuple(each.bookie for each in chosen) if self._possible() and self._fill(pool, chosen) else None
+
+    def spread(self, pool: Sequence[Candidate]) -> tuple[str, ...]:
+        """Takes the best bookie for each slot, one after the other: as many racks as that gives."""
+        racks, left, chosen = self._racks, list(pool), []
+        self._racks = dict(racks)
+        for slot in self._open:
+            best = self._ranked(slot, left)[0]
+            left.remove(best)
+            self._racks[slot] = best.rack
+            chosen.append(best.bookie)
+        self._racks = racks
+        return tuple(chosen)
+
+    def _fill(self, pool: Sequence[Candidate], chosen: list[Candidate]) -> bool:
+        if len(chosen) == len(self._open):
+            return True
+        slot = self._open[len(chosen)]
+        tried: dict[str, None] = {}  # two bookies of one rack make no difference to the racks
+        for each in self._ranked(slot, [each for each in pool if each not in chosen]):
+            if each.rack in tried:
+                continue
+            if self._steps == 0:
+                return False
+            self._steps -= 1
+            tried[each.rack] = None
+            self._racks[slot] = each.rack
+            chosen.append(each)
+            if self._possible() and self._fill(pool, chosen):
+                del self._racks[slot]
+                return True
+            chosen.pop()
+            del self._racks[slot]
+        return False
+
+    def _possible(self) -> bool:
+        """Whether each write set could have its racks if every open slot added a new one."""
+        if self._racks_min <= 1:
+            return True
+        for each in self._sets:
+            racks = {self._racks[slot] for slot in each if slot in self._racks}
+            still_open = sum(slot not in self._racks and slot not in self._unknown for slot in each)
+            if len(racks) + still_open < self._racks_min:
+                return False
+        return True
+
+    def _ranked(self, slot: int, left: Sequence[Candidate]) -> list[Candidate]:
+        near = Counter(self._racks[other] for other in self._near[slot] if other in self._racks)
+        everywhere = Counter(self._racks.values())
+        return sorted(left, key=lambda each: (near[each.rack], everywhere[each.rack]))  # stable: keeps the random order
+
+
+# ------------------------------------------------------------------------------------------ quarantine
+class _Trouble(msgspec.Struct):
+    failed_at: float
+    length_s: float
+
+
+class Quarantine:
+    """The bookies that failed lately, and how often. `now` is in seconds of any clock that does not go back."""
+
+    def __init__(self, base_s: float, max_s: float) -> None:
+        self._base_s = base_s
+        self._max_s = max_s
+        self._troubles: dict[str, _Trouble] = {}
+
+    def failed(self, bookie: str, now: float) -> None:
+        trouble = self._troubles.get(bookie)
+        if trouble is None or now >= trouble.failed_at + trouble.length_s + self._max_s:
+            self._troubles[bookie] = _Trouble(now, self._base_s)
+            return
+        if now >= trouble.failed_at + trouble.length_s:
+            trouble.length_s = max(min(2 * trouble.length_s, self._max_s), self._base_s)
+        trouble.failed_at = now
+
+    def started(self, bookie: str, now: float) -> None:
+        """Ends the quarantine of a bookie that has restarted; its earlier failures still count."""
+        trouble = self._troubles.get(bookie)
+        if trouble is not None:
+            trouble.failed_at = min(trouble.failed_at, now - trouble.length_s)
+
+    def holds(self, bookie: str, now: float) -> bool:
+        trouble = self._troubles.get(bookie)
+        return trouble is not None and now < trouble.failed_at + trouble.length_s
+
+    def failed_lately(self, bookie: str, now: float) -> bool:
+        """Whether it failed within `base_s`, however long its quarantine is: it counts as down, and may be replaced."""
+        trouble = self._troubles.get(bookie)
+        return trouble is not None and now < trouble.failed_at + self._base_s
+
+    def held(self, now: float) -> list[str]:
+        return sorted(bookie for bookie in self._troubles if self.holds(bookie, now))
+
+
+# ------------------------------------------------------------------------------------------ shape
+class Shrink(enum.Enum):
+    """The part of its configuration that a new ledger may give up while bookies are missing."""
+
+    NOTHING = "nothing: it waits"
+    BOOKIES = "bookies: E down to Qw, every entry has all its copies"
+    COPIES = "copies too: E and Qw down to Qa"
+
+
+def fit(wanted: Striping, well: int, shrink: Shrink) -> Striping:
+    """The shape that `well` healthy bookies allow; `wanted` when they are too few for any allowed shape."""
+    least = wanted.ensemble_size
+    if shrink is not Shrink.NOTHING:
+        least = wanted.write_quorum if shrink is Shrink.BOOKIES else wanted.ack_quorum
+    if not least <= well < wanted.ensemble_size:
+        return wanted
+    return Striping(well, min(wanted.write_quorum, well), wanted.ack_quorum)
+
+
+# -------------------------------------------------------------------------------------------- bookie_health_core
+# The bookies that failed, were slow or sent damage lately: reads ask them last. Pure; one for all readers of a client.
+#
+# Each event adds to the bookie's weight: `FAILED` (no answer, a broken connection) 1, `DAMAGED` (bytes that are not the
+# entry) 1, `SLOW` (another replica had to be asked meanwhile) ½. The weight is at most WEIGHT_MAX and halves every
+# `half_life_s`; below FORGET it is dropped. So one time-out is remembered for two half-lives, a bookie that always
+# hangs for four. The weight decides only the order: a bookie in trouble is asked last and never left out, because it
+# may be the only one that has the entry. New ensembles follow other rules (bookies.py: failures count, slowness does
+# not). `counts` never fall: bookie → kind → events. Guards: tests/ledger/test_bookie_health.py.
+
+
+WEIGHT_MAX = 4.0
+FORGET = 0.25
+
+
+class TroubleKind(enum.Enum):
+    """A fault of a bookie; WEIGHTS says how much each counts."""
+
+    FAILED = "failed"
+    SLOW = "slow"
+    DAMAGED = "damaged"
+
+
+WEIGHTS = {TroubleKind.FAILED: 1.0, TroubleKind.SLOW: 0.5, TroubleKind.DAMAGED: 1.0}
+
+
+class BookieHealth:
+    """Weights of recent trouble by bookie. `now` is in seconds of any clock that does not go back."""
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._weights: dict[str, tuple[float, float]] = {}  # bookie: weight, at which moment
+        self.counts: dict[str, dict[TroubleKind, int]] = {}
+
+    def note(self, bookie: str, kind: TroubleKind, now: float) -> None:
+        self._weights[bookie] = min(self._weight(bookie, now) + WEIGHTS[kind], WEIGHT_MAX), now
+        counts = self.counts.setdefault(bookie, dict.fromkeys(TroubleKind, 0))
+        counts[kind] += 1
+
+    def forgive(self, bookie: str) -> None:
+        """Drops the weight of a bookie that has restarted; its `counts` stay."""
+        self._weights.pop(bookie, None)
+
+    def weights(self, now: float) -> dict[str, float]:
+        """Returns bookie → weight of at least FORGET; the larger, the later the bookie is asked."""
+        found = {bookie: self._weight(bookie, now) for bookie in self._weights}
+        self._weights = {bookie: self._weights[bookie] for bookie, weight in found.items() if weight >= FORGET}
+        return {bookie: weight for bookie, weight in found.items() if weight >= FORGET}
+
+    def _weight(self, bookie: str, now: float) -> float:
+        weight, at = self._weights.get(bookie, (0.0, now))
+        return weight * 0.5 ** (max(now - at, 0.0) / self._half_life_s) if self._half_life_s > 0 else 0.0

@@ -1,0 +1,351 @@
+"""The writer of one ledger: what it sends, what it confirms, when its ensemble changes, when and where it ends. Pure.
+
+| state | appends | acks confirm | leaves when |
+|---|---|---|---|
+| OPEN | yes | yes | a bookie failed → CHANGING; `close()` → DRAINING |
+| CHANGING | yes | **no: frozen** | the metadata holds another ensemble → OPEN; `close()` → SETTLING |
+| SETTLING | no | **no: frozen** | the metadata holds another ensemble → DRAINING |
+| DRAINING | no | yes | nothing is pending, or the first pending entry cannot reach Qa acks any more → CLOSING |
+| CLOSING | no | **no: frozen** | the metadata reports its end → CLOSED; that it is being recovered → POISONED |
+| POISONED | no | no | `close()` → CLOSING, to learn the end |
+| CLOSED | no | no | – |
+
+FENCED, UNAUTHORIZED and the quorum time-out lead from the first four to POISONED. Both states of a change lead to
+DRAINING when there is no replacement, to CLOSING when the record is not OPEN any more, and to POISONED when it stays
+unknown whether the change was written.
+
+**The guarantee** (ledger protocol §1.3, §1.4, §1.6). An entry is confirmed once Qa bookies of the *committed*
+ensemble have synced it and every entry before it is confirmed; so confirmed ⊆ [0 … last_entry] of the closed ledger:
+- LAC is chosen as the end and frozen in the same step (`CloseLedger`), so that nothing is confirmed beyond it while
+  the compare-and-set is on its way (M10); the end is LAC, never LAP (M18).
+- **Ensemble change.** A bookie that fails, also on an entry confirmed already (Qa < Qw), freezes the acks in the
+  same step. `ChangeEnsemble` asks for a new fragment from LAC+1 on; LAC does not move until the outcome is *known*
+  (M10: an entry confirmed meanwhile would be on the old bookies, while the metadata names the new ones). Failures in
+  between wait, and are handled in the same freeze by a further `ChangeEnsemble`. Only an ensemble that is in the
+  metadata is used (M12). Then, in one synchronous step: every pending entry loses, per slot, the ack of a bookie that
+  was replaced and is sent to the new one (`PendingAdds.replace`, M13); the acks thaw; every entry with its quorum is
+  confirmed (M11).
+- As many bookies are replaced as possible. None → the ledger ends at what the old ensemble can still confirm. Some → it
+  continues without the others as long as every write set has Qa slots left. After `changes_max` changes it ends.
+- FENCED never changes an ensemble. DRAINING does not either: what the others cannot confirm ends NOT_STORED.
+
+**How a pending entry ends**, besides confirmed:
+- `NOT_STORED`, definite: the ledger was closed at this writer's own LAC, below the entry. It will never be read, so
+  writing it again to a new ledger makes no duplicate.
+- `FENCED`, unknown: another client recovers or has closed the ledger, and may have kept the entry. When its end is
+  known and reaches the entry, the entry is confirmed instead.
+- `UNAUTHORIZED`: a bookie refuses the key. The others may have the entry: unknown.
+- `UNKNOWN`: it was not known in time how it ended (`QuorumTimedOut`, `EnsembleUnknown`, `EndUnknown`).
+
+When a writer is poisoned or abandoned during a change, the change may be written or not. No entry was confirmed since
+it began, so either record is right. Its answer is ignored.
+Guards: tests/ledger/test_ensemble_change.py, tests/ledger/test_writer_core.py, tests/ledger/test_sabotage.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, assert_never
+
+from .pending_core import A, AddAcked, AddFailed, AddsAcked, PendingAdds, SendAdd, Striping
+
+
+class WriterState(enum.Enum):
+    """The states of the table above."""
+
+    OPEN = enum.auto()
+    CHANGING = enum.auto()
+    SETTLING = enum.auto()
+    DRAINING = enum.auto()
+    CLOSING = enum.auto()
+    POISONED = enum.auto()
+    CLOSED = enum.auto()
+
+
+_CHANGE_UNDER_WAY = (WriterState.CHANGING, WriterState.SETTLING)
+_CONFIRMING = (WriterState.OPEN, WriterState.DRAINING)
+_ENDING = (WriterState.CLOSING, WriterState.POISONED, WriterState.CLOSED)
+
+
+class Outcome(enum.Enum):
+    """The outcome of an unconfirmed entry, and the reason why a writer accepts no more appends."""
+
+    NOT_STORED = "the ledger was closed before this entry"
+    FENCED = "another client is recovering or has closed the ledger"
+    UNAUTHORIZED = "a bookie refuses the ledger's key"
+    UNKNOWN = "it was not known in time whether it is stored"
+
+
+class AddRefused(NamedTuple):
+    """Fact: a bookie answered FENCED or UNAUTHORIZED. Never a reason to change the ensemble."""
+
+    why: Outcome
+
+
+class QuorumTimedOut(NamedTuple):
+    """Fact: the first pending entry has waited longer than the owner allows."""
+
+    entry: int
+
+
+class EnsembleChanged(NamedTuple):
+    """Fact: the stored record has a last fragment from the requested entry on, with these bookies."""
+
+    ensemble: tuple[str, ...]
+
+
+class NoReplacement(NamedTuple):
+    """Fact: no failed bookie can be replaced; certainly nothing was written."""
+
+
+class EnsembleRefused(NamedTuple):
+    """Fact: the record is not OPEN any more: being recovered, closed, or deleted."""
+
+
+class EnsembleUnknown(NamedTuple):
+    """Fact: the metadata did not answer in time whether the new ensemble is written."""
+
+
+class LedgerEnded(NamedTuple):
+    """Fact: the stored record is CLOSED, by this writer or another client."""
+
+    last_entry: int
+    length: int
+
+
+class EndRefused(NamedTuple):
+    """Fact: the stored record is IN_RECOVERY, or does not exist."""
+
+
+class EndUnknown(NamedTuple):
+    """Fact: the metadata did not answer; the ledger may be closed or not."""
+
+
+ChangeFact = EnsembleChanged | NoReplacement | EnsembleRefused | EnsembleUnknown
+Fact = (
+    AddAcked | AddsAcked | AddFailed | AddRefused | QuorumTimedOut | ChangeFact | LedgerEnded | EndRefused | EndUnknown
+)
+
+
+class Confirm(NamedTuple, Generic[A]):
+    """Effect: report to the owner that the entry is stored. In entry order, each once."""
+
+    add: A
+
+
+class Fail(NamedTuple, Generic[A]):
+    """Effect: report to the owner how the entry ended. In entry order, each once."""
+
+    add: A
+    why: Outcome
+
+
+class ChangeEnsemble(NamedTuple):
+    """Effect: replace these (slot, bookie) from `first_entry` on, as many as possible; the answer is a ChangeFact.
+
+    One at a time. The replacements are chosen before anything is written, and stay the same in every attempt.
+    """
+
+    first_entry: int
+    failed: tuple[tuple[int, str], ...]
+
+
+class CloseLedger(NamedTuple):
+    """Effect: OPEN → CLOSED with this end; the answer is LedgerEnded, EndRefused or EndUnknown."""
+
+    last_entry: int
+    length: int
+
+
+Effect = SendAdd[A] | Confirm[A] | Fail[A] | ChangeEnsemble | CloseLedger
+
+
+class Writer(Generic[A]):
+    """The core of one ledger's writer. Intents (`append`, `close`, `abandon`) and facts (`receive`) return effects.
+
+    `adds` are the pending entries, `why` the cause of being poisoned, `end` the stored end once CLOSED. At most
+    `changes_max` ensemble changes.
+    """
+
+    def __init__(self, striping: Striping, ensemble: Sequence[str], *, changes_max: int = 1) -> None:
+        self.state = WriterState.OPEN
+        self.adds: PendingAdds[A] = PendingAdds(striping, ensemble)
+        self.why: Outcome | None = None  # the cause of being poisoned
+        self.end: LedgerEnded | None = None
+        self.fragment_first = 0  # key of the last fragment that is known to be committed
+        self.changes = 0  # ensembles that were committed after the first
+        self._changes_max = changes_max
+        self._tried: set[int] = set()  # slots that this freeze has asked about
+        self._committed: tuple[str, ...] | None = None  # the newest ensemble of this freeze
+
+    # ------------------------------------------------------------------------------ intents
+    def append(self, add: A, size: int) -> list[SendAdd[A]]:
+        """Sends the next entry, of `size` payload bytes. Only while `takes_appends`: the caller checks first."""
+        assert self.state is WriterState.OPEN or self.takes_appends, "only an open writer appends"
+        return self.adds.push(add, size)
+
+    @property
+    def takes_appends(self) -> bool:
+        return self.state is WriterState.OPEN or self.state is WriterState.CHANGING
+
+    def close(self) -> Sequence[Effect[A]]:
+        """Ends the ledger after what can still be confirmed. After POISONED: asks again how it ended."""
+        if self.state is WriterState.OPEN:
+            return self._drain_out()
+        if self.state is WriterState.CHANGING:
+            self.state = WriterState.SETTLING
+        return self._closing() if self.state is WriterState.POISONED else ()
+
+    def abandon(self) -> Sequence[Effect[A]]:
+        """Stops: pending entries end UNKNOWN, and the ledger is left to a recoverer."""
+        return () if self.state in (WriterState.CLOSED, WriterState.POISONED) else self._poison(Outcome.UNKNOWN)
+
+    # ------------------------------------------------------------------------------ facts
+    def receive(self, fact: Fact) -> Sequence[Effect[A]]:
+        if isinstance(fact, AddsAcked):
+            return self._acked(self.adds.ack_many(fact))
+        if isinstance(fact, AddAcked):
+            return self._acked(self.adds.ack(fact))
+        if isinstance(fact, AddFailed):
+            return self._bookie_failed(fact)
+        if isinstance(fact, AddRefused):
+            return () if self.state in _ENDING else self._poison(fact.why)
+        if isinstance(fact, QuorumTimedOut):
+            return self._timed_out(fact)
+        if isinstance(fact, LedgerEnded):
+            return self._ended(fact)
+        if isinstance(fact, EndRefused):
+            return self._end_failed(Outcome.FENCED)
+        if isinstance(fact, EndUnknown):
+            return self._end_failed(Outcome.UNKNOWN)
+        return self._change_ended(fact) if self.state in _CHANGE_UNDER_WAY else ()
+
+    def _acked(self, confirmed: Sequence[A]) -> Sequence[Effect[A]]:
+        if not confirmed:
+            return () if self.state is WriterState.OPEN else self._drained()
+        effects: list[Effect[A]] = [Confirm(add) for add in confirmed]
+        if self.state is not WriterState.OPEN:
+            effects += self._drained()
+        return effects
+
+    def _bookie_failed(self, fact: AddFailed) -> Sequence[Effect[A]]:
+        known = fact.slot in self.adds.failed  # one failure fails many adds
+        if self.state in _ENDING or not self.adds.fail(fact.slot, fact.bookie):
+            return ()
+        if self.state is WriterState.OPEN:
+            return () if known else self._start_change()
+        return self._drained()
+
+    # ------------------------------------------------------------------------------ the ensemble
+    def _start_change(self) -> Sequence[Effect[A]]:
+        if self.changes >= self._changes_max:
+            return self._drain_out()
+        self.state = WriterState.CHANGING
+        self.adds.frozen = True
+        self._tried.clear()
+        self._committed = None
+        return self._ask_change()
+
+    def _ask_change(self) -> Sequence[Effect[A]]:
+        slots = sorted(self.adds.failed - self._tried)
+        self._tried.update(slots)
+        return [ChangeEnsemble(self.adds.lac + 1, tuple((slot, self.adds.ensemble[slot]) for slot in slots))]
+
+    def _change_ended(self, fact: ChangeFact) -> Sequence[Effect[A]]:
+        if isinstance(fact, EnsembleRefused):
+            return self._closing()  # cannot close it any more: this reads its end, or that there is none
+        if isinstance(fact, EnsembleUnknown):
+            return self._poison(Outcome.UNKNOWN)
+        if isinstance(fact, EnsembleChanged):
+            self.changes += 1
+            self.fragment_first = self.adds.lac + 1
+            self._committed = fact.ensemble
+            changing = self.state is WriterState.CHANGING
+            if changing and self.adds.failed > self._tried and self.changes < self._changes_max:
+                return self._ask_change()
+        elif not isinstance(fact, NoReplacement):
+            assert_never(fact)
+        return self._thaw()
+
+    def _thaw(self) -> Sequence[Effect[A]]:
+        """Takes the one step of §1.4: drops acks, returns what to send, and only then confirms."""
+        effects: list[Effect[A]] = []
+        if self._committed is not None:
+            effects += self.adds.replace(self._committed)
+        self.adds.frozen = False
+        effects += [Confirm(add) for add in self.adds.drain()]
+        if self.state is WriterState.CHANGING and self._committed is not None and self.adds.can_confirm:
+            self.state = WriterState.OPEN
+            return effects
+        return [*effects, *self._drain_out()]
+
+    # ------------------------------------------------------------------------------ the end
+    def _drain_out(self) -> Sequence[Effect[A]]:
+        self.state = WriterState.DRAINING
+        return self._drained()
+
+    def _drained(self) -> Sequence[Effect[A]]:
+        """Makes the transition DRAINING → CLOSING once no further entry can be confirmed in order."""
+        if self.state is WriterState.DRAINING and (not len(self.adds) or self.adds.head_is_unconfirmable):
+            return self._closing()
+        return ()
+
+    def _closing(self) -> Sequence[Effect[A]]:
+        self.state = WriterState.CLOSING
+        self.adds.frozen = True
+        return [CloseLedger(self.adds.lac, self.adds.length_confirmed)]
+
+    def _timed_out(self, fact: QuorumTimedOut) -> Sequence[Effect[A]]:
+        if not len(self.adds) or fact.entry != self.adds.lac + 1:
+            return ()  # it was confirmed in the meantime
+        if self.state is WriterState.CLOSING:
+            return self._fail_all(Outcome.UNKNOWN)
+        return self._poison(Outcome.UNKNOWN)
+
+    def _poison(self, why: Outcome) -> Sequence[Effect[A]]:
+        self.state = WriterState.POISONED
+        self.why = why
+        self.adds.frozen = True
+        return self._fail_all(why)
+
+    def _end_failed(self, why: Outcome) -> Sequence[Effect[A]]:
+        assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
+        return self._poison(why)
+
+    def _ended(self, fact: LedgerEnded) -> Sequence[Effect[A]]:
+        assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
+        assert fact.last_entry >= self.adds.lac, "a ledger never ends before a confirmed entry"
+        self.state = WriterState.CLOSED
+        self.end = fact
+        why = Outcome.NOT_STORED if fact.last_entry == self.adds.lac else Outcome.FENCED
+        effects: list[Effect[A]] = []
+        for add in self.adds.take_all():
+            if add.entry <= fact.last_entry:
+                self.adds.lac, self.adds.length_confirmed = add.entry, add.length
+                effects.append(Confirm(add))
+            else:
+                effects.append(Fail(add, why))
+        return effects
+
+    def _fail_all(self, why: Outcome) -> Sequence[Effect[A]]:
+        return [Fail(add, why) for add in self.adds.take_all()]
+
+    def check(self) -> None:
+        self.adds.check()
+        assert self.adds.frozen == (self.state not in _CONFIRMING), (
+            "nothing is confirmed by acks while the ensemble or the end is being decided"
+        )
+        assert self.fragment_first <= self.adds.lac + 1, "the last fragment begins at most one past LAC"
+        assert self.changes <= self._changes_max, "an ensemble changes a bounded number of times"
+        if self.state is WriterState.OPEN:
+            assert self.adds.can_confirm, "an open writer has Qa live slots in every write set"
+        if self.state in _CHANGE_UNDER_WAY and self._committed is not None:
+            assert self.fragment_first == self.adds.lac + 1, "LAC does not move while an ensemble change is on its way"
+        assert (self.why is not None) or self.state is not WriterState.POISONED, "a poisoned writer says why"
+        closed = self.state is WriterState.CLOSED
+        assert (self.end is not None) == closed, "a closed writer knows its end, no other does"
+        if self.state in (WriterState.POISONED, WriterState.CLOSED):
+            assert not len(self.adds), "nothing is pending once the handle is finished"
+        if self.end is not None:
+            assert self.adds.lac <= self.end.last_entry, "every confirmed entry is in the closed ledger"

@@ -1,1 +1,0 @@
-"""The metadata service's decisions: which requests are valid, which sessions are open, what a watch has missed."""

@@ -1,0 +1,438 @@
+"""The rules for a path, a watch prefix and a commit. Both stores check this before they send or write anything.
+
+A path is "/" and then segments separated by "/": none empty, none "." or "..", no control characters, at most
+PATH_BYTES_MAX bytes in UTF-8. A prefix (of `children` and `watch`) is a path, or "/" for the whole tree.
+A commit has 1 to OPERATIONS_MAX operations that together have at most COMMIT_BYTES_MAX bytes of paths and values.
+A broken rule is the caller's fault: InvalidName, MessageTooLarge or InvalidRequest, and nothing was done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from ..proto.errors import BadVersion, InvalidName, InvalidRequest, MessageTooLarge, NodeExists, NoNode, SessionExpired
+from . import paths
+from .store import ABSENT, ANY, VALUE_BYTES_MAX, Changed, Check, Delete, Operation, Put, Reset
+
+PATH_BYTES_MAX = 4096
+"""Most bytes of a path: several times the length of a percent-encoded topic name and subscription name."""
+OPERATIONS_MAX = 1024
+COMMIT_BYTES_MAX = 8 << 20
+"""Most bytes of a commit: half of the largest gRPC message, so that a permitted commit also fits into a request."""
+
+_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f]+)+")
+
+
+def check_path(path: str) -> None:
+    """Raises InvalidName if it is not a path of the metadata."""
+    if _PATH.fullmatch(path) is None:
+        raise InvalidName(f"{path!r} is not a metadata path such as '/a/b'", path=ascii(path))
+    try:
+        size = len(path) if path.isascii() else len(path.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidName(f"{path!r} is not valid Unicode", path=ascii(path)) from error
+    if size > PATH_BYTES_MAX:
+        raise InvalidName(f"a path of {size} bytes; at most {PATH_BYTES_MAX} are allowed", size=size)
+
+
+def check_prefix(prefix: str) -> None:
+    """Raises InvalidName if it is neither a path nor "/"."""
+    if prefix != "/":
+        check_path(prefix)
+
+
+def below(prefix: str, path: str) -> bool:
+    """Whether `path` is `prefix` itself or below it, at any depth."""
+    return prefix == "/" or path == prefix or path.startswith(prefix + "/")
+
+
+def check_operations(operations: Sequence[Operation]) -> None:
+    """Raises InvalidName, InvalidRequest or MessageTooLarge."""
+    if not 1 <= len(operations) <= OPERATIONS_MAX:
+        raise InvalidRequest(f"a commit of {len(operations)} operations; 1 to {OPERATIONS_MAX} are allowed")
+    size = 0
+    for operation in operations:
+        check_path(operation.path)
+        if operation.expected < ANY:
+            raise InvalidRequest(f"{operation.path}: {operation.expected} is not a version, ABSENT or ANY")
+        size += len(operation.path)
+        if isinstance(operation, Put):
+            size += len(operation.value)
+            if len(operation.value) > VALUE_BYTES_MAX:
+                raise _too_large(operation)
+    if size > COMMIT_BYTES_MAX:
+        raise MessageTooLarge(
+            f"a commit of {size} bytes; at most {COMMIT_BYTES_MAX} are allowed: split it",
+            size=size, limit=COMMIT_BYTES_MAX,
+        )  # fmt: skip
+
+
+def _too_large(put: Put) -> MessageTooLarge:
+    return MessageTooLarge(
+        f"{put.path}: a value of {len(put.value)} bytes; at most {VALUE_BYTES_MAX} are allowed",
+        size=len(put.value), limit=VALUE_BYTES_MAX,
+    )  # fmt: skip
+
+
+def check_version(path: str, expected: int, found: int) -> None:
+    """Compares, as compare-and-set does. Raises NodeExists, NoNode or BadVersion, with path, expected and found."""
+    if expected in (ANY, found):
+        return
+    facts = {"path": path, "expected": expected, "found": found}
+    if expected == ABSENT:
+        raise NodeExists(f"{path}: exists (version {found}), and was expected to be absent", **facts)
+    if found == ABSENT:
+        raise NoNode(f"{path}: does not exist; version {expected} was expected", **facts)
+    raise BadVersion(f"{path}: version {found} was found, {expected} was expected", **facts)
+
+
+# --------------------------------------------------------------------------------------------------- rights_core
+# The parts of the tree that a member of a secured cluster may write, by its role; each may read all of it.
+#
+# A role writes its own keys only (`/members/<role>`), so none can make a key of another role; and such a key ends with
+# the session that wrote it, so none stays after its process. A bookie writes what repair
+# and its registration need, and no topic, owner, policy or grant; a broker writes no bookie's registration.
+
+
+_ROLES = ("broker", "bookie", "operator")
+_OF_BOOKIES = (
+    paths.BOOKIES_ROOT, paths.LEDGERS, paths.DAMAGED, paths.UNDER_REPLICATED, "/repair", paths.LEDGER_IDS,
+    paths.CLUSTER,
+)  # fmt: skip
+_NOT_OF_BROKERS = (paths.COOKIES, paths.BOOKIES)
+
+
+def may_write(role: str, path: str, *, lasting: bool = True) -> bool:
+    """Whether a role ("broker", "bookie", "operator"; another one writes nothing) may write the path. `lasting`: the
+    node outlives its session."""
+    if _is_in(path, paths.MEMBERS):
+        return role in _ROLES and path.startswith(paths.member(role, "")) and not lasting
+    match role:
+        case "operator":
+            return True
+        case "broker":
+            return not any(_is_in(path, each) for each in _NOT_OF_BROKERS)
+        case "bookie":
+            return any(_is_in(path, each) for each in _OF_BOOKIES)
+    return False
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
+# -------------------------------------------------------------------------------------------------- commits_core
+# Commits of one batch, decided one after the other before any of them is written.
+#
+#     batch = CommitBatch(versions, revision)      of the nodes that the commits name; a node without a version is
+#     absent
+#     outcome = batch.add(commit)                  Done, or BadVersion: the others are not affected by it
+#     batch.nodes                                  what is to be written: the last state of each node; None: deleted
+#
+# Each commit finds the nodes as those before it left them, and each operation as those before it in its commit. A
+# refused commit leaves nothing. The driver (metadata/tree.py) reads the versions in one statement and writes the nodes
+# in one. Guarded by tests/metadata/test_commits.py.
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """A transaction; `session` owns the ephemerals that it puts."""
+
+    operations: Sequence[Operation]
+    session: str
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The result of a job. `revision` is that of the tree after it; a Commit always makes it grow by one."""
+
+    versions: list[int]
+    revision: int
+    changes: list[Changed] = []
+
+
+Row = tuple[str, bytes, int, int, str | None]
+"""The row of a node: path, value, version, revision, owner of an ephemeral."""
+
+
+class CommitBatch:
+    """A batch of commits. `revision`: of the tree, after the commits that were added."""
+
+    def __init__(self, versions: Mapping[str, int], revision: int) -> None:
+        self.revision = revision
+        self.nodes: dict[str, Row | None] = {}
+        self._versions = versions
+
+    def add(self, commit: Commit) -> Done | BadVersion:
+        done, nodes = Done([], self.revision + 1), dict[str, Row | None]()
+        try:
+            for operation in commit.operations:
+                done.versions.append(self._operate(operation, commit.session, nodes, done))
+        except BadVersion as refused:
+            return refused
+        self.nodes |= nodes
+        self.revision = done.revision
+        return done
+
+    def _operate(self, operation: Operation, session: str, nodes: dict[str, Row | None], done: Done) -> int:
+        """Applies an operation; returns the node's new version."""
+        path = operation.path
+        written = nodes if path in nodes else self.nodes
+        if path in written:
+            row = written[path]
+            found = ABSENT if row is None else row[2]
+        else:
+            found = self._versions.get(path, ABSENT)
+        if operation.expected not in (found, ANY):
+            check_version(path, operation.expected, found)
+        match operation:
+            case Check():
+                return found
+            case Delete():
+                if found != ABSENT:
+                    nodes[path] = None
+                    done.changes.append(Changed(path, ABSENT, done.revision))
+                return ABSENT
+            case Put():
+                owner = session if operation.ephemeral else None
+                nodes[path] = (path, bytes(operation.value), found + 1, done.revision, owner)
+                done.changes.append(Changed(path, found + 1, done.revision))
+                return found + 1
+
+
+def paths_of(commits: Sequence[Commit]) -> Iterator[str]:
+    """Returns the paths of the nodes that the commits name, each once."""
+    return iter({operation.path: None for commit in commits for operation in commit.operations})
+
+
+# -------------------------------------------------------------------------------------------------- history_core
+# The last changes of the tree, for watches that resume without a gap.
+#
+# The history keeps every change of the revisions above `floor`, in order, up to `revision`. A watch is one number here,
+# the revision that it has seen; `since` returns the changes after it. So a slow watcher costs nothing and grows no
+# queue. A watcher gets `Reset` when changes after its revision have left the history, or when its revision is in the
+# future (an older tree replaced this one): it lists again, and continues after the revision that Reset names. The
+# changes of one revision are returned together or not at all. Guarded by test_history.py.
+
+
+CHANGES_MAX = 10_000
+"""Most changes that are kept: about 2 MB; a watcher that lags by 10,000 changes reads a new list faster."""
+
+
+class History:
+    """The last changes of one tree, bounded by `changes_max`."""
+
+    def __init__(self, revision: int, changes_max: int = CHANGES_MAX) -> None:
+        """Begins empty at `revision`: earlier changes are a Reset."""
+        assert changes_max >= 1
+        self.revision = revision
+        self.floor = revision
+        self._changes_max = changes_max
+        self._changes: deque[Changed] = deque()
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def append(self, revision: int, changes: Sequence[Changed]) -> None:
+        """Adds the next revision of the tree and all its changes, which may be none."""
+        assert revision == self.revision + 1, f"revision {revision} after {self.revision}"
+        self.revision = revision
+        self._changes.extend(changes)
+        while len(self._changes) > self._changes_max:
+            self.floor = self._changes[0].revision
+            while self._changes and self._changes[0].revision == self.floor:
+                self._changes.popleft()
+
+    def since(self, prefix: str, after_revision: int) -> list[Changed] | Reset:
+        """The changes of `prefix` and below it after a revision. With them the watcher has seen `self.revision`."""
+        if not self.floor <= after_revision <= self.revision:
+            return Reset(self.revision)
+        news: list[Changed] = []
+        under = "/" if prefix == "/" else prefix + "/"
+        for change in reversed(self._changes):  # from the newest: a watch usually lags by one or two revisions
+            if change.revision <= after_revision:
+                break
+            if change.path.startswith(under) or change.path == prefix:  # `below`: each watch asks it of each change
+                news.append(change)
+        news.reverse()
+        return news
+
+    def check(self) -> None:
+        assert self.floor <= self.revision
+        revisions = [change.revision for change in self._changes]
+        assert revisions == sorted(revisions), "changes are in the order of revisions"
+        assert not revisions or self.floor < revisions[0] <= revisions[-1] <= self.revision
+
+
+# ---------------------------------------------------------------------------------------------- known_nodes_core
+# The nodes that were read lately: a read of one of them waits for no thread and no disk.
+#
+# The rule: what is known is the tree after the last commit that was answered. The driver (metadata/sqlite.py) tells
+# each commit before it answers it, in the order of the commits, and each read of the tree before any commit that the
+# read did not see. So a reader never gets a state that is older than a commit whose outcome anybody has. Absence is
+# known as well. Bounds: `bytes_max` of paths and values, and the longest unread goes first; a value above
+# VALUE_BYTES_MAX is not kept. Guarded by tests/metadata/test_known_nodes.py.
+
+
+KNOWN_BYTES_MAX = 2 << 20
+KNOWN_VALUE_BYTES_MAX = 64 << 10
+NODE_BYTES = 300
+"""Memory of a node besides its path and value."""
+
+
+class Known(Protocol):
+    """A node that is kept in memory."""
+
+    @property
+    def value(self) -> bytes: ...
+
+
+N = TypeVar("N", bound=Known)
+
+
+class KnownNodes(Generic[N]):
+    """The nodes that were read last, by path; None: the node does not exist. At most `bytes_max` bytes of memory."""
+
+    def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
+        self.bytes = 0
+        self.nodes: dict[str, N | None] = {}  # in the order of the last reads; `read` one that is there
+        self._bytes_max = bytes_max
+
+    def read(self, path: str) -> N | None:
+        """Returns the node of a known path, None if it does not exist. Raises KeyError if the path is not known."""
+        node = self.nodes.pop(path)
+        self.nodes[path] = node
+        return node
+
+    def learn(self, path: str, node: N | None) -> None:
+        """Notes the node as the tree has it."""
+        if path in self.nodes:
+            self.forget(path)
+        if node is not None and len(node.value) > KNOWN_VALUE_BYTES_MAX:
+            return
+        self.nodes[path] = node
+        self.bytes += NODE_BYTES + len(path) + (len(node.value) if node is not None else 0)  # `_size`
+        while self.bytes > self._bytes_max:
+            self.forget(next(iter(self.nodes)))
+
+    def forget(self, path: str) -> None:
+        """Forgets a path. Idempotent."""
+        if path in self.nodes:
+            self.bytes -= _size(path, self.nodes.pop(path))
+
+    def changed(self, changes: Sequence[Changed]) -> None:
+        """Forgets these nodes: they have other values, or are deleted."""
+        for change in changes:
+            self.forget(change.path)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def check(self) -> None:
+        assert self.bytes == sum(_size(path, node) for path, node in self.nodes.items())
+        assert self.bytes <= self._bytes_max
+
+
+def _size(path: str, node: Known | None) -> int:
+    return NODE_BYTES + len(path) + (len(node.value) if node is not None else 0)
+
+
+# ------------------------------------------------------------------------------------------------- sessions_core
+# The table of sessions: which are open, and the deadline of each without a sign of life.
+#
+#     open ──touch──▶ open        the deadline becomes now + timeout
+#     open ──close──▶ ended       at once, by its owner
+#     open ──expire─▶ ended       the deadline has passed
+#
+# A session without a deadline (that of a user in the same process) ends only by `close`; `abandon` gives it a deadline.
+# The driver that ends a session deletes its ephemerals after every commit that was accepted under it
+# (metadata/sqlite.py). An id that is missing from the table has expired; ids are never reused.
+#
+# *A process that stood still does not judge*: a check more than LATE_S after a deadline means that this process was
+# stopped (a stopped machine, a blocked loop), and signs of life may be unread in its sockets. Then no session expires,
+# and every deadline moves by the lateness and one timeout. Guarded by test_sessions.py.
+
+
+LATE_S = 1.0
+"""Seconds by which a timer is late when the process was stopped: a healthy event loop runs it within milliseconds."""
+
+
+class _Session(msgspec.Struct):
+    timeout_s: float
+    deadline: float | None  # None: lives as long as this process
+
+
+class Sessions:
+    """The open sessions. Every `now` is the caller's monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.open_ones: dict[str, _Session] = {}
+
+    def __len__(self) -> int:
+        return len(self.open_ones)
+
+    def __contains__(self, session: str) -> bool:
+        return session in self.open_ones
+
+    def ids(self) -> list[str]:
+        return list(self.open_ones)
+
+    def open(self, session: str, timeout_s: float, now: float | None) -> None:
+        """Adds a session with a deadline `timeout_s` after `now`; `now` None: without a deadline."""
+        assert session, "a session has a name"
+        assert session not in self.open_ones, f"session {session!r} is opened twice"
+        assert timeout_s > 0
+        self.open_ones[session] = _Session(timeout_s, None if now is None else now + timeout_s)
+
+    def touch(self, session: str, now: float) -> float:
+        """Records a sign of life; returns the timeout in seconds. Raises SessionExpired."""
+        found = self.require(session)
+        if found.deadline is not None:
+            found.deadline = now + found.timeout_s
+        return found.timeout_s
+
+    def abandon(self, session: str, now: float) -> None:
+        """Lets the session expire: its user left without closing it, and the deadline counts from now."""
+        if session in self.open_ones:
+            found = self.open_ones[session]
+            found.deadline = now + found.timeout_s
+
+    def require(self, session: str) -> _Session:
+        """Raises SessionExpired unless the session is open."""
+        found = self.open_ones.get(session)
+        if found is None:
+            raise SessionExpired(f"metadata session {session} has ended; open a new one", session=session)
+        return found
+
+    def close(self, session: str) -> bool:
+        """Ends the session; returns whether it was open."""
+        return self.open_ones.pop(session, None) is not None
+
+    def next_deadline(self) -> float | None:
+        return min((s.deadline for s in self.open_ones.values() if s.deadline is not None), default=None)
+
+    def expire(self, now: float) -> list[str]:
+        """Ends the sessions whose deadline has passed; returns their ids, in the order of their opening."""
+        first = self.next_deadline()
+        if first is None or now < first:
+            return []
+        if now - first > LATE_S:
+            self._excuse(now - first)
+            return []
+        ended = [s for s, state in self.open_ones.items() if state.deadline is not None and state.deadline <= now]
+        for session in ended:
+            del self.open_ones[session]
+        return ended
+
+    def _excuse(self, late_s: float) -> None:
+        for state in self.open_ones.values():
+            if state.deadline is not None:
+                state.deadline += late_s + state.timeout_s
+
+    def check(self) -> None:
+        for session, state in self.open_ones.items():
+            assert session, "a session has a name"
+            assert state.timeout_s > 0, f"{session}: a timeout is positive"

@@ -1,0 +1,206 @@
+"""How the tree of keys is stored in a ZooKeeper: the names of znodes, and the transaction of a commit.
+
+**Names.** A path is a key and needs no parents; a znode needs all of them, and an ephemeral one may have no children.
+So values and folders are different znodes: the value of `/a/b/c` is znode `/a/b/=c` in the folders `/a` and `/a/b`.
+A folder has no value and is a *container*: ZooKeeper deletes it some time after its last child. Folders are not listed:
+a segment is listed when it has a value, or when a key below its folder has one. Characters that ZooKeeper refuses in a
+name, a first "=" and "\\\\" itself are written `\\\\<hex>;`.
+
+**Commits.** ZooKeeper's transaction has create, set, delete and check, each at an exact version; it has no operation at
+any version. So a commit is planned from a read of its paths, in order, each operation after those before it; every step
+names the version that was read. When one version has changed, nothing is done, and the commit is planned again.
+
+    found        operation              steps
+    absent       put                    create
+    version v    put                    set at v (the node keeps its kind: lasting, or ephemeral of this session)
+    version v    put that changes its kind, or takes it from another session
+                                        delete at v, create, and v + 1 sets: the version is always ZooKeeper's
+    version v    delete                 delete at v
+    version v    check                  check at v
+    absent       delete, check          create and delete, which proves the absence; nothing if it were the only step
+
+A watch sees these steps: a node that changes its kind is deleted and created for the watch. The change costs a step per
+version, so beyond RETYPED_VERSION_MAX it is refused: delete the node first.
+Guarded by tests/metadata/test_znodes.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..proto.errors import InvalidRequest
+from .store import ABSENT, Check, Delete, Operation, Put
+from .tree_core import check_version
+
+VALUE = "="
+RETYPED_VERSION_MAX = 500
+"""Most versions of a node that is written anew with another kind: each version is a step of the transaction. Only
+liveness records change their kind, and their versions stay small."""
+
+_FORBIDDEN = re.compile("^[=]|[\\\\\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
+"""ZooKeeper checks Java chars: a character beyond the basic plane is a pair of surrogates, which it forbids."""
+_ESCAPED = re.compile(r"\\([0-9a-f]+);")
+
+
+# -------------------------------------------------------------------------------------------- names
+def _escape(segment: str) -> str:
+    return _FORBIDDEN.sub(lambda found: f"\\{ord(found[0]):x};", segment)
+
+
+def _unescape(segment: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), segment)
+
+
+def folder(prefix: str) -> str:
+    """The folder of all keys below `prefix`; "" for "/"."""
+    return "" if prefix == "/" else "/".join(map(_escape, prefix.split("/")))
+
+
+def value(path: str) -> str:
+    """The znode that contains the value of a key."""
+    above, _, last = path.rpartition("/")
+    return f"{folder(above) if above else ''}/{VALUE}{_escape(last)}"
+
+
+def folders(path: str) -> list[str]:
+    """The folders that the value of a key needs, the outermost first."""
+    parts = folder(path.rpartition("/")[0] or "/").split("/")
+    return ["/".join(parts[:end]) for end in range(2, len(parts) + 1)]
+
+
+def key(znode: str) -> str | None:
+    """The key whose value the znode contains; None for a folder. Inverse of `value`."""
+    above, _, last = znode.rpartition("/")
+    if not last.startswith(VALUE):
+        return None
+    return f"{_unescape(above)}/{_unescape(last[len(VALUE) :])}"
+
+
+class Listed(NamedTuple):
+    """The content of a folder: segments of keys, sorted."""
+
+    values: list[str]
+    below: list[str]  # segments that have a folder, which may be empty
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> Listed:
+        values = sorted(_unescape(name[len(VALUE) :]) for name in names if name.startswith(VALUE))
+        return cls(values, sorted(_unescape(name) for name in names if not name.startswith(VALUE)))
+
+
+# -------------------------------------------------------------------------------------------- commits
+class Found(NamedTuple):
+    """A node as it was read."""
+
+    version: int
+    owner: int  # the session of an ephemeral; 0: lasting
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """A step: make the znode."""
+
+    path: str
+    value: bytes
+    ephemeral: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """A step: write the znode at this version."""
+
+    path: str
+    value: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """A step: delete the znode at this version."""
+
+    path: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Require:
+    """A step: the znode has this version."""
+
+    path: str
+    version: int
+
+
+Step = Create | Set | Remove | Require
+
+
+class Plan(NamedTuple):
+    """The transaction of a commit, and its answer."""
+
+    steps: list[Step]  # empty: nothing to do
+    versions: list[int]  # the answer to the commit
+
+
+def plan(operations: Sequence[Operation], found: Mapping[str, Found | None], session: int) -> Plan:
+    """The steps of a commit, from what was read of each of its paths. BadVersion: those versions refuse the commit."""
+    nodes = dict(found)
+    steps: list[Step] = []
+    absences: dict[str, None] = {}  # paths whose steps depend only on the node's absence
+    versions: list[int] = []
+    for operation in operations:
+        path, node = operation.path, nodes[operation.path]
+        check_version(path, operation.expected, ABSENT if node is None else node.version)
+        match operation:
+            case Put():
+                nodes[path] = _put(steps, operation, node, session)
+            case Delete() if node is not None:
+                steps.append(Remove(path, node.version))
+                nodes[path] = None
+            case Check() if node is not None:
+                steps.append(Require(path, node.version))
+            case Delete() | Check():
+                absences[path] = None
+        after = nodes[path]
+        versions.append(ABSENT if after is None else after.version)
+    proven = {step.path for step in steps}
+    for path in absences if steps else ():
+        if path not in proven:
+            steps += [Create(path, b"", ephemeral=False), Remove(path, 0)]
+    return Plan(steps, versions)
+
+
+def _put(steps: list[Step], put: Put, node: Found | None, session: int) -> Found:
+    owner = session if put.ephemeral else 0
+    if node is None:
+        steps.append(Create(put.path, put.value, put.ephemeral))
+        return Found(0, owner)
+    version = node.version + 1
+    if node.owner == owner:
+        steps.append(Set(put.path, put.value, node.version))
+        return Found(version, owner)
+    if version > RETYPED_VERSION_MAX:
+        raise InvalidRequest(
+            f"{put.path}: version {node.version} is too high for a node that becomes ephemeral, or lasting, or "
+            "another session's: delete it first", path=put.path,
+        )  # fmt: skip
+    steps += [Remove(put.path, node.version), Create(put.path, put.value, put.ephemeral)]
+    steps += [Set(put.path, put.value, at) for at in range(version)]
+    return Found(version, owner)
+
+
+# -------------------------------------------------------------------------------------------- size
+STEP_BYTES = 64
+"""Bytes of a step in ZooKeeper's form, besides path and value: lengths, kind, the open ACL (at most 56)."""
+MULTI_BYTES = 64
+
+
+def size_bytes(steps: Sequence[Step], root_bytes: int) -> int:
+    """Returns at least the bytes of the transaction on the wire; `root_bytes`: of the path above the tree."""
+    size = MULTI_BYTES
+    for step in steps:
+        size += STEP_BYTES + root_bytes + len(value(step.path).encode())
+        if isinstance(step, Create | Set):
+            size += len(step.value)
+    return size

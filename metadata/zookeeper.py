@@ -1,0 +1,571 @@
+"""A `MetadataStore` on a ZooKeeper (3.9 or newer is right; 3.6 is the least), through kazoo.
+
+The states of its session are those of metadata/session.py: SUSPENDED is connecting again, perhaps to another server.
+
+- *Linearizable reads*: `sync`, then the read, on one connection (else both again), sees all that any server answered.
+  (A leader that is cut off and has not noticed may still answer a sync, for at most syncLimit ticks: ZooKeeper's own
+  bound. No decision depends on a read alone: every write names the versions that were read.)
+- *Commits* are planned from a read and sent as one transaction at exact versions (znodes_core.py). The first plan reads
+  the connected server's state; a refusal is decided only by a read after a sync. A transaction that ZooKeeper refuses
+  did nothing and is planned again. It is sent once: if the connection breaks then it is ConnectionLost, *unknown*.
+- *SUSPENDED*: calls wait for a connection up to CALL_TIMEOUT_S, then Unavailable: definitely not done. So no process
+  takes ownership, and the owner keeps serving: fencing protects the data (ledger protocol §3.2).
+- *LOST*: *the client gives up first* (metadata/session.py). A request every third of the timeout asks for a sign of
+  life; a handshake is one, too. When the deadline has passed, or ZooKeeper reports it, all ephemerals are deleted, now
+  or soon: every call raises SessionExpired, `wait_session_lost` returns, the connection is closed.
+- *Watches*: `revision` is the zxid. ZooKeeper keeps no history: metadata/zookeeper.py shows the consequences.
+  Servers before 3.9 do not send an event's zxid; a change then has the last zxid that was received, which is not above
+  its own, and a watch that resumes after it receives Reset.
+- *Size*: a commit that exceeds the servers' `jute.maxbuffer` is refused before it is sent (MessageTooLarge), because
+  ZooKeeper would answer it by breaking the connection, again and again.
+Guarded by test_conformance.py and test_zookeeper.py, both on a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from ..proto.errors import (
+    BadVersion,
+    ConnectionLost,
+    InvalidConfiguration,
+    MagnetarError,
+    MessageTooLarge,
+    SessionExpired,
+    TimedOut,
+    Unavailable,
+    UntrustedServer,
+    WrongProtocol,
+)
+from ..runtime.network import World
+from . import znodes_core as znodes
+from .address import ZookeeperAddress
+from .session import CALL_TIMEOUT_S, CLOSE_TIMEOUT_S, PAUSE_S_MIN, WATCH_QUEUE_MAX, SessionState, SessionStore
+from .store import ABSENT, Changed, Operation, Reset, Versioned
+from .tree_core import below, check_operations, check_path, check_prefix
+from .zookeeper_connection import (
+    Answer,
+    ConnectionState,
+    Event,
+    EventKind,
+    Missing,
+    Refused,
+    Taken,
+    ZooKeeperConnection,
+)
+
+# ----------------------------------------------------------------------------------------------------------- tls
+# Whether ZooKeeper's certificate is the one that is expected, before a session is tried.
+#
+# Kazoo tries again for ever whatever a server shows. So the servers are asked once here, and a certificate of another
+# authority or another host, and a server without TLS, are said at once. One that cannot be reached is left to kazoo.
+# Guard: tests/metadata/test_secured_zookeeper.py.
+
+
+HANDSHAKE_S = 5.0
+
+
+async def check_tls(address: ZookeeperAddress) -> None:
+    """Raises UntrustedServer, WrongProtocol, or InvalidConfiguration: the files cannot be used."""
+    access = address.access
+    try:
+        context = ssl.create_default_context(cafile=access.ca)
+        if access.certificate:
+            context.load_cert_chain(access.certificate, access.key or None)
+    except OSError as error:
+        raise InvalidConfiguration(f"the TLS files for ZooKeeper cannot be used: {error}") from error
+    for server in address.servers:
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                _, writer = await asyncio.open_connection(server.host, server.port, ssl=context)
+        except ssl.SSLCertVerificationError as error:
+            raise UntrustedServer(
+                f"the certificate of ZooKeeper at {server} is not trusted: {error.verify_message}"
+            ) from error
+        except ssl.SSLError as error:
+            raise WrongProtocol(f"ZooKeeper at {server} does not speak TLS at that port: {error.reason}") from error
+        except (OSError, TimeoutError):
+            continue
+        writer.close()
+        return
+
+
+# --------------------------------------------------------------------------------------------------------- watch
+# Watches on a ZooKeeper, which keeps no history: a watch gets all changes from a proved beginning, or Reset.
+#
+# A watch *attaches*: it sets persistent recursive watches (on the folder of its prefix and on the prefix' own value),
+# then reads all versions below. The youngest change that this read finds (mzxid of values, pzxid of folders, of the
+# nearest folder above when a part of the prefix is missing) is the youngest of all. If it is not above the revision
+# that the reader has seen, and no event arrived meanwhile, no change was missed, and the watch continues. Otherwise the
+# reader gets one Reset. A broken connection ends ZooKeeper's watches; each watch attaches again. While attached, every
+# change is one event, and its version is counted from the version before. Answers and events have one order
+# (metadata/zookeeper_connection.py), so the read and an event never contradict each other. A watch keeps at most
+# WATCH_QUEUE_MAX changes that its reader has not taken; more become one Reset.
+
+
+LOOKED_AT_ONCE = 200
+"""Znodes that are read together; a prefix has a few hundred at most (bookies, damaged or missing ledgers)."""
+
+
+class TreeWatch:
+    """The changes that one watch has received and its reader has not taken yet."""
+
+    def __init__(self, prefix: str, seen: int) -> None:
+        self.prefix = prefix
+        self.seen = seen  # the reader has received all changes up to this revision, or they are in the queue
+        self.attached = False  # to the current connection
+        self.calm = True  # no event arrived since it began to attach
+        self.versions: dict[str, int] = {}
+        self.queue: deque[Changed | Reset] = deque()
+        self.news = asyncio.Event()
+
+    def begin(self) -> None:
+        self.attached, self.calm = False, True
+        self.versions.clear()
+
+    def take(self, path: str, kind: int, revision: int) -> None:
+        self.calm = False
+        if kind == EventKind.DELETED:
+            self.versions.pop(path, None)
+        elif kind == EventKind.CREATED:
+            self.versions[path] = 0
+        elif path in self.versions:  # otherwise the read sets it
+            self.versions[path] += 1
+        if self.attached:
+            version = ABSENT if kind == EventKind.DELETED else self.versions.get(path, 0)
+            self._tell(Changed(path, version, revision))
+
+    def looked(self, youngest: int, now: int) -> None:
+        """Ends `begin`: from here on the watch receives every change above `now`."""
+        self.attached = True
+        if not (self.calm and youngest <= self.seen <= now):
+            self._tell(Reset(now))
+
+    def broken(self, heard: int) -> None:
+        if self.attached:
+            self.attached, self.seen = False, heard
+        self.news.set()
+
+    def _tell(self, change: Changed | Reset) -> None:
+        self.queue.append(change)
+        if len(self.queue) > WATCH_QUEUE_MAX:
+            self.queue.clear()
+            self.queue.append(Reset(change.revision))
+        self.news.set()
+
+
+class Watches:
+    """The watches of one session."""
+
+    def __init__(self, line: Callable[[], ZooKeeperConnection], root: str) -> None:
+        self._line = line
+        self._root = root
+        self._watches: dict[int, TreeWatch] = {}
+        self._number = 0
+        self._connection = 0
+
+    def on_event(self, event: Event) -> None:
+        """Called in order with all answers of the connection."""
+        if event.kind == EventKind.CHILD or not event.path.startswith(self._root + "/"):
+            return
+        path = znodes.key(event.path[len(self._root) :])
+        if path is None:
+            return
+        revision = event.zxid if event.zxid > 0 else self._line().zxid
+        for watch in self._watches.values():
+            if below(watch.prefix, path):
+                watch.take(path, event.kind, revision)
+
+    def on_broken(self) -> None:
+        self._connection += 1
+        self.wake(self._line().zxid)
+
+    def wake(self, heard: int) -> None:
+        for watch in self._watches.values():
+            watch.broken(heard)
+
+    async def follow(
+        self, prefix: str, after: int, ready: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[Changed | Reset]:
+        """Yields changes for ever. `ready` is awaited before each attempt to attach, and may raise SessionExpired."""
+        self._number += 1
+        number, watch = self._number, TreeWatch(prefix, after)
+        self._watches[number] = watch
+        try:
+            while True:
+                while watch.queue:
+                    yield watch.queue.popleft()
+                watch.news.clear()
+                if not watch.attached:
+                    await ready()
+                    await self._attach(watch)
+                elif not watch.queue:
+                    await watch.news.wait()
+        finally:
+            del self._watches[number]
+            if watch.attached and all(other.prefix != prefix for other in self._watches.values()):
+                for znode in self._watched(prefix):
+                    self._line().unwatch(znode)
+
+    def _watched(self, prefix: str) -> list[str]:
+        folder = self._root + znodes.folder(prefix)
+        return [folder] if prefix == "/" else [folder, self._root + znodes.value(prefix)]
+
+    async def _attach(self, watch: TreeWatch) -> None:
+        """Attaches a watch; `watch.attached` tells whether that succeeded. After a broken connection the next one
+        attaches."""
+        connection = self._connection
+        watch.begin()
+        try:
+            line = self._line()
+            line.sync(self._root)
+            await asyncio.gather(*[line.watch(znode) for znode in self._watched(watch.prefix)])
+            youngest = await _Look(line, self._root, watch).youngest()
+        except ConnectionLost:
+            return
+        if connection == self._connection:
+            watch.looked(youngest, line.zxid)
+
+
+class _Look:
+    """Reads all versions below a prefix into its watch, and finds the revision of the youngest change."""
+
+    def __init__(self, line: ZooKeeperConnection, root: str, watch: TreeWatch) -> None:
+        self._line = line
+        self._root = root
+        self._watch = watch
+        self._youngest = 0
+        self._several = asyncio.Semaphore(LOOKED_AT_ONCE)
+
+    async def youngest(self) -> int:
+        prefix = self._watch.prefix
+        there = prefix == "/" or await self._value(prefix)
+        there &= await self._folder(prefix)
+        if not there:
+            await self._above(prefix)
+        return self._youngest
+
+    async def _value(self, path: str) -> bool:
+        def note(answer: Answer) -> None:
+            if answer.value is None:
+                self._watch.versions.pop(path, None)
+            else:
+                self._watch.versions[path] = answer.value.version
+                self._youngest = max(self._youngest, answer.value.mzxid)
+
+        async with self._several:
+            return (await self._line.exists(self._root + znodes.value(path), note)).value is not None
+
+    async def _folder(self, prefix: str) -> bool:
+        try:
+            async with self._several:
+                names, stat = (await self._line.children(self._root + znodes.folder(prefix))).value
+        except Missing:
+            return False
+        self._youngest = max(self._youngest, stat.pzxid)
+        listed = znodes.Listed.of(names)
+        above = "" if prefix == "/" else prefix
+        await asyncio.gather(
+            *[self._value(f"{above}/{segment}") for segment in listed.values],
+            *[self._folder(f"{above}/{segment}") for segment in listed.below],
+        )
+        return True
+
+    async def _above(self, prefix: str) -> None:
+        """Learns from the pzxid of the nearest existing folder when a missing node may have been deleted."""
+        for folder in reversed(["", *znodes.folders(prefix)]):
+            stat = (await self._line.exists(self._root + folder)).value
+            if stat is not None:
+                self._youngest = max(self._youngest, stat.pzxid)
+                return
+
+
+# --------------------------------------------------------------------------------------------------------- store
+
+
+_LOG = logging.getLogger("magnetar.metadata.zookeeper")
+
+ASKED_AT_ONCE = 200
+"""Znodes of a listing that are requested together."""
+
+T = TypeVar("T")
+
+
+async def connect_zookeeper(world: World, address: ZookeeperAddress, timeout_s: float = 10.0) -> ZookeeperStore:
+    """A store with an open session. Tries for `timeout_s`, then Unavailable; Unauthorized at once."""
+    if address.access.ca:
+        await check_tls(address)
+    return await ZookeeperStore(world, address, timeout_s).started()
+
+
+class ZookeeperStore(SessionStore):
+    """The tree in a ZooKeeper. Made by `connect_zookeeper`."""
+
+    def __init__(self, world: World, address: ZookeeperAddress, timeout_s: float) -> None:
+        super().__init__(f"ZooKeeper at {address}", world.clock)
+        self._world = world
+        self._address = address
+        self._timeout_s = timeout_s
+        self._line_ended = asyncio.Event()
+        self._watches = Watches(lambda: self._line, address.root)
+        self._line = ZooKeeperConnection(
+            address.hosts, timeout_s, world.clock, address.access, self._on_state, self._watches.on_event
+        )
+
+    # -------------------------------------------------------------------------------------------- the session
+    async def start(self) -> None:
+        """Raises Unavailable when there is no session within the timeout; Unauthorized when the root refuses us."""
+        self._begin()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                await self._settled.wait()
+        if self._state is not SessionState.CONNECTED:
+            raise Unavailable(f"no ZooKeeper answers at {self._address}: start it, or give another address")
+        await self._make_root()
+        if self._address.access.is_known:
+            await self._check_access_list()
+
+    async def _check_access_list(self) -> None:
+        """Logs, for a tree that was made before, what to type when others may read and write it."""
+        found = (await self._read(partial(self._line.acl, self._address.root), fresh=True)).value[0]
+        if any(each.id.scheme == "world" for each in found):
+            _LOG.warning(
+                "every client of ZooKeeper may use %s: it was made without credentials. In zkCli.sh, after addauth: "
+                "setAcl -R %s auth::cdrwa", self._address, self._address.root,
+            )  # fmt: skip
+
+    async def _make_root(self) -> None:
+        parts = self._address.root.split("/")
+        for znode in ("/".join(parts[:end]) for end in range(2, len(parts) + 1)):
+            if (await self._read(partial(self._line.exists, znode), fresh=True)).value is None:
+                with contextlib.suppress(Taken):
+                    await self._read(partial(self._line.create, znode), fresh=False)
+
+    async def _keep(self) -> None:
+        """Asks for signs of life, until the session is lost."""
+        unanswered = 0
+        while self._state is not SessionState.LOST:
+            sent = self._clock.monotonic()
+            try:
+                async with asyncio.timeout(self._timeout_s / 3):
+                    await self._settled.wait()
+                    await self._line.exists(self._address.root)
+            except TimeoutError:
+                unanswered += self._state is SessionState.CONNECTED
+            except MagnetarError:  # the connection broke: kazoo makes the next
+                await asyncio.sleep(min(PAUSE_S_MIN, self._timeout_s / 10))
+                continue
+            else:
+                unanswered = 0
+                self._lived(sent)
+                await asyncio.sleep(max(0.0, self._left_s(sent + self._timeout_s / 3)))
+            if unanswered >= 2:  # the connection loses what is sent, and there is time for another
+                unanswered = 0
+                self._line.drop()
+
+    def _on_state(self, state: ConnectionState) -> None:
+        if state is ConnectionState.LOST:
+            self._line_ended.set()
+            self._lose(SessionExpired(f"ZooKeeper ended session {self.session_id}"))
+        elif self._state is SessionState.LOST:
+            return
+        elif state is ConnectionState.SUSPENDED:
+            self._state = SessionState.CONNECTING
+            self._settled.clear()
+            self._watches.on_broken()
+            _LOG.warning("no connection to ZooKeeper: owned topics are served, no new ones are taken")
+        else:
+            _LOG.info("connected to ZooKeeper at %s, session %s", self._address, self.session_id)
+            self._timeout_s = self._line.timeout_s
+            self._lived(self._line.greeted)
+            self._state = SessionState.CONNECTED
+            self._settled.set()
+
+    def _on_lost(self, failure: MagnetarError) -> None:
+        self._line.end(farewell=False)
+        self._line.release()
+
+    def _end_watches(self) -> None:
+        self._watches.on_broken()
+
+    @property
+    def session_id(self) -> str:
+        return f"{self._line.session:#x}"
+
+    async def close(self) -> None:
+        """Ends the session at ZooKeeper if it can be reached; otherwise it expires there."""
+        if self._closing:
+            return
+        self._closing = True
+        await self._tasks.close()
+        if self._state is SessionState.CONNECTED:
+            self._line.end(farewell=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._line_ended.wait()
+        if not self._line_ended.is_set():
+            self._line.end(farewell=False)
+        self._lose(self._why)
+        self._line.release()
+
+    # -------------------------------------------------------------------------------------------- reading
+    async def get(self, path: str) -> Versioned | None:
+        check_path(path)
+        try:
+            value, stat = (await self._read(lambda: self._line.get(self._znode(path)), fresh=True)).value
+        except Missing:
+            return None
+        return Versioned(value, stat.version)
+
+    async def children(self, path: str) -> list[str]:
+        """Lists, at one moment, the names that have values; each other name is checked a moment later."""
+        check_prefix(path)
+        listed = await self._list(path, fresh=True)
+        there = set(listed.values)
+        doubtful = [segment for segment in listed.below if segment not in there]
+        holds = await _in_turns(doubtful, lambda segment: self._holds(_below(path, segment)))
+        return sorted(listed.values + [segment for segment, any_ in zip(doubtful, holds, strict=True) if any_])
+
+    async def _holds(self, prefix: str) -> bool:
+        """Whether a key below the prefix has a value: a folder may be empty until ZooKeeper deletes it."""
+        listed = await self._list(prefix, fresh=False)
+        if listed.values:
+            return True
+        for segment in listed.below:
+            if await self._holds(_below(prefix, segment)):
+                return True
+        return False
+
+    async def _list(self, prefix: str, *, fresh: bool) -> znodes.Listed:
+        folder = self._address.root + znodes.folder(prefix)
+        try:
+            names, _ = (await self._read(lambda: self._line.children(folder), fresh=fresh)).value
+        except Missing:
+            names = []
+        return znodes.Listed.of(names)
+
+    async def revision(self) -> int:
+        return (await self._read(lambda: self._line.exists(self._address.root), fresh=True)).zxid
+
+    def _znode(self, path: str) -> str:
+        return self._address.root + znodes.value(path)
+
+    async def _read(self, ask: Callable[[], Awaitable[T]], *, fresh: bool) -> T:
+        """Repeats until it is answered or the deadline has passed. `fresh`: the current state; else the server's."""
+
+        async def once(end: float) -> T:
+            return await (self._read_fresh(ask, end) if fresh else self._within(ask(), end))
+
+        return await self._repeated(once)
+
+    async def _read_fresh(self, ask: Callable[[], Awaitable[T]], end: float) -> T:
+        """Reads after a sync on the same connection, where the read waits for the sync at the server.
+
+        Kazoo's thread may drop the connection between the two: the read then uses the next one, to a server that may
+        lag. So the answer counts only when the sync was answered and the connection is still the same.
+        """
+        connection, synced = self._line.connection, self._line.sync(self._address.root)
+        answer: T | Missing
+        try:
+            answer = await self._within(ask(), end)
+        except Missing as missing:
+            answer = missing
+        await self._within(synced, end)
+        if connection != self._line.connection:
+            raise ConnectionLost(f"the connection to {self._address} broke between a sync and the read after it")
+        if isinstance(answer, Missing):
+            raise answer
+        return answer
+
+    async def _within(self, waiting: Awaitable[T], end: float) -> T:
+        try:
+            async with asyncio.timeout(self._left_s(end)):
+                return await waiting
+        except TimeoutError as error:
+            raise TimedOut(f"{self._address}: no answer from ZooKeeper within {CALL_TIMEOUT_S:g} s") from error
+
+    # -------------------------------------------------------------------------------------------- writing
+    async def commit(self, operations: Sequence[Operation]) -> list[int]:
+        check_operations(operations)
+        end = self._deadline_of_call()
+        fresh = False
+        while self._left_s(end) > 0:
+            plan = await self._plan(operations, fresh=fresh)
+            if not plan.steps:
+                return plan.versions
+            self._check_size(plan.steps)
+            await self._connected(end)
+            try:
+                await self._within(self._line.commit(self._address.root, plan.steps), end)
+            except Refused as refused:
+                if refused.missing:
+                    await self._make_folders(plan.steps)
+                fresh = True
+            else:
+                return plan.versions
+        raise Unavailable(f"{operations[0].path}: other writers changed it at every attempt; try again")
+
+    async def _plan(self, operations: Sequence[Operation], *, fresh: bool) -> znodes.Plan:
+        """Returns the plan of a commit; one without steps, or a refusal, is decided by a fresh read."""
+        try:
+            plan = znodes.plan(operations, await self._found(operations, fresh=fresh), self._line.session)
+        except BadVersion:
+            if fresh:
+                raise
+        else:
+            if plan.steps or fresh:
+                return plan
+        return await self._plan(operations, fresh=True)
+
+    async def _found(self, operations: Sequence[Operation], *, fresh: bool) -> dict[str, znodes.Found | None]:
+        paths = list(dict.fromkeys(operation.path for operation in operations))
+        ask = lambda: asyncio.gather(*[self._line.exists(self._znode(path)) for path in paths])
+        stats = [answer.value for answer in await self._read(ask, fresh=fresh)]
+        return {
+            path: None if stat is None else znodes.Found(stat.version, stat.ephemeralOwner)
+            for path, stat in zip(paths, stats, strict=True)
+        }
+
+    async def _make_folders(self, steps: Sequence[znodes.Step]) -> None:
+        wanted = [step.path for step in steps if isinstance(step, znodes.Create)]
+        for folder in dict.fromkeys(folder for path in wanted for folder in znodes.folders(path)):
+            with contextlib.suppress(Taken):
+                await self._read(partial(self._line.create_folder, self._address.root + folder), fresh=False)
+
+    def _check_size(self, steps: Sequence[znodes.Step]) -> None:
+        size, limit = znodes.size_bytes(steps, len(self._address.root.encode())), self._address.jute_maxbuffer
+        if size > limit:
+            raise MessageTooLarge(
+                f"a commit of {size} bytes; ZooKeeper takes {limit}: start all its servers with a larger "
+                f"-Djute.maxbuffer, then say so in --metadata: {self._address}?jute_maxbuffer=BYTES",
+                size=size, limit=limit,
+            )  # fmt: skip
+
+    # -------------------------------------------------------------------------------------------- watches
+    def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
+        check_prefix(prefix)
+        return self._watches.follow(prefix, after_revision, self._ready)
+
+    async def _ready(self) -> None:
+        """Waits for a connection, as a watch does until the session is lost."""
+        await self._settled.wait()
+        self._check_session()
+
+
+def _below(prefix: str, segment: str) -> str:
+    return f"{'' if prefix == '/' else prefix}/{segment}"
+
+
+async def _in_turns(items: Sequence[str], ask: Callable[[str], Awaitable[bool]]) -> list[bool]:
+    """Returns the answer for each item; ASKED_AT_ONCE are requested together."""
+    answers: list[bool] = []
+    for start in range(0, len(items), ASKED_AT_ONCE):
+        answers += await asyncio.gather(*[ask(item) for item in items[start : start + ASKED_AT_ONCE]])
+    return answers

@@ -1,0 +1,488 @@
+"""The connection to a ZooKeeper: kazoo's connection thread on one side, our event loop on the other. Imports kazoo.
+
+Kazoo keeps the connection and the session: it finds a server, moves the session to the next one, pings, and speaks the
+protocol. This module adds what kazoo lacks, or does through threads that would lose the order:
+
+- *One order.* Answers, watch events and changes of state go from kazoo's connection thread straight to the event loop,
+  in the order of their arrival. So a client that reads and watches knows which of two was first.
+  Kazoo's own callback threads are not started.
+- *Requests that kazoo lacks*: metadata/zookeeper_connection.py.
+- *Access lists.* They are not inherited: each node that is made has one, of the process' own identity.
+- *No second session.* When ZooKeeper reports that the session has expired, kazoo would open another; here it stops.
+
+No call blocks: requests are futures, and kazoo's thread is asked to end; the loop does not wait for it.
+The module uses internals of kazoo (`_call`, `_connection`), so pyproject.toml pins its minor version.
+Guarded by the conformance suite against a real server, tests/metadata/test_zookeeper.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from kazoo import exceptions as zk
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import _CONNECTION_DROP, ConnectionHandler
+from kazoo.protocol.serialization import (
+    CheckVersion,
+    CloseInstance,
+    Connect,
+    Exists,
+    GetACL,
+    GetChildren2,
+    GetData,
+    MultiHeader,
+    SetData,
+    Sync,
+    Watch,
+    int_struct,
+    read_string,
+    stat_struct,
+    write_string,
+)
+from kazoo.protocol.serialization import Create as CreateRequest
+from kazoo.protocol.serialization import Delete as DeleteRequest
+from kazoo.protocol.states import KazooState, ZnodeStat
+from kazoo.retry import KazooRetry
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, make_digest_acl
+
+from ..proto.errors import BackPressure, ConnectionLost, InternalError, MagnetarError, SessionExpired, Unauthorized
+from ..runtime.clock import Clock
+from . import znodes_core as znodes
+from .address import ZookeeperAccess
+
+# ------------------------------------------------------------------------------------------------------ requests
+# Requests that kazoo lacks, in ZooKeeper's bytes; metadata/zookeeper_connection.py sends them.
+# Imports kazoo.
+#
+#     AddWatch, RemoveWatches   a persistent recursive watch (ZooKeeper 3.6), and its end
+#     CreateFolder              a container: ZooKeeper deletes it some time after its last child (3.5.1)
+#     Multi                     a transaction whose answer names the step that failed
+#
+# Each has kazoo's form of a request: its number, its bytes, and how its answer is read.
+# Guarded by the conformance suite against a real server, tests/metadata/test_zookeeper.py.
+
+
+EPHEMERAL, CONTAINER = 1, 4
+RECURSIVE = 1  # AddWatchMode.PERSISTENT_RECURSIVE
+ANY_WATCH = 3  # WatcherType.Any
+
+
+@dataclass(frozen=True, slots=True)
+class AddWatch:
+    """Begins a persistent recursive watch on a znode."""
+
+    path: str
+    type: ClassVar[int] = 106
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self.path) + int_struct.pack(RECURSIVE))
+
+    @staticmethod
+    def deserialize(buffer: bytes, offset: int) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWatches:
+    """Ends the watches on a znode."""
+
+    path: str
+    type: ClassVar[int] = 18
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self.path) + int_struct.pack(ANY_WATCH))
+
+    @staticmethod
+    def deserialize(buffer: bytes, offset: int) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateFolder:
+    """Makes a container, with an access list."""
+
+    path: str
+    acl: Any
+    type: ClassVar[int] = 19  # createContainer
+
+    def serialize(self) -> bytes:
+        return bytes(CreateRequest(self.path, b"", self.acl, CONTAINER).serialize())
+
+    @staticmethod
+    def deserialize(buffer: bytes, offset: int) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Multi:
+    """A transaction. Its answer: the error code of each step, 0 for one that held."""
+
+    requests: tuple[Any, ...]
+    type: ClassVar[int] = 14
+
+    def serialize(self) -> bytes:
+        steps = [bytes(MultiHeader(each.type, False, -1).serialize()) + each.serialize() for each in self.requests]
+        return b"".join([*steps, bytes(MultiHeader(-1, True, -1).serialize())])
+
+    @staticmethod
+    def deserialize(buffer: bytes, offset: int) -> list[int]:
+        codes: list[int] = []
+        header, offset = MultiHeader.deserialize(buffer, offset)
+        while not header.done:
+            code = 0
+            if header.type == CreateRequest.type:
+                _, offset = read_string(buffer, offset)
+            elif header.type == SetData.type:
+                offset += stat_struct.size
+            elif header.type == -1:
+                code = int_struct.unpack_from(buffer, offset)[0]
+                offset += int_struct.size
+            codes.append(code)
+            header, offset = MultiHeader.deserialize(buffer, offset)
+        return codes
+
+
+# ---------------------------------------------------------------------------------------------------- connection
+
+
+_KAZOO_LOG = logging.getLogger("magnetar.kazoo")
+_KAZOO_LOG.setLevel(logging.ERROR)  # it warns at each attempt to connect; metadata/zookeeper.py logs the outcome
+
+HANDSHAKE_TIMEOUT_S = 5.0
+"""Seconds that a handshake may take: a server that is starting may drop the request that opens a session; kazoo would
+wait a session timeout for it."""
+WAITING_MAX = 10_000
+"""Requests without an answer."""
+
+
+class ConnectionState(enum.Enum):
+    """The state of the connection, as kazoo reports it."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+class EventKind(enum.IntEnum):
+    """ZooKeeper's numbers of the kinds of events."""
+
+    CREATED = 1
+    DELETED = 2
+    CHANGED = 3
+    CHILD = 4
+
+
+class Missing(Exception):
+    """The znode does not exist."""
+
+
+class Taken(Exception):
+    """The znode exists already."""
+
+
+class Refused(Exception):
+    """A step of a transaction failed; nothing was done."""
+
+    def __init__(self, *, missing: bool) -> None:
+        super().__init__()
+        self.missing = missing  # a znode, maybe a folder
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change that a watch reports."""
+
+    kind: int
+    path: str
+    zxid: int  # of the change; -1 from servers before 3.9
+
+
+class Answer(NamedTuple):
+    """ZooKeeper's answer to a request."""
+
+    value: Any
+    zxid: int  # of the server's tree when it answered
+
+
+# ------------------------------------------------------------------------------------------ kazoo, adapted
+class _Threadless(SequentialThreadingHandler):  # type: ignore[misc]
+    """A handler of kazoo's without the callback threads, which this program does not use."""
+
+    def start(self) -> None:
+        self._running = True
+
+    def stop(self) -> None:
+        self._running = False
+
+
+class _Connection(ConnectionHandler):  # type: ignore[misc]
+    """Exposes what kazoo keeps internal: the session's real timeout, and each event with its zxid."""
+
+    on_event: Callable[[Event], None]
+    clock: Clock
+    timeout_s = 0.0
+    number = 0  # of connections so far
+    greeted = 0.0  # when the last answered handshake was sent
+    _zxid = -1
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        if not isinstance(request, Connect):
+            return super()._invoke(timeout, request, xid)
+        sent = self.clock.monotonic()
+        result = super()._invoke(min(timeout, HANDSHAKE_TIMEOUT_S), request, xid)
+        self.timeout_s, self.greeted = result[0].time_out / 1000, sent
+        self.number += 1
+        return result
+
+    def _read_header(self, timeout: float) -> Any:
+        header, buffer, offset = super()._read_header(timeout)
+        self._zxid = header.zxid
+        return header, buffer, offset
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        watch, _ = Watch.deserialize(buffer, offset)
+        self.on_event(Event(watch.type, watch.path, self._zxid))
+
+
+class _Hidden(str):
+    """A secret in a request that kazoo logs."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+
+def _access_list(access: ZookeeperAccess, credentials: str | None) -> Any:
+    """Returns the access list of the nodes that are made. With a certificate alone it admits every process that shows
+    one, so all show the same."""
+    if credentials is not None:
+        user, _, password = credentials.partition(":")
+        return [make_digest_acl(user, password, all=True)]
+    return CREATOR_ALL_ACL if access.certificate else OPEN_ACL_UNSAFE
+
+
+class _Reply:
+    """The place for one answer: kazoo's thread puts it here, and it is passed to the loop."""
+
+    def __init__(self, line: ZooKeeperConnection, then: Callable[[Answer], None], fail: Callable[[Exception],
+        None]) -> None:
+        self._line = line
+        self._then = then
+        self._fail = fail
+
+    def set(self, value: Any) -> None:
+        self._line.on_loop(self._then, Answer(value, self._line.client.last_zxid))
+
+    def set_exception(self, error: Exception) -> None:
+        self._line.on_loop(self._fail, error)
+
+
+class ZooKeeperConnection:
+    """The connection of one session. `on_state` and `on_event` are called on the loop, in order with the answers."""
+
+    def __init__(
+        self, hosts: str, timeout_s: float, clock: Clock, access: ZookeeperAccess,
+        on_state: Callable[[ConnectionState], None], on_event: Callable[[Event], None],
+    ) -> None:  # fmt: skip
+        self._loop = asyncio.get_running_loop()
+        retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.5, max_delay=0.5)
+        credentials = _Hidden(access.credentials()) if access.credentials is not None else None
+        self._acl = _access_list(access, credentials)
+        self.client = KazooClient(
+            hosts, timeout=timeout_s, handler=_Threadless(), connection_retry=retry, logger=_KAZOO_LOG,
+            use_ssl=bool(access.ca), ca=access.ca or None, verify_certs=True, check_hostname=bool(access.ca),
+            certfile=access.certificate or None, keyfile=access.key or None,
+            auth_data=[("digest", credentials)] if credentials is not None else None,
+        )  # fmt: skip
+        self._connection = _Connection(self.client, self.client._conn_retry.copy(), logger=_KAZOO_LOG)
+        self._connection.on_event = lambda event: self.on_loop(self._heard, event)
+        self._connection.clock = clock
+        self.client._connection = self._connection
+        self._on_state = on_state
+        self._on_event = on_event
+        self._waiting = 0
+        self.session = 0
+        self.zxid = 0  # the highest received: the events of all changes up to it have arrived
+        self.client.add_listener(self._listen)
+        self.client.start_async()
+
+    @property
+    def timeout_s(self) -> float:
+        """Returns the timeout that was agreed with the server; 0 before the first handshake."""
+        return float(self._connection.timeout_s)
+
+    @property
+    def connection(self) -> int:
+        """Returns a number that differs after each handshake: request and answer at one number used one connection."""
+        return int(self._connection.number)
+
+    @property
+    def greeted(self) -> float:
+        """Returns when the last answered handshake was sent, by the clock."""
+        return float(self._connection.greeted)
+
+    def _listen(self, state: str) -> None:
+        """Runs on kazoo's thread."""
+        if state == KazooState.CONNECTED:
+            self.session = self.client._session_id
+            self.on_loop(self._on_state, ConnectionState.CONNECTED)
+        elif state == KazooState.SUSPENDED:
+            self.on_loop(self._on_state, ConnectionState.SUSPENDED)
+        else:
+            self.client._stopped.set()  # no second session
+            self.on_loop(self._on_state, ConnectionState.LOST)
+
+    def on_loop(self, function: Callable[..., None], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(function, *args)
+
+    def _heard(self, event: Event) -> None:
+        self.zxid = max(self.zxid, event.zxid)
+        self._on_event(event)
+
+    # -------------------------------------------------------------------------------------------- asking
+    def request(self, request: Any, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
+        """Sends a request; its future gets the answer, or Missing, Taken, or a MagnetarError; `then` is called with it
+        in order with events."""
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        if self._waiting >= WAITING_MAX:
+            future.set_exception(BackPressure(f"{self._waiting} requests wait for ZooKeeper"))
+            return future
+        self._waiting += 1
+        answered = False
+
+        def settle() -> bool:
+            nonlocal answered
+            first, answered = not answered, True
+            self._waiting -= first
+            return first
+
+        def succeed(answer: Answer) -> None:
+            if not settle():
+                return
+            self.zxid = max(self.zxid, answer.zxid)
+            if then is not None:
+                then(answer)
+            if not future.done():
+                future.set_result(answer)
+
+        def fail(error: Exception) -> None:
+            if settle() and not future.done():
+                future.set_exception(_translated(error, request))
+                future.exception()  # its waiter may be cancelled
+
+        self.client._call(request, _Reply(self, succeed, fail))
+        return future
+
+    def get(self, path: str) -> asyncio.Future[Answer]:
+        """Asks for (value, stat) of a node."""
+        return self.request(GetData(path, None))
+
+    def exists(self, path: str, then: Callable[[Answer], None] | None = None) -> asyncio.Future[Answer]:
+        """The znode's stat, or None."""
+        return self.request(Exists(path, None), then)
+
+    def children(self, path: str) -> asyncio.Future[Answer]:
+        """Asks for (names, stat) of a node's children."""
+        return self.request(GetChildren2(path, None))
+
+    def sync(self, path: str) -> asyncio.Future[Answer]:
+        return self.request(Sync(path))
+
+    def create(self, path: str) -> asyncio.Future[Answer]:
+        return self.request(CreateRequest(path, b"", self._acl, 0))
+
+    def create_folder(self, path: str) -> asyncio.Future[Answer]:
+        return self.request(CreateFolder(path, self._acl))
+
+    def acl(self, path: str) -> asyncio.Future[Answer]:
+        """Asks for (access list, stat) of a node."""
+        return self.request(GetACL(path))
+
+    def watch(self, path: str) -> asyncio.Future[Answer]:
+        """Events of the znode and of everything below it, from the answer until the connection ends."""
+        return self.request(AddWatch(path))
+
+    def unwatch(self, path: str) -> None:
+        self.request(RemoveWatches(path))
+
+    async def commit(self, root: str, steps: Sequence[znodes.Step]) -> int:
+        """The transaction's zxid (or a later one). Refused, Missing: nothing was done."""
+        answer = await self.request(Multi(tuple(_request(root, step, self._acl) for step in steps)))
+        failed = [code for code in answer.value if code not in (0, zk.RolledBackError.code, _NEVER_TRIED)]
+        if zk.NoAuthError.code in failed:
+            raise Unauthorized("ZooKeeper refuses the transaction: its nodes have an access list without us")
+        if failed and set(failed) <= _STALE:
+            raise Refused(missing=zk.NoNodeError.code in failed)
+        if failed or any(answer.value):
+            raise InternalError(f"ZooKeeper answers a transaction with the codes {answer.value}")
+        return answer.zxid
+
+    # -------------------------------------------------------------------------------------------- ending
+    def drop(self) -> None:
+        """Ends this connection; kazoo makes another."""
+        self._push(_CONNECTION_DROP)
+
+    def end(self, *, farewell: bool) -> None:
+        """Ends the connection; LOST follows. With a farewell the session ends at the server if it can be reached;
+        otherwise it expires."""
+        self.client._stopped.set()
+        self._push(CloseInstance if farewell else _CONNECTION_DROP)
+
+    def _push(self, request: Any) -> None:
+        self.client._queue.append((request, None))
+        with suppress(OSError, AttributeError):
+            self._connection._write_sock.send(b"\0")
+
+    def release(self) -> None:
+        """Frees, after LOST, what kazoo still has. Its thread keeps two sockets while it tries to reach a server."""
+        if self._connection.connection_stopped.is_set():
+            self.client.close()
+
+
+_NEVER_TRIED = -2  # RUNTIMEINCONSISTENCY: a step after the one that failed
+_STALE = {zk.BadVersionError.code, zk.NoNodeError.code, zk.NodeExistsError.code}
+
+
+def _request(root: str, step: znodes.Step, acl: Any) -> Any:
+    path = root + znodes.value(step.path)
+    match step:
+        case znodes.Create():
+            return CreateRequest(path, step.value, acl, EPHEMERAL if step.ephemeral else 0)
+        case znodes.Set():
+            return SetData(path, step.value, step.version)
+        case znodes.Remove():
+            return DeleteRequest(path, step.version)
+        case znodes.Require():
+            return CheckVersion(path, step.version)
+
+
+def _translated(error: Exception, request: Any) -> Exception:
+    match error:
+        case zk.NoNodeError():
+            return Missing()
+        case zk.NodeExistsError():
+            return Taken()
+        case zk.SessionExpiredError():
+            return SessionExpired("ZooKeeper says that the session has expired")
+        case zk.ConnectionLoss() | zk.ConnectionClosedError() | zk.ConnectionDropped():
+            return ConnectionLost("the connection to ZooKeeper broke before the answer came")
+        case zk.AuthFailedError() | zk.NoAuthError():
+            path = getattr(request, "path", "")
+            return Unauthorized(f"ZooKeeper refuses {type(request).__name__} of {path}: no access")
+        case MagnetarError():
+            return error
+        case _:
+            return InternalError(f"ZooKeeper or kazoo failed at {type(request).__name__}: {error!r}")
+
+
+__all__ = ["Answer", "ConnectionState", "Event", "EventKind", "Missing", "Refused", "Taken", "ZnodeStat",
+    "ZooKeeperConnection"]

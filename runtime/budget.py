@@ -1,0 +1,189 @@
+"""The memory that the callers of a process hold: how much, and who waits for room."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from typing import Protocol
+
+# ------------------------------------------------------------------------------------------------------ arrivals
+# The memory of what arrives from the callers of a process and is not read yet: one bound for all their streams.
+#
+# The other end may send as much as the window of its stream allows, whether it is read or not. So windows are shared
+# out: a stream gets an eighth of what is left, as much as it wants at most, and WINDOW_MIN at least. A message that is
+# longer than half of its window is *long*: it is credited as it comes, and its place is made when it begins, also while
+# those before it are not read yet. Places of long messages have the other half of the bound, until they are read: one
+# that does not fit waits, in turn, with what its window let in. A lone one always fits. While others wait, one that is
+# not whole after SLOW_S is cut; one that is whole waits for the memory of requests (budget.py), which gets less
+# by itself. So nothing waits for good.
+# Guards: tests/runtime/test_arrivals.py, tests/runtime/grpc/test_memory.py.
+
+
+WINDOW_MIN = (64 << 10) - 1
+"""Window that HTTP/2 gives to each stream in any case."""
+SLOW_S, SLOW_LOOKS = 10.0, 4
+"""Seconds for a message of 5 MiB, and looks in that time: a connection of 4 Mbit/s."""
+
+
+class LongMessage(Protocol):
+    """A message that waits for its place."""
+
+    def place(self) -> None:
+        """Called when there is room."""
+
+    def too_slow(self) -> None:
+        """Ends the message: others wait for its room."""
+
+
+class Arrivals:
+    """The memory of arriving messages."""
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self._windows_max = self._long_max = limit // 2
+        self.windows = 0
+        self.long = 0
+        self._coming: dict[LongMessage, tuple[int, int]] = {}  # bytes, and since which look; the oldest first
+        self._whole: dict[LongMessage, int] = {}  # bytes of those of a stream that are not read
+        self._waiting: dict[LongMessage, int] = {}
+        self._looks = 0  # of the timer, while others wait: a process that was stopped cuts nothing for that time
+        self._timer: asyncio.TimerHandle | None = None
+
+    def open_window(self, wanted: int) -> int:
+        """The window of a new stream, until `close_window`."""
+        size = max(min(wanted, WINDOW_MIN), min(wanted, (self._windows_max - self.windows) // 8))
+        self.windows += size
+        return size
+
+    def close_window(self, size: int) -> None:
+        self.windows -= size
+
+    def begin(self, message: LongMessage, size: int) -> bool:
+        """Begins a long message. False: `place` is called when there is room."""
+        assert message not in self._coming, "one message of a stream comes at a time"
+        if self._waiting or not self._fits(size):
+            self._waiting[message] = size
+            self._watch()
+            return False
+        self._take(message, size)
+        return True
+
+    def whole(self, message: LongMessage) -> None:
+        """Notes that a message has all come, and is not read yet."""
+        size, _ = self._coming.pop(message, (0, 0))
+        if size:
+            self._whole[message] = self._whole.get(message, 0) + size
+
+    def read(self, message: LongMessage) -> None:
+        """Notes that all that came whole of its stream was read."""
+        size = self._whole.pop(message, 0)
+        if size:
+            self.long -= size
+            self._go_on()
+
+    def end(self, message: LongMessage) -> None:
+        """Forgets a message whose stream is over."""
+        self._waiting.pop(message, None)
+        self.long -= self._coming.pop(message, (0, 0))[0] + self._whole.pop(message, 0)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while self._waiting:
+            following, size = next(iter(self._waiting.items()))
+            if not self._fits(size):
+                return
+            del self._waiting[following]
+            self._take(following, size)
+            following.place()
+
+    def _fits(self, size: int) -> bool:
+        return not self.long or self.long + size <= self._long_max
+
+    def _take(self, message: LongMessage, size: int) -> None:
+        self.long += size
+        self._coming[message] = size, self._looks
+
+    def _watch(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SLOW_S / SLOW_LOOKS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._looks += 1
+        slow = next((each for each, (_, since) in self._coming.items() if self._looks - since >= SLOW_LOOKS), None)
+        if self._waiting and slow is not None:
+            slow.too_slow()  # one at a time: those that wait may fit then
+            self.end(slow)
+        if self._waiting:
+            self._watch()
+
+    def check(self) -> None:
+        places = [*(size for size, _ in self._coming.values()), *self._whole.values()]
+        assert self.long == sum(places), "the places are counted"
+        assert not self._waiting or places, "what waits waits for others"
+
+
+# -------------------------------------------------------------------------------------------------------- budget
+
+
+ROOM_S = 0.01
+"""Seconds between two looks while callers wait for room."""
+ROOM_BYTES = 1 << 20
+"""Bytes that a waiter which goes on is expected to bring: an envelope of a client, or the entries of a read."""
+
+
+class MemoryBudget:
+    """Bytes that all callers of a process hold together. The part that keeps such bytes adds them to `held`, and
+    subtracts them when it keeps them no more. `tight` is half of the limit.
+    """
+
+    __slots__ = ("_timer", "_waiting", "held", "limit", "tight")
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.held = 0
+        self.limit = limit
+        self.tight = limit // 2
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def room(self) -> None:
+        """Returns when at most `limit` is held. Who waits comes in turn."""
+        while self.held > self.limit:
+            loop = asyncio.get_running_loop()
+            waiter = loop.create_future()
+            self._waiting.append(waiter)
+            if self._timer is None:
+                self._timer = loop.call_later(ROOM_S, self._look)
+            await waiter
+
+    def _look(self) -> None:
+        """Lets as many waiters go on as there may be room for."""
+        self._timer, room = None, self.limit - self.held
+        while self._waiting and room >= 0:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                room -= ROOM_BYTES
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(ROOM_S, self._look)
+
+
+class CallerMemory:
+    """The memory that all callers of a process hold. Requests and answers have parts of their own, so that who does not
+    read stops no publish.
+
+    `arrivals`: a quarter, of what came and is not received yet (runtime/budget.py). `requests`: a half, of
+    what was received and is not handled, and publishes without an outcome. Above its tight half a publish is not kept
+    for later: what is held then is on its way to a disk and gets less by itself. Above the limit no request
+    is read. `answers`: a quarter, of what has not left. Above its tight half little is kept for one caller, and callers
+    that take nothing are cut early; above the limit no message is delivered.
+    Guarding tests: tests/runtime/grpc/test_memory.py.
+    """
+
+    __slots__ = ("answers", "arrivals", "connections", "requests")
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.connections = 0  # that are open, on the ports of this memory
+        self.requests = MemoryBudget(limit // 2)
+        self.arrivals = Arrivals(limit // 4)
+        self.answers = MemoryBudget(limit // 4)

@@ -1,0 +1,205 @@
+"""A process that a parent forked, and its link to that parent (child.py).
+
+    child.attach(measure)                  in its event loop; `measure`: the text of its own metrics
+    child.ready(url=…, …)                  it serves
+    others = await child.others()          the metrics of the other processes, for the one page of all
+    await child.detach()
+
+When the link ends the parent is dead, and this process ends at once, as by `kill -9`: the parent's `kill -9` means all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import NamedTuple, NoReturn
+
+from .tasks import Tasks
+
+# ---------------------------------------------------------------------------------------------------------- link
+# The frames between a process and the parent that forked it, over a pair of sockets.
+#
+#     frame = length u32 | kind u8 | number u32 | body          length: of all after it
+#
+# | kind | from | number | body |
+# |---|---|---|---|
+# | READY | the process | 0 | JSON: the facts of the ready line |
+# | ASK | the process | of its question | empty: the metrics of the others |
+# | FACTS | the parent | of that question | JSON: {"restarts": {name: count}, "asked": [names]} |
+# | PAGE | the parent | of that question | one name of them, a line end, the text |
+# | ASK | the parent | of its question | empty: your metrics |
+# | PAGE | the process | of that question | the text |
+#
+# A question has one FACTS and then one PAGE of each that was asked and lived to answer; the asker has a deadline. The
+# end of the stream is the other's death. Guards: tests/runtime/.
+
+
+_HEAD = struct.Struct(">IBI")
+_LENGTH = 5
+"""Bytes of a frame that are no body, after its length."""
+FRAME_BYTES_MAX = 256 << 20
+"""Most bytes of a frame. A page has a kilobyte for each topic: more than 100,000 topics of one process."""
+
+
+class Kind(enum.IntEnum):
+    """The kind of a frame."""
+
+    READY = 1
+    ASK = 2
+    FACTS = 3
+    PAGE = 4
+
+
+class Frame(NamedTuple):
+    """A frame of the link."""
+
+    kind: Kind
+    number: int = 0
+    body: bytes = b""
+
+
+def packed(frame: Frame) -> bytes:
+    return _HEAD.pack(_LENGTH + len(frame.body), frame.kind, frame.number) + frame.body
+
+
+class Frames:
+    """Takes bytes as they come, and gives whole frames."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def take(self, data: bytes) -> Iterator[Frame]:
+        """Yields the frames in the data so far. ValueError: that is no frame."""
+        self._bytes += data
+        while len(self._bytes) >= _HEAD.size:
+            length, kind, number = _HEAD.unpack_from(self._bytes)
+            if not _LENGTH <= length <= FRAME_BYTES_MAX:
+                raise ValueError(f"a frame of {length} bytes")
+            end = length + _HEAD.size - _LENGTH
+            if len(self._bytes) < end:
+                return
+            body = bytes(memoryview(self._bytes)[_HEAD.size : end])
+            del self._bytes[:end]
+            yield Frame(Kind(kind), number, body)
+
+
+# --------------------------------------------------------------------------------------------------------- child
+
+
+_LOG = logging.getLogger("magnetar.child")
+
+OTHERS_S = 3.0
+"""Seconds to wait for the pages of the others: less than a scraper and the page itself wait."""
+READ_BYTES = 1 << 20
+
+Text = Callable[[], Awaitable[bytes]]
+
+
+class Others(NamedTuple):
+    """The other processes, by name: the texts of those that answered in time, and how often each was started again."""
+
+    pages: Mapping[str, bytes]
+    restarts: Mapping[str, int]
+
+
+class _Question:
+    def __init__(self) -> None:
+        self.pages: dict[str, bytes] = {}
+        self.restarts: dict[str, int] = {}
+        self.asked: list[str] | None = None
+        self.answered = asyncio.Event()
+
+    def look(self) -> None:
+        if self.asked is not None and self.pages.keys() >= set(self.asked):
+            self.answered.set()
+
+
+class Child:
+    """A child process, and its link to the parent."""
+
+    def __init__(self, name: str, link: socket.socket) -> None:
+        self.name = name
+        self._link = link
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks = Tasks(on_failure=lambda error: self._end())  # its own bug: it would not see the parent's end
+        self._asking = asyncio.Lock()
+        self._questions: dict[int, _Question] = {}
+        self._last = 0
+
+    async def attach(self, text: Text) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=self._link)
+        self._tasks.spawn(self._read(reader, text), "child-link")
+
+    async def detach(self) -> None:
+        """Detaches at the end of this process: nothing more is said, and the parent's end is not watched."""
+        await self._tasks.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def ready(self, **facts: object) -> None:
+        shown = {name: str(value) for name, value in facts.items()}
+        self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
+
+    async def others(self) -> Others:
+        async with self._asking:
+            self._last += 1
+            question = self._questions[self._last] = _Question()
+            try:
+                self._send(Frame(Kind.ASK, self._last))
+                async with asyncio.timeout(OTHERS_S):
+                    await question.answered.wait()
+            except TimeoutError:
+                _LOG.warning("not every process said its metrics within %g s", OTHERS_S)
+            finally:
+                del self._questions[self._last]
+        return Others(question.pages, question.restarts)
+
+    def _send(self, frame: Frame) -> None:
+        assert self._writer is not None, "it is attached"
+        self._writer.write(packed(frame))
+
+    async def _read(self, reader: asyncio.StreamReader, text: Text) -> None:
+        frames = Frames()
+        while True:
+            try:
+                data = await reader.read(READ_BYTES)
+            except OSError:
+                data = b""
+            if not data:
+                _LOG.error("the parent of this process is gone: it ends")
+                self._end()
+            for frame in frames.take(data):
+                self._take(frame, text)
+
+    def _take(self, frame: Frame, text: Text) -> None:
+        if frame.kind is Kind.ASK:
+            self._tasks.spawn(self._answer(frame.number, text), "child-page")
+            return
+        question = self._questions.get(frame.number)
+        if question is None:
+            return  # too late
+        if frame.kind is Kind.FACTS:
+            facts = json.loads(frame.body)
+            question.restarts, question.asked = facts["restarts"], facts["asked"]
+        else:
+            name, _, page = frame.body.partition(b"\n")
+            question.pages[name.decode()] = page
+        question.look()
+
+    def _end(self) -> NoReturn:
+        logging.shutdown()
+        os._exit(1)
+
+    async def _answer(self, number: int, text: Text) -> None:
+        try:
+            found = await text()
+        except Exception:  # the page lacks this process, and says so
+            _LOG.exception("the metrics of this process could not be read")
+            return
+        self._send(Frame(Kind.PAGE, number, found))

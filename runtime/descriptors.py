@@ -1,0 +1,153 @@
+"""The file descriptors of this process: the limit is raised at the start, files have a reserve, ports share the rest.
+
+    PROCESS.prepare()                           once, when a server starts
+    PROCESS.open_file(path, flags)              of a file: is not refused because connections hold all descriptors
+    if PROCESS.connection(): …                  of a port, until `connection_over`
+
+**Limit.** The soft limit of RLIMIT_NOFILE, often 1,024, is raised to the hard one (FILES_MAX at most).
+**Reserve.** SPARES descriptors are open and are of no file. An open that finds none free (EMFILE, ENFILE) closes one of
+them and tries again; they are taken again when there is room. So a process whose connections took all descriptors, also
+those of ZeroMQ, which nothing here counts, reads and writes its files as before.
+**Ports.** All ports of a process together have `connections_max` connections: the limit less RESERVE. Each port has its
+own bound below that (runtime/access.py `Limits`).
+Guarding tests: tests/runtime/test_descriptors.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows, where only clients run
+    resource = None
+
+FILES_MAX = 1 << 20
+"""Limit of descriptors above which more are worth nothing: a connection has 80 KiB."""
+SPARES = 64
+RESERVE = 256
+"""Descriptors for what is no connection of a port: a bookie has about 110 files open, a process 20 sockets and pipes of
+its own."""
+NONE_FREE = frozenset((errno.EMFILE, errno.ENFILE))
+
+
+class Shared(NamedTuple):
+    """The result of `prepare`."""
+
+    limit: int
+    connections_max: int
+
+
+class Descriptors:
+    """The file descriptors of one process; its threads open files."""
+
+    def __init__(self) -> None:
+        self.connections = 0  # that ports accepted and that are open
+        self.refused = 0  # … and that were refused for want of descriptors
+        self.lent = 0  # spares that a file took
+        self._spares: list[int] = []
+        self._lock = threading.Lock()
+        self._pid = 0
+        self.limit = soft_limit()
+
+    @property
+    def connections_max(self) -> int:
+        return max(self.limit - min(RESERVE, self.limit // 2), 1)
+
+    def prepare(self) -> Shared:
+        """Raises the limit and takes the spares. Another process than the one that called it before begins anew."""
+        self.limit = raised()
+        if self._pid != os.getpid():  # those of a parent are open here, too
+            for each in self._spares:
+                os.close(each)
+            self._pid, self._spares, self.connections = os.getpid(), [], 0
+        self.refill()
+        return Shared(self.limit, self.connections_max)
+
+    def refill(self) -> None:
+        """Takes the spares that are missing, as far as descriptors are free."""
+        with self._lock, contextlib.suppress(OSError):
+            while self._pid == os.getpid() and len(self._spares) < min(SPARES, self.limit // 8):
+                self._spares.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def open_file(self, path: str, flags: int, mode: int = 0o600) -> int:
+        """Opens a file like `os.open`, with a spare when no descriptor is free. OSError, also when there is no spare
+        left."""
+        return self._opened(lambda: os.open(path, flags, mode))
+
+    def list_directory(self, path: str) -> list[str]:
+        """Lists a directory like `os.listdir`, which opens the folder."""
+        return self._opened(lambda: os.listdir(path))
+
+    def _opened(self, opening: Callable[[], T]) -> T:
+        while True:
+            try:
+                found = opening()
+                break
+            except OSError as error:
+                if error.errno not in NONE_FREE or not self._lend():
+                    raise
+        if self.lent:
+            self._recover()
+        return found
+
+    def _lend(self) -> bool:
+        with self._lock:
+            if self._pid != os.getpid() or not self._spares:
+                return False
+            os.close(self._spares.pop())
+            self.lent += 1
+            return True
+
+    def _recover(self) -> None:
+        """Takes back what was lent, when more than that is free: a file that opens then needs none."""
+        self.refill()
+        with self._lock:
+            if len(self._spares) >= min(SPARES, self.limit // 8):
+                self.lent = 0
+
+    def connection(self) -> bool:
+        """Whether one more connection may stay open; then `connection_over` ends it."""
+        if self.connections >= self.connections_max:
+            self.refused += 1
+            return False
+        self.connections += 1
+        return True
+
+    def connection_over(self) -> None:
+        self.connections -= 1
+
+
+def soft_limit() -> int:
+    if resource is None:
+        return FILES_MAX
+    return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def raised() -> int:
+    """Raises the soft limit to the hard one, at most FILES_MAX; returns what it is then."""
+    if resource is None:
+        return FILES_MAX
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _bounded(hard)
+    if _bounded(soft) < wanted:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a limit of its own below its hard one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft_limit()
+
+
+def _bounded(limit: int) -> int:
+    return FILES_MAX if limit < 0 else min(limit, FILES_MAX)  # RLIM_INFINITY
+
+
+PROCESS = Descriptors()
+"""The descriptors of this process."""

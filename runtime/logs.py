@@ -1,0 +1,228 @@
+"""Logs: the standard library's `logging`, on stderr, as text or as JSON lines.
+
+`configure` is called at the start of a process. Loggers are named `magnetar.<part>`. Facts are given in `extra`,
+as names and values: `_LOG.info("ledger closed", extra={"ledger": 7})`; text shows `ledger=7`, JSON has members.
+A JSON line has `time` (UTC, ISO 8601), `level`, `logger`, `message`, the facts, and `error` with the traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections import OrderedDict
+from datetime import UTC, datetime
+from io import BufferedWriter, FileIO, TextIOWrapper
+from typing import Literal, TextIO
+
+from ..proto.errors import InvalidConfiguration
+from .access import Caller, Principal, PrincipalKind
+from .clock import Clock
+
+Format = Literal["text", "json"]
+AUDIT = "magnetar.audit"
+LEVELS = ("debug", "info", "warning", "error")
+
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+def configure(
+    format: Format = "text", level: str = "info", stream: TextIO | None = None, *, process: str = ""
+) -> None:
+    """Sends all logs of the process to `stream` (default stderr) and replaces the configuration before. `process`: its
+    name, on each line, where several processes of one server write to the same stream (runtime/)."""
+    if format not in ("text", "json"):
+        raise InvalidConfiguration(f"log format {format!r} is unknown", setting="log_format", allowed="text, json")
+    if level.lower() not in LEVELS:
+        allowed = ", ".join(LEVELS)
+        raise InvalidConfiguration(f"log level {level!r} is unknown; allowed: {allowed}", setting="log_level")
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines(process) if format == "json" else TextLines(process))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    _audit_to(logging.StreamHandler(stream or sys.stderr))
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.getLogger("grpc").setLevel(logging.ERROR)
+
+
+def audit_to(path: str) -> None:
+    """Writes the audit log to this file, with mode 0600; a file that is moved away is made anew. InvalidConfiguration.
+    """
+    from logging.handlers import WatchedFileHandler
+
+    class PrivateFile(WatchedFileHandler):
+        """A file that is its owner's alone, also when it is made anew after a rotation."""
+
+        def _open(self) -> TextIOWrapper:
+            descriptor = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            return TextIOWrapper(BufferedWriter(FileIO(descriptor, "a")), encoding=self.encoding)
+
+    try:
+        _audit_to(PrivateFile(path, encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfiguration(f"the audit log {path} cannot be written: {error.strerror}") from error
+
+
+def _audit_to(handler: logging.Handler) -> None:
+    """Sends the audit log to `handler`: its records are lines of JSON already, and no level of the log leaves them out.
+    """
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    audit = logging.getLogger(AUDIT)
+    audit.handlers[:] = [handler]
+    audit.setLevel(logging.INFO)
+    audit.propagate = False
+
+
+def facts(record: logging.LogRecord) -> dict[str, object]:
+    """Returns the values of `extra`."""
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+
+
+class TextLines(logging.Formatter):
+    """Formats one line per record, with its facts at the end."""
+
+    def __init__(self, process: str = "") -> None:
+        whose = f"[{process}] " if process else ""
+        super().__init__(f"%(asctime)s.%(msecs)03d %(levelname)-7s {whose}%(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        return " ".join([line, *(f"{name}={value}" for name, value in facts(record).items())])
+
+
+class JsonLines(logging.Formatter):
+    """Formats one JSON object per record."""
+
+    def __init__(self, process: str = "") -> None:
+        super().__init__()
+        self._whose = {"process": process} if process else {}
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **self._whose,
+            "message": record.getMessage(),
+            **facts(record),
+        }
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+# --------------------------------------------------------------------------------------------------------- audit
+# The audit log: who did what administrative act, from where, with what result; and what was denied. JSON lines.
+#
+#     {"time": "2026-11-23T10:00:00.000Z", "principal": "client:etl", "method": "token", "credential": "…",
+#      "from": "10.0.0.7:51234", "act": "Admin.DeleteTopic", "on": "persistent://acme/orders/a", "result": "done"}
+#
+# `result` is "done", "denied" or the name of the error; `why` says more. It has names and no payloads, and of what is
+# changed the names of the fields and not their values. Lines go to the logger `magnetar.audit`: to the server's stderr,
+# whatever its log level, or to the file that the section [audit] of the settings names. Denials of one caller are
+# written at most DENIALS_MAX in DENIALS_S seconds; how many were left out is said in the next line. A caller whose
+# credentials are refused has no name: its lines are counted by its address.
+#
+# An act that needs a grant alone, as a program does it, is written at most ACTS_MAX times in ACTS_S seconds for its
+# role, whatever it is done to. Of administration no act is left out; only the same one again, done to the same with the
+# same result, has that bound. `left_out` says how many more there were: in the next such line, or in one of its own
+# when the time is over and anything else is written. Guarding tests: tests/runtime/test_audit.py.
+
+
+_LOG = logging.getLogger(AUDIT)
+
+DENIALS_MAX = 10
+DENIALS_S = 1.0
+ACTS_MAX = 10
+ACTS_S = 60.0
+CALLERS_MAX = 1000
+"""Callers whose denials are counted; the one that was denied longest ago is forgotten first."""
+NAME_CHARACTERS_MAX = 256
+
+
+class _Repeated:
+    """An act in its time: since when, how often, and what a line of its own would say."""
+
+    __slots__ = ("act", "count", "on", "principal", "result", "since")
+
+    def __init__(self, since: float, principal: Principal, act: str, on: str, result: str) -> None:
+        self.since, self.count = since, 0
+        self.principal, self.act, self.on, self.result = principal, act, on, result
+
+
+class AuditLog:
+    """The audit log of a process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._acts: OrderedDict[tuple[str, ...], _Repeated] = OrderedDict()  # the one that began first is first
+        self._denials: OrderedDict[str, tuple[float, int]] = OrderedDict()  # caller → since when, how many
+
+    def act(
+        self, principal: Principal, peer: str, act: str, on: str, result: str, *, is_administration: bool = False,
+        **more: object,
+    ) -> None:  # fmt: skip
+        """Writes an act, once it has its result. A LOCAL caller has no name to write down."""
+        if principal.kind is PrincipalKind.LOCAL:
+            return
+        now, name = self._clock.monotonic(), str(principal)
+        key = (name, act, on[:NAME_CHARACTERS_MAX], result) if is_administration else (name, act)
+        found = self._acts.get(key)
+        if found is not None and now - found.since >= ACTS_S:
+            del self._acts[key]
+            if left_out := max(0, found.count - ACTS_MAX):
+                more["left_out"] = left_out
+            found = None
+        self._tell_old(now)
+        if found is None:
+            same = (on, result) if is_administration else ("", "")
+            found = self._acts[key] = _Repeated(now, principal, act, *same)
+        found.count += 1
+        if found.count <= ACTS_MAX:
+            self._write(principal, act, on, result, **{"from": peer}, **more)
+
+    def _tell_old(self, now: float) -> None:
+        """Forgets acts whose time is over, and the oldest when there are too many; says what of them was left out."""
+        while self._acts:
+            key, oldest = next(iter(self._acts.items()))
+            if now - oldest.since < ACTS_S and len(self._acts) < CALLERS_MAX:
+                return
+            del self._acts[key]
+            if oldest.count > ACTS_MAX:
+                left_out = oldest.count - ACTS_MAX
+                self._write(oldest.principal, oldest.act, oldest.on, oldest.result, left_out=left_out)
+
+    def denied(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
+        self._denied(str(principal), principal, act, on, why, peer)
+
+    def refused(self, caller: Caller, act: str, why: str) -> None:
+        """Writes that a caller's credentials were refused. `why` quotes nothing of them."""
+        host = caller.peer.rpartition(":")[0]
+        self._denied(f"from {host}", Principal("", PrincipalKind.ANONYMOUS), act, "", why, caller.peer)
+
+    def _denied(self, caller: str, principal: Principal, act: str, on: str, why: str, peer: str) -> None:
+        now = self._clock.monotonic()
+        since, count = self._denials.pop(caller, (now, 0))
+        left_out = 0
+        if now - since >= DENIALS_S:
+            left_out, since, count = max(0, count - DENIALS_MAX), now, 0
+        self._denials[caller] = since, count + 1
+        if len(self._denials) > CALLERS_MAX:
+            self._denials.popitem(last=False)
+        if count < DENIALS_MAX:
+            more: dict[str, object] = {"from": peer} if peer else {}
+            if left_out:
+                more["left_out"] = left_out
+            self._write(principal, act, on, "denied", why=why, **more)
+
+    def _write(self, principal: Principal, act: str, on: str, result: str, **more: object) -> None:
+        at = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
+        line = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"), "principal": str(principal),
+            "method": principal.method, "credential": principal.credential_id, "act": act, "on": on, "result": result,
+            **more,
+        }  # fmt: skip
+        shown = {name: value[:NAME_CHARACTERS_MAX] if isinstance(value, str) else value for name, value in line.items()}
+        _LOG.info("%s", json.dumps({name: value for name, value in shown.items() if value != ""}))

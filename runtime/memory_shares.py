@@ -1,0 +1,187 @@
+"""How the memory of a process is shared out: `memory_bytes`, over what may take memory in it. Pure.
+
+    found = plan(budget, shares, given)
+    settings = found.applied(settings, "broker")     with the shares where the operator set nothing
+
+A `Share` is what one setting bounds, in all: 64 MiB of `memtable_bytes` may take three times that. Each share gets its
+least. What is left is divided by weight; what a share has above its most goes to the others. So a larger budget makes
+no share smaller. A setting that was given keeps its value, and the others divide the rest.
+
+Refused, with InvalidConfiguration: a budget below the sum of what each share needs at least, and settings that were
+given and do not fit beside that. Guards: tests/runtime/test_shares.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ..proto.errors import InvalidConfiguration
+from ..proto.names import whole
+from .config import load, with_values
+
+Config = TypeVar("Config", bound=msgspec.Struct)
+
+MIB = 1 << 20
+NO_LIMIT = 1 << 50
+"""The most of a share that may take whatever is there."""
+
+
+class Share(NamedTuple):
+    """The share of memory that one setting bounds."""
+
+    name: str  # in metrics and documents
+    setting: str  # with its section, as in a file: bookie.store.memtable_bytes
+    unit_bytes: int  # of memory, for each of the setting's value
+    weight: int
+    least: int  # values of the setting
+    most: int
+    what: str  # takes this memory
+
+    def times(self, count: int) -> Share:
+        """Returns the share of so many parts of one process that all have this setting."""
+        return self._replace(unit_bytes=self.unit_bytes * count, weight=self.weight * count)
+
+
+class Plan(NamedTuple):
+    """The plan by which a process' memory is shared out."""
+
+    budget: int
+    shares: Sequence[Share]
+    values: Mapping[str, int]  # setting → its value
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Returns share → bytes."""
+        return {each.name: self.values[each.setting] * each.unit_bytes for each in self.shares}
+
+    def applied(self, config: Config, section: str) -> Config:
+        """The configuration of that section, with its shares."""
+        own = {name.partition(".")[2]: value for name, value in self.values.items() if name.startswith(section + ".")}
+        return with_values(config, own)
+
+
+def least_bytes(shares: Sequence[Share], given: Mapping[str, int]) -> int:
+    """Returns the bytes that the process needs."""
+    return sum(given.get(each.setting, each.least) * each.unit_bytes for each in shares)
+
+
+def plan(budget: int, shares: Sequence[Share], given: Mapping[str, int]) -> Plan:
+    """Plans the memory. `given`: the shares that the operator set. Raises InvalidConfiguration."""
+    needed = least_bytes(shares, given)
+    if needed > budget:
+        raise _too_small(budget, needed, shares, given)
+    values = {each.setting: given.get(each.setting, each.least) for each in shares}
+    left, open_ = budget - needed, [each for each in shares if each.setting not in given]
+    while open_:
+        weights = sum(each.weight for each in open_)
+        full = [each for each in open_ if each.least * each.unit_bytes + left * each.weight // weights >= _most(each)]
+        if not full:
+            for each in open_:
+                values[each.setting] = each.least + left * each.weight // weights // each.unit_bytes
+            break
+        for each in full:
+            values[each.setting] = each.most
+            left -= _most(each) - each.least * each.unit_bytes
+            open_.remove(each)
+    found = Plan(budget, shares, values)
+    assert sum(found.limits.values()) <= budget, "more is shared out than there is"
+    return found
+
+
+def _most(share: Share) -> int:
+    return share.most * share.unit_bytes
+
+
+def _too_small(
+    budget: int, needed: int, shares: Sequence[Share], given: Mapping[str, int]
+) -> InvalidConfiguration:
+    least = least_bytes(shares, {})
+    if not given:
+        text = f"memory_bytes is {_mib(budget)}; this process needs {_mib(needed)} at least"
+    else:
+        taken = ", ".join(
+            f"{each.setting} = {given[each.setting]} ({_mib(given[each.setting] * each.unit_bytes)})"
+            for each in sorted(shares, key=lambda each: -given.get(each.setting, 0) * each.unit_bytes)
+            if each.setting in given
+        )
+        text = (
+            f"memory_bytes is {_mib(budget)}; with {taken} this process needs {_mib(needed)}: set memory_bytes to "
+            f"that, or smaller values, or leave them out (then {_mib(least)} suffice)"
+        )
+    return InvalidConfiguration(text, setting="process.memory_bytes", allowed=f"≥ {needed}")
+
+
+def _mib(size: int) -> str:
+    return f"{-(-size // MIB):,} MiB"
+
+
+# ------------------------------------------------------------------------------------------------------- machine
+# The memory of this machine, or of the container that this process runs in.
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def machine_bytes(root: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
+    """The smallest of the machine's memory and the limits of the control groups that this process is in (cgroup 2 and
+    1). A limit of a group above it counts as well."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([machine, *(found for each in _limits(root, own) if (found := _read(each)) is not None)])
+
+
+def _limits(root: Path, own: Path) -> Sequence[Path]:
+    found = [root / "memory.max", root / "memory/memory.limit_in_bytes"]
+    for line in _text(own).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        base, name = (root, "memory.max") if not controllers else (root / "memory", "memory.limit_in_bytes")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        group = base / path.lstrip("/")
+        found += [each / name for each in (group, *group.parents) if each.is_relative_to(base)]
+    return found
+
+
+def _read(path: Path) -> int | None:
+    """Returns a limit; None: there is none."""
+    text = _text(path).strip()
+    return whole(text) or None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+# ------------------------------------------------------------------------------------------------------ settings
+# The settings of a process as a whole, whatever it runs.
+
+
+MACHINE_SHARE = 4
+"""Divisor of the machine's memory, without the setting. Its page cache serves reads, and other processes run."""
+
+
+class ProcessConfig(msgspec.Struct, frozen=True):
+    """Settings of a process."""
+
+    memory_bytes: Annotated[int, Meta(ge=0)] = 0  # shared out to all that takes memory; 0: a quarter of the machine's
+
+
+def memory_of(
+    file: str | None, option: int | None, shares: Sequence[Share], given: Mapping[str, int], most: int = NO_LIMIT,
+    processes: int = 1,
+) -> int:  # fmt: skip
+    """The bytes that the process may share out: what is set, else a quarter of the machine, at most `most`, and never
+    less than it needs with the settings that were `given`; of `processes` each has its part of that.
+    InvalidConfiguration."""
+    process = load(ProcessConfig, "process", file=file, overrides={"memory_bytes": option})
+    needed = least_bytes(shares, given)
+    own = process.memory_bytes // processes
+    return own or max(needed, min(most, machine_bytes() // MACHINE_SHARE) // processes)

@@ -1,0 +1,272 @@
+"""Metrics: plain numbers while the process works, one `Page` of Prometheus text per request.
+
+    self.sync_seconds = Histogram(SECONDS)                 # a part counts in integers and histograms of its own …
+    self.sync_seconds.observe(0.0002)                      # a bisection in C and a list element, about 0.3 µs
+    page.histogram("magnetar_bookie_journal_sync_seconds", "…", bookie.sync_seconds)    # … and is asked for them
+    page.foreign("bookie_ledgers_count", "…", 7)           # the same number under another system's name
+
+Nothing is registered, and nothing runs between requests (metrics_server.py): each page is made from the parts that
+exist, so a deleted topic is not on it. Names begin with `magnetar_`, counters end in
+`_total`, units are seconds and bytes; one name has one kind and one set of label names. Only `foreign` and
+`foreign_summary` take other names, for the dashboards of another system. Only `Page` imports prometheus-client.
+Guarding test: tests/runtime/test_metrics.py.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+        SummaryMetricFamily,
+        UnknownMetricFamily,
+    )
+
+    Family = TypeVar(
+        "Family", CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, SummaryMetricFamily,
+        UnknownMetricFamily,
+    )  # fmt: skip
+
+SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Bounds for durations, from a fast sync to a lost quorum."""
+
+BYTES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1 << 20, 2 << 20, 4 << 20)
+"""Bounds for the sizes of entries."""
+
+WAITING = 64
+"""Values that wait to be counted, at most about."""
+MANY = 16
+"""Values from which on equal ones are counted first: sizes of entries are mostly equal."""
+RECENT_S = 60.0
+CHUNK_LINES = 1000
+
+_NAME = re.compile(r"magnetar_[a-z0-9_]+")
+
+
+class Histogram:
+    """Counts per bucket: `counts[i]` values are ≤ `bounds[i]` and above the bound before; the last bucket is unbounded.
+
+    One thread observes, the same that makes the page. Who observes one value a message appends it to `waiting` and
+    calls `take` at WAITING of them; they count from then on, or when the counts are read.
+    """
+
+    __slots__ = ("_counts", "_total", "bounds", "waiting")
+
+    def __init__(self, bounds: Sequence[float], counts: Sequence[int] = (), total: float = 0.0) -> None:
+        assert list(bounds) == sorted(set(bounds)), "the bounds of a histogram rise"
+        self.bounds = tuple(bounds)
+        self.waiting: list[float] = []
+        self._counts = list(counts) or [0] * (len(self.bounds) + 1)
+        self._total = total
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, value)] += times
+        self._total += value * times
+
+    def observe_all(self, values: Sequence[float]) -> None:
+        bounds, counts = self.bounds, self._counts
+        if len(values) > MANY:
+            for value, times in Counter(values).items():
+                counts[bisect_left(bounds, value)] += times
+        else:
+            for value in values:
+                counts[bisect_left(bounds, value)] += 1
+        self._total += sum(values)
+
+    def take(self) -> None:
+        """Counts the values that wait to be counted."""
+        self.observe_all(self.waiting)
+        self.waiting.clear()  # the same list: who appends may hold it
+
+    @property
+    def counts(self) -> list[int]:
+        self.take()
+        return self._counts
+
+    @property
+    def total(self) -> float:
+        self.take()
+        return self._total
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Returns (bound, count of the values up to it), as in Prometheus' format."""
+        so_far = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            so_far += count
+            buckets.append((bound, so_far))
+        return buckets
+
+
+class Recent:
+    """The quantiles of a histogram's values of the last one or two minutes, for tools that cannot read buckets.
+
+    Calls within a minute compare with the same earlier counts; after a long pause the quantiles are of all values since
+    the last call. A quantile is interpolated inside its bucket; in the last bucket it is the last bound.
+    """
+
+    def __init__(self) -> None:
+        self._looks: dict[object, tuple[float, list[int], list[int]]] = {}  # time, counts then, counts before that
+
+    def quantiles(self, key: object, histogram: Histogram, now: float, wanted: Sequence[float]) -> list[float]:
+        """Returns one value for each wanted share; NaN: no values. `key` identifies the histogram between calls."""
+        nothing = [0] * len(histogram.counts)
+        since, then, before = self._looks.get(key, (now, nothing, nothing))
+        if now - since >= RECENT_S or key not in self._looks:
+            before = then
+            self._looks[key] = now, list(histogram.counts), before
+        counts = [count - old for count, old in zip(histogram.counts, before, strict=True)]
+        return [_quantile(histogram.bounds, counts, share) for share in wanted]
+
+
+def _quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float:
+    total = sum(counts)
+    rank, so_far = share * total, 0
+    for i, count in enumerate(counts):
+        if total and count and so_far + count >= rank:
+            low = bounds[i - 1] if i else 0.0
+            high = bounds[i] if i < len(bounds) else low
+            return low + (high - low) * (rank - so_far) / count
+        so_far += count
+    return float("nan")
+
+
+_ESCAPED = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+
+
+def labels(**values: str) -> str:
+    """The labels of a line: sorted and escaped."""
+    return "{" + ",".join([f'{name}="{escaped(text)}"' for name, text in sorted(values.items())]) + "} "
+
+
+def escaped(text: str) -> str:
+    """Returns `text` as the value of a label."""
+    return text.translate(_ESCAPED) if '"' in text or "\\" in text or "\n" in text else text
+
+
+class Series:
+    """The lines of one metric of very many things (topics), each written when its thing is read.
+
+    A sample costs prometheus-client 12 µs, half of it in the event loop; a line costs 0.4 µs.
+    """
+
+    __slots__ = ("_head", "_lines", "_name")
+
+    def __init__(self, name: str, kind: str, help: str) -> None:
+        assert _NAME.fullmatch(name), f"{name!r} is no name of a metric of ours"
+        assert name.endswith("_total") == (kind == "counter"), f"the {kind} {name} ends otherwise"
+        self._head = f"# HELP {name} {help}\n# TYPE {name} {kind}\n"
+        self._name = name
+        self._lines: list[str] = []
+
+    def add(self, labels: str, value: float) -> None:
+        if type(value) is int and 0 <= value < 1_000_000:
+            self._lines.append(f"{labels}{value}.0\n")
+        else:
+            from prometheus_client.utils import floatToGoString as shown
+
+            self._lines.append(f"{labels}{shown(value)}\n")  # type: ignore[no-untyped-call]
+
+    def chunks(self) -> Iterator[bytes]:
+        """The text, in pieces of CHUNK_LINES: none of them takes the interpreter for a millisecond."""
+        for first in range(0, len(self._lines), CHUNK_LINES):
+            text = self._name + self._name.join(self._lines[first : first + CHUNK_LINES])
+            yield (text if first else self._head + text).encode()
+
+
+class Page:
+    """The metrics at one moment: prometheus-client's Collector interface, and the `series` of very many things.
+
+    `shown` has every number and histogram of the page, by name and labels, for a caller that shows it a second time.
+    """
+
+    def __init__(self) -> None:
+        self._families: dict[str, tuple[Metric, tuple[str, ...]]] = {}  # name → metric, names of its labels
+        self.shown: dict[tuple[str, tuple[tuple[str, str], ...]], float | Histogram] = {}
+        self._series: list[Series] = []
+        self.process = ""  # which of a server's processes this page is of; "": it is the only one
+        self.others: dict[str, bytes] = {}  # the pages of those (metrics_server.py), where this one is of all
+
+    def series(self, name: str, kind: str, help: str) -> Series:
+        """A counter or gauge of very many things; its samples are not in `shown`."""
+        made = Series(name, kind, help)
+        self._series.append(made)
+        return made
+
+    def series_chunks(self) -> Iterator[bytes]:
+        return (chunk for each in self._series for chunk in each.chunks())
+
+    def counter(self, name: str, help: str, value: float, **labels: str) -> None:
+        from prometheus_client.core import CounterMetricFamily
+
+        assert name.endswith("_total"), f"the counter {name} must end in _total"
+        self._family(CounterMetricFamily, name, help, labels).add_metric(list(labels.values()), value)
+        self.shown[name, tuple(labels.items())] = value
+
+    def gauge(self, name: str, help: str, value: float, **labels: str) -> None:
+        from prometheus_client.core import GaugeMetricFamily
+
+        assert not name.endswith("_total"), f"the gauge {name} must not end in _total"
+        self._family(GaugeMetricFamily, name, help, labels).add_metric(list(labels.values()), value)
+        self.shown[name, tuple(labels.items())] = value
+
+    def histogram(self, name: str, help: str, histogram: Histogram, **labels: str) -> None:
+        from prometheus_client.core import HistogramMetricFamily
+
+        family = self._family(HistogramMetricFamily, name, help, labels)
+        family.add_metric(list(labels.values()), histogram.cumulative, histogram.total)
+        self.shown[name, tuple(labels.items())] = histogram
+
+    def foreign(self, name: str, help: str, value: float, **labels: str) -> None:
+        """Adds a number under another system's name; without a type, which would add a suffix to the name."""
+        from prometheus_client.core import UnknownMetricFamily
+
+        self._family(UnknownMetricFamily, name, help, labels, ours=False).add_metric(list(labels.values()), value)
+
+    def foreign_summary(
+        self, name: str, help: str, count: int, total: float, quantiles: Mapping[str, float], **labels: str
+    ) -> None:
+        """Adds a summary under another system's name: quantiles, count and sum."""
+        from prometheus_client.core import SummaryMetricFamily
+
+        family = self._family(SummaryMetricFamily, name, help, labels, ours=False)
+        for share, value in quantiles.items():
+            family.add_sample(name, {**labels, "quantile": share}, value)
+        family.add_metric(list(labels.values()), count, total)
+
+    def statistics(self, part: str, numbers: Mapping[str, int], *, gauges: Collection[str] = (), **labels: str) -> None:
+        """Adds all of a part's `statistics()`: the names in `gauges` as gauges, the others as counters."""
+        for name, value in numbers.items():
+            help = f"{part.replace('_', ' ').capitalize()}: {name.replace('_', ' ')}."
+            if name in gauges:
+                self.gauge(f"magnetar_{part}_{name}", help, value, **labels)
+            else:
+                self.counter(f"magnetar_{part}_{name}_total", help, value, **labels)
+
+    def _family(
+        self, kind: type[Family], name: str, help: str, labels: dict[str, str], *, ours: bool = True
+    ) -> Family:
+        found = self._families.get(name)
+        if found is None:
+            assert bool(_NAME.fullmatch(name)) == ours, f"{name!r} is no name of a metric of ours"
+            found = self._families[name] = kind(name, help, labels=tuple(labels)), tuple(labels)
+        family, names = found
+        assert isinstance(family, kind), f"{name} is a {family.type} already"
+        assert names == tuple(labels), f"{name} has the labels {names}"
+        return family
+
+    def collect(self) -> Iterator[Metric]:
+        return (family for family, _ in self._families.values())

@@ -1,0 +1,309 @@
+"""Several processes as one server: a parent that forks them, starts them again, and ends with them.
+
+    parent = Parent([[Spec("storage", run_storage)], [Spec("broker-1", run_broker)]], on_serve)
+    code = parent.run()                     `run_storage(child)` runs in the process, and returns its exit code
+
+The parent has imported everything, so its processes share those pages. It has no event loop and no thread: a process
+that is forked again later begins as the first one did. What it decides is in runtime/schedule_core.py.
+
+- *A signal*: SIGTERM and SIGINT end all in order, the last tier first; a second one ends the parent at once. The
+  processes ignore SIGINT, which a terminal sends to them too; SIGTERM to one of them ends that one in order, and it is
+  started again.
+- *The parent dies*: its processes are killed with it (Linux: PR_SET_PDEATHSIG), or end themselves at the end of their
+  link (child.py). So `kill -9` of the parent is `kill -9` of all.
+- *Files and ports* that the parent holds (the lock of the folder, reserved ports) are held by its processes too: they
+  are free when the last one has ended.
+
+Guards: tests/runtime/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from .child import Child, Frame, Frames, Kind, packed
+from .clock import SystemClock
+from .process import tune_memory
+from .schedule_core import Effect, Exit, Fork, Kill, Schedule, Serve, Terminate
+
+_LOG = logging.getLogger("magnetar.parent")
+
+Facts = dict[str, dict[str, str]]
+"""Name of a process → what it says of itself when it serves."""
+
+READ_BYTES = 1 << 20
+_PR_SET_PDEATHSIG = 1
+
+
+class Spec(NamedTuple):
+    """A process: `work` runs in it, and returns its exit code."""
+
+    name: str
+    work: Callable[[Child], int]
+
+
+class _Running:
+    """A process that runs, as its parent sees it."""
+
+    def __init__(self, name: str, pid: int, link: socket.socket) -> None:
+        self.name, self.pid, self.link = name, pid, link
+        self.frames = Frames()
+        self.unsent = bytearray()
+
+
+class Parent:
+    """The parent of several processes. `on_serve(facts)` is called once, when all serve."""
+
+    def __init__(self, tiers: Sequence[Sequence[Spec]], on_serve: Callable[[Facts], None]) -> None:
+        self._specs = {spec.name: spec for tier in tiers for spec in tier}
+        self._schedule = Schedule([[spec.name for spec in tier] for tier in tiers])
+        self._on_serve = on_serve
+        self._running: dict[str, _Running] = {}
+        self._facts: Facts = {}
+        self._asked: dict[int, tuple[str, int]] = {}  # our question → who asked, its number
+        self._questions = 0
+        self._signals: list[int] = []
+        self._code: int | None = None
+        self._effects: deque[Effect] = deque()
+        self._doing = False
+        self._now = SystemClock().monotonic
+
+    def run(self) -> int:
+        """The exit code of the server: 0 after SIGTERM, 130 after SIGINT, else that of a process that did not start."""
+        tune_memory()
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = socket.socketpair()
+        for each in (self._wake, self._waker):
+            each.setblocking(False)
+        before = {each: signal.signal(each, self._heard) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)}
+        signal.set_wakeup_fd(self._waker.fileno())
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        try:
+            self._do(self._schedule.start(self._now()))
+            while self._code is None:
+                self._turn()
+            return self._code
+        finally:  # reached in the parent alone: a process leaves by os._exit
+            signal.set_wakeup_fd(-1)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            for running in self._running.values():
+                os.kill(running.pid, signal.SIGKILL)
+            self._selector.close()
+            self._wake.close()
+            self._waker.close()
+
+    # ------------------------------------------------------------------ facts
+    def _heard(self, number: int, _frame: object) -> None:
+        if number != signal.SIGCHLD:
+            self._signals.append(number)
+            for each in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(each, signal.SIG_DFL)
+
+    def _turn(self) -> None:
+        at = self._schedule.next_at
+        ready = self._selector.select(None if at is None else max(0.0, at - self._now()))
+        for key, events in ready:
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    self._wake.recv(4096)
+                continue
+            running: _Running = key.data
+            if events & selectors.EVENT_WRITE:
+                self._flush(running)
+            if events & selectors.EVENT_READ:
+                self._read(running)
+        if self._signals:  # first: a signal to the whole group has ended processes too
+            code = 130 if self._signals.pop(0) == signal.SIGINT else 0
+            self._do(self._schedule.stop(code, self._now()))
+        self._reap()
+        self._do(self._schedule.tick(self._now()))
+
+    def _reap(self) -> None:
+        for running in list(self._running.values()):
+            pid, status = os.waitpid(running.pid, os.WNOHANG)
+            if pid:
+                self._read(running)  # what it said at last
+                self._ended(running, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, running: _Running, code: int) -> None:
+        del self._running[running.name]
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(running.link)
+        running.link.close()
+        for question in [q for q, (asker, _) in self._asked.items() if asker == running.name]:
+            del self._asked[question]
+        now, stopping = self._now(), self._schedule.stopping
+        effects = self._schedule.ended(running.name, 128 - code if code < 0 else code, now)
+        if not stopping:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            pause_s = self._schedule.pause_of(running.name, now)
+            again = "all end" if self._schedule.stopping else f"it begins again in {pause_s or 0.0:g} s"
+            _LOG.error("process %s (%d) ended with %s: %s", running.name, running.pid, how, again)
+        self._do(effects)
+
+    # ------------------------------------------------------------------ effects
+    def _do(self, effects: list[Effect]) -> None:
+        """Carries out effects in their order, also those that come of one of them."""
+        self._effects += effects
+        while self._effects and not self._doing:
+            self._doing = True
+            try:
+                self._carry_out(self._effects.popleft())
+            finally:
+                self._doing = False
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Fork(name):
+                self._fork(self._specs[name])
+            case Terminate(name):
+                self._signal(name, signal.SIGTERM)
+            case Kill(name):
+                _LOG.error("process %s did not end in time: it is killed", name)
+                self._signal(name, signal.SIGKILL)
+            case Serve():
+                self._on_serve(self._facts)
+            case Exit(code):
+                self._code = code
+
+    def _signal(self, name: str, number: int) -> None:
+        """Sends a signal. A process that could not be forked has ended before it was told to."""
+        if name in self._running:
+            os.kill(self._running[name].pid, number)
+
+    def _fork(self, spec: Spec) -> None:
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        gc.freeze()  # a collection of a process would write into every page that it shares with the others
+        parent = os.getpid()
+        heard = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+        signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+        try:
+            pid = os.fork()
+        except OSError as error:  # the system has no room for one more now
+            _LOG.error("process %s could not be started: %s", spec.name, error)
+            pid = -1
+        if not pid:
+            self._be(spec, parent, ours, theirs)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
+        theirs.close()
+        if pid < 0:
+            ours.close()
+            self._do(self._schedule.ended(spec.name, 1, self._now()))
+            return
+        ours.setblocking(False)
+        running = self._running[spec.name] = _Running(spec.name, pid, ours)
+        self._selector.register(ours, selectors.EVENT_READ, running)
+
+    def _be(self, spec: Spec, parent: int, ours: socket.socket, theirs: socket.socket) -> None:
+        """Lives the rest of the life of a process."""
+        code = 1
+        try:
+            _die_with(parent)
+            _be_called(spec.name)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            ours.close()
+            self._selector.close()
+            self._wake.close()
+            self._waker.close()
+            for other in self._running.values():
+                other.link.close()  # or that one would not see the parent's end while this one lives
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            code = spec.work(Child(spec.name, theirs))
+        except BaseException:
+            logging.getLogger("magnetar").exception("process %s failed", spec.name)
+        finally:
+            with contextlib.suppress(OSError):
+                sys.stderr.flush()
+            os._exit(code)
+
+    # ------------------------------------------------------------------ the link
+    def _read(self, running: _Running) -> None:
+        while True:
+            try:
+                data = running.link.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(running.link)
+                return  # it has ended, or is just about to: `_reap`
+            for frame in running.frames.take(data):
+                self._take(running, frame)
+
+    def _take(self, running: _Running, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.READY:
+                self._facts[running.name] = json.loads(frame.body)
+                self._do(self._schedule.became_ready(running.name, self._now()))
+            case Kind.ASK:
+                self._ask_others(running, frame.number)
+            case Kind.PAGE:
+                self._hand_on(running, frame)
+            case Kind.FACTS:
+                raise AssertionError("a process sends no FACTS")
+
+    def _ask_others(self, asker: _Running, number: int) -> None:
+        self._asked = {ours: asked for ours, asked in self._asked.items() if asked[0] != asker.name}  # those are over
+        others = [name for name in self._schedule.serving if name != asker.name]
+        facts = {"restarts": self._schedule.restarts, "asked": others}
+        self._send(asker, Frame(Kind.FACTS, number, json.dumps(facts).encode()))
+        for name in others:
+            self._questions += 1
+            self._asked[self._questions] = asker.name, number
+            self._send(self._running[name], Frame(Kind.ASK, self._questions))
+
+    def _hand_on(self, running: _Running, frame: Frame) -> None:
+        asker, number = self._asked.pop(frame.number, ("", 0))
+        if asker in self._running:
+            body = f"{running.name}\n".encode() + frame.body
+            self._send(self._running[asker], Frame(Kind.PAGE, number, body))
+
+    def _send(self, running: _Running, frame: Frame) -> None:
+        running.unsent += packed(frame)
+        self._flush(running)
+
+    def _flush(self, running: _Running) -> None:
+        try:
+            while running.unsent:
+                del running.unsent[: running.link.send(running.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            running.unsent.clear()  # it has ended: `_reap`
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if running.unsent else 0)
+        with contextlib.suppress(KeyError):
+            self._selector.modify(running.link, wanted, running)
+
+
+def _be_called(name: str) -> None:
+    """Sets the name that `ps -o comm` and `top` show (Linux): at most 15 bytes."""
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
+        file.write(name)
+
+
+def _die_with(parent: int) -> None:
+    """Sends SIGKILL to this process when its parent ends (Linux; elsewhere the link's end says it)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,210 @@
+"""The decisions of the parent of a server's processes: which one it starts, ends, and starts again, and when.
+
+    schedule = Schedule([["storage"], ["broker-1", "broker-2"]])     tiers: each needs those before it
+    effects = schedule.start(now)                                    Fork …
+    effects = schedule.became_ready("storage", now)                  Fork of the next tier; at last Serve, once
+    effects = schedule.ended("broker-2", code, now)                  its next Fork comes from `tick`
+    effects = schedule.stop(code, now)                               Terminate, the last tier first; at last Exit
+    effects = schedule.tick(now)                                     what is due, at `next_at` or later
+
+| a process | ends | then |
+|---|---|---|
+| before all have served | with any code | the others are stopped, and its code is the server's: it cannot start |
+| later, after SOUND_S | the same, with any code | it is started again at once; the others go on |
+| later, sooner than that | the same | after RETRY_MIN_S, then twice as long each time, up to RETRY_MAX_S |
+| that has to stop | | it is not started again; when its whole tier has ended the tier before it is stopped |
+| that has to stop | not within STOP_S | Kill |
+
+`code` is an exit code, or 128 and the number of the signal. Guards: tests/runtime/test_schedule.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+RETRY_MIN_S = 0.5
+RETRY_MAX_S = 30.0
+SOUND_S = 10.0
+"""Seconds after which a process that runs is sound: its end is a new misfortune, and not the last one again."""
+STOP_S = 15.0
+"""Seconds for an end in order: half as long again as a part of a process has (runtime/lifecycle.py)."""
+
+
+class Fork(NamedTuple):
+    """Starts a process."""
+
+    name: str
+
+
+class Terminate(NamedTuple):
+    """Tells a process to end."""
+
+    name: str
+
+
+class Kill(NamedTuple):
+    """Kills a process."""
+
+    name: str
+
+
+class Serve(NamedTuple):
+    """Reports that all have served for the first time."""
+
+
+class Exit(NamedTuple):
+    """Ends the parent: all have ended."""
+
+    code: int
+
+
+Effect = Fork | Terminate | Kill | Serve | Exit
+
+
+class State(enum.Enum):
+    """The state of a process."""
+
+    DOWN = "not started yet, or it waits for its next start"
+    STARTING = "it runs and does not serve yet"
+    SERVING = "it serves"
+    STOPPING = "it was told to end"
+    OVER = "it ended and is not started again"
+
+
+class Member:
+    """A process of the server, over all its starts."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = State.DOWN
+        self.began = 0.0
+        self.due: float | None = None  # of its next start, or of its Kill
+        self.pause_s = 0.0  # before its next start, if it is not sound by then
+        self.restarts = 0
+
+    @property
+    def runs(self) -> bool:
+        return self.state in (State.STARTING, State.SERVING, State.STOPPING)
+
+
+class Schedule:
+    """The schedule of a server's processes."""
+
+    def __init__(self, tiers: Sequence[Sequence[str]]) -> None:
+        self._tiers = [[Member(name) for name in tier] for tier in tiers]
+        self._by_name = {each.name: each for tier in self._tiers for each in tier}
+        self._served = False
+        self._code: int | None = None  # of the whole server, once it stops
+        assert len(self._by_name) == sum(map(len, tiers)), "the names of processes are distinct"
+
+    # ------------------------------------------------------------------ facts
+    def start(self, now: float) -> list[Effect]:
+        return self._begin(self._tiers[0], now)
+
+    def became_ready(self, name: str, now: float) -> list[Effect]:
+        member = self._by_name[name]
+        if member.state is not State.STARTING:
+            return []  # it was told to end meanwhile
+        member.state = State.SERVING
+        if self._served:
+            return []
+        for tier in self._tiers:
+            if any(each.state is State.DOWN for each in tier):
+                return self._begin(tier, now)
+            if any(each.state is State.STARTING for each in tier):
+                return []
+        self._served = True
+        return [Serve()]
+
+    def ended(self, name: str, code: int, now: float) -> list[Effect]:
+        """Handles the end of a process with its exit code."""
+        member = self._by_name[name]
+        assert member.runs, f"{name} ends, and did not run"
+        if self._code is not None:
+            member.state, member.due = State.OVER, None
+            return self._stop_next(now)
+        if not self._served:
+            member.state = State.OVER
+            return self.stop(code or 1, now)
+        member.state = State.DOWN
+        if now - member.began >= SOUND_S:
+            member.pause_s = 0.0
+        member.due = now + member.pause_s
+        member.pause_s = min(RETRY_MAX_S, max(RETRY_MIN_S, 2 * member.pause_s))
+        member.restarts += 1
+        return self.tick(now)
+
+    def stop(self, code: int, now: float) -> list[Effect]:
+        """Stops the server. `code`: of the whole server."""
+        if self._code is not None:
+            return []
+        self._code = code
+        for member in self._by_name.values():
+            if member.state is State.DOWN:
+                member.state, member.due = State.OVER, None
+        return self._stop_next(now)
+
+    def tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for member in self._by_name.values():
+            if member.due is None or member.due > now:
+                continue
+            member.due = None
+            if member.state is State.DOWN:
+                effects += self._begin([member], now)
+            elif member.state is State.STOPPING:
+                effects.append(Kill(member.name))
+        return effects
+
+    # ------------------------------------------------------------------ what is known
+    @property
+    def next_at(self) -> float | None:
+        """Returns when `tick` has something to do; None: not before the next fact."""
+        return min((each.due for each in self._by_name.values() if each.due is not None), default=None)
+
+    @property
+    def stopping(self) -> bool:
+        return self._code is not None
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        return {name: member.restarts for name, member in self._by_name.items()}
+
+    @property
+    def serving(self) -> list[str]:
+        return [name for name, member in self._by_name.items() if member.state is State.SERVING]
+
+    def pause_of(self, name: str, now: float) -> float | None:
+        """Seconds until it is started again; None: it runs, or is not."""
+        member = self._by_name[name]
+        return None if member.state is not State.DOWN or member.due is None else max(0.0, member.due - now)
+
+    def check(self) -> None:
+        for member in self._by_name.values():
+            assert member.due is None or member.state in (State.DOWN, State.STOPPING), "what is due has a reason"
+            assert self._code is None or member.state is not State.DOWN, "nothing waits for a start at the end"
+            assert not self._served or self._code is not None or member.state is not State.OVER, "nothing is given up"
+            assert member.pause_s <= RETRY_MAX_S, "the pause has a bound"
+
+    # ------------------------------------------------------------------ steps
+    def _begin(self, members: Iterable[Member], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for member in members:
+            member.state, member.began, member.due = State.STARTING, now, None
+            effects.append(Fork(member.name))
+        return effects
+
+    def _stop_next(self, now: float) -> list[Effect]:
+        assert self._code is not None
+        for tier in reversed(self._tiers):
+            if not any(each.runs for each in tier):
+                continue
+            effects: list[Effect] = []
+            for member in tier:
+                if member.state in (State.STARTING, State.SERVING):
+                    member.state, member.due = State.STOPPING, now + STOP_S
+                    effects.append(Terminate(member.name))
+            return effects
+        return [Exit(self._code)]

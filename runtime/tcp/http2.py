@@ -1,0 +1,975 @@
+"""A connection of HTTP/2 (RFC 9113), the same for both ends: frames, windows, settings, pings and the end.
+
+Below it is an asyncio transport, in clear or TLS. Above it are the streams (`Http2Stream`), whose service is gRPC
+(`runtime/grpc/`). No task and no queue is here: what comes is handed on in the step that read it, and what leaves is
+given to the transport in the step that wrote it.
+
+**In.** All connections of a thread read into one buffer (`READ_BYTES`); only a torn frame is kept. The rest of a long
+message is read straight into the place that its stream names (`direct_room`).
+**Out.** `send_data` takes as much as the windows of the other end and the transport allow; a stream that waits for room
+gets `writable`.
+**Windows.** A stream has WINDOW_DEFAULT, and the connection too, until its service reads it (`ReceiveWindow.open`): so
+a stranger can make this process keep no more. Bytes that the service has read are credited (`consumed`).
+**Slices.** A connection has SLICE_S of handling in a turn of the loop, however much the system hands over. What came
+beyond that waits (`_rest`), the socket is not read meanwhile, and the other connections have their turn.
+What is charged for more than CHARGED_A_TURN in a slice ends it, and the connection rests for REST_S: so a flood has a
+tenth of the loop, and the steps of an honest call have their turns between. At a server all that rest, and all whose
+callers are not known, have such a part together (runtime/tcp/share.py), however many they are.
+**Patience.** What carries nothing (pings, settings, window updates that no sent byte pays for, resets, empty DATA, …)
+and what is refused is charged (http2_frames.py). Past what this end takes the connection ends: ENHANCE_YOUR_CALM.
+**Liveness.** One timer looks every LOOK_S. It counts looks and not seconds: a process that was stopped blames no peer
+for the time that it did not see. Nothing came for SILENT_LOOKS: a PING; still nothing after DEAD_LOOKS: it is lost.
+`answers` pings on behalf of a service that wants to know earlier (client/connect/discovery.py), and ends nothing.
+
+What the other end does wrong ends the stream (RST_STREAM) or, as `BrokenRules`, the connection (GOAWAY).
+Guarding tests: tests/runtime/tcp/. The windows are conserved (`check`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+import threading
+from collections import deque
+from time import perf_counter
+from typing import Any, Generic, TypeVar, cast
+
+from ...proto.errors import ConnectionLost, MagnetarError
+from ..files import Buffer
+from . import http2_frames as frames
+from .http2_frames import (
+    CHARGED_A_TURN,
+    CONTINUATION,
+    DATA,
+    HEADER_BYTES_MAX,
+    LIGHT,
+    PADDED,
+    REFUSED,
+    STRANGERS_TURN,
+    BrokenRules,
+    Code,
+    FrameAllowance,
+    HeaderBlocks,
+    HeaderDecoder,
+    Setting,
+    unpadded,
+)
+from .share import Turn
+
+READ_BYTES = 256 << 10
+DIRECT_BYTES = 64 << 10
+"""Bytes that a message lacks from which on it is read straight into its place."""
+FRAME_BYTES_MAX = (1 << 20) + (64 << 10)
+"""Most bytes of DATA in a frame that this end takes: an envelope. It holds up the other streams of its connection for
+half a millisecond."""
+CONTROL_BYTES_MAX = 16 << 10
+"""Most bytes of a frame of another kind than DATA."""
+STREAM_WINDOW = 2 << 20
+"""Window of a stream that is read: two full envelopes, one that is processed and one that comes."""
+CONNECTION_WINDOW = 16 << 20
+"""Window of a server's connection with a stream that is read. A client takes all that its server sends (each stream has
+its own window), so that a stream that is not read holds up no other."""
+UNSENT_CONTROL_BYTES_MAX = 1 << 20
+"""Most bytes that no window bounds and the other end does not read: headers, resets, answers to pings and settings.
+Above it, the connection is cut."""
+WRITE_BUFFER_BYTES = 1 << 20
+"""Bytes that a transport keeps before the streams wait."""
+UNSENT_BYTES_MAX = WRITE_BUFFER_BYTES + FRAME_BYTES_MAX + UNSENT_CONTROL_BYTES_MAX
+"""Most bytes in a transport: what streams may have given to it, with the last frame that it took, and what no window
+bounds."""
+JOINED_BYTES = 16 << 10
+"""Size of a payload below which it is copied after its header, which costs less than a second write."""
+
+SLICE_S = 0.001
+"""Seconds of handling what came, for a connection in a turn of the loop."""
+SLICE_BYTES = 2 << 10
+"""Bytes between two looks at the clock: of the shortest frames there are 230, which take 0.3 ms."""
+CALL_S = 0.0001
+"""Seconds of a slice that count for a call that begins: its task runs after the slice."""
+
+REST_S = 0.002
+
+STRANGERS_BYTES = 256
+"""Bytes of the slice of a stranger that has waited, and between two looks at it: many wait."""
+SMALL_DATA = 64
+"""Bytes of DATA below which it costs more than it carries, before the stream's service reads it."""
+
+LOOK_S = 2.5
+HANDSHAKE_LOOKS = 2
+SILENT_LOOKS = 4
+DEAD_LOOKS = 6
+LEAVE_S = 10.0
+
+_LOG = logging.getLogger("magnetar.rpc")
+
+T = TypeVar("T")
+
+
+_OF_THREAD = threading.local()
+
+
+def _buffer() -> memoryview:
+    """Returns the buffer into which the connections of this thread read. No subclass of `threading.local` has it:
+    compiled, the attributes of one would be the same in all threads."""
+    view: memoryview | None = getattr(_OF_THREAD, "view", None)
+    if view is None:
+        view = _OF_THREAD.view = memoryview(bytearray(READ_BYTES))
+    return view
+
+
+class Http2Stream:
+    """A stream of a connection, with methods that its service overrides. All methods are called by the connection."""
+
+    __slots__ = (
+        "_owed", "_window", "connection", "has_head", "id", "in_ended", "is_read", "is_shut", "out_ended",
+        "receive_left", "send_left", "unread",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.connection: Http2Connection[Any] | None = None  # None: not opened yet, or over
+        self.id = 0
+        self.send_left = 0  # window of the other end
+        self.receive_left = self._window = frames.WINDOW_DEFAULT  # of this one
+        self._owed = 0  # read, and not credited yet
+        self.unread = 0  # came, and not read by the service
+        self.is_read = False  # its service reads it; before that it gets no more than its first window
+        self.in_ended = self.out_ended = False
+        self.has_head = False  # of the other end: what comes after it are trailers
+        self.is_shut = False  # something is to be sent, and the other end's window of the stream has no room
+
+    def headers_came(self, head: Any, ended: bool) -> None:
+        """Called for a stream that exists: with an answer's head or its trailers."""
+
+    def data_came(self, data: memoryview) -> int:
+        """Called with data, which is valid during the call only. What is read later is `consumed` later. Returns how
+        many bytes it took: fewer than all when they are much work; it is called again with the others."""
+        return len(data)
+
+    def direct_room(self) -> memoryview | None:
+        """Returns where the next bytes of the message go; None: it is short."""
+        return None
+
+    def direct_came(self, size: int) -> None:
+        """Called when so many bytes are where `direct_room` said."""
+
+    def input_ended(self) -> None:
+        """Called when the other end sends no more."""
+
+    def writable(self) -> None:
+        """Called when there may be room for `send_data`."""
+
+    def lost(self, error: MagnetarError, code: int | None) -> None:
+        """Called when the stream is over: reset by the other end with `code`, or its connection is lost."""
+
+
+class Http2Output:
+    """What leaves on a connection: it gives frames to the transport, as far as that and the windows of the other end
+    allow. A stream that waits for room gets `writable`."""
+
+    __slots__ = (
+        "_connection", "_cutting", "blocked", "is_paused", "peer_frame", "peer_window", "send_left", "transport",
+    )  # fmt: skip
+
+    transport: asyncio.Transport
+
+    def __init__(self, connection: Http2Connection[Any]) -> None:
+        self._connection = connection
+        self.send_left = frames.WINDOW_DEFAULT
+        self.peer_window = frames.WINDOW_DEFAULT
+        self.peer_frame = frames.FRAME_DEFAULT
+        self.is_paused = False
+        self.blocked: dict[Http2Stream, None] = {}
+        self._cutting: asyncio.Handle | None = None
+
+    def write(self, data: bytes) -> None:
+        """Writes a frame that no window bounds. A peer that makes us write it and does not read is cut, in a step of
+        its own: the caller may be in the middle of what it does to a stream."""
+        if self._connection.is_lost:
+            return
+        if self.is_paused and self._cutting is None and self.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            lost = ConnectionLost(f"{self._connection.peer} does not read the answers to what it asks")
+            self._cutting = self._connection.loop.call_soon(self._connection.abort, lost)
+        if self._cutting is None:
+            self.transport.write(data)
+
+    def send_headers(self, stream: Http2Stream, block: bytes, *, ends: bool, data: bytes = b"") -> None:
+        """Sends headers. `data`: is sent in the same write, when the windows allow; the caller has asked `fits`."""
+        framed = frames.header_block(stream.id, block, frames.END_STREAM if ends and not data else 0, self.peer_frame)
+        if data:
+            stream.send_left -= len(data)
+            self.send_left -= len(data)
+            flags = frames.END_STREAM if ends else 0
+            framed += frames.header(len(data), DATA, flags, stream.id) + data
+        self.write(framed)
+        if ends:
+            self._connection.output_ended(stream)
+
+    def send_whole(self, stream: Http2Stream, head: bytes, data: bytes, trailers: bytes) -> None:
+        """Sends all that a stream sends, in one write; the caller has asked `fits`."""
+        id_, size = stream.id, len(data)
+        stream.send_left -= size
+        self.send_left -= size
+        self.write(b"".join((
+            frames.header_block(id_, head, 0, self.peer_frame), frames.header(size, DATA, 0, id_), data,
+            frames.header_block(id_, trailers, frames.END_STREAM, self.peer_frame),
+        )))  # fmt: skip
+        self._connection.output_ended(stream)
+
+    def fits(self, stream: Http2Stream, size: int) -> bool:
+        """Whether DATA of so many bytes may leave now, as one frame."""
+        return size <= min(stream.send_left, self.send_left, self.peer_frame) and not self.is_paused
+
+    def send_data(self, stream: Http2Stream, data: memoryview, *, ends: bool = False) -> int:
+        """Sends as much of it as there is room for, and returns how much; a stream with a rest gets `writable`. The end
+        goes with the last byte. `data` must not change afterwards."""
+        size, sent, id_ = len(data), 0, stream.id
+        while not self.is_paused and not self._connection.is_lost:
+            part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
+            if part <= 0 and (size - sent or not ends):
+                break
+            stream.send_left -= part
+            self.send_left -= part
+            last = ends and sent + part == size
+            head = frames.header(part, DATA, frames.END_STREAM if last else 0, id_)
+            if part <= JOINED_BYTES:
+                self.transport.write(head + data[sent : sent + part])
+            else:
+                self.transport.write(head)
+                self.transport.write(data[sent : sent + part])
+            sent += part
+            if sent == size:
+                if last:
+                    self._connection.output_ended(stream)
+                return sent
+        if sent < size or ends:
+            self._waits(stream, size - sent)
+        return sent
+
+    def send_parts(self, stream: Http2Stream, parts: deque[Buffer], size: int) -> int:
+        """Sends parts like `send_data`, `size` bytes in all: what it sends is taken from `parts`, without a copy."""
+        sent, id_ = 0, stream.id
+        while not self.is_paused and not self._connection.is_lost:
+            left = part = min(size - sent, stream.send_left, self.send_left, self.peer_frame)
+            if part <= 0:
+                break
+            stream.send_left -= part
+            self.send_left -= part
+            leaving: list[Buffer] = [frames.HEADER.pack(part >> 8, part & 0xFF, DATA, 0, id_)]
+            while left:
+                first = parts[0]
+                if len(first) <= left:
+                    leaving.append(parts.popleft())
+                    left -= len(first)
+                else:
+                    view = memoryview(first)
+                    leaving.append(view[:left])
+                    parts[0], left = view[left:], 0
+            if part <= JOINED_BYTES:
+                self.transport.write(b"".join(leaving))
+            else:
+                self.transport.writelines(leaving)
+            sent += part
+            if sent == size:
+                return sent
+        self._waits(stream, size - sent)
+        return sent
+
+    def _waits(self, stream: Http2Stream, left: int) -> None:
+        """Lets a stream wait for room in its own window, or in the connection's and the transport; an end alone needs
+        no window."""
+        if left and stream.send_left <= 0:
+            stream.is_shut = True
+        else:
+            self.blocked[stream] = None
+
+    def unblock(self) -> None:
+        """Lets blocked streams write, in turn, as far as the connection has room: those whose own window is shut are
+        not among them."""
+        blocked = self.blocked
+        while blocked and not self.is_paused and self.send_left > 0 and not self._connection.is_lost:
+            stream = next(iter(blocked))
+            del blocked[stream]
+            stream.writable()
+
+    def windows_changed(self, change: int) -> None:
+        """Applies the windows once for all that one SETTINGS says: it may say it thousands of times, of a thousand
+        streams."""
+        self._connection.patience.charge(len(self._connection.streams) // 10)
+        for stream in list(self._connection.streams.values()):
+            stream.send_left += change
+            if stream.send_left > frames.WINDOW_MAX:
+                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
+            self.opened(stream)
+
+    def opened(self, stream: Http2Stream) -> None:
+        """Handles that the other end has opened the stream's window."""
+        if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
+            stream.is_shut = False
+            if self.is_paused or self.send_left <= 0:
+                self.blocked[stream] = None
+            else:
+                stream.writable()
+
+    def stop(self) -> None:
+        if self._cutting is not None:
+            self._cutting.cancel()
+        self.blocked.clear()
+
+
+class ReceiveWindow:
+    """The window of a connection for what comes, and how the windows of its streams are opened and credited."""
+
+    __slots__ = ("_connection", "left", "owed", "size")
+
+    def __init__(self, connection: Http2Connection[Any]) -> None:
+        self._connection = connection
+        self.size = self.left = frames.WINDOW_DEFAULT
+        self.owed = 0  # read, and not credited yet
+
+    def open(self, stream: Http2Stream, window: int = STREAM_WINDOW) -> None:
+        """Opens the window of a stream that the service reads: it gets this window, and the connection its whole one.
+        """
+        stream.is_read = True
+        if stream._window < window:
+            more, stream._window = window - stream._window, window
+            stream.receive_left += more
+            if not stream.in_ended:
+                self._connection.out.write(frames.window_update(stream.id, more))
+        self.open_whole()
+
+    def open_whole(self) -> None:
+        if self.size < CONNECTION_WINDOW:
+            more, self.size = CONNECTION_WINDOW - self.size, CONNECTION_WINDOW
+            self.left += more
+            self._connection.out.write(frames.window_update(0, more))
+
+    def consumed(self, stream: Http2Stream, size: int) -> None:
+        """Credits so many bytes of the stream that the service has read."""
+        stream.unread -= size
+        if not self._connection.credits_at_once:
+            self.owed += size
+            if self.owed * 4 >= self.size:
+                self.credit()
+        stream._owed += size
+        if stream._owed * 4 >= stream._window and not stream.in_ended and stream.connection is not None:
+            self._connection.out.write(frames.window_update(stream.id, stream._owed))
+            stream.receive_left += stream._owed
+            stream._owed = 0
+
+    def credit(self, size: int = 0) -> None:
+        self.owed += size
+        if self.owed * 4 >= self.size and not self._connection.is_lost:
+            self._connection.out.write(frames.window_update(0, self.owed))
+            self.left += self.owed
+            self.owed = 0
+
+
+class Liveness:
+    """Whether anything is received from the other end: one timer, which counts looks and not seconds."""
+
+    __slots__ = ("_answer", "_connection", "_looks", "_silent", "received", "timer")
+
+    def __init__(self, connection: Http2Connection[Any]) -> None:
+        self._connection = connection
+        self.received = False
+        self._silent = 0
+        self._looks = 0
+        self.timer: asyncio.TimerHandle | None = None
+        self._answer: asyncio.Future[None] | None = None  # to a PING of `answers`
+
+    def look(self) -> None:
+        """Looks whether anything was received, and again in LOOK_S."""
+        connection = self._connection
+        self.timer = connection.loop.call_later(LOOK_S, self.look)
+        self._looks += 1
+        self._silent = 0 if self.received else self._silent + 1
+        self.received = False
+        if not connection.is_ready and self._looks >= HANDSHAKE_LOOKS:
+            connection.abort(ConnectionLost(f"{connection.peer} sent no settings in {HANDSHAKE_LOOKS * LOOK_S:g} s"))
+        elif self._silent == SILENT_LOOKS:
+            connection.out.write(frames.ping(b"magnetar"))
+        elif self._silent >= DEAD_LOOKS:
+            connection.abort(ConnectionLost(f"{connection.peer} answers no ping"))
+        else:
+            connection.looked(self._looks)
+
+    async def answers(self, timeout_s: float) -> bool:
+        """Whether the other end answers a PING in time, this one or an earlier one."""
+        if self._answer is None:
+            self._answer = self._connection.loop.create_future()
+        self._connection.out.write(frames.ping(b"magnetar"))
+        done, _ = await asyncio.wait((self._answer,), timeout=timeout_s)
+        return bool(done)
+
+    def ping_came(self, flags: int, id_: int, payload: bytes) -> None:
+        if id_ or len(payload) != 8:
+            raise BrokenRules(_size_error(not id_), "a PING that is none")
+        if not flags & frames.ACK:
+            self._connection.out.write(frames.ping(payload, frames.ACK))
+        elif self._answer is not None:
+            answer, self._answer = self._answer, None
+            answer.set_result(None)
+
+
+class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
+    """A connection of HTTP/2. `T`: what the service makes of a header block."""
+
+    def __init__(self, decoder: HeaderDecoder[T], first: bytes, settings: dict[Setting, int]) -> None:
+        """Begins a connection. `first`: what is sent before the settings (a client's preface)."""
+        self.loop = asyncio.get_running_loop()
+        self._decoder = decoder
+        self._first = first + frames.settings(settings)
+        self.peer = "?"
+        self.streams: dict[int, Http2Stream] = {}
+        self.is_lost = False
+        self.is_greeted = True  # a server's is not, until the client's preface has come
+        self.is_ready = False  # the other end's settings are here
+        self.lost_for: MagnetarError | None = None
+        self.peer_streams = frames.STREAM_MASK
+        self.patience = FrameAllowance(self.loop)
+        self.out = Http2Output(self)
+        self.window = ReceiveWindow(self)
+        self.liveness = Liveness(self)
+        self._leaves: asyncio.TimerHandle | None = None  # what was written has so long to leave
+        # in
+        self._view = _buffer()
+        self._partial = bytearray()  # of a frame that is not DATA, or of a header
+        self._frame_end = 0  # of the frame in `_partial`
+        self._data_left = 0  # of the DATA frame that is being read
+        self._data_ends = False
+        self._data_stream: Http2Stream | None = None
+        self._direct = False
+        self._blocks = HeaderBlocks(self.patience)
+        self._room = 0  # what `get_buffer` gave
+        self._is_full = False  # the last read filled it: the system may hand over more in the same turn
+        self._until = 0.0  # of the slice
+        self._rest = memoryview(b"")  # came, and waits for a later turn
+        self._ahead = b""  # of the padded DATA that is being taken: comes before `_rest`
+        self._later: asyncio.Handle | Turn | None = None
+
+    # ------------------------------------------------------------------ for the ends
+    def preface(self, view: memoryview) -> memoryview:
+        """Takes, at a server that is not greeted yet (`is_greeted`), the client's preface from the first bytes."""
+        raise NotImplementedError
+
+    def stream_opened(self, id_: int, head: T, ended: bool) -> None:
+        """Called when the other end opens a stream."""
+        raise BrokenRules(Code.PROTOCOL_ERROR, f"a server opened stream {id_}")
+
+    def is_idle(self, id_: int) -> bool:
+        """Whether no end has opened it so far."""
+        raise NotImplementedError
+
+    def settings_came(self) -> None: ...
+    def went_away(self, last: int, code: int, text: str) -> None: ...
+    def looked(self, looks: int) -> None: ...
+    def was_lost(self, error: MagnetarError) -> None: ...
+    def stream_forgotten(self) -> None: ...
+
+    credits_at_once = False
+    """Whether the connection's window is credited for what came, not for what was read."""
+    stream_window = frames.WINDOW_DEFAULT
+    """Window of each stream, before `open_window`."""
+
+    # ------------------------------------------------------------------ asyncio's protocol
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        own = self.out.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        own.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self.peer = peer_of(transport)
+        own.write(self._first)
+        self.liveness.timer = self.loop.call_later(LOOK_S, self.liveness.look)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._data_left > DIRECT_BYTES and (stream := self._data_stream) is not None and stream.connection:
+            room = stream.direct_room()
+            if room is not None:
+                self._direct = True
+                room = room[: self._data_left]
+                self._room = len(room)
+                return room
+        self._direct, self._room = False, READ_BYTES
+        return self._view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.liveness.received = True
+        if not self._is_full:
+            self._until = perf_counter() + SLICE_S
+            self.patience.charged = max(self.patience.charged - CHARGED_A_TURN, 0.0)
+        self._is_full = nbytes >= self._room
+        try:
+            if self._direct:
+                self._direct = False
+                stream = self._data_stream
+                assert stream is not None
+                self._data_left -= nbytes
+                stream.unread += nbytes
+                if self.credits_at_once:
+                    self.window.credit(nbytes)
+                stream.direct_came(nbytes)
+                if self._data_ends and not self._data_left:
+                    self._data_ended()
+            elif not self.is_lost:
+                view = self._view[:nbytes]
+                if not self.is_greeted:
+                    view = self.preface(view)
+                taken = 0 if not self.patience.is_known and self.patience.must_wait else self._take(view)
+                if (taken < len(view) or self._ahead) and not self.is_lost:
+                    self._wait(memoryview(self._ahead + bytes(view[taken:])))
+        except Exception as error:
+            self._failed(error)
+        if self._is_full and self._later is None and not self.is_lost and perf_counter() >= self._until:
+            self._wait(self._rest)
+
+    def _wait(self, rest: memoryview) -> None:
+        """Ends the slice: `rest` is taken in the next turn, and what comes after it is read then."""
+        self._rest, self._ahead = rest, b""
+        if self._later is None and not self.out.transport.is_closing():
+            self.out.transport.pause_reading()
+        tired = self.patience.charged >= CHARGED_A_TURN
+        self._later = self._rest_later() if tired or self.patience.must_wait else self.loop.call_soon(self._go_on)
+
+    def _rest_later(self) -> asyncio.TimerHandle | Turn:
+        if self.patience.share is None:
+            return self.loop.call_later(REST_S, self._go_on)
+        if self.patience.is_known:
+            self.patience.share.spend(CHARGED_A_TURN)  # of a stranger it is spent already
+        return self.patience.share.later(self._go_on, is_light=self.patience.drawn < LIGHT)
+
+    def _go_on(self) -> None:
+        was_lost = self.is_lost  # it is looked at again below: setup.py
+        if was_lost:
+            return
+        self.liveness.received = True  # what waits here has come
+        self._until = perf_counter() + SLICE_S
+        patience = self.patience
+        least = 0.0 if patience.is_known else CHARGED_A_TURN - STRANGERS_TURN
+        patience.charged = max(patience.charged - CHARGED_A_TURN, least)
+        rest = self._rest
+        try:
+            taken = self._take(rest)
+        except Exception as error:
+            self._failed(error)
+            return
+        if self.is_lost:
+            return
+        if taken < len(rest) or self._ahead:
+            self._wait(memoryview(self._ahead + bytes(rest[taken:])) if self._ahead else rest[taken:])
+            return
+        self._rest, self._later, self._is_full = memoryview(b""), None, False
+        if not self.out.transport.is_closing():
+            self.out.transport.resume_reading()
+
+    def _failed(self, error: Exception) -> None:
+        if isinstance(error, BrokenRules):
+            self.break_off(error.code, str(error))
+        else:
+            _LOG.error("a connection of %s failed", self.peer, exc_info=error)
+            self.break_off(Code.INTERNAL_ERROR, "internal error")
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._leaves is not None:
+            self._leaves.cancel()
+        self._end(ConnectionLost(f"{self.peer}: the connection is lost" + (f": {exc}" if exc else "")))
+
+    def pause_writing(self) -> None:
+        self.out.is_paused = True
+
+    def resume_writing(self) -> None:
+        self.out.is_paused = False
+        self.out.unblock()
+
+    # ------------------------------------------------------------------ in
+    def _take(self, view: memoryview) -> int:
+        """Takes what came, until the slice is over; returns how many bytes it took. `_ahead` comes before the rest."""
+        step = SLICE_BYTES if self.patience.is_known else STRANGERS_BYTES
+        offset, end, look = 0, len(view), step
+        unpack = frames.HEADER.unpack_from
+        while offset < end and not self.is_lost:
+            if offset >= look:
+                if perf_counter() >= self._until or self.patience.charged >= CHARGED_A_TURN or self.patience.must_wait:
+                    return offset
+                look = offset + step
+            if self._data_left:
+                size = min(self._data_left, end - offset)
+                taken = self._take_data(view[offset : offset + size], size)
+                offset += taken
+                if taken < size:
+                    look = offset
+                continue
+            if self._partial:
+                offset = self._take_part(view, offset)
+                if self._ahead:
+                    return offset
+                continue
+            if end - offset < frames.HEADER_BYTES:
+                self._partial += view[offset:]
+                return end
+            high, low, kind, flags, id_ = unpack(view, offset)
+            length = high << 8 | low
+            if kind == DATA and not flags & PADDED:
+                offset += frames.HEADER_BYTES
+                self._data_begins(length, flags, id_ & frames.STREAM_MASK)
+                continue
+            self._check_length(kind, length)
+            after: int = offset + frames.HEADER_BYTES + length
+            if after > end:
+                self._frame_end = frames.HEADER_BYTES + length
+                self._partial += view[offset:]
+                return end
+            self._take_frame(kind, flags, id_ & frames.STREAM_MASK, bytes(view[offset + frames.HEADER_BYTES : after]))
+            look = offset = after  # it may be much work
+            if self._ahead:
+                return offset
+        return end
+
+    def _take_part(self, view: memoryview, offset: int) -> int:
+        """Takes more of a torn frame; returns the end of what it took."""
+        partial = self._partial
+        want = self._frame_end if len(partial) >= frames.HEADER_BYTES else frames.HEADER_BYTES
+        part = view[offset : offset + want - len(partial)]
+        partial += part
+        offset += len(part)
+        if len(partial) < want:
+            return offset
+        high, low, kind, flags, id_ = frames.HEADER.unpack_from(partial)
+        length, id_ = high << 8 | low, id_ & frames.STREAM_MASK
+        if kind == DATA and not flags & PADDED:
+            partial.clear()
+            self._data_begins(length, flags, id_)
+            return offset
+        self._check_length(kind, length)
+        self._frame_end = frames.HEADER_BYTES + length
+        if len(partial) == self._frame_end:
+            payload = bytes(partial[frames.HEADER_BYTES :])
+            partial.clear()
+            self._take_frame(kind, flags, id_, payload)
+        return offset
+
+    def _check_length(self, kind: int, length: int) -> None:
+        if kind == DATA and length > self.window.left:  # padded: it is kept until it is whole
+            raise BrokenRules(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
+        limit = FRAME_BYTES_MAX if kind == DATA else HEADER_BYTES_MAX if kind in _OF_HEADERS else CONTROL_BYTES_MAX
+        if length > limit:
+            raise BrokenRules(Code.FRAME_SIZE_ERROR, f"a frame of type {kind} has {length} bytes, more than {limit}")
+
+    def _data_begins(self, length: int, flags: int, id_: int, padding: int = 0) -> None:
+        if self._blocks.continued is not None:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "DATA within a header block")
+        if not self.is_ready:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "DATA before SETTINGS")
+        if length > FRAME_BYTES_MAX:
+            raise BrokenRules(Code.FRAME_SIZE_ERROR, f"DATA of {length} bytes, more than {FRAME_BYTES_MAX}")
+        if length > self.window.left:
+            raise BrokenRules(Code.FLOW_CONTROL_ERROR, "DATA above the connection's window")
+        self.window.left -= length
+        stream = self.streams.get(id_)
+        if stream is None:
+            if not id_ or self.is_idle(id_):
+                raise BrokenRules(Code.PROTOCOL_ERROR, f"DATA for stream {id_}, which is not open")
+            if length < SMALL_DATA or not self.patience.is_known:
+                self.patience.charge()
+        elif stream.in_ended:
+            self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent data after its end"))
+            stream = None
+        elif length > stream.receive_left:
+            self.reset(stream, Code.FLOW_CONTROL_ERROR, ConnectionLost("the other end sent more than the window"))
+            stream = None
+        else:
+            stream.receive_left -= length
+            if length < SMALL_DATA and not ((length and stream.is_read) or flags & frames.END_STREAM):
+                self.patience.charge()
+        self._data_stream, self._data_left = stream, length - padding
+        self._data_ends = bool(flags & frames.END_STREAM)
+        if padding:
+            self.window.credit(padding)
+            if stream is not None:
+                stream._owed += padding
+        if self._data_ends and not self._data_left:
+            self._data_ended()
+
+    def _take_data(self, data: memoryview, size: int) -> int:
+        """Returns how many of the `size` bytes the stream took."""
+        stream, taken = self._data_stream, size
+        if stream is None or stream.connection is None:
+            self.window.credit(size)
+        else:
+            stream.unread += size
+            taken = stream.data_came(data)
+            stream.unread -= size - taken
+            if self.credits_at_once:
+                window = self.window
+                window.owed += taken
+                if window.owed * 4 >= window.size:
+                    window.credit()
+        self._data_left -= taken
+        if self._data_ends and not self._data_left:
+            self._data_ended()
+        return taken
+
+    def _data_ended(self) -> None:
+        """Handles the last DATA of its stream, which is whole."""
+        stream, self._data_stream = self._data_stream, None
+        if stream is not None and stream.connection is not None:
+            self._input_ended(stream)
+
+    def _input_ended(self, stream: Http2Stream) -> None:
+        stream.in_ended = True
+        if stream.out_ended:
+            self._forget(stream)
+        stream.input_ended()
+
+    def _take_frame(self, kind: int, flags: int, id_: int, payload: bytes) -> None:
+        if self._blocks.continued is not None and kind != CONTINUATION:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "another frame within a header block")
+        if not self.is_ready and kind != frames.SETTINGS:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        match kind:
+            case frames.HEADERS:
+                self._header_block(self._blocks.begin(flags, id_, payload))
+            case frames.DATA:  # padded
+                data, padding = unpadded(flags, payload)
+                if padding and len(data) < SMALL_DATA:
+                    self.patience.charge()
+                self._data_begins(len(payload), flags, id_, padding)
+                if data:
+                    taken = self._take_data(memoryview(data), len(data))
+                    self._ahead = data[taken:]
+            case frames.WINDOW_UPDATE:
+                self._take_window(id_, payload)
+            case frames.PING:
+                self.patience.charge()
+                self.liveness.ping_came(flags, id_, payload)
+            case frames.SETTINGS:
+                self.patience.charge(1 + len(payload) // 24)
+                self._take_settings(flags, id_, payload)
+            case frames.RST_STREAM:
+                self._take_reset(id_, payload)
+            case frames.GOAWAY:
+                self.patience.charge()
+                if id_ or len(payload) < 8:
+                    raise BrokenRules(_size_error(not id_), "a GOAWAY that is none")
+                last, code = struct.unpack_from("!II", payload)
+                self.went_away(last & frames.STREAM_MASK, code, payload[8:].decode("utf-8", "replace"))
+            case frames.CONTINUATION:
+                self._header_block(self._blocks.go_on(flags, id_, payload))
+            case frames.PRIORITY:
+                self.patience.charge()
+                if not id_ or len(payload) != 5:
+                    raise BrokenRules(_size_error(id_), "a PRIORITY that is none")
+            case frames.PUSH_PROMISE:
+                raise BrokenRules(Code.PROTOCOL_ERROR, "a PUSH_PROMISE, which no end may send here")
+            case _:
+                self.patience.charge()  # a later kind (RFC 9113, 5.5)
+
+    def _header_block(self, whole: tuple[int, int, bytes] | None) -> None:
+        if whole is None:
+            return  # its continuations have to come
+        flags, id_, block = whole
+        head = self._decoder.decode(block)  # also when no stream wants it: the decoder has state
+        ended = bool(flags & frames.END_STREAM)
+        stream = self.streams.get(id_)
+        if stream is not None:
+            if cost := self._decoder.cost:
+                self.patience.charge(cost)
+            if stream.in_ended:
+                self.reset(stream, Code.STREAM_CLOSED, ConnectionLost("the other end sent headers after its end"))
+                return
+            if stream.has_head and not ended:
+                self.reset(stream, Code.PROTOCOL_ERROR, ConnectionLost("the other end sent headers within its data"))
+                return
+            stream.has_head = True
+            stream.headers_came(head, ended)
+            if ended and stream.connection is not None:
+                self._input_ended(stream)
+        elif self.is_idle(id_):
+            self._until -= CALL_S
+            if not self.patience.is_known:
+                self.patience.charged += REFUSED  # its task finds out later who calls
+            self.stream_opened(id_, head, ended)
+        else:
+            self.patience.charge(self._decoder.cost + REFUSED)
+
+    def _take_window(self, id_: int, payload: bytes) -> None:
+        if len(payload) != 4:
+            raise BrokenRules(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE that is none")
+        size = int.from_bytes(payload, "big") & frames.STREAM_MASK
+        self.patience.charge_update(id_, size, self.out.send_left)
+        if not id_:
+            self.out.send_left += size
+            if not size or self.out.send_left > frames.WINDOW_MAX:
+                code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
+                raise BrokenRules(code, "a window above its maximum, or an update by nothing")
+            self.out.unblock()
+            return
+        stream = self.streams.get(id_)
+        if stream is None:
+            if self.is_idle(id_):
+                raise BrokenRules(Code.PROTOCOL_ERROR, f"a WINDOW_UPDATE for stream {id_}, which is not open")
+            return
+        stream.send_left += size
+        if not size or stream.send_left > frames.WINDOW_MAX:
+            code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
+            self.reset(stream, code, ConnectionLost("the other end broke the rules of the stream's window"))
+        else:
+            self.out.opened(stream)
+
+    def _take_settings(self, flags: int, id_: int, payload: bytes) -> None:
+        if id_ or len(payload) % 6 or (flags & frames.ACK and payload):
+            raise BrokenRules(_size_error(not id_), "SETTINGS that are none")
+        if flags & frames.ACK:
+            if not self.is_ready:
+                raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is no SETTINGS of its sender")
+            return
+        window = self.out.peer_window
+        for key, value in struct.iter_unpack("!HI", payload):
+            self._set(key, value)
+        self.out.write(frames.SETTINGS_ACK)  # first: from there on the other end counts with the new windows
+        self.is_ready = True
+        if self.out.peer_window != window:
+            self.out.windows_changed(self.out.peer_window - window)
+        self.settings_came()
+
+    def _set(self, key: int, value: int) -> None:
+        if key == Setting.INITIAL_WINDOW_SIZE:
+            if value > frames.WINDOW_MAX:
+                raise BrokenRules(Code.FLOW_CONTROL_ERROR, "an initial window above its maximum")
+            self.out.peer_window = value
+        elif key == Setting.MAX_FRAME_SIZE:
+            if not frames.FRAME_DEFAULT <= value <= frames.FRAME_MAX:
+                raise BrokenRules(Code.PROTOCOL_ERROR, f"a maximum of {value} bytes a frame")
+            self.out.peer_frame = min(value, FRAME_BYTES_MAX)
+        elif key == Setting.MAX_CONCURRENT_STREAMS:
+            self.peer_streams = value
+        elif key == Setting.ENABLE_PUSH and value > 1:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "a wrong value of ENABLE_PUSH")
+
+    def _take_reset(self, id_: int, payload: bytes) -> None:
+        if not id_ or len(payload) != 4:
+            raise BrokenRules(_size_error(id_), "an RST_STREAM that is none")
+        stream = self.streams.get(id_)
+        self.patience.charge(REFUSED if stream is not None else 1)
+        if stream is not None:
+            code = int.from_bytes(payload, "big")
+            self._forget(stream)
+            stream.lost(ConnectionLost(f"{self.peer} reset the stream: {frames.code_name(code)}"), code)
+        elif self.is_idle(id_):
+            raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
+
+    def open(self, stream: Http2Stream, id_: int, *, has_head: bool) -> None:
+        """Opens a stream. `has_head`: the other end opened it."""
+        stream.connection, stream.id, stream.has_head = self, id_, has_head
+        stream._window = stream.receive_left = self.stream_window
+        stream.is_read = self.credits_at_once
+        stream.send_left = self.out.peer_window
+        self.streams[id_] = stream
+
+    def output_ended(self, stream: Http2Stream) -> None:
+        stream.out_ended = True
+        if stream.in_ended:
+            self._forget(stream)
+
+    def reset(self, stream: Http2Stream, code: Code, error: MagnetarError | None = None) -> None:
+        """Ends the stream at once. With `error` it is `lost` for that, which the other end did."""
+        if stream.connection is None:
+            return
+        self.out.write(frames.rst_stream(stream.id, code))
+        self._forget(stream)
+        if error is not None:
+            stream.lost(error, None)
+            self.patience.charge(REFUSED)
+
+    def _forget(self, stream: Http2Stream) -> None:
+        stream.connection = None
+        self.streams.pop(stream.id, None)
+        self.out.blocked.pop(stream, None)
+        if self._data_stream is stream and not self._data_left:
+            self._data_stream = None  # it would stay in memory until other data comes
+        if not self.credits_at_once:
+            self.window.credit(stream.unread)
+        stream.unread = 0
+        self.stream_forgotten()
+
+    # ------------------------------------------------------------------ the end
+    def break_off(self, code: Code, text: str) -> None:
+        """Ends the connection for what the other end did."""
+        if self.is_lost:
+            return
+        _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
+        self.out.write(frames.goaway(max(self.streams, default=0), code, text))
+        self._end(ConnectionLost(f"{self.peer}: {text}"))
+        self._let_leave()
+
+    def close(self, error: MagnetarError) -> None:
+        """Ends the connection in order: what was written leaves."""
+        if not self.is_lost:
+            self._end(error)
+            self._let_leave()
+
+    def _let_leave(self) -> None:
+        """Closes the transport. What was written has LEAVE_S to leave; of a peer that reads nothing it would stay."""
+        if self.out.is_paused:
+            self.out.transport.abort()
+            return
+        self.out.transport.close()
+        if self.out.transport.get_write_buffer_size():
+            self._leaves = self.loop.call_later(LEAVE_S, self.out.transport.abort)
+
+    def abort_now(self) -> None:
+        """Gives up an attempt to connect: there may be no transport yet."""
+        if hasattr(self.out, "transport"):
+            self.abort(ConnectionLost("the attempt to connect was given up"))
+
+    def abort(self, error: MagnetarError) -> None:
+        if not self.is_lost:
+            self._end(error)
+            self.out.transport.abort()
+
+    def _end(self, error: MagnetarError) -> None:
+        if self.is_lost:
+            return
+        self.is_lost, self.lost_for = True, error
+        if self.liveness.timer is not None:
+            self.liveness.timer.cancel()
+        if self._later is not None:
+            self._later.cancel()
+        self._rest = memoryview(b"")
+        self.out.stop()
+        streams, self.streams = list(self.streams.values()), {}
+        for stream in streams:
+            stream.connection = None
+            stream.lost(error, None)
+        self.was_lost(error)
+
+    def check(self) -> None:
+        """Checks that the windows are conserved: what the other end may send, what came and is not credited, and what
+        is on its way in the frame of now are the window."""
+        if self.is_lost:
+            return
+        coming, of = self._data_left, self._data_stream
+        unread = 0 if self.credits_at_once else sum(stream.unread for stream in self.streams.values())
+        found = self.window.left + self.window.owed + unread + coming
+        assert found == self.window.size, f"the connection's window of {self.window.size} bytes has {found}"
+        for id_, stream in self.streams.items():
+            found = stream.receive_left + stream._owed + stream.unread + (coming if stream is of else 0)
+            assert found == stream._window, f"the window of {stream._window} bytes of stream {id_} has {found}"
+            assert min(stream.receive_left, stream._owed, stream.unread) >= 0, f"a window of stream {id_} is overdrawn"
+        assert self.out.blocked.keys() <= set(self.streams.values()), "what waits for room is open"
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    name = transport.get_extra_info("peername")
+    if not isinstance(name, tuple):
+        return "?"
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+
+_OF_HEADERS = (frames.HEADERS, CONTINUATION)
+
+
+def _size_error(has_its_stream: object) -> Code:
+    """Returns the code for a frame that is on the wrong stream, or has the wrong length."""
+    return Code.FRAME_SIZE_ERROR if has_its_stream else Code.PROTOCOL_ERROR

@@ -1,0 +1,539 @@
+"""The frames of HTTP/2 by their bytes (RFC 9113, 4 and 6): what this side sends, and the numbers of both sides.
+
+A frame is a header of 9 bytes (length of the payload in 24 bits, type, flags, stream) and the payload. What comes is
+taken apart by `runtime/tcp/http2.py`; here is what leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import struct
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Generic, NamedTuple, TypeVar
+
+from hpack.exceptions import HPACKDecodingError, HPACKError, OversizedHeaderListError
+from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE, decode_huffman
+from hpack.table import HeaderTable
+
+from .share import Share
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HEADER = struct.Struct("!HBBBI")
+"""Length (two parts), type, flags, stream."""
+HEADER_BYTES = 9
+STREAM_MASK = 0x7FFFFFFF  # the highest bit is reserved, and ignored
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+HAS_PRIORITY = 0x20
+
+WINDOW_DEFAULT = 65_535
+"""Window of a connection and of each stream, before the first frame says otherwise (RFC 9113, 6.9.2)."""
+WINDOW_MAX = (1 << 31) - 1
+FRAME_DEFAULT = 16_384
+FRAME_MAX = (1 << 24) - 1
+
+
+class Setting(IntEnum):
+    """The number of a setting."""
+
+    HEADER_TABLE_SIZE = 1
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+    MAX_HEADER_LIST_SIZE = 6
+
+
+class Code(IntEnum):
+    """The reason why a stream or a connection ends (RFC 9113, 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+class BrokenRules(Exception):
+    """The other end did what the RFC forbids: the connection ends with `code`."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def code_name(number: int) -> str:
+    return Code(number).name if number in Code._value2member_map_ else f"code {number}"
+
+
+def header(length: int, kind: int, flags: int, stream: int) -> bytes:
+    return HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream)
+
+
+def settings(values: dict[Setting, int]) -> bytes:
+    payload = b"".join(struct.pack("!HI", key, value) for key, value in values.items())
+    return header(len(payload), SETTINGS, 0, 0) + payload
+
+
+SETTINGS_ACK = header(0, SETTINGS, ACK, 0)
+
+
+def window_update(stream: int, size: int) -> bytes:
+    return header(4, WINDOW_UPDATE, 0, stream) + size.to_bytes(4, "big")
+
+
+def rst_stream(stream: int, code: Code) -> bytes:
+    return header(4, RST_STREAM, 0, stream) + code.to_bytes(4, "big")
+
+
+def ping(data: bytes, flags: int = 0) -> bytes:
+    return header(8, PING, flags, 0) + data
+
+
+def goaway(last: int, code: Code, text: str = "") -> bytes:
+    payload = last.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode()[:256]
+    return header(len(payload), GOAWAY, 0, 0) + payload
+
+
+def header_block(stream: int, block: bytes, flags: int, frame_max: int) -> bytes:
+    """Encodes HEADERS, and CONTINUATION where the other end takes no frame as long."""
+    if len(block) <= frame_max:
+        return header(len(block), HEADERS, flags | END_HEADERS, stream) + block
+    parts = [block[begin : begin + frame_max] for begin in range(0, len(block), frame_max)]
+    framed = [header(frame_max, HEADERS, flags, stream) + parts[0]]
+    framed += [header(len(part), CONTINUATION, 0, stream) + part for part in parts[1:-1]]
+    framed.append(header(len(parts[-1]), CONTINUATION, END_HEADERS, stream) + parts[-1])
+    return b"".join(framed)
+
+
+def unpadded(flags: int, payload: bytes) -> tuple[bytes, int]:
+    """The payload without its padding, and how many bytes that had with its length."""
+    if not flags & PADDED:
+        return payload, 0
+    if not payload or payload[0] >= len(payload):
+        raise BrokenRules(Code.PROTOCOL_ERROR, "more padding than payload")
+    padding = payload[0]
+    return payload[1 : len(payload) - padding], padding + 1
+
+
+# ------------------------------------------------------------------------------------------------------- huffman
+# Strings in Huffman's code (RFC 7541, 5.2), decoded a byte at a time.
+#
+# The library `hpack` takes half a byte at a time, 0.16 µs a byte, so that the longest block of headers held the event
+# loop for 2.5 ms. Here a row is a state of the decoder, which has for each byte the next row and what the byte
+# completes: 0.03 µs. A row is made from the library's table when it is first needed, which takes 0.1 ms and 22 KB. A
+# call makes at most ROWS_A_CALL; a string that needs more is decoded by the library. Texts need a hundred of the 256.
+# Guarded by tests/runtime/tcp/test_headers.py, with the library as the reference.
+
+
+ROWS_A_CALL = 4
+
+_Row = list[tuple["_Row", bytes]]
+
+_STATES = 256
+_ROWS: list[_Row] = [[] for _ in range(_STATES)]
+_DEAD: _Row = []
+_DEAD += [(_DEAD, b"")] * 256
+"""State in which no code begins with what came."""
+_STATE_OF = {id(row): state for state, row in enumerate(_ROWS)}
+_SYMBOLS = [bytes((each,)) for each in range(256)]
+
+
+def _complete() -> frozenset[int]:
+    """Rows in which a string may end: of what came nothing is left, or at most seven bits, all ones."""
+    found = {0}
+    for next_state, flags, _ in HUFFMAN_TABLE:
+        if flags & HUFFMAN_COMPLETE and not flags & HUFFMAN_FAIL:
+            found.add(next_state)
+    return frozenset(id(_ROWS[state]) for state in found)
+
+
+_COMPLETE = _complete()
+
+
+def decode(data: bytes) -> bytes:
+    """Decodes Huffman's code. Raises HPACKDecodingError."""
+    row, parts, left = _ROWS[0], list[bytes](), ROWS_A_CALL
+    append, rest = parts.append, iter(data)
+    while True:
+        try:
+            for byte in rest:
+                row, out = row[byte]
+                append(out)
+            break
+        except IndexError:  # the row is not made yet
+            if not left:
+                return decode_huffman(data)
+            left -= 1
+            _make(row)
+            row, out = row[byte]
+            append(out)
+    if id(row) not in _COMPLETE:
+        raise HPACKDecodingError("a string in Huffman's code that is none, or is torn")
+    return b"".join(parts)
+
+
+def _make(row: _Row) -> None:
+    made: _Row = []
+    first = 16 * _STATE_OF[id(row)]
+    for state, flags, symbol in HUFFMAN_TABLE[first : first + 16]:
+        if flags & HUFFMAN_FAIL:
+            made += [(_DEAD, b"")] * 16
+            continue
+        before = _SYMBOLS[symbol] if flags & HUFFMAN_EMIT_SYMBOL else b""
+        for after, then, last in HUFFMAN_TABLE[16 * state : 16 * state + 16]:
+            if then & HUFFMAN_FAIL:
+                made.append((_DEAD, b""))
+            elif then & HUFFMAN_EMIT_SYMBOL:
+                made.append((_ROWS[after], before + _SYMBOLS[last]))
+            else:
+                made.append((_ROWS[after], before))
+    row += made
+
+
+# ------------------------------------------------------------------------------------------------------ patience
+# The patience of an end of HTTP/2 with the other: how much it takes of what carries nothing, and of what is refused.
+#
+#     patience.allow(most, rate)     from now on
+#     patience.charge(frames)        BrokenRules: it was too much
+#     patience.charged               of the slice of now, less CHARGED_A_TURN for each one before
+#
+# A server has PATIENCE for a stranger and PATIENCE_KNOWN for a connection with a call that was admitted. A client has
+# chosen its server, and is patient without end. What strangers are charged is their port's `Share` as well.
+# Guarding tests: tests/runtime/tcp/test_patience.py.
+
+
+CHARGED_A_TURN = 100
+"""Frames that carry nothing: 0.15 ms. No honest connection sends so many at once."""
+STRANGERS_TURN = 25
+LIGHT = 64
+"""Charge below which a stranger goes before the others: an honest one is charged about ten."""
+
+PATIENCE, PATIENCE_KNOWN = 500.0, 20_000.0
+"""Frames that carry nothing; handling one takes 1.5 µs. A client sends about ten before its first call is admitted."""
+PATIENCE_RATE = 2_000.0
+"""Growth of the patience a second, for a connection that is known: 0.3 % of the loop. A stranger's grows a hundred
+times slower: it has seconds at most."""
+REFUSED = 20
+"""Cost of a call that is refused, or reset before its end, in frames that carry nothing."""
+SMALL_UPDATE = 8
+"""Bytes of a window update below which it costs more than it carries."""
+
+
+class FrameAllowance:
+    """The patience with one connection."""
+
+    __slots__ = (
+        "_granted", "_granted_most", "_granted_streams", "_granted_streams_most", "_left", "_loop", "_most", "_rate",
+        "_since", "charged", "drawn", "is_known", "share",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._left = self._most = math.inf
+        self._rate = 0.0
+        self._since = loop.time()
+        self.is_known = True  # a call of it was admitted; or it is a server that this end has chosen
+        self.charged = 0.0  # less CHARGED_A_TURN for each slice
+        self.share: Share | None = None  # of the port, whose connections are bounded together
+        self.drawn = 0  # charged to it
+        self._granted = 0  # by the other end: of the connection's window …
+        self._granted_streams = 0  # … and of all streams'
+        self._granted_most = 0  # more than was sent, of the connection's window …
+        self._granted_streams_most = 0  # … and of all streams'
+
+    def allow(self, most: float, rate: float) -> None:
+        """Sets the patience: from now on `most` frames that carry nothing are taken at once, and `rate` more a second.
+        """
+        self._left = self._most = most
+        self._rate, self._since = rate, self._loop.time()
+        self.is_known = most > PATIENCE
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether it is a stranger's, and all strangers of the port have used up what they have together."""
+        return not self.is_known and self.share is not None and self.share.is_spent
+
+    def charge(self, frames_: int = 1) -> None:
+        """Charges for what costs as much as so many frames that carry nothing. BrokenRules: it was too much."""
+        if self._most == math.inf:
+            return
+        self.charged += frames_
+        self._left -= frames_
+        if not self.is_known and self.share is not None:
+            self.drawn += frames_
+            self.share.spend(frames_)
+        if self._left < 0:
+            now = self._loop.time()
+            more = (now - self._since) * self._rate
+            self._since = now
+            self._left = min(self._left + more, self._most)
+            if self._left < 0:
+                raise BrokenRules(Code.ENHANCE_YOUR_CALM, "too many refused calls, or frames that carry nothing")
+
+    def charge_update(self, id_: int, size: int, send_left: int) -> None:
+        """Charges for window updates: an update gives back what was sent. One that grants more than any before, or
+        little, is charged. `send_left`: of the connection's window, before it."""
+        sent = WINDOW_DEFAULT + self._granted - send_left
+        if id_:
+            self._granted_streams += size
+            more, most = self._granted_streams - sent, self._granted_streams_most
+            self._granted_streams_most = max(most, more)
+        else:
+            self._granted += size
+            more, most = self._granted - sent, self._granted_most
+            self._granted_most = max(most, more)
+        if size < SMALL_UPDATE or more > most:
+            self.charge()
+
+
+# ------------------------------------------------------------------------------------------------------- headers
+# Header blocks of HTTP/2 (HPACK, RFC 7541).
+#
+# What leaves has no state: each header is a literal that is not indexed, so the block of a call is made once and sent
+# as it is for each call. What comes is decoded here, with the tables of the library `hpack`, which is the reference of
+# the tests: it takes two to ten times as long, and twenty times for a long string in Huffman's code (http2_frames.py).
+# As
+# long as the other end has not used the dynamic table, a block is decoded once for a connection: the same bytes mean
+# the same again. Guarding tests: tests/runtime/tcp/test_headers.py, tests/runtime/tcp/test_patience.py.
+
+
+Header = tuple[bytes, bytes]
+T = TypeVar("T")
+
+HEADER_BYTES_MAX = 32 << 10
+"""Most bytes of a header block, and of its decoded headers."""
+CONTINUATIONS_MAX = 16
+SIZE_UPDATES_MAX = 2
+"""Most size updates of the dynamic table in one block (RFC 7541, 4.2: the smallest size, and the last one)."""
+FIELDS_MAX = 256
+"""Most fields of a block: decoding one takes 2 µs. A call of gRPC has ten, and those that its application adds."""
+FOLDED_BYTES_MAX = 16 << 10
+"""Most bytes of a block in Huffman's code: decoding a byte takes 0.03 µs. A token of AUTHORIZATION_MAX has fewer."""
+FOLDED_A_FRAME = 8
+"""Bytes in Huffman's code that cost as much as a frame that carries nothing."""
+INTEGER_BITS_MAX = 28
+KNOWN_BLOCKS = 32
+KNOWN_BYTES = 4096
+"""Bounds of what a connection remembers: so many blocks of so many bytes."""
+
+logging.getLogger("hpack").setLevel(logging.CRITICAL)
+"""The library logs what leaves its table, with credentials, for its own developers."""
+
+TABLE_BYTES_MAX = 4096
+"""Size of the dynamic table, as the settings of HTTP/2 have it when they say nothing."""
+FIELD_BYTES = 32
+"""Bytes that a field counts in the table, and in a list of headers, besides its name and value (RFC 7541, 4.1)."""
+
+_STATUS_200 = b"\x88"  # the static table's entry
+
+
+def block(headers: Iterable[Header]) -> bytes:
+    return b"".join(_literal(name, value) for name, value in headers)
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    if (name, value) == (b":status", b"200"):
+        return _STATUS_200
+    return b"\0" + _string(name) + _string(value)
+
+
+def _string(data: bytes) -> bytes:
+    """Encodes a string without Huffman's code; the length is an integer with a prefix of 7 bits (RFC 7541, 5.1)."""
+    size = len(data)
+    if size < 127:
+        return bytes((size,)) + data
+    size, digits = size - 127, bytearray(b"\x7f")
+    while size > 127:
+        digits.append(0x80 | size & 0x7F)
+        size >>= 7
+    digits.append(size)
+    return bytes(digits) + data
+
+
+class _Shape(NamedTuple):
+    """The content of a block, told by its lengths alone. Of one that is torn: what comes before the tear."""
+
+    updates: int  # of the table's size
+    fields: int
+    folded: int  # bytes in Huffman's code
+
+
+def _shape(data: bytes) -> _Shape:
+    """Counts updates and fields, no further than one above their maximum."""
+    updates = fields = folded = offset = 0
+    end = len(data)
+    while offset < end and updates <= SIZE_UPDATES_MAX and fields <= FIELDS_MAX:
+        first = data[offset]
+        if first & 0xE0 == 0x20:
+            updates += 1
+            _, offset = _integer(data, offset, 0x1F)
+            continue
+        fields += 1
+        if first & 0x80:
+            _, offset = _integer(data, offset, 0x7F)
+            continue
+        index, offset = _integer(data, offset, 0x3F if first & 0x40 else 0x0F)
+        for _ in range(1 if index else 2):
+            if offset >= end:
+                break
+            is_folded = data[offset] & 0x80
+            size, offset = _integer(data, offset, 0x7F)
+            if is_folded:
+                folded += min(size, end - offset)
+            offset += size
+    return _Shape(updates, fields, folded)
+
+
+def _integer(data: bytes, offset: int, mask: int) -> tuple[int, int]:
+    """Returns (the integer, what follows it), RFC 7541, 5.1."""
+    value, shift = data[offset] & mask, 0
+    offset += 1
+    if value < mask:
+        return value, offset
+    while offset < len(data) and shift <= INTEGER_BITS_MAX:
+        byte = data[offset]
+        offset += 1
+        value += (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            return value, offset
+    return 0, len(data) + 1  # it is torn, or too long
+
+
+def _text(data: bytes, offset: int) -> tuple[bytes, int]:
+    """Returns (the string, what follows it), RFC 7541, 5.2. IndexError, ValueError: it is torn. HPACKError."""
+    is_folded = data[offset] & 0x80
+    size, offset = _integer(data, offset, 0x7F)
+    after = offset + size
+    if after > len(data):
+        raise ValueError("a torn string")
+    text = data[offset:after]
+    return (decode(text) if is_folded else text), after
+
+
+class HeaderDecoder(Generic[T]):
+    """The decoder of one connection. `parse` makes of the headers what the service wants to know of them."""
+
+    def __init__(self, parse: Callable[[list[Header]], T], list_bytes_max: int) -> None:
+        self._parse = parse
+        self._list_bytes_max = list_bytes_max
+        self._table = HeaderTable()
+        self._is_used = False  # the table, by a block, also where an entry did not fit in
+        self._known: dict[bytes, T] = {}
+        self.cost = 0  # of the last block, in frames that carry nothing
+
+    def decode(self, data: bytes) -> T:
+        """Decodes a header block. BrokenRules: it is none, or it is more work than the headers of a call are."""
+        found = self._known.get(data)
+        if found is not None:
+            self.cost = 0
+            return found
+        updates, fields, folded = _shape(data)
+        self.cost = 1 + fields + folded // FOLDED_A_FRAME
+        if fields > FIELDS_MAX or folded > FOLDED_BYTES_MAX:
+            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"more than {FIELDS_MAX} headers, or too many in Huffman's code")
+        if updates > SIZE_UPDATES_MAX:
+            raise BrokenRules(Code.COMPRESSION_ERROR, f"more than {SIZE_UPDATES_MAX} sizes of the table in a block")
+        try:
+            headers = self._fields(data)
+        except OversizedHeaderListError as error:
+            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"headers of more than {self._list_bytes_max} bytes") from error
+        except (HPACKError, IndexError, ValueError) as error:
+            why = type(error).__name__  # its text quotes the block, with credentials
+            raise BrokenRules(Code.COMPRESSION_ERROR, f"a header block that cannot be decoded: {why}") from None
+        parsed = self._parse(headers)
+        if not self._is_used and not updates and len(data) <= KNOWN_BYTES:
+            if len(self._known) >= KNOWN_BLOCKS:
+                self._known.clear()
+            self._known[data] = parsed
+        return parsed
+
+    def _fields(self, data: bytes) -> list[Header]:
+        """Decodes a header block. HPACKError, IndexError, ValueError: it is none. OversizedHeaderListError."""
+        table, found = self._table, list[Header]()
+        offset, end, left = 0, len(data), self._list_bytes_max
+        while offset < end:
+            first = data[offset]
+            if first & 0x80:
+                index, offset = _integer(data, offset, 0x7F)
+                name, value = table.get_by_index(index)
+            elif first & 0xE0 == 0x20:
+                size, offset = _integer(data, offset, 0x1F)
+                if found or size > TABLE_BYTES_MAX or offset > end:
+                    raise ValueError("a size of the table that is too large, or after a field")
+                table.maxsize = size
+                continue
+            else:
+                index, offset = _integer(data, offset, 0x3F if first & 0x40 else 0x0F)
+                if index:
+                    name = table.get_by_index(index)[0]
+                else:
+                    name, offset = _text(data, offset)
+                value, offset = _text(data, offset)
+                if first & 0x40:
+                    self._is_used = True
+                    table.add(name, value)
+            if offset > end:
+                raise ValueError("a torn block")
+            found.append((name, value))
+            left -= len(name) + len(value) + FIELD_BYTES
+            if left < 0:
+                raise OversizedHeaderListError("more headers than are taken")
+        return found
+
+
+class HeaderBlocks:
+    """The header block that comes on a connection: at most one at a time, in one frame or several."""
+
+    __slots__ = ("_continuations", "_patience", "continued")
+
+    def __init__(self, patience: FrameAllowance) -> None:
+        self._patience = patience
+        self.continued: tuple[int, int, bytearray] | None = None  # stream, flags, and what of it has come
+        self._continuations = 0
+
+    def begin(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
+        """Takes HEADERS. Returns (flags, stream, block) when it is whole; None: its continuations have to come."""
+        if not id_:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "HEADERS without a stream")
+        block, _ = unpadded(flags, payload)
+        if flags & HAS_PRIORITY:
+            if len(block) < 5:
+                raise BrokenRules(Code.FRAME_SIZE_ERROR, "HEADERS without their priority")
+            block = block[5:]
+        if flags & END_HEADERS:
+            return flags, id_, block
+        self.continued, self._continuations = (id_, flags, bytearray(block)), 0
+        return None
+
+    def go_on(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
+        """Takes a CONTINUATION, as `begin`."""
+        if self.continued is None or self.continued[0] != id_:
+            raise BrokenRules(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
+        _, first, block = self.continued
+        self._continuations += 1
+        self._patience.charge()
+        if len(block) + len(payload) > HEADER_BYTES_MAX or self._continuations > CONTINUATIONS_MAX:
+            raise BrokenRules(Code.ENHANCE_YOUR_CALM, f"a header block of more than {HEADER_BYTES_MAX} bytes")
+        block += payload
+        if flags & END_HEADERS:
+            self.continued = None
+            return first, id_, bytes(block)
+        return None

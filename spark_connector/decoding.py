@@ -1,0 +1,485 @@
+"""Payloads of a batch to columns.
+
+JSON is decoded by field names, whichever version wrote it, by a Struct that msgspec makes of the definition; Avro with
+the definition of its writer, resolved to that of the reader. A message that names no version is taken for one of the
+reader's. Fields that a payload lacks have their default, or null.
+
+**A payload that is not of its schema**, or holds a value that its column cannot (a decimal with more digits, a time
+that no microsecond reaches): with schemaErrors=fail InvalidMessage, which names the message; with schemaErrors=null
+all its typed columns are null, and it counts in `RowBuilder.unfit`. Work is linear in the rows of a batch: only where a
+batch holds such a value, each value is tried alone.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import accumulate, chain
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import astuple
+from pyspark.sql.types import DataType, StructType
+
+from ..client.common.errors import InvalidMessage
+from ..client.model.payloads import SINGLE, avro_definition, avro_reader, avro_writer, names_of
+from ..proto.errors import InvalidConfiguration, InvalidRequest, InvalidSchema, SchemaNotFound
+from ..proto.schema import SchemaInfo, SchemaType
+from .shapes import META, Field, Shape, Typed, narrowed
+
+if TYPE_CHECKING:
+    from .rows import RowBuilder
+
+# ------------------------------------------------------------------------------------------------------- columns
+# Values that msgspec decoded from JSON, to Arrow: a column at a time.
+#
+# Arrow takes a list of plain values fast. Of the others it is given the parts: a record is a Struct, and its fields are
+# columns of their own, with a mask where it is null; of arrays and maps it gets all items as one column, and where each
+# begins. So a value inside costs as much as one at the top.
+
+
+def column(cells: Sequence[Any], shape: Shape) -> pa.Array:
+    """Cells of the shape, or None, as its `raw` type. What Arrow raises: a value that the type cannot hold."""
+    if shape.is_plain or not cells:
+        return pa.array(cells, shape.raw)
+    if not shape.parts:
+        return _texts(cells, shape.raw)
+    if pa.types.is_struct(shape.raw):
+        return _records(cells, shape)
+    items = chain.from_iterable(filter(None, cells))
+    if pa.types.is_list(shape.raw):
+        return pa.ListArray.from_arrays(_begins(cells), column(list(items), shape.parts[0]), type=shape.raw)
+    keys = pa.array(list(items), pa.string())
+    values = list(chain.from_iterable(each.values() for each in cells if each))
+    return pa.MapArray.from_arrays(_begins(cells), keys, column(values, shape.parts[0]), type=shape.raw)
+
+
+def _texts(cells: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """Returns a column of text, also of an enum: a number is its digits."""
+    try:
+        return pa.array(cells, type_)
+    except (pa.ArrowException, TypeError):
+        return pa.array([each if each is None or isinstance(each, str) else str(each) for each in cells], type_)
+
+
+def _records(cells: Sequence[Any], shape: Shape) -> pa.Array:
+    blank = (None,) * len(shape.parts)
+    rows = [blank if each is None else astuple(each) for each in cells]
+    parts = [column(part, of) for part, of in zip(zip(*rows, strict=True), shape.parts, strict=True)]
+    return pa.StructArray.from_arrays(parts, fields=list(shape.raw), mask=pa.array([each is None for each in cells]))
+
+
+def _begins(cells: Sequence[Any]) -> pa.Array:
+    """Returns where the items of each cell begin, null where it is null; and the end."""
+    begins = accumulate((len(each) if each else 0 for each in cells), initial=0)
+    nulls = chain((each is None for each in cells), (False,))
+    return pa.array([None if null else at for at, null in zip(begins, nulls, strict=True)], pa.int32())
+
+
+# ------------------------------------------------------------------------------------------------------ decoding
+
+
+Decode = Callable[[bytes], Any]
+PIECE_ROWS = 2000
+"""Rows that are objects at once: 20,000 of them do not fit into the caches of a processor, and cost a tenth more."""
+WRONG_PAYLOAD = (ValueError, RecursionError, InvalidMessage)
+"""Errors of decoding: msgspec's errors are ValueErrors, or RecursionError for what is too deep."""
+WRONG_VALUE = (pa.ArrowException, ValueError, TypeError, OverflowError)
+"""Errors of Arrow for a value that its type cannot hold."""
+
+
+class Versions(Protocol):
+    """The schemas that messages name."""
+
+    def __call__(self, version: int) -> SchemaInfo: ...
+
+
+Build = Callable[["RowBuilder", pa.DataType], pa.Array]
+
+
+class Decoding:
+    """The decoding of one topic, for one task. `columns_of` gives what builds the columns that a query names, and no
+    others."""
+
+    def __init__(self, reader: Typed, versions: Versions, *, is_strict: bool) -> None:
+        self._reader, self._versions, self._is_strict = reader, versions, is_strict
+        self._cells: dict[str, pa.Array] = {}
+
+    def columns_of(self, names: Sequence[str], types: Sequence[pa.DataType]) -> dict[str, Build]:
+        """Returns a function for each of these columns that builds it; all are decoded when the first is asked for."""
+        wanted = dict(zip(names, types, strict=True))
+        if self._reader.info.type is SchemaType.JSON:
+            self._reader = self._reader._replace(record=narrowed(self._reader.record, wanted))
+            self._json: Decode = msgspec.json.Decoder(self._reader.record.json).decode
+        self._decoders: dict[int | None, Decode] = {None: self._decoder(self._reader.info)}
+        self._fields = {each.name: each for each in self._reader.record.fields}
+        self._blank = _blank(self._reader)
+
+        def building(name: str) -> Build:
+            def build(rows: RowBuilder, type_: pa.DataType) -> pa.Array:
+                if not self._cells:
+                    with without_collection():
+                        self._cells = self._columns(rows, wanted)
+                return self._cells.pop(name)
+
+            return build
+
+        return {name: building(name) for name in names}
+
+    def _columns(self, builder: RowBuilder, wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
+        pieces = [self._piece(builder, first, rows, wanted) for first, rows in self._decoded(builder)]
+        return {name: pa.concat_arrays([each[name] for each in pieces]) for name in wanted}
+
+    def _piece(
+        self, builder: RowBuilder, first: int, rows: list[Any], wanted: dict[str, pa.DataType]
+    ) -> dict[str, pa.Array]:
+        try:
+            return self._arrays(rows, wanted)
+        except WRONG_VALUE:
+            self._without_unfit(builder, first, rows, wanted)
+            return self._arrays(rows, wanted)
+
+    # ------------------------------------------------------------------------------ payloads to rows
+    def _decoded(self, builder: RowBuilder) -> Iterator[tuple[int, list[Any]]]:
+        """The rows of whole runs, PIECE_ROWS at a time or some more, and the number of the first of them."""
+        first, blank = 0, self._blank
+        rows: list[Any] = []
+        for run in builder.runs:
+            at = first + len(rows)
+            values = builder.values[at : at + run.rows]
+            try:
+                decode = self._decode_of(run.entry.schema_version)
+            except WRONG_PAYLOAD as error:
+                decode = _refusing(error)
+            try:
+                rows += [blank if value is None else decode(value) for value in values]
+            except WRONG_PAYLOAD:
+                rows += [self._one(builder, decode, value, at + number) for number, value in enumerate(values)]
+            if len(rows) >= PIECE_ROWS:
+                yield first, rows
+                first, rows = at + run.rows, []
+        if rows:
+            yield first, rows
+
+    def _one(self, builder: RowBuilder, decode: Decode, value: bytes | None, row: int) -> Any:
+        try:
+            return self._blank if value is None else decode(value)
+        except WRONG_PAYLOAD as error:
+            return self._unfit(builder, row, error)
+
+    def _unfit(self, builder: RowBuilder, row: int, error: Exception) -> Any:
+        """Returns a row of nulls for a payload that is not of its schema; InvalidMessage with schemaErrors=fail."""
+        if self._is_strict:
+            raise InvalidMessage(
+                f"message {builder.offset_of(row)} of {builder.topic} partition {builder.partition} is not of its "
+                f"schema: {_said(error)}; set schemaErrors=null to read null in its place"
+            ) from error
+        builder.unfit["schema"] += 1
+        return self._blank
+
+    def _decode_of(self, version: int | None) -> Decode:
+        found = self._decoders.get(version)
+        if found is None:
+            assert version is not None
+            try:
+                found = self._decoder(self._versions(version))
+            except (SchemaNotFound, InvalidSchema, InvalidConfiguration) as error:
+                found = _refusing(InvalidMessage(error.message))
+            self._decoders[version] = found
+        return found
+
+    def _decoder(self, writer: SchemaInfo) -> Decode:
+        reader = self._reader.info
+        if writer.type is not reader.type:
+            said = f"it was written as {writer.type.name}, and the query reads {reader.type.name}"
+            return _refusing(InvalidMessage(said))
+        if writer.type is SchemaType.JSON:  # by names, whichever version wrote it
+            return self._json
+        if writer.type is SchemaType.AVRO:
+            return self._avro(writer)
+        return SINGLE[writer.type].decode
+
+    def _avro(self, writer: SchemaInfo) -> Decode:
+        own = self._reader.record.avro
+        if writer.data == self._reader.info.data:
+            return avro_reader(own)
+        written = _plain(avro_definition(writer))
+        if isinstance(own, dict) and isinstance(written, dict) and "name" in own and "name" in written:
+            written = {**written, "name": own["name"]}  # programs name their classes as they like
+        return avro_reader(written, own)
+
+    # ------------------------------------------------------------------------------ rows to columns
+    def _arrays(self, rows: list[Any], wanted: dict[str, pa.DataType]) -> dict[str, pa.Array]:
+        cells = self._cells_of(rows)
+        return {name: self._array(cells[name], name, type_) for name, type_ in wanted.items()}
+
+    def _cells_of(self, rows: list[Any]) -> Mapping[str, Sequence[Any]]:
+        """The values of each field."""
+        if self._reader.record.is_single:
+            return dict.fromkeys(self._fields, rows)
+        if self._reader.info.type is SchemaType.JSON:
+            return dict(zip(self._fields, zip(*map(astuple, rows), strict=True), strict=True))
+        return {name: list(map(itemgetter(name), rows)) for name in self._fields}
+
+    def _array(self, cells: Sequence[Any], name: str, type_: pa.DataType) -> pa.Array:
+        field = self._fields[name]
+        return _converted(column(cells, field.shape), field, type_)
+
+    def _without_unfit(self, builder: RowBuilder, first: int, rows: list[Any], wanted: dict[str, pa.DataType]) -> None:
+        """Puts the blank row in the place of each row with a value that its column cannot hold."""
+        cells = self._cells_of(rows)
+        for name, type_ in wanted.items():
+            try:
+                self._array(cells[name], name, type_)
+            except WRONG_VALUE:
+                for row, cell in enumerate(cells[name]):
+                    try:
+                        self._array([cell], name, type_)
+                    except WRONG_VALUE as error:
+                        if rows[row] is not self._blank:  # by another of its fields
+                            rows[row] = self._unfit(builder, first + row, ValueError(f"field {name!r}: {error}"))
+
+
+def _converted(found: pa.Array, field: Field, type_: pa.DataType) -> pa.Array:
+    shape = field.shape
+    if shape.unit != shape.raw:
+        found = found.cast(shape.unit)
+    return found if type_ == shape.unit else found.cast(type_, safe=not _has_nanos(shape.unit))
+
+
+def _has_nanos(type_: pa.DataType) -> bool:
+    """Whether the type has nanoseconds: Spark's times end at the microsecond, and what is below is left out."""
+    if pa.types.is_timestamp(type_):
+        return bool(type_.unit == "ns")
+    return any(_has_nanos(type_.field(at).type) for at in range(type_.num_fields))
+
+
+def _blank(reader: Typed) -> Any:
+    """A row whose fields are all null."""
+    record, fields = reader.record, reader.record.fields
+    if record.is_single:
+        return None
+    if reader.info.type is SchemaType.JSON:
+        return record.json(*[None] * len(fields))
+    return dict.fromkeys(each.name for each in fields)
+
+
+def _plain(schema: Any) -> Any:
+    """Returns the schema without logical types but decimal: the reader has times as numbers, and so must the writer."""
+    if isinstance(schema, list):
+        return [_plain(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    left_out = () if schema.get("logicalType") == "decimal" else ("logicalType",)
+    kept = {key: value for key, value in schema.items() if key not in left_out and not key.startswith("__")}
+    for key in ("type", "items", "values"):
+        if key in kept:
+            kept[key] = _plain(kept[key])
+    if "fields" in kept:
+        kept["fields"] = [_plain(each) for each in kept["fields"]]
+    return kept
+
+
+def _refusing(error: Exception) -> Decode:
+    def refuse(payload: bytes) -> Any:
+        raise InvalidMessage(_said(error))
+
+    return refuse
+
+
+def _said(error: Exception) -> str:
+    return error.message if isinstance(error, InvalidMessage) else str(error)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Switches the collector off: Python looks for circles among all objects each time that thousands are made; rows
+    have none, and the search costs more than the rows: 2.7 of 4.5 µs for ten fields of JSON."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+# ------------------------------------------------------------------------------------------------------ encoding
+# Columns of a batch to payloads, by a schema of the topic; and whether the columns of a frame are those of the schema.
+#
+# The driver checks the columns before anything runs: each is a field of the schema, of its type (shapes.py), and each
+# field that has no default and cannot be null has a column. A field without a column is written as its default, or
+# null. A column of `METADATA` says something else of the message; those that only the source has are left out, so that
+# rows that were read can be written.
+#
+# A row that the schema does not take ends its task with InvalidRequest, which names the column: null in a field that
+# has no null, a symbol that an enum does not have, NaN in JSON, a time that the schema's unit does not reach. Times are
+# cut to the unit of the schema.
+
+
+METADATA = {f"{META}{name}" for name in ("key", "partition", "eventTime", "properties")}
+SOURCE_ONLY = {f"{META}{name}" for name in ("topic", "offset", "messageId", "publishTime", "producerName")}
+
+
+def check_columns(schema: StructType, topic: str, known: Typed) -> None:
+    """Raises InvalidConfiguration, which names the column."""
+    fields = {each.name: each for each in known.record.fields}
+    for column in schema:
+        if column.name in METADATA | SOURCE_ONLY:
+            continue
+        field = fields.get(column.name)
+        if field is None:
+            raise InvalidConfiguration(
+                f"column {column.name!r} is no field of the schema of {topic}, which has {', '.join(fields)}; "
+                f"others are {', '.join(sorted(METADATA))}"
+            )
+        if not _same(column.dataType, field.shape.spark):
+            raise InvalidConfiguration(
+                f"column {column.name!r} is {column.dataType.simpleString()}, and in the schema of {topic} it is "
+                f"{field.shape.spark.simpleString()}: cast it"
+            )
+    for name in fields.keys() - {column.name for column in schema}:
+        if not (fields[name].shape.nullable or fields[name].has_default):
+            raise InvalidConfiguration(
+                f"column {name!r} is missing: in the schema of {topic} it has no default and cannot be null"
+            )
+
+
+def _same(found: DataType, wanted: DataType) -> bool:
+    """Whether the types are equal but for what may be null: each row is looked at."""
+    return found.simpleString() == wanted.simpleString()
+
+
+class Encoding:
+    """The encoding of one topic, for one task."""
+
+    def __init__(self, known: Typed) -> None:
+        self._known = known
+        self._fields = {each.name: each for each in known.record.fields}
+        self._names: dict[str, Any] = {}
+        if known.record.is_single and known.info.type in SINGLE:
+            self._encode: Callable[[Any], bytes] = SINGLE[known.info.type].encode
+        elif known.info.type is SchemaType.AVRO:
+            self._names = names_of(avro_definition(known.info))
+            self._encode = avro_writer(known.record.avro)
+        else:
+            self._names = names_of(avro_definition(known.info))
+            self._encode = msgspec.json.Encoder(decimal_format="number").encode
+
+    def payloads(self, batch: pa.RecordBatch) -> list[bytes | None]:
+        """Encodes each row. Raises InvalidRequest."""
+        cells = {name: self._cells(batch, name) for name in batch.schema.names if name in self._fields}
+        try:
+            if self._known.record.is_single:
+                # a single value that is null is a message without a value
+                return [None if each is None else self._encode(each) for each in cells["value"]]
+            encode, names = self._encode, (*self._absent(cells), *cells)
+            absent = self._absent(cells)
+            columns = [*([value] * batch.num_rows for value in absent.values()), *cells.values()]
+            return [encode(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+        except (InvalidMessage, ValueError, TypeError, OverflowError) as error:
+            said = error.message if isinstance(error, InvalidMessage) else str(error)
+            raise InvalidRequest(f"a row does not fit the schema of its topic: {said}") from error
+
+    def _absent(self, cells: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what JSON says of fields that have no column; Avro's library knows it itself."""
+        if self._known.info.type is not SchemaType.JSON:
+            return {}
+        return {name: field.default for name, field in self._fields.items() if name not in cells}
+
+    def _cells(self, batch: pa.RecordBatch, name: str) -> list[Any]:
+        field = self._fields[name]
+        column = batch.column(name)
+        if not self._known.record.is_single or self._names:
+            self._check(column, self._definition(field), name)
+        try:
+            cells = self._raw(column, field).to_pylist()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"column {name!r} holds text that is not UTF-8: {error}") from error
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"column {name!r} holds a value that its field cannot: {error}") from error
+        with_maps = _with_maps(field.shape.raw)
+        return cells if with_maps is None else [None if each is None else with_maps(each) for each in cells]
+
+    def _raw(self, column: pa.Array, field: Field) -> pa.Array:
+        unit, raw = field.shape.unit, field.shape.raw
+        if column.type != unit:
+            column = column.cast(unit, safe=not _is_coarse(unit))
+        return column if unit == raw else column.cast(raw)
+
+    def _definition(self, field: Field) -> Any:
+        record = self._known.record
+        if record.is_single:
+            return record.avro
+        return next(each["type"] for each in record.avro["fields"] if each["name"] == field.name)
+
+    def _check(self, column: pa.Array, definition: Any, path: str) -> None:
+        """Refuses what Arrow has and the definition has not. By columns, also of what is inside."""
+        if isinstance(definition, list):
+            column = column.drop_null()
+            definition = next(each for each in definition if each != "null")
+        if column.null_count:
+            raise InvalidRequest(f"column {path!r} holds null, and its field cannot be null")
+        if isinstance(definition, str):
+            definition = self._names.get(definition, definition)
+        kind = definition["type"] if isinstance(definition, dict) else definition
+        if kind in ("record", "error"):
+            fields = ((each["name"], each["type"]) for each in definition["fields"])
+            for (name, type_), inner in zip(fields, column.flatten(), strict=True):
+                self._check(inner, type_, f"{path}.{name}")
+        elif kind == "array":
+            self._check(column.flatten(), definition["items"], f"{path}[]")
+        elif kind == "map":
+            items = column.cast(pa.list_(pa.struct([("key", pa.string()), ("value", column.type.item_type)]))).flatten()
+            self._check(items.field("value"), definition["values"], f"{path}{{}}")
+        elif kind == "enum":
+            self._refuse(column, pc.is_in(column, pa.array(definition["symbols"], column.type)), "no symbol", path)
+        elif kind in ("float", "double") and self._known.info.type is SchemaType.JSON:
+            self._refuse(column, pc.is_finite(column), "no number of JSON", path)
+
+    def _refuse(self, column: pa.Array, fits: pa.Array, what: str, path: str) -> None:
+        wrong = column.filter(pc.invert(fits))
+        if len(wrong):
+            raise InvalidRequest(f"column {path!r} holds {wrong[0].as_py()!r}, which is {what} of its field")
+
+
+def _is_coarse(type_: pa.DataType) -> bool:
+    """Whether it has times of milliseconds, and none of nanoseconds: what is below a millisecond is left out."""
+    units = _units(type_)
+    return "ms" in units and "ns" not in units
+
+
+def _units(type_: pa.DataType) -> set[str]:
+    if pa.types.is_timestamp(type_):
+        return {type_.unit}
+    return {unit for at in range(type_.num_fields) for unit in _units(type_.field(at).type)}
+
+
+def _with_maps(type_: pa.DataType) -> Callable[[Any], Any] | None:
+    """Returns a function that turns Arrow's maps, lists of pairs, into the encoders' dicts. None: there is none in it.
+    """
+    if pa.types.is_map(type_):
+        value = _with_maps(type_.item_type) or _same_value
+        return lambda pairs: {key: None if each is None else value(each) for key, each in pairs}
+    if pa.types.is_list(type_):
+        item = _with_maps(type_.value_type)
+        return None if item is None else lambda items: [None if each is None else item(each) for each in items]
+    if not pa.types.is_struct(type_):
+        return None
+    found = {type_.field(at).name: _with_maps(type_.field(at).type) for at in range(type_.num_fields)}
+    inner = {name: convert for name, convert in found.items() if convert is not None}
+    if not inner:
+        return None
+
+    def converted(record: dict[str, Any]) -> dict[str, Any]:
+        return record | {name: convert(record[name]) for name, convert in inner.items() if record[name] is not None}
+
+    return converted
+
+
+def _same_value(value: Any) -> Any:
+    return value

@@ -1,0 +1,273 @@
+"""The registry: equal schemas share a number, concurrent ones do not pass each other, and no number is used twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import pytest
+
+from magnetar.broker.cluster.schema_registry import SchemaRegistry, SchemaRules
+from magnetar.metadata import paths
+from magnetar.metadata.sqlite import SqliteStore
+from magnetar.metadata.store import Delete, MetadataStore, Operation
+from magnetar.proto.errors import ConnectionLost, IncompatibleSchema, InvalidSchema, NotAllowed, SchemaNotFound
+from magnetar.proto.names import TopicName
+from magnetar.proto.schema import Compatibility, SchemaInfo, SchemaType
+from magnetar.runtime.process import real_world
+
+TOPIC = TopicName.parse("acme/shop/orders")
+ANY = SchemaRules(Compatibility.ALWAYS_COMPATIBLE)
+FULL = SchemaRules()
+CLOSED = SchemaRules(auto_update=False)
+BYTES = SchemaInfo(type=SchemaType.NONE)
+AUTO = SchemaInfo(type=SchemaType.AUTO_CONSUME)
+
+
+def schema(*names: str, default: bool = True) -> SchemaInfo:
+    fields = [{"name": name, "type": "int", **({"default": 0} if default else {})} for name in names]
+    text = json.dumps({"type": "record", "name": "R", "fields": fields})
+    return SchemaInfo(type=SchemaType.AVRO, data=text.encode())
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[SqliteStore]:
+    opened = await SqliteStore.open(real_world(1), ":memory:")
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def registry(store: SqliteStore) -> SchemaRegistry:
+    return SchemaRegistry(real_world(2), store.session())
+
+
+async def put(registry: SchemaRegistry, info: SchemaInfo, rules: SchemaRules = FULL, topic: TopicName = TOPIC) -> int:
+    return await registry.register(topic, info, rules, user="me")
+
+
+async def test_a_topic_and_its_namesake_that_is_not_persistent_have_schemas_of_their_own(
+    registry: SchemaRegistry, store: SqliteStore
+) -> None:
+    """So a grant on one of them reads and writes nothing of the other."""
+    volatile = TopicName.parse("non-persistent://acme/shop/orders")
+    await put(registry, schema("secret"))
+    with pytest.raises(SchemaNotFound):
+        await registry.get(volatile)
+    assert await put(registry, schema("x", default=False), topic=volatile) == 0, "nor is it compared with the other's"
+    assert await put(registry, schema("y", default=False), ANY, topic=volatile.with_partition(1)) == 1
+    assert [each.info for each in await registry.all(TOPIC)] == [schema("secret")]
+    await registry.delete(volatile, force=True)
+    assert (await registry.get(TOPIC)).info == schema("secret")
+    await put(registry, schema("x"), topic=volatile)
+    await registry.forget_namespace(TOPIC.namespace_name)
+    assert not [each for each in await store.session().children(paths.schemas_of("acme", "shop")) if "orders" in each]
+
+
+async def test_an_equal_schema_has_its_number_and_a_new_one_the_next(registry: SchemaRegistry) -> None:
+    assert [await put(registry, schema("a")), await put(registry, schema("a", "b"))] == [0, 1]
+    assert await put(registry, schema("a")) == 0, "also when a newer one is there"
+    assert await put(registry, schema("a"), CLOSED, TOPIC.with_partition(3)) == 0, "partitions share"
+    newest, first = await registry.get(TOPIC), await registry.get(TOPIC, 0)
+    assert (newest.version, newest.info, newest.user) == (1, schema("a", "b"), "me")
+    assert (first.version, first.info) == (0, schema("a"))
+    assert [each.version for each in await registry.all(TOPIC)] == [0, 1]
+    assert await registry.find(TOPIC, schema("a", "b")) == 1
+    for missing in (registry.get(TOPIC, 2), registry.find(TOPIC, schema("x")), registry.get(TopicName.parse("a/b/c"))):
+        with pytest.raises(SchemaNotFound):
+            await missing
+
+
+async def test_what_does_not_go_with_the_newest_is_refused_and_not_stored(registry: SchemaRegistry) -> None:
+    await put(registry, schema("a", default=False))
+    with pytest.raises(IncompatibleSchema, match=r"FULL against version 0: .* field `b`: it has no default"):
+        await put(registry, schema("b", default=False))
+    with pytest.raises(InvalidSchema):
+        await put(registry, SchemaInfo(type=SchemaType.AVRO, data=b"{"))
+    with pytest.raises(IncompatibleSchema, match="'magnetar schemas upload'"):
+        await put(registry, schema("a", "c"), CLOSED)
+    assert await registry.register(TOPIC, schema("a", "c"), CLOSED, user="op", by_hand=True) == 1
+    assert await registry.refused(TOPIC, schema("b", default=False), Compatibility.FULL) is not None
+    assert await registry.refused(TOPIC, schema("a"), Compatibility.ALWAYS_INCOMPATIBLE) is not None
+    assert await registry.refused(TOPIC, schema("a", "c"), Compatibility.ALWAYS_INCOMPATIBLE) is None, "it is there"
+
+
+async def test_producers_without_a_schema_are_refused_only_where_that_is_enforced(registry: SchemaRegistry) -> None:
+    enforced = SchemaRules(enforced=True)
+    assert await registry.of_producer(TOPIC, None, enforced, "me") is None, "the topic has none"
+    assert await registry.of_producer(TOPIC, schema("a"), enforced, "me") == 0
+    for none in (None, BYTES):
+        assert await registry.of_producer(TOPIC, none, FULL, "me") is None
+        with pytest.raises(IncompatibleSchema, match="takes no producer without one"):
+            await registry.of_producer(TOPIC, none, enforced, "me")
+
+
+async def test_a_consumers_schema_is_the_first_of_an_idle_topic_and_has_to_read_else(registry: SchemaRegistry) -> None:
+    with pytest.raises(IncompatibleSchema, match="in use without a schema"):
+        await registry.of_consumer(TOPIC, schema("a"), FULL, "me", idle=False)
+    await registry.of_consumer(TOPIC, schema("a"), ANY, "me", idle=False)
+    for idle in (True, False):
+        for none in (None, AUTO):
+            await registry.of_consumer(TOPIC, none, FULL, "me", idle=idle)
+    with pytest.raises(SchemaNotFound):
+        await registry.get(TOPIC)
+    await registry.of_consumer(TOPIC, schema("a", default=False), FULL, "me", idle=True)
+    assert (await registry.get(TOPIC)).version == 0
+    await registry.of_consumer(TOPIC, schema("a", "b"), SchemaRules(Compatibility.FULL_TRANSITIVE), "me", idle=False)
+    assert len(await registry.all(TOPIC)) == 1, "a reader's schema is not stored"
+    never = SchemaRules(Compatibility.ALWAYS_INCOMPATIBLE)
+    await registry.of_consumer(TOPIC, schema("a", default=False), never, "me", idle=False)
+    with pytest.raises(IncompatibleSchema, match=r"cannot read version 0: .*field `b`"):
+        await registry.of_consumer(TOPIC, schema("a", "b", default=False), FULL, "me", idle=False)
+    with pytest.raises(IncompatibleSchema, match="the type is INT32, and not AVRO"):
+        await registry.of_consumer(TOPIC, SchemaInfo(type=SchemaType.INT32), FULL, "me", idle=False)
+
+
+async def test_deleted_ones_count_for_nothing_and_still_decode_until_they_are_forced(registry: SchemaRegistry) -> None:
+    assert await registry.delete(TOPIC, force=False) is None
+    for names in ("a", "ab"):
+        await put(registry, schema(*names), ANY)
+    assert await registry.delete(TOPIC, force=False) == 1
+    with pytest.raises(SchemaNotFound):
+        await registry.get(TOPIC)
+    assert (await registry.get(TOPIC, 0)).deleted
+    assert await put(registry, schema("a")) == 2, "its old number is not used again"
+    assert await registry.delete(TOPIC, force=True) == 2
+    for version in (None, 0, 2):
+        with pytest.raises(SchemaNotFound):
+            await registry.get(TOPIC, version)
+    assert await put(registry, schema("z", default=False)) == 3
+
+
+def ending(session: MetadataStore) -> Callable[[Sequence[Operation]], Awaitable[None]]:
+    """The commit that ends a topic."""
+
+    async def commit(also: Sequence[Operation]) -> None:
+        await session.commit([Delete("/a-topic"), *also])
+
+    return commit
+
+
+async def test_schemas_end_with_their_topic_and_leave_nothing(registry: SchemaRegistry, store: SqliteStore) -> None:
+    await put(registry, schema("a"))
+    await registry.end_with(TopicName.parse("non-persistent://acme/shop/orders"), ending(store.session()))
+    assert (await registry.get(TOPIC)).version == 0, "the persistent topic has it too"
+    await registry.end_with(TOPIC, ending(store.session()))
+    await registry.end_with(TOPIC, ending(store.session()))
+    session = store.session()
+    assert await session.children(paths.schemas("acme", "shop", "orders")) == []
+    assert await session.get(paths.schemas("acme", "shop", "orders")) is None
+
+
+async def test_a_topic_that_is_made_again_has_none_of_its_former_definitions_at_any_broker(store: SqliteStore) -> None:
+    here, there = (SchemaRegistry(real_world(number), store.session()) for number in range(2))
+    await put(here, schema("a"))
+    assert (await there.get(TOPIC, 0)).info == schema("a")
+    await here.end_with(TOPIC, ending(store.session()))
+    assert await put(here, schema("b")) == 0
+    assert (await there.get(TOPIC, 0)).info == schema("b")
+
+
+async def test_a_version_that_is_registered_while_its_topic_ends_leaves_nothing(store: SqliteStore) -> None:
+    session = Late(store.session())
+    registry = SchemaRegistry(real_world(1), session)  # type: ignore[arg-type]
+    await put(registry, schema("a"))
+    session.first = put(SchemaRegistry(real_world(2), store.session()), schema("a", "b"))
+    await registry.end_with(TOPIC, ending(session))
+    assert await store.session().children(paths.schemas("acme", "shop", "orders")) == []
+
+
+async def test_a_namespace_takes_its_schemas_along(registry: SchemaRegistry, store: SqliteStore) -> None:
+    await put(registry, schema("a"), topic=TopicName.parse("non-persistent://acme/shop/a-b"))
+    await put(registry, schema("a"), topic=TopicName.parse("acme/other/orders"))
+    await registry.forget_namespace(TOPIC.namespace_name)
+    assert await store.session().children(paths.schemas_of("acme", "shop")) == []
+    assert await store.session().children(paths.schemas_of("acme", "other")) == ["orders"]
+
+
+class Late:
+    """A session before whose next commit another thing happens."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self.first: Awaitable[object] | None = None
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def commit(self, operations: object) -> object:
+        first, self.first = self.first, None
+        if first is not None:
+            await first
+        return await self._store.commit(operations)  # type: ignore[arg-type]
+
+
+async def test_a_hundred_equal_first_schemas_make_one_version_and_different_ones_meet_each_other(
+    store: SqliteStore,
+) -> None:
+    registries = [SchemaRegistry(real_world(number), store.session()) for number in range(10)]
+    equal = [put(each, schema("a", default=False)) for each in registries for _ in range(10)]
+    assert {*await asyncio.gather(*equal)} == {0}
+    others = [put(each, schema(f"f{number}", default=False)) for number, each in enumerate(registries)]
+    found = await asyncio.gather(*others, return_exceptions=True)
+    assert all(isinstance(each, IncompatibleSchema) for each in found)
+    added = [put(each, schema("a", f"g{number}"), ANY) for number, each in enumerate(registries)]
+    assert sorted(await asyncio.gather(*added)) == list(range(1, 11))
+
+
+class Losing:
+    """A session whose next commits happen, or not, without an answer."""
+
+    def __init__(self, store: MetadataStore, happens: list[bool]) -> None:
+        self._store, self._happens = store, happens
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def commit(self, operations: object) -> object:
+        if self._happens:
+            if self._happens.pop(0):
+                await self._store.commit(operations)  # type: ignore[arg-type]
+            raise ConnectionLost("no answer")
+        return await self._store.commit(operations)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("happens", [[True], [False], [False, True], [False, False]])
+async def test_a_lost_answer_makes_no_second_version(store: SqliteStore, happens: list[bool]) -> None:
+    registry = SchemaRegistry(real_world(1), Losing(store.session(), [*happens]))  # type: ignore[arg-type]
+    assert await put(registry, schema("a")) == 0
+    assert len(await registry.all(TOPIC)) == 1
+
+
+async def test_a_topic_has_a_bounded_number_of_versions(
+    registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.broker.cluster.schema_registry.VERSIONS_MAX", 2)
+    for names in ("a", "b"):
+        await put(registry, schema(names), ANY)
+    with pytest.raises(NotAllowed, match="delete them with force"):
+        await put(registry, schema("c"), ANY)
+    assert await put(registry, schema("a"), ANY) == 0
+    await registry.delete(TOPIC, force=True)
+    assert await put(registry, schema("c"), ANY) == 2
+
+
+async def test_too_much_to_compare_or_to_list_is_refused(
+    registry: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magnetar.broker.cluster.schema_registry.TOGETHER_BYTES_MAX", 200)
+    every = SchemaRules(Compatibility.FULL_TRANSITIVE)
+    for names in ("a", "ab", "abc"):
+        await put(registry, schema(*names), ANY)
+    with pytest.raises(NotAllowed, match="not transitive"):
+        await put(registry, schema(*"abcd"), every)
+    with pytest.raises(NotAllowed, match="by its number"):
+        await registry.all(TOPIC)
+    assert await put(registry, schema(*"abcd"), FULL) == 3
+
+
+async def test_a_long_definition_is_compared_in_a_thread(registry: SchemaRegistry) -> None:
+    names = [f"field_{number}" for number in range(2000)]
+    assert await put(registry, schema(*names)) == 0
+    assert await put(registry, schema(*names, "more")) == 1

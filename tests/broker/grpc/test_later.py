@@ -1,0 +1,54 @@
+"""Services that are loaded by their first caller have each rpc, and are made once."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from magnetar.broker.grpc.admin import AdminService
+from magnetar.broker.grpc.checked import Later, attribute_of
+from magnetar.broker.grpc.transactions import TransactionService
+from magnetar.proto import wire_pb2 as wire
+
+
+@pytest.mark.parametrize(("name", "kind"), [("Admin", AdminService), ("Transactions", TransactionService)])
+def test_a_service_has_a_method_for_each_rpc(name: str, kind: type) -> None:
+    """Which nothing would notice before the first call of one that it has not."""
+    wanted = {attribute_of(method.name) for method in wire.DESCRIPTOR.services_by_name[name].methods}
+    assert {each for each in wanted if not callable(getattr(kind, each, None))} == set()
+
+
+class Slow:
+    """Workers whose loading ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+        self.done = asyncio.Event()
+
+    async def load(self, *modules: str) -> None:
+        self.loaded += modules
+        await self.done.wait()
+
+
+async def test_first_calls_at_once_load_it_and_get_one_service() -> None:
+    workers, made = Slow(), []
+
+    def make() -> object:
+        async def list_tenants(request: Any, context: Any) -> Any:
+            return request, len(made)
+
+        made.append(1)
+        return SimpleNamespace(list_tenants=list_tenants)
+
+    service: Any = Later("Admin", workers, "admin", make)  # type: ignore[arg-type]
+    calls = [asyncio.create_task(service.list_tenants(number, None)) for number in range(3)]
+    await asyncio.sleep(0)
+    assert made == [], "nothing is made before the code is there"
+    assert set(workers.loaded) == {"magnetar.broker.grpc.admin"}
+    workers.done.set()
+    assert await asyncio.gather(*calls) == [(0, 1), (1, 1), (2, 1)]
+    assert await service.list_tenants(3, None) == (3, 1)
+    assert len(workers.loaded) == 3, "it is loaded by first calls alone"

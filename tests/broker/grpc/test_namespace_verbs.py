@@ -1,0 +1,107 @@
+"""Verbs of a whole namespace, over two brokers: unload, clear-backlog, unsubscribe; and two questions about a topic."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.cluster.bundles_core import bundle_name, bundle_of
+from magnetar.client import aio
+from magnetar.client.admin import AdminClient
+from magnetar.client.model.message_id import MessageId
+from magnetar.client.model.settings import InitialPosition
+from magnetar.proto.errors import Busy, InvalidRequest, NamespaceNotFound, TopicNotFound
+from magnetar.proto.names import TopicName
+from tests.support.cluster import Cluster, cluster
+
+SPACE = "public/default"
+
+
+def url_of(running: Cluster, broker: int = 0) -> str:
+    return f"magnetar://{running.brokers[broker].endpoint}"
+
+
+async def test_unloading_a_namespace_gives_its_bundles_up_and_no_message_is_lost(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as running, AdminClient(url_of(running)) as admin:
+        one, two = (broker.owned for broker in running.brokers)
+        async with aio.Client(url_of(running)) as client:
+            await admin.create_topic("many", partitions=4)
+            consumer = await client.subscribe("many", "s", initial_position=InitialPosition.Earliest)
+            producer = await client.create_producer("many", batching_enabled=False)
+            await asyncio.gather(*(producer.send(b"%d" % number) for number in range(40)))
+            assert len(one.loaded) == 4
+            going = [asyncio.ensure_future(producer.send(b"%d" % number)) for number in range(40, 80)]
+            assert (await admin.unload_namespace(SPACE)).topics == 4
+            await asyncio.gather(*going)
+            found = {(await consumer.receive(20_000)).data() for _ in range(80)}
+            assert found == {b"%d" % number for number in range(80)}
+        await admin.unload_namespace(SPACE)
+        async with AdminClient(url_of(running, 1)) as other:
+            await other.topic_stats("many-partition-0")  # who is asked next takes it
+            kept = bundle_of(TopicName.parse("many-partition-0"), 4)
+            assert (len(one.loaded), len(two.loaded)) == (0, 1)
+            free = next(bundle for number in range(4) if (bundle := bundle_name(number, 4)) != kept)
+            assert (await admin.unload_namespace(SPACE, free)).topics == 0
+            assert (await admin.unload_namespace(SPACE, kept)).topics == 1, "of whichever broker has it"
+        with pytest.raises(InvalidRequest, match="no bundle 'x'"):
+            await admin.unload_namespace(SPACE, "x")
+        with pytest.raises(NamespaceNotFound):
+            await admin.unload_namespace("public/nowhere")
+
+
+async def test_backlogs_of_a_namespace_are_cleared_and_a_subscription_goes_from_all_its_topics(tmp_path: Path) -> None:
+    async with (
+        cluster(tmp_path, brokers=2) as running,
+        AdminClient(url_of(running)) as admin,
+        aio.Client(url_of(running)) as client,
+    ):
+        topics = ["a", "b-partition-0", "b-partition-1"]
+        await admin.create_topic("b", partitions=2)
+        for topic in ("a", "b"):
+            for name in ("s", "t"):
+                await (await client.subscribe(topic, name)).close()
+            async with await client.create_producer(topic, batching_enabled=False) as producer:
+                for _ in range(6):
+                    await producer.send(b"x")
+        await admin.create_topic("without")
+
+        async def backlogs(name: str) -> list[int]:
+            stats = [await admin.topic_stats(topic) for topic in topics]
+            return [each.backlog for found in stats for each in found.subscriptions if each.name == name]
+
+        assert await backlogs("s") == [6, 3, 3]
+        assert await admin.clear_namespace_backlog(SPACE, "s") == 3
+        assert (await backlogs("s"), await backlogs("t")) == ([0, 0, 0], [6, 3, 3])
+        assert await admin.clear_namespace_backlog(SPACE) == 4
+        assert await backlogs("t") == [0, 0, 0]
+        user = await client.subscribe("a", "t")
+        with pytest.raises(Busy, match="2 topics are done and 1 are not, the first persistent://public/default/a:"):
+            await admin.unsubscribe_namespace(SPACE, "t")
+        assert await backlogs("t") == [0]
+        assert await admin.unsubscribe_namespace(SPACE, "t", force=True) == 1
+        assert await backlogs("t") == []
+        assert await backlogs("s") == [0, 0, 0]
+        await user.close()
+
+
+async def test_unloading_a_topic_that_is_not_loaded_loads_nothing(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, AdminClient(url_of(running)) as admin:
+        await admin.create_topic("cold")
+        await admin.unload_topic("cold")
+        assert running.brokers[0].owned.loaded == {}
+        with pytest.raises(TopicNotFound):
+            await admin.unload_topic("nowhere")
+
+
+async def test_a_place_is_found_by_time_and_what_lies_behind_it_is_counted(tmp_path: Path) -> None:
+    async with cluster(tmp_path) as running, AdminClient(url_of(running)) as admin:
+        async with aio.Client(url_of(running)) as client:
+            producer = await client.create_producer("t", batching_enabled=False)
+            sent = [await producer.send(bytes(1000)) for _ in range(3)]
+        assert (await admin.message_id_by_time("t", 0)).position() == sent[0].position()
+        assert (await admin.message_id_by_time("t", 1 << 50)).position() > sent[2].position()
+        sizes = [await admin.backlog_size("t", place) for place in (MessageId.earliest, *sent, MessageId.latest)]
+        assert sizes[0] > sizes[1] > sizes[2] > sizes[3] == sizes[4] == 0
+        assert 3000 < sizes[0] < 4000

@@ -1,0 +1,722 @@
+"""The services over real gRPC on loopback: each request of proto/wire.proto, what it promises and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.cluster.catalog import CatalogLimits
+from magnetar.broker.common.config import Replication
+from magnetar.broker.log.cache import StoredEntry
+from magnetar.broker.log.reader import IndexedPosition
+from magnetar.metadata import paths
+from magnetar.metadata.records import PoliciesRecord
+from magnetar.metadata.store import put_record
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import (
+    AlreadyExists,
+    Busy,
+    ConsumerBusy,
+    CorruptEntry,
+    InvalidName,
+    InvalidRequest,
+    MessageTooLarge,
+    NamespaceNotFound,
+    NotAllowed,
+    NotOwner,
+    ProducerBusy,
+    ProducerFenced,
+    SubscriptionNotFound,
+    TenantNotFound,
+    TopicNotFound,
+    TopicTerminated,
+    Unavailable,
+    from_wire,
+)
+from magnetar.proto.names import Position, TopicName
+from magnetar.proto.policies import Policies
+from magnetar.proto.policies import encode as as_text
+from magnetar.runtime.network import rpc
+from tests.support.cluster import (
+    Cluster,
+    TestConsumer,
+    TestProducer,
+    Wire,
+    client_part,
+    cluster,
+    one_by_one,
+    payloads_of,
+)
+
+TOPIC = "persistent://public/default/t"
+SHARED = wire.Subscribe.SHARED
+EARLIEST = wire.Subscribe.EARLIEST
+
+
+class Deployment:
+    """One broker, one bookie, and a hand for each thing that a test does."""
+
+    def __init__(self, running: Cluster) -> None:
+        self.running = running
+        self.world = running.world
+        self.broker = running.brokers[0]
+        self.channel = self.world.network.connect(self.broker.endpoint)
+
+    async def call(self, method: str, request: Any, service: str = "Broker") -> Any:
+        return await self.channel.call(rpc(service, method), request, timeout_s=20.0)
+
+    async def admin(self, method: str, request: Any = None) -> Any:
+        return await self.call(method, request if request is not None else wire.Empty(), "Admin")
+
+    async def producer(self, topic: str = TOPIC, name: str = "p", **options: Any) -> TestProducer:
+        return await TestProducer(self.world, self.broker, topic, name, **options).opened()
+
+    async def consumer(self, topic: str = TOPIC, subscription: str = "s", **options: Any) -> TestConsumer:
+        return await TestConsumer(self.world, self.broker, topic, subscription, **options).ready()
+
+    async def filled(self, entries: int, batch: int = 1) -> TestProducer:
+        producer = await self.producer()
+        for number in range(entries):
+            await producer.send(*[b"%d" % (number * batch + each) for each in range(batch)])
+        return producer
+
+
+# ------------------------------------------------------------------------------------------------ produce
+async def test_a_producer_without_a_name_gets_one(deployment: Deployment) -> None:
+    producer = await deployment.producer(name="")
+    assert producer.answer.producer_name.startswith(deployment.broker.name)
+    assert producer.answer.last_sequence_id == -1
+
+
+async def test_a_producer_that_returns_learns_its_last_sequence_id(deployment: Deployment) -> None:
+    producer = await deployment.producer()
+    await producer.send(b"a", b"b", b"c")
+    await producer.close()
+    assert (await deployment.producer()).answer.last_sequence_id == 2
+
+
+async def test_refused_entries_are_answered_in_their_place(deployment: Deployment) -> None:
+    producer = await deployment.producer()
+    producer.publish(b"first")
+    damaged = bytearray(client_part("p", 1, b"damaged"))
+    damaged[-1] ^= 1
+    producer.frame(publish=bytes(damaged))
+    producer.sequence_id = 2
+    producer.publish(b"middle")
+    producer.publish(b"x" * (6 << 20))
+    producer.publish(b"last")
+    while len(producer.items) < 5:
+        producer.items.extend(one_by_one(await producer.stream.receive()))
+    kinds = [item.WhichOneof("kind") for item in producer.items]
+    assert kinds == ["receipt", "failed", "receipt", "failed", "receipt"]
+    answers = [getattr(item, kind) for item, kind in zip(producer.items, kinds, strict=True)]
+    assert [answer.sequence_id for answer in answers] == [0, 1, 2, 3, 4]
+    errors = [from_wire(item.failed.error) for item in producer.items if item.HasField("failed")]
+    assert [type(error) for error in errors] == [CorruptEntry, MessageTooLarge]
+    assert [item.receipt.index for item in producer.items if item.HasField("receipt")] == [0, 1, 2]
+
+
+async def test_what_is_no_entry_at_all_ends_the_producer(deployment: Deployment) -> None:
+    producer = await deployment.producer()
+    producer.frame(publish=b"garbage")
+    assert isinstance(from_wire(await producer.next("closed")), CorruptEntry)
+
+
+async def test_an_exclusive_producer_is_alone(deployment: Deployment) -> None:
+    first = await deployment.producer(access_mode=wire.OpenProducer.EXCLUSIVE)
+    with pytest.raises(ProducerBusy):
+        await deployment.producer(name="q")
+    waiting = TestProducer(deployment.world, deployment.broker, TOPIC, "w",
+        access_mode=wire.OpenProducer.WAIT_FOR_EXCLUSIVE)
+    assert await waiting.quiet()
+    await first.close()
+    await waiting.opened()
+    assert (await waiting.send(b"mine")).index == 0
+
+
+async def test_a_fencing_producer_ends_the_others_for_good(deployment: Deployment) -> None:
+    first = await deployment.producer()
+    second = await deployment.producer(name="q", access_mode=wire.OpenProducer.EXCLUSIVE_WITH_FENCING)
+    with pytest.raises(ProducerFenced):
+        await first.next("receipt")
+    assert (await second.send(b"mine")).index == 0
+
+
+async def test_the_same_producer_replaces_its_own_old_connection_and_nobody_else(deployment: Deployment) -> None:
+    await deployment.producer(instance="one")
+    with pytest.raises(ProducerBusy):
+        await deployment.producer(instance="two")
+    again = await deployment.producer(instance="one")
+    assert (await again.send(b"x")).index == 0
+
+
+# ------------------------------------------------------------------------------------------------ consume
+async def test_an_exclusive_subscription_refuses_a_second_consumer_and_another_type(deployment: Deployment) -> None:
+    await deployment.consumer()
+    with pytest.raises(ConsumerBusy):
+        await deployment.consumer()
+    with pytest.raises(ConsumerBusy):
+        await deployment.consumer(type=SHARED)
+    with pytest.raises(NotAllowed, match="is durable"):
+        await deployment.consumer(type=wire.Subscribe.FAILOVER, durable=False)
+
+
+async def test_a_subscription_begins_where_it_is_asked_to(deployment: Deployment) -> None:
+    producer = await deployment.filled(3)
+    early = await deployment.consumer(subscription="early", initial_position=EARLIEST)
+    late = await deployment.consumer(subscription="late")
+    await producer.send(b"new")
+    assert await early.receive_payloads(4) == [b"0", b"1", b"2", b"new"]
+    assert await late.receive_payloads(1) == [b"new"]
+
+
+async def test_no_more_is_sent_than_permits_allow(deployment: Deployment) -> None:
+    await deployment.filled(5)
+    consumer = await deployment.consumer(initial_position=EARLIEST, permits=2)
+    assert await consumer.receive_payloads(2) == [b"0", b"1"]
+    assert await consumer.quiet()
+    consumer.permits(1)
+    assert await consumer.receive_payloads(1) == [b"2"]
+    assert await consumer.quiet()
+
+
+async def test_acknowledged_messages_do_not_come_again_after_the_topic_was_unloaded(deployment: Deployment) -> None:
+    await deployment.filled(6)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
+    deliveries = [await consumer.receive() for _ in range(6)]
+    await consumer.ack(deliveries[0], deliveries[1], deliveries[3])
+    await deployment.admin("UnloadTopic", wire.Name(name=TOPIC))
+    again = await deployment.consumer()
+    assert await again.receive_payloads(3) == [b"2", b"4", b"5"]
+    assert await again.quiet()
+
+
+async def test_part_of_a_batch_can_be_acknowledged_and_survives(deployment: Deployment) -> None:
+    await deployment.filled(2, batch=4)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
+    first = await consumer.receive()
+    await consumer.ack(first, indexes=[0, 2])
+    await deployment.admin("UnloadTopic", wire.Name(name=TOPIC))
+    again = await deployment.consumer()
+    first = await again.receive()
+    assert list(first.acked_batch_indexes) == [0, 2]
+    await again.ack(first, indexes=[1, 3])
+    await again.close()
+    last = await deployment.consumer()
+    assert payloads_of((await last.receive()).entry) == [b"4", b"5", b"6", b"7"]
+
+
+async def test_a_cumulative_ack_may_end_inside_a_batch(deployment: Deployment) -> None:
+    await deployment.filled(3, batch=3)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
+    deliveries = [await consumer.receive() for _ in range(3)]
+    await consumer.ack(deliveries[1], cumulative=True, indexes=[1])
+    await consumer.close()
+    again = await deployment.consumer()
+    first = await again.receive()
+    assert first.entry_id == deliveries[1].entry_id
+    assert list(first.acked_batch_indexes) == [0, 1]
+    stats = await deployment.admin("TopicStats", wire.Name(name=TOPIC))
+    assert stats.subscriptions[0].unacked == 4
+
+
+async def test_what_is_given_back_comes_again_with_a_count(deployment: Deployment) -> None:
+    await deployment.filled(3)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
+    deliveries = [await consumer.receive() for _ in range(3)]
+    position = wire.Position(ledger_id=deliveries[1].ledger_id, entry_id=deliveries[1].entry_id)
+    consumer.frame(redeliver=wire.Redeliver(entries=[position]))
+    again = await consumer.receive()
+    assert (again.entry_id, again.redelivery_count) == (deliveries[1].entry_id, 1)
+    consumer.frame(redeliver=wire.Redeliver())
+    counts = [(await consumer.receive()).redelivery_count for _ in range(3)]
+    assert counts == [1, 2, 1]
+
+
+async def test_a_consumer_that_leaves_a_shared_subscription_gives_its_messages_to_the_others(
+    deployment: Deployment
+) -> None:
+    producer = await deployment.producer()
+    first = await deployment.consumer(type=SHARED, permits=10)
+    for number in range(10):
+        await producer.send(b"%d" % number)
+    assert len(await first.receive_payloads(10)) == 10
+    second = await deployment.consumer(type=SHARED)
+    assert await second.quiet()
+    await first.close()
+    assert await second.receive_payloads(10) == [b"%d" % number for number in range(10)]
+
+
+async def test_a_shared_subscription_takes_no_cumulative_ack(deployment: Deployment) -> None:
+    await deployment.filled(1)
+    consumer = await deployment.consumer(type=SHARED, initial_position=EARLIEST)
+    with pytest.raises(NotAllowed):
+        await consumer.ack(await consumer.receive(), cumulative=True)
+
+
+async def test_an_ack_behind_the_end_is_refused(deployment: Deployment) -> None:
+    await deployment.filled(1)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
+    delivery = await consumer.receive()
+    delivery.entry_id += 5
+    with pytest.raises(InvalidRequest):
+        await consumer.ack(delivery)
+
+
+async def test_seek_by_id_by_index_and_by_time(deployment: Deployment) -> None:
+    await deployment.filled(4, batch=2)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
+    deliveries = [await consumer.receive() for _ in range(4)]
+    await consumer.ack(deliveries[3], cumulative=True)
+    consumer.requests = 7
+    third = wire.MessageId(ledger_id=deliveries[2].ledger_id, entry_id=deliveries[2].entry_id, batch_index=-1)
+    await consumer.ask(seek=wire.Seek(request_id=7, message_id=third))
+    assert await consumer.receive_payloads(4) == [b"4", b"5", b"6", b"7"]
+    await consumer.ask(seek=wire.Seek(request_id=7, index=3))
+    first = await consumer.receive()
+    assert first.entry_id == deliveries[1].entry_id
+    assert list(first.acked_batch_indexes) == [0]
+    await consumer.receive_payloads(4)
+    await consumer.ask(seek=wire.Seek(request_id=7, publish_time_ms=0))
+    assert len(await consumer.receive_payloads(8)) == 8
+    await consumer.ask(seek=wire.Seek(request_id=7, publish_time_ms=1 << 60))
+    assert await consumer.quiet()
+
+
+async def test_a_reader_starts_where_it_says_and_leaves_nothing_behind(deployment: Deployment) -> None:
+    producer = await deployment.filled(4)
+    source = await deployment.consumer(initial_position=EARLIEST)
+    second = [await source.receive() for _ in range(4)][1]
+    at = wire.MessageId(ledger_id=second.ledger_id, entry_id=second.entry_id, batch_index=-1)
+    after = await deployment.consumer(subscription="r", durable=False, start=at)
+    assert await after.receive_payloads(2) == [b"2", b"3"]
+    including = await deployment.consumer(subscription="r", durable=False, start=at, start_inclusive=True)
+    assert await including.receive_payloads(3) == [b"1", b"2", b"3"]
+    last = (1 << 63) - 1
+    latest = await deployment.consumer(
+        subscription="l", durable=False, start=wire.MessageId(ledger_id=last, entry_id=last, batch_index=-1)
+    )
+    await producer.send(b"new")
+    assert await latest.receive_payloads(1) == [b"new"]
+    for reader in (after, including, latest):
+        await reader.close()
+    names = await deployment.admin("ListSubscriptions", wire.Name(name=TOPIC))
+    assert list(names.names) == ["s"]
+
+
+async def test_s14_a_readers_cursor_holds_no_data_and_dies_with_its_connection(deployment: Deployment) -> None:
+    await deployment.filled(3)
+    topic = deployment.broker.topics[TOPIC]
+    start = wire.MessageId(ledger_id=-1, entry_id=-1, batch_index=-1)
+    reader = await deployment.consumer(subscription="r", durable=False, permits=0, start=start)
+    await topic.log.roll()
+    await (await deployment.producer(name="q")).send(b"3")
+    await topic.trim(retained=False)
+    assert topic.log.shape.first_index == 3, "nothing is kept for it"
+    reader.permits(10)
+    reader.requests = 1
+    assert await reader.receive_payloads(1) == [b"3"]
+    assert not await topic.registry._storage.metadata.children(paths.cursors("public", "default", "t"))
+    await reader.ask(close=1)
+    assert not topic.subscriptions
+    lasting = await deployment.consumer(subscription="kept", initial_position=EARLIEST)
+    assert await lasting.receive_payloads(1) == [b"3"]
+    await topic.log.roll()
+    await topic.trim(retained=False)
+    assert topic.log.shape.first_index == 3, "for a durable one it is"
+
+
+async def test_s15_the_initial_position_counts_when_the_subscription_is_made_and_never_again(
+    deployment: Deployment
+) -> None:
+    producer = await deployment.filled(2)
+    early = await deployment.consumer(subscription="early", initial_position=EARLIEST)
+    late = await deployment.consumer(subscription="late", permits=0)
+    assert await early.receive_payloads(2) == [b"0", b"1"]
+    await producer.send(b"2")
+    await late.leave()
+    again = await deployment.consumer(subscription="late", instance="x", initial_position=EARLIEST)
+    assert await again.receive_payloads(1) == [b"2"]
+    deliveries = [await early.receive()]
+    await early.ack(*deliveries, cumulative=True)
+    await early.leave()
+    back = await deployment.consumer(subscription="early", initial_position=EARLIEST)
+    await producer.send(b"3")
+    assert await back.receive_payloads(1) == [b"3"]
+
+
+async def test_the_last_message_id_and_unsubscribe(deployment: Deployment) -> None:
+    producer = await deployment.producer()
+    consumer = await deployment.consumer()
+    consumer.frame(last_message_id=1)
+    assert (await consumer.next("last")).index == -1
+    receipt = await producer.send(b"a", b"b")
+    consumer.frame(last_message_id=2)
+    last = await consumer.next("last")
+    assert (last.index, last.id.entry_id, last.id.batch_index) == (1, receipt.entry_id, 1)
+    await consumer.receive()
+    consumer.requests = 3
+    await consumer.ask(unsubscribe=3)
+    assert not (await deployment.admin("ListSubscriptions", wire.Name(name=TOPIC))).names
+
+
+async def test_a_topic_that_was_lost_says_nothing_of_its_end_and_takes_no_reader(deployment: Deployment) -> None:
+    """It may have gone on elsewhere: a reader that believed it would miss what was acknowledged there."""
+    await deployment.filled(1)
+    topic = await deployment.broker.owned.topic(TopicName.parse(TOPIC))
+    asked = wire.OffsetsRequest(topic=TOPIC, publish_times_ms=[1])
+    locate = topic.log.reader.locate_time
+
+    async def locate_while_it_is_lost(time_ms: int) -> IndexedPosition:
+        place = await locate(time_ms)
+        topic.lose(NotOwner("another broker has it"))
+        return place
+
+    topic.log.reader.locate_time = locate_while_it_is_lost  # type: ignore[method-assign]
+    with pytest.raises(NotOwner):
+        await deployment.call("Offsets", asked)
+    with pytest.raises(NotOwner):
+        topic.registry.attach(topic.registry.passing("late", topic.log.shape.start))
+
+
+async def test_a_question_for_the_end_that_cannot_be_answered_says_why(deployment: Deployment) -> None:
+    await deployment.filled(1)
+    topic = await deployment.broker.owned.topic(TopicName.parse(TOPIC))
+
+    async def unreadable(position: Position) -> StoredEntry:
+        raise Unavailable("no bookie answers")
+
+    topic.log.reader.entry = unreadable  # type: ignore[method-assign]
+    consumer = await deployment.consumer()
+    consumer.frame(last_message_id=1)
+    assert "no bookie answers" in (await consumer.next("done")).error.message
+
+
+async def test_close_stores_what_was_acknowledged_without_receipt(deployment: Deployment) -> None:
+    await deployment.filled(2)
+    consumer = await deployment.consumer(initial_position=EARLIEST)
+    first = await consumer.receive()
+    entry = wire.AckedEntry(ledger_id=first.ledger_id, entry_id=first.entry_id)
+    consumer.frame(ack=wire.Ack(entries=[entry]))
+    await consumer.receive()
+    consumer.requests = 9
+    await consumer.ask(close=9)
+    assert not deployment.broker.topics[TOPIC].subscriptions["s"].cursor.dirty
+
+
+# ------------------------------------------------------------------------------------------- read, offsets
+async def test_index_ranges_are_read_in_order_across_ledgers(tmp_path: Path) -> None:
+    async with cluster(tmp_path, roll_entries=4) as running:
+        deployment = Deployment(running)
+        await deployment.filled(20, batch=3)
+        assert len(deployment.broker.topics[TOPIC].log.shape.spans) > 3
+        stream = Wire(deployment.world, deployment.broker, "Read")
+        stream.stream.send_nowait(wire.ReadRequest(request_id=1, topic=TOPIC, first_index=4, end_index=50))
+        found: list[bytes] = []
+        while not (item := await _next(stream)).HasField("done"):
+            found += payloads_of(item.entry.entry)
+        assert found == [b"%d" % number for number in range(3, 51)]
+        assert item.done.next_index == 50
+        stream.stream.send_nowait(
+            wire.ReadRequest(request_id=2, topic=TOPIC, first_index=0, end_index=60, bytes_max=1)
+        )
+        assert payloads_of((await _next(stream)).entry.entry) == [b"0", b"1", b"2"]
+        assert (await _next(stream)).done.next_index == 3
+        stream.stream.send_nowait(wire.ReadRequest(request_id=3, topic=TOPIC, first_index=60, end_index=99))
+        assert (await _next(stream)).done.next_index == 60
+        await stream.close()
+        await deployment.channel.close()
+
+
+async def _next(stream: Wire) -> Any:
+    while not stream.items:
+        stream.items.extend(await stream.stream.receive())
+    return stream.items.popleft()
+
+
+async def test_offsets_and_advancing_a_subscription(deployment: Deployment) -> None:
+    await deployment.filled(4, batch=5)
+    asked = wire.OffsetsRequest(topic=TOPIC, subscription="spark", publish_times_ms=[0, 1 << 60])
+    answer = await deployment.call("Offsets", asked)
+    assert (answer.earliest_index, answer.end_index, answer.subscription_index) == (0, 20, 0)
+    assert list(answer.by_time) == [0, 20]
+    assert answer.bytes > 0
+    for index, expected in ((7, 5), (10, 10), (3, 10), (20, 20), (99, 20)):
+        await deployment.call("AdvanceSubscription", wire.AdvanceSubscriptionRequest(
+            topic=TOPIC, subscription="spark", index=index))  # fmt: skip
+        assert (await deployment.call("Offsets", asked)).subscription_index == expected, index
+    with pytest.raises(SubscriptionNotFound):
+        await deployment.call("AdvanceSubscription", wire.AdvanceSubscriptionRequest(
+            topic=TOPIC, subscription="other", index=1))  # fmt: skip
+
+
+async def test_offsets_of_a_topic_with_partitions_say_what_to_ask_for(deployment: Deployment) -> None:
+    await deployment.admin("CreateTopic", wire.TopicSpec(name="three", partitions=3))
+    for method, request in (
+        ("Offsets", wire.OffsetsRequest(topic="three")),
+        ("AdvanceSubscription", wire.AdvanceSubscriptionRequest(topic="three", subscription="s", index=1)),
+    ):
+        with pytest.raises(NotAllowed, match=r"3 partitions.*three-partition-0"):
+            await deployment.call(method, request)
+    assert (await deployment.call("Offsets", wire.OffsetsRequest(topic="three-partition-0"))).end_index == 0
+    with pytest.raises(TopicNotFound):
+        await deployment.call("Offsets", wire.OffsetsRequest(topic="no-such-topic"))
+
+
+# ------------------------------------------------------------------------------------------------ lookup
+async def test_lookup_and_partitions(deployment: Deployment) -> None:
+    answer = await deployment.call("Lookup", wire.LookupRequest(topic=TOPIC))
+    assert answer.here
+    assert answer.owner == str(deployment.broker.endpoint)
+    with pytest.raises(TopicNotFound):
+        await deployment.call("Partitions", wire.PartitionsRequest(topic="new"))
+    assert (await deployment.call("Partitions", wire.PartitionsRequest(topic="new", create=True))).partitions == 0
+    await deployment.admin("CreateTopic", wire.TopicSpec(name="parted", partitions=3))
+    assert (await deployment.call("Partitions", wire.PartitionsRequest(topic="parted", create=True))).partitions == 3
+    with pytest.raises(NotAllowed, match="3 partitions"):
+        await deployment.producer("parted")
+    with pytest.raises(TopicNotFound):
+        await deployment.producer("parted-partition-3")
+    producer = await deployment.producer("parted-partition-2")
+    assert (await producer.send(b"x")).index == 0
+
+
+@pytest.mark.parametrize(
+    ("topic", "error"),
+    [
+        ("persistent://nobody/default/t", TenantNotFound),
+        ("persistent://public/nothing/t", NamespaceNotFound),
+        ("kafka://public/default/t", InvalidName),
+        ("public/t", InvalidName),
+        ("", InvalidName),
+    ],
+)
+async def test_wrong_names_are_refused_with_what_is_wrong(
+    deployment: Deployment, topic: str, error: type[Exception]
+) -> None:
+    for method, request in (
+        ("Lookup", wire.LookupRequest(topic=topic)), ("Partitions", wire.PartitionsRequest(topic=topic, create=True)),
+        ("Offsets", wire.OffsetsRequest(topic=topic)),
+    ):  # fmt: skip
+        with pytest.raises(error):
+            await deployment.call(method, request)
+    with pytest.raises(error):
+        await deployment.producer(topic)
+    with pytest.raises(error):
+        await deployment.consumer(topic)
+
+
+# ------------------------------------------------------------------------------------------------ admin
+async def test_tenants_and_namespaces(deployment: Deployment) -> None:
+    assert list((await deployment.admin("ListTenants")).names) == ["public"]
+    with pytest.raises(InvalidName, match="role"):
+        await deployment.admin("CreateTenant", wire.TenantSpec(name="acme", admin_roles=["ok", "a\nb"]))
+    await deployment.admin("CreateTenant", wire.TenantSpec(name="acme", admin_roles=["root", "root"]))
+    with pytest.raises(AlreadyExists):
+        await deployment.admin("CreateTenant", wire.TenantSpec(name="acme"))
+    assert (await deployment.admin("GetTenant", wire.Name(name="acme"))).name == "acme"
+    assert list((await deployment.admin("GetTenant", wire.Name(name="acme"))).admin_roles) == ["root"]
+    await deployment.admin("UpdateTenant", wire.TenantSpec(name="acme", allowed_clusters=["elsewhere"]))
+    with pytest.raises(NotAllowed, match="may not use cluster 'magnetar', only elsewhere"):
+        await deployment.admin("CreateNamespace", wire.NamespaceSpec(name="acme/ns"))
+    await deployment.admin("UpdateTenant", wire.TenantSpec(name="acme"))
+    await deployment.admin("CreateNamespace", wire.NamespaceSpec(name="acme/ns", default_partitions=2))
+    assert list((await deployment.admin("ListNamespaces", wire.Name(name="acme"))).names) == ["acme/ns"]
+    with pytest.raises(Busy):
+        await deployment.admin("DeleteTenant", wire.Name(name="acme"))
+    with pytest.raises(InvalidRequest):
+        await deployment.admin("UpdateNamespace", wire.NamespaceSpec(name="acme/ns", default_partitions=10_001))
+    await deployment.admin("UpdateNamespace", wire.NamespaceSpec(name="acme/ns", bundles=8, default_partitions=2))
+    spec = await deployment.admin("GetNamespace", wire.Name(name="acme/ns"))
+    assert (spec.default_partitions, spec.bundles) == (2, 4), "bundles are fixed when a namespace is made"
+    asked = wire.PartitionsRequest(topic="acme/ns/auto", create=True)
+    assert (await deployment.call("Partitions", asked)).partitions == 2
+    with pytest.raises(Busy):
+        await deployment.admin("DeleteNamespace", wire.DeleteRequest(name="acme/ns"))
+    await deployment.admin("DeleteNamespace", wire.DeleteRequest(name="acme/ns", force=True))
+    await deployment.admin("DeleteTenant", wire.Name(name="acme"))
+    assert list((await deployment.admin("ListTenants")).names) == ["public"]
+
+
+async def test_t3_a_subscription_without_a_consumer_misses_nothing_of_added_partitions(deployment: Deployment) -> None:
+    await deployment.admin("CreateTopic", wire.TopicSpec(name="many", partitions=1))
+    first = "persistent://public/default/many-partition-0"
+    spec = wire.SubscriptionSpec(topic=first, name="s", properties={"owner": "ada"})
+    await deployment.admin("CreateSubscription", spec)
+    await deployment.admin("UpdateTopic", wire.TopicSpec(name="many", partitions=3))
+    for number in (1, 2):
+        added = f"persistent://public/default/many-partition-{number}"
+        await (await deployment.producer(added)).send(b"early")
+        stats = await deployment.admin("TopicStats", wire.Name(name=added))
+        assert [(each.name, each.backlog) for each in stats.subscriptions] == [("s", 1)]
+        consumer = await deployment.consumer(added)  # a new one would begin at the end
+        delivery = await consumer.receive()
+        assert payloads_of(delivery.entry) == [b"early"]
+        await consumer.ack(delivery)
+        assert deployment.broker.topics[added].subscriptions["s"].store.properties == {"owner": "ada"}
+        await deployment.broker.owned.unload(TopicName.parse(added))
+        assert (await deployment.admin("TopicStats", wire.Name(name=added))).subscriptions[0].backlog == 0
+
+
+async def test_t10_limits_of_tenants_namespaces_and_topics(deployment: Deployment) -> None:
+    owned = deployment.broker.owned
+    limits = CatalogLimits(tenants=2, namespaces=1, topics=owned.catalog._limits.topics)
+    owned.catalog._limits = limits
+    await deployment.admin("CreateTenant", wire.TenantSpec(name="acme"))
+    with pytest.raises(NotAllowed, match="2 tenants"):
+        await deployment.admin("CreateTenant", wire.TenantSpec(name="more"))
+    await deployment.admin("CreateNamespace", wire.NamespaceSpec(name="acme/ns"))
+    with pytest.raises(NotAllowed, match="1 namespaces"):
+        await deployment.admin("CreateNamespace", wire.NamespaceSpec(name="acme/more"))
+    policies = as_text(Policies(max_topics=4))
+    await deployment.admin("ChangePolicies", wire.ChangePoliciesRequest(namespace="acme/ns", set=policies))
+    await deployment.admin("CreateTopic", wire.TopicSpec(name="acme/ns/parted", partitions=2))
+    with pytest.raises(NotAllowed, match="2 topics, and 3 more are above the 4"):
+        await deployment.admin("UpdateTopic", wire.TopicSpec(name="acme/ns/parted", partitions=5))
+    with pytest.raises(AlreadyExists):
+        await deployment.admin("CreateTopic", wire.TopicSpec(name="acme/ns/parted", partitions=9))
+    await deployment.admin("UpdateTopic", wire.TopicSpec(name="acme/ns/parted", partitions=3))
+    producer = await deployment.producer("acme/ns/made-by-use")
+    with pytest.raises(NotAllowed, match="4 topics"):
+        await deployment.call("Partitions", wire.PartitionsRequest(topic="acme/ns/no-more", create=True))
+    with pytest.raises(NotAllowed, match="4 topics"):
+        await deployment.producer("acme/ns/no-more")
+    await producer.close()
+    with pytest.raises(InvalidRequest, match="policy of a namespace"):
+        await deployment.admin("ChangePolicies", wire.ChangePoliciesRequest(topic="acme/ns/parted", set=policies))
+
+
+async def test_topics_are_listed_grown_and_deleted(deployment: Deployment) -> None:
+    await deployment.admin("CreateTopic", wire.TopicSpec(name="one"))
+    await deployment.admin("CreateTopic", wire.TopicSpec(name="many", partitions=2))
+    with pytest.raises(AlreadyExists):
+        await deployment.admin("CreateTopic", wire.TopicSpec(name="many"))
+    listed = await deployment.admin("ListTopics", wire.ListTopicsRequest(namespace="public/default"))
+    assert [name.rpartition("/")[2] for name in listed.names] == ["many", "one"]
+    await deployment.admin("UpdateTopic", wire.TopicSpec(name="many", partitions=3))
+    with pytest.raises(InvalidRequest):
+        await deployment.admin("UpdateTopic", wire.TopicSpec(name="many", partitions=1))
+    listed = await deployment.admin("ListTopics", wire.ListTopicsRequest(namespace="public/default", partitions=True))
+    assert len(listed.names) == 4
+    producer = await deployment.producer("one")
+    with pytest.raises(Busy):
+        await deployment.admin("DeleteTopic", wire.DeleteRequest(name="one"))
+    await producer.close()
+    await deployment.admin("DeleteTopic", wire.DeleteRequest(name="one", force=True))
+    await deployment.admin("DeleteTopic", wire.DeleteRequest(name="many"))
+    assert not (await deployment.admin("ListTopics", wire.ListTopicsRequest(namespace="public/default"))).names
+    assert not await deployment.running.sessions[0].children("/ledgers")
+
+
+async def test_a_topic_is_not_loaded_again_while_its_record_goes(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would confirm what is published into a ledger that no list names."""
+    await deployment.filled(1)
+    catalog = deployment.broker.owned.catalog
+    forget = catalog.forget_topic
+
+    async def forget_with_a_guest(topic: TopicName, *more: Any) -> None:
+        with pytest.raises(NotOwner):
+            await deployment.producer(name="guest")
+        await forget(topic, *more)
+
+    monkeypatch.setattr(catalog, "forget_topic", forget_with_a_guest)
+    await deployment.admin("DeleteTopic", wire.DeleteRequest(name=TOPIC, force=True))
+    assert not await deployment.running.sessions[0].children("/ledgers")
+    assert (await (await deployment.producer()).send(b"of the next topic")).index == 0
+
+
+async def test_statistics_say_what_is_there(deployment: Deployment) -> None:
+    await deployment.filled(3, batch=2)
+    consumer = await deployment.consumer(initial_position=EARLIEST, permits=2)
+    await consumer.receive()
+    stats = await deployment.admin("TopicStats", wire.Name(name=TOPIC))
+    assert (stats.messages_in, stats.end_index, stats.subscriptions[0].backlog) == (6, 6, 6)
+    assert stats.subscriptions[0].blocked == "no consumer has permits left"
+    assert stats.producers[0].last_sequence_id == 5
+    internal = await deployment.admin("TopicInternalStats", wire.Name(name=TOPIC))
+    assert [(each.entries, each.state) for each in internal.ledgers] == [(3, "open")]
+    assert list(internal.ledgers[0].bookies) == [deployment.running.bookies[0].id]
+    with pytest.raises(TopicNotFound):
+        await deployment.admin("TopicStats", wire.Name(name="nothing"))
+
+
+async def test_a_terminated_topic_is_read_and_not_written(deployment: Deployment) -> None:
+    producer = await deployment.filled(2)
+    last = await deployment.admin("TerminateTopic", wire.Name(name=TOPIC))
+    assert last.entry_id == 1
+    producer.publish(b"late")
+    assert isinstance(from_wire((await producer.next("failed")).error), TopicTerminated)
+    await deployment.admin("UnloadTopic", wire.Name(name=TOPIC))
+    consumer = await deployment.consumer(initial_position=EARLIEST)
+    assert await consumer.receive_payloads(2) == [b"0", b"1"]
+    with pytest.raises(TopicTerminated, match="it can be read and not written"):
+        await deployment.producer(name="q")
+
+
+async def test_subscriptions_are_made_reset_skipped_peeked_and_removed(deployment: Deployment) -> None:
+    await deployment.filled(5, batch=2)
+    early = wire.MessageId(ledger_id=-1, entry_id=-1, batch_index=-1)
+    await deployment.admin("CreateSubscription", wire.SubscriptionSpec(topic=TOPIC, name="a", position=early))
+    with pytest.raises(AlreadyExists):
+        await deployment.admin("CreateSubscription", wire.SubscriptionSpec(topic=TOPIC, name="a"))
+    peeked = await deployment.admin("PeekMessages", wire.PeekMessagesRequest(topic=TOPIC, name="a", messages=3))
+    assert [payloads_of(each.entry) for each in peeked.entries] == [[b"0", b"1"], [b"2", b"3"]]
+    await deployment.admin("SkipMessages", wire.SkipMessagesRequest(topic=TOPIC, name="a", messages=3))
+    peeked = await deployment.admin("PeekMessages", wire.PeekMessagesRequest(topic=TOPIC, name="a", messages=1))
+    assert list(peeked.entries[0].acked_batch_indexes) == [0]
+    await deployment.admin("SkipMessages", wire.SkipMessagesRequest(topic=TOPIC, name="a", messages=-1))
+    assert (await deployment.admin("TopicStats", wire.Name(name=TOPIC))).subscriptions[0].backlog == 0
+    await deployment.admin("ResetSubscription", wire.ResetSubscriptionRequest(topic=TOPIC, name="a", publish_time_ms=1))
+    assert (await deployment.admin("TopicStats", wire.Name(name=TOPIC))).subscriptions[0].backlog == 10
+    consumer = await deployment.consumer(subscription="a")
+    with pytest.raises(Busy):
+        await deployment.admin("DeleteSubscription", wire.DeleteSubscriptionRequest(topic=TOPIC, name="a"))
+    await deployment.admin("DeleteSubscription", wire.DeleteSubscriptionRequest(topic=TOPIC, name="a", force=True))
+    with pytest.raises(SubscriptionNotFound):
+        await consumer.receive_payloads(11)
+    brokers = await deployment.admin("ListBrokers")
+    assert [(each.name, each.topics) for each in brokers.brokers] == [(deployment.broker.name, 1)]
+    assert [each.id for each in (await deployment.admin("ListBookies")).bookies] == [deployment.running.bookies[0].id]
+
+
+async def test_a_changed_persistence_holds_from_the_next_ledger_on_whoever_changed_it(tmp_path: Path) -> None:
+    async with cluster(tmp_path, bookies=2, roll_entries=2) as running:
+        broker = running.brokers[0]
+        producer = await TestProducer(running.world, broker, TOPIC).opened()
+        log = broker.topics[TOPIC].log
+        await producer.send(b"1")
+        assert log.replication == Replication(1, 1, 1)
+        changed = PoliciesRecord(policies=Policies(ensemble_size=2, write_quorum=2, ack_quorum=1))
+        await put_record(running.store.session(), paths.namespace_policies("public", "default"), changed)
+        while broker.topics[TOPIC].applied.ensemble_size == 1:  # noqa: ASYNC110
+            await asyncio.sleep(0)  # until the watch has told it
+        await producer.send(b"2")
+        assert log.replication == Replication(1, 1, 1), "what is written already stays"
+        await producer.send(b"3")
+        assert log.replication == log.wanted == Replication(2, 2, 1)
+        assert not log.degraded
+
+
+# ------------------------------------------------------------------------------------------------ values of no enum
+@pytest.mark.parametrize(
+    "wrong", [{"type": 9}, {"type": -1}, {"initial_position": 7}, {"key_shared": wire.KeySharedPolicy(mode=5)}], ids=str
+)
+async def test_a_subscription_of_unknown_kind_is_refused_before_anything_is_made(
+    deployment: Deployment, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequest):
+        await deployment.consumer(subscription="ghost", **wrong)
+    with pytest.raises(TopicNotFound):
+        await deployment.call("Offsets", wire.OffsetsRequest(topic=TOPIC))
+
+
+async def test_a_producer_of_unknown_access_is_refused_before_anything_is_made(deployment: Deployment) -> None:
+    with pytest.raises(InvalidRequest):
+        await deployment.producer(access_mode=9, initial_subscription="ghost")
+    with pytest.raises(TopicNotFound):
+        await deployment.call("Offsets", wire.OffsetsRequest(topic=TOPIC))

@@ -1,0 +1,253 @@
+"""Transactions of a whole broker over gRPC: ends, repeats, a crash, a hand-over. The topics record what they hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.common.transactions import Settlement, state_of
+from magnetar.broker.server import Broker
+from magnetar.broker.topic.topic import Topic
+from magnetar.client.admin import AdminClient
+from magnetar.proto import wire_pb2 as wire
+from magnetar.proto.errors import MagnetarError, NotFound, NotOwner, TransactionAborted, Unavailable, from_wire
+from magnetar.proto.names import Position, TopicName
+from magnetar.proto.states import TxnId, TxnState
+from magnetar.runtime.network import Channel, rpc
+from tests.support.cluster import Cluster, cluster
+
+TOPIC = "persistent://public/default/t"
+
+
+class Settled:
+    """What topics were told; `failing` of them fail."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Settlement]] = []
+        self.failing = 0
+        self.changed = asyncio.Event()
+
+    def of(self, txn: TxnId) -> list[tuple[str, bool]]:
+        return [(topic, each.committed) for topic, each in self.told if each.txn == txn]
+
+    async def wait(self, count: int) -> None:
+        while len(self.told) < count:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> Settled:
+    found = Settled()
+
+    async def settle(self: Topic, settlements: Sequence[Settlement], timeout_s: float) -> list[MagnetarError | None]:
+        if found.failing:
+            found.failing -= 1
+            return [Unavailable("not now")] * len(settlements)
+        found.told += [(self.name.full, each) for each in settlements]
+        found.changed.set()
+        return [None] * len(settlements)
+
+    monkeypatch.setattr(Topic, "settle", settle, raising=False)
+    return found
+
+
+class Client:
+    def __init__(self, broker: Broker, running: Cluster) -> None:
+        self.broker = broker
+        self.channel: Channel = running.world.network.connect(broker.endpoint)
+
+    async def call(self, method: str, request: Any, service: str = "Transactions") -> Any:
+        return await self.channel.call(rpc(service, method), request, timeout_s=20.0)
+
+    async def begin(self, coordinator: int = 0, **options: Any) -> TxnId:
+        found = await self.call("Begin", wire.BeginRequest(coordinator=coordinator, **options))
+        return TxnId(found.first.most, found.first.least)
+
+    async def join(self, txn: TxnId, topic: str = TOPIC) -> TxnState:
+        return state_of(await self.broker.owned.transactions.join(txn, TopicName.parse(topic)))
+
+    async def end(
+        self, txn: TxnId, verb: str = "COMMIT", *topics: str, visible: bool = False
+    ) -> TxnState:
+        participants = [wire.Participant(topic=topic, entries=1, last=wire.Position(ledger_id=1)) for topic in topics]
+        item = wire.EndItem(txn=_wire(txn), verb=verb, participants=participants, visible=visible)  # type: ignore[arg-type]
+        return _state((await self.call("End", wire.EndRequest(items=[item]))).items[0])
+
+    async def status(self, txn: TxnId) -> TxnState:
+        return _state((await self.call("Status", wire.StatusRequest(txns=[_wire(txn)]))).items[0])
+
+    async def make_topic(self, topic: str = TOPIC) -> None:
+        await self.call("CreateTopic", wire.TopicSpec(name=topic), "Admin")
+
+
+def _wire(txn: TxnId) -> wire.TransactionId:
+    return wire.TransactionId(most=txn.most, least=txn.least)
+
+
+def _state(reply: wire.TransactionReply) -> TxnState:
+    if reply.HasField("error"):
+        raise from_wire(reply.error)
+    return TxnState(reply.state)
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with cluster(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+async def client(running: Cluster) -> AsyncIterator[Client]:
+    found = Client(running.brokers[0], running)
+    yield found
+    await found.channel.close()
+
+
+async def test_a_commit_reaches_every_topic_that_joined(client: Client, settled: Settled) -> None:
+    topics = [TOPIC + str(number) for number in range(3)]
+    txn = await client.begin()
+    for topic in topics:
+        await client.make_topic(topic)
+        assert await client.join(txn, topic) is TxnState.OPEN
+    assert await client.end(txn, "COMMIT", *topics, visible=True) is TxnState.COMMITTED
+    assert sorted(settled.of(txn)) == [(topic, True) for topic in topics]
+    assert await client.status(txn) is TxnState.COMMITTED
+    assert await client.end(txn, "COMMIT", *topics) is TxnState.COMMITTED, "a repeated commit gets the same answer"
+
+
+async def test_an_abort_reaches_every_topic_that_joined(client: Client, settled: Settled) -> None:
+    await client.make_topic()
+    txn = await client.begin()
+    await client.join(txn)
+    assert await client.end(txn, "ABORT", visible=True) is TxnState.ABORTED
+    assert settled.of(txn) == [(TOPIC, False)]
+    with pytest.raises(TransactionAborted):
+        await client.end(txn)
+    assert await client.join(txn) is TxnState.ABORTED, "a late send is refused"
+
+
+async def test_a_topic_that_asks_is_answered_by_what_it_has_to_settle(client: Client, settled: Settled) -> None:
+    """Here, and over the network: a topic that was loaded does not depend on what is pushed to it."""
+    await client.make_topic()
+    txn, settled.failing = await client.begin(), 1000
+    await client.join(txn)
+    assert await client.end(txn, "COMMIT", TOPIC) is TxnState.COMMITTED
+    expected = Settlement(txn, True, 1, Position(1, 0))
+    coordinators, name = client.broker.owned.transactions, TopicName.parse(TOPIC)
+    assert await coordinators.join(txn, name) == expected
+    assert await coordinators.peers.join(str(client.broker.endpoint), txn, name) == expected
+    settled.failing = 0
+    assert await client.end(txn, "COMMIT", TOPIC, visible=True) is TxnState.COMMITTED
+    assert await coordinators.join(txn, name) is TxnState.COMMITTED, "nothing is left to settle"
+
+
+async def test_a_topic_that_fails_is_told_again(client: Client, settled: Settled) -> None:
+    await client.make_topic()
+    txn, settled.failing = await client.begin(), 3
+    await client.join(txn)
+    assert await client.end(txn, "COMMIT", visible=True) is TxnState.COMMITTED
+    assert settled.of(txn) == [(TOPIC, True)]
+
+
+async def test_a_topic_that_is_gone_has_nothing_to_settle(client: Client, settled: Settled) -> None:
+    txn = await client.begin()
+    await client.join(txn)
+    assert await client.end(txn, "COMMIT", visible=True) is TxnState.COMMITTED
+    assert settled.told == []
+
+
+async def test_after_a_crash_what_was_decided_is_settled_and_the_rest_aborted(
+    running: Cluster, client: Client, settled: Settled
+) -> None:
+    await client.make_topic()
+    committed, opened, prepared = [await client.begin() for _ in range(3)]
+    settled.failing = 1 << 30
+    for txn in (committed, opened, prepared):
+        await client.join(txn)
+    assert await client.end(committed) is TxnState.COMMITTED
+    assert await client.end(prepared, "PREPARE") is TxnState.PREPARED
+    await running.brokers[0].owned.drop_all(Unavailable("crash"))
+    settled.failing = 0
+
+    other = Client(await running.add_broker(), running)
+    await running.sessions[0].close()
+    await other.broker.owned.transactions.look_after()
+    await settled.wait(1)
+    assert settled.told[0][1].txn == committed
+    assert await other.status(committed) is TxnState.COMMITTED
+    assert await other.status(prepared) is TxnState.PREPARED
+    assert await other.status(opened) is TxnState.ABORTED
+    with pytest.raises(TransactionAborted, match="coordinator lost"):
+        await other.end(opened)
+    assert await other.end(prepared, visible=True) is TxnState.COMMITTED
+    assert (await other.begin()).epoch == committed.epoch + 1
+    await other.channel.close()
+
+
+async def test_a_broker_that_closes_hands_its_open_transactions_over(
+    running: Cluster, client: Client, settled: Settled
+) -> None:
+    await client.make_topic()
+    txn = await client.begin()
+    await client.join(txn)
+    await running.brokers[0].close()
+    other = Client(await running.add_broker(), running)
+    assert await other.status(txn) is TxnState.OPEN
+    assert await other.end(txn, "COMMIT", TOPIC, visible=True) is TxnState.COMMITTED
+    assert settled.of(txn) == [(TOPIC, True)]
+    await other.channel.close()
+
+
+async def test_another_broker_says_who_has_the_coordinator_and_joins_there(
+    running: Cluster, client: Client, settled: Settled
+) -> None:
+    await client.make_topic()
+    txn = await client.begin()
+    other = Client(await running.add_broker(), running)
+    with pytest.raises(NotOwner) as refused:
+        await other.status(txn)
+    assert refused.value.fields["owner"] == str(client.broker.endpoint)
+    found = await other.call("Find", wire.FindCoordinator(coordinator=0))
+    assert (found.owner, found.here, found.coordinators) == (str(client.broker.endpoint), False, 16)
+    assert await asyncio.gather(other.join(txn), other.join(txn, TOPIC + "2")) == [TxnState.OPEN, TxnState.OPEN]
+    assert await client.end(txn, "COMMIT", visible=True) is TxnState.COMMITTED
+    assert await other.join(txn) is TxnState.COMMITTED
+    await other.channel.close()
+
+
+async def test_a_broker_without_transactions_loads_nothing(client: Client) -> None:
+    await client.make_topic()
+    await client.broker.owned.transactions.look_after()
+    assert client.broker.owned.transactions.loaded == []
+    with pytest.raises(NotFound):
+        await client.call("Find", wire.FindCoordinator(coordinator=16))
+
+
+async def test_the_operator_sees_and_aborts_what_is_open(client: Client) -> None:
+    txn = await client.begin(name="app")
+    await client.join(txn)
+    found = await client.call("ListTransactions", wire.ListTransactionsRequest(), "Admin")
+    assert (found.open, found.items[0].name, list(found.items[0].topics)) == (1, "app", [TOPIC])
+    await client.call("AbortTransaction", _wire(txn), "Admin")
+    with pytest.raises(MagnetarError, match="admin"):
+        await client.end(txn)
+
+
+async def test_the_admin_client_lists_shows_and_aborts_and_loads_nothing_for_a_question(client: Client) -> None:
+    url = f"magnetar://{client.broker.endpoint}"
+    async with AdminClient(url) as admin:
+        assert [each.epoch for each in await admin.all_transactions()] == [0] * 16
+        assert client.broker.owned.transactions.loaded == [], "a question loads no coordinator"
+        txn = await client.begin(3)
+        await client.join(txn)
+        (found,) = (await admin.transactions(3)).items
+        assert (found.txn, found.state, found.topics, found.sink.sink_id) == (txn, TxnState.OPEN, (TOPIC,), "")
+        assert await admin.abort_transaction(str(txn)) is TxnState.ABORTED
+        with pytest.raises(NotFound):
+            await admin.detach_transaction(txn, TOPIC + "2")
+        assert (await admin.transaction(txn)).reason == "admin"

@@ -1,0 +1,85 @@
+"""The shape of a log: positions across ledgers, empty ones included."""
+
+from __future__ import annotations
+
+import pytest
+
+from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.proto.names import EARLIEST, LATEST, Position
+from tests.broker.subscription.core.shapes import positions_of, shape_of
+
+SHAPE = shape_of(3, 0, 2, 1)  # ledgers 10, 20 (empty), 30, 40 (open)
+
+
+@pytest.mark.parametrize(
+    ("position", "after", "before"),
+    [
+        ((10, 0), (10, 1), (10, -1)),
+        ((10, 2), (30, 0), (10, 1)),
+        ((20, 0), (30, 0), (10, 2)),
+        ((30, 1), (40, 0), (30, 0)),
+        ((40, 0), (40, 1), (30, 1)),
+        ((15, 7), (30, 0), (10, 2)),
+        ((-1, -1), (10, 0), (10, -1)),
+    ],
+)
+def test_the_neighbours_of_a_position(
+    position: tuple[int, int], after: tuple[int, int], before: tuple[int, int]
+) -> None:
+    assert SHAPE.after(Position(*position)) == after
+    assert SHAPE.before(Position(*position)) == before
+
+
+def test_after_and_before_walk_the_whole_log() -> None:
+    walked, position = [], SHAPE.start
+    while SHAPE.readable(SHAPE.after(position)):
+        position = SHAPE.after(position)
+        walked.append(position)
+    assert walked == positions_of(SHAPE)
+    back = [SHAPE.last]
+    while (earlier := SHAPE.before(back[-1])) != SHAPE.start:
+        back.append(earlier)
+    assert back[::-1] == walked
+
+
+def test_a_mark_is_clamped_into_the_log() -> None:
+    assert SHAPE.clamp(EARLIEST) == (10, -1)
+    assert SHAPE.clamp(LATEST) == (40, 0)
+    assert SHAPE.clamp(Position(20, -1)) == (20, -1)
+    assert shape_of(0).clamp(LATEST) == (10, -1)
+
+
+def test_indexes_find_their_ledger() -> None:
+    assert [span.ledger_id if (span := SHAPE.span_of_index(index)) else None for index in range(-1, 7)] == [
+        10, 10, 10, 10, 30, 30, 40, None,
+    ]  # fmt: skip
+
+
+def test_what_breaks_the_shape_is_refused() -> None:
+    shape = shape_of(1, 1)
+    with pytest.raises(AssertionError, match="increase"):
+        shape.add(Span(5, 2))
+    with pytest.raises(AssertionError, match="only the last"):
+        shape.add(Span(50, 2))
+    with pytest.raises(AssertionError, match="never trimmed"):
+        shape.remove(20)
+    broken = LogShape()
+    broken.add(Span(1, 0, 0, 6))
+    broken.add(Span(2, 5, open=True))
+    with pytest.raises(AssertionError, match="overlap"):
+        broken.check()
+
+
+def test_a_ledger_that_is_gone_between_two_others_is_leapt_over() -> None:
+    shape = shape_of(3, 4, 2, 1, per_entry=2)  # indexes 0 … 5, 6 … 13, 14 … 17, 18 … 19
+    shape.remove(20)
+    shape.check()
+    assert shape.after(Position(10, 2)) == shape.at_or_after(Position(20, 1)) == shape.after(Position(20, 3)) == (30, 0)
+    assert shape.before(Position(30, 0)) == shape.before(Position(20, 2)) == (10, 2)
+    assert not shape.readable(Position(20, 0))
+    assert shape.clamp(Position(20, 2)) == (20, 2), "a mark may stand where something was"
+    found = [shape.span_of_index(index) for index in (5, 6, 13, 14, 19)]
+    assert [span.ledger_id if span else None for span in found] == [10, 30, 30, 30, 40]
+    assert [shape.messages_from(index) for index in (0, 5, 6, 10, 14, 19, 20)] == [12, 7, 6, 6, 6, 1, 0]
+    assert [shape.ahead(0, messages) for messages in (0, 5, 6, 9, 10, 11, 12, 99)] == [0, 5, 14, 17, 18, 19, 20, 20]
+    assert [shape.ahead(index, 1) for index in (5, 6, 13, 14)] == [14, 15, 15, 15]

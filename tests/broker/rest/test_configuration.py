@@ -1,0 +1,112 @@
+"""Settings that change while brokers run: at every broker, kept over a restart, and with Pulsar's errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from magnetar.broker.common.config import DYNAMIC, FIXED, NAMES
+from magnetar.broker.rest.call import BadRequest
+from magnetar.broker.rest.cluster_routes import PULSAR, SHOWN, removed, shown, taken
+from magnetar.broker.server import Broker
+from magnetar.proto.policies import Policies
+from tests.broker.rest.http import V2, Http, T, serving
+
+CONFIGURATION = f"{V2}/brokers/configuration"
+RATE = "dispatchThrottlingRatePerTopicInMsg"
+UNKNOWN = "Can't update non-dynamic configuration"
+
+
+async def until(broker: Broker, name: str, value: object) -> None:
+    async with asyncio.timeout(20):
+        while getattr(broker.owned.policies.defaults, name) != value:  # noqa: ASYNC110 - the watch of another broker
+            await asyncio.sleep(0.01)
+
+
+async def test_a_setting_changes_at_every_broker_for_topics_that_are_loaded_and_those_to_come(tmp_path: Path) -> None:
+    async with serving(tmp_path, max_producers=5) as (http, broker, running):
+        other = await running.add_broker(http_listen=broker._config.http_listen, max_producers=6)
+        there = Http(other.http_url)
+        await http.done("PUT", T)
+        await http.get(f"{T}/stats")
+        topic = next(iter(broker.owned.loaded.values()))
+        assert topic.applied.dispatch_rate_messages == 0
+        await there.done("POST", f"{CONFIGURATION}/{RATE}/1000", status=200)
+        await until(broker, "dispatch_rate_messages", 1000)
+        assert topic.applied.dispatch_rate_messages == 1000
+        assert other.owned.policies.defaults.dispatch_rate_messages == 1000, "known when it is answered"
+        for each in (http, there):
+            assert await each.get(f"{CONFIGURATION}/values") == {RATE: "1000"}
+            assert (await each.get(f"{CONFIGURATION}/runtime"))["dispatch_rate_messages"] == "1000"
+        await http.done("PUT", f"{T}2")
+        assert (await http.get(f"{T}2/dispatchRate?applied=true"))["dispatchThrottlingRateInMsg"] == 1000
+
+        await http.done("POST", f"{T}/dispatchRate", {"dispatchThrottlingRateInMsg": 7})
+        assert topic.applied.dispatch_rate_messages == 7, "what a topic has of its own stays"
+        await http.done("POST", f"{CONFIGURATION}/max_producers/1", status=200)
+        await until(other, "max_producers", 1)
+        late = await running.add_broker(http_listen=broker._config.http_listen)
+        assert late.owned.policies.defaults.max_producers == 1, "also of a broker that starts after it"
+
+        await there.done("DELETE", f"{CONFIGURATION}/max_producers", status=200)
+        await there.done("DELETE", f"{CONFIGURATION}/{RATE}", status=200)
+        await there.done("DELETE", f"{CONFIGURATION}/{RATE}", status=200)
+        await until(broker, "dispatch_rate_messages", 0)
+        assert (broker.owned.policies.defaults.max_producers, other.owned.policies.defaults.max_producers) == (5, 6)
+        assert await http.get(f"{CONFIGURATION}/values") == {}
+        await there.close()
+
+
+async def test_what_does_not_change_at_run_time_is_refused_as_by_pulsar(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        names = await http.get(CONFIGURATION)
+        assert RATE in names
+        assert "max_producers" in names
+        for unknown in ("nonsense", "listen", "max_message_bytes", "ack_quorum"):
+            assert (await http.done("POST", f"{CONFIGURATION}/{unknown}/1", status=412)).reason == UNKNOWN
+            refused = await http.done("DELETE", f"{CONFIGURATION}/{unknown}", status=412)
+            assert refused.reason == "Can't delete non-dynamic configuration"
+        for name, value in ((RATE, "xx"), (RATE, "-1"), ("allowAutoSubscriptionCreation", "perhaps"),
+                            ("subscriptionTypesEnabled", "Sideways"), ("retention_minutes", "9e99")):  # fmt: skip
+            await http.done("POST", f"{CONFIGURATION}/{name}/{value}", status=412)
+        assert await http.get(f"{CONFIGURATION}/values") == {}
+
+
+def test_each_setting_has_one_name_that_is_shown_and_takes_what_it_shows() -> None:
+    assert set(DYNAMIC) | set(FIXED) == set(NAMES)
+    assert len(set(SHOWN)) == len(SHOWN) == len(DYNAMIC)
+    assert set(PULSAR) <= set(DYNAMIC)
+    values = {
+        "auto_subscription_creation": False, "inactive_mode": "delete_when_no_subscriptions", "message_ttl_s": 5,
+        "subscription_types": ("Shared", "Failover"), "dead_letter_backoff_s": (1.0, 60.5), "dead_letter_topic": "a,b",
+        "schema_compatibility": "forward", "retention_minutes": -1,
+    }  # fmt: skip
+    for name, value in values.items():
+        texts = shown(Policies(**{name: value}))  # type: ignore[arg-type]
+        assert list(texts) == [PULSAR.get(name, name)]
+        for spelt in (name, *texts):
+            assert taken(spelt, texts[PULSAR.get(name, name)]) == {name: value}
+    assert shown(Policies(auto_subscription_creation=False)) == {"allowAutoSubscriptionCreation": "false"}
+
+
+def test_retention_that_is_set_together_goes_together() -> None:
+    """Or the half that is left would keep everything for ever."""
+    assert removed("retention_minutes") == ("retention_minutes", "retention_mib") == removed("retention_mib")
+    assert removed(RATE) == ("dispatch_rate_messages",)
+    with pytest.raises(BadRequest):
+        removed("nonsense")
+
+
+async def test_retention_of_all_brokers_is_inherited_and_goes_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        namespace = f"{V2}/namespaces/public/default/retention"
+        await http.done("PUT", T)
+        await http.done("POST", f"{CONFIGURATION}/retention_minutes/60", status=200)
+        values = {"retention_minutes": "60", "retention_mib": "-1"}
+        assert await http.get(f"{CONFIGURATION}/values") == values, json.dumps(values)
+        assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 60
+        await http.done("DELETE", f"{CONFIGURATION}/retention_mib", status=200)
+        assert (await http.get(f"{namespace}?applied=true"))["retentionTimeInMinutes"] == 0

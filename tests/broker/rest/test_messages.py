@@ -1,0 +1,323 @@
+"""Statistics with every key that Pulsar's tools read, and messages as they read them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from magnetar.broker.rest import subscriptions_routes as messages
+from magnetar.broker.rest.stats import Meters, merged
+from magnetar.broker.server import Broker
+from magnetar.proto import pulsar_pb2 as pulsar
+from magnetar.proto.entry import PROPERTIES_LONG, client_part_of_bytes, encode_batch, encode_entry, plain_items
+from magnetar.proto.entry_pb2 import MessageMetadata
+from magnetar.runtime.network import Endpoint
+from tests.broker.pulsar.raw import Raw
+from tests.broker.rest.http import V2, T, serving
+from tests.support.cluster import Cluster
+
+TOPIC_NAME = "persistent://public/default/t"
+TOPIC = """msgRateIn msgThroughputIn msgRateOut msgThroughputOut bytesInCounter msgInCounter bytesOutCounter
+ msgOutCounter averageMsgSize msgChunkPublished storageSize backlogSize publishRateLimitedTimes
+ earliestMsgPublishTimeInBacklogs offloadedStorageSize lastOffloadLedgerId
+ lastOffloadSuccessTimeStamp lastOffloadFailureTimeStamp ongoingTxnCount abortedTxnCount
+ committedTxnCount waitingPublishers topicCreationTimeStamp lastPublishTimeStamp lastPublishTimestamp
+ publishers subscriptions replication deduplicationStatus topicEpoch
+ nonContiguousDeletedMessagesRanges nonContiguousDeletedMessagesRangesSerializedSize
+ delayedMessageIndexSizeInBytes compaction ownerBroker backlogQuotaLimitSize backlogQuotaLimitTime
+ oldestBacklogMessageAgeSeconds oldestBacklogMessageSubscriptionName"""
+PUBLISHER = """accessMode msgRateIn msgThroughputIn averageMsgSize chunkedMessageRate producerId
+ supportsPartialProducer producerName address connectedSince clientVersion metadata"""
+SUBSCRIPTION = """msgRateOut msgThroughputOut msgRateRedeliver msgRateExpired messageAckRate chunkedMessageRate
+ bytesOutCounter msgOutCounter msgBacklog backlogSize msgBacklogNoDelayed msgDelayed msgInReplay
+ unackedMessages totalMsgExpired lastExpireTimestamp lastConsumedFlowTimestamp lastConsumedTimestamp
+ lastAckedTimestamp lastMarkDeleteAdvancedTimestamp earliestMsgPublishTimeInBacklog
+ filterProcessedMsgCount filterAcceptedMsgCount filterRejectedMsgCount filterRescheduledMsgCount
+ delayedMessageIndexSizeInBytes blockedSubscriptionOnUnackedMsgs isDurable isReplicated durable
+ replicated allowOutOfOrderDelivery type activeConsumerName keySharedMode consumers
+ consumersAfterMarkDeletePosition nonContiguousDeletedMessagesRanges subscriptionProperties
+ drainingHashesCount"""
+CONSUMER = """msgRateOut msgThroughputOut msgRateRedeliver messageAckRate chunkedMessageRate bytesOutCounter
+ msgOutCounter lastAckedTimestamp lastConsumedTimestamp lastConsumedFlowTimestamp consumerName
+ address connectedSince clientVersion readPositionWhenJoining appId availablePermits unackedMessages
+ avgMessagesPerEntry blockedConsumerOnUnackedMsgs keyHashRanges metadata"""
+INTERNAL = """waitingCursorsCount pendingAddEntriesCount entriesAddedCounter numberOfEntries totalSize
+ currentLedgerEntries currentLedgerSize lastLedgerCreatedTimestamp lastLedgerCreationFailureTimestamp
+ lastConfirmedEntry state ledgers cursors schemaLedgers compactedLedger"""
+LEDGER = "ledgerId entries size timestamp offloaded metadata underReplicated properties"
+CURSOR = """markDeletePosition readPosition waitingReadOp pendingReadOps messagesConsumedCounter cursorLedger
+ cursorLedgerLastEntry individuallyDeletedMessages lastLedgerSwitchTimestamp lastLedgerWitchTimestamp
+ state active numberOfEntriesSinceFirstNotAckedMessage totalNonContiguousDeletedMessagesRange
+ subscriptionHavePendingRead subscriptionHavePendingReplayRead properties"""
+
+
+async def _client(running: Cluster, broker: Broker) -> Raw:
+    endpoint = Endpoint.parse(broker.pulsar_urls[""][0].partition("://")[2])
+    return await Raw.connected(running.world, endpoint, client_version="Test-1.2")
+
+
+async def _published(raw: Raw, count: int) -> None:
+    for number in range(count):
+        raw.publish(number, b"m%d" % number)
+        await raw.next("send_receipt")
+
+
+def _has(keys: str, found: dict[str, Any]) -> None:
+    assert set(keys.split()) <= set(found), set(keys.split()) - set(found)
+
+
+async def test_statistics_have_every_key_and_the_clients_versions(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        await raw.subscribe(subType=pulsar.CommandSubscribe.Shared)
+        for number in range(3):
+            raw.publish(number)
+        came = [await raw.next("message", "send_receipt") for _ in range(6)]
+        assert len(came) == 6
+        found = await http.get(f"{T}/stats")
+        _has(TOPIC, found)
+        assert 0 < found["topicCreationTimeStamp"] <= found["lastPublishTimeStamp"] == found["lastPublishTimestamp"]
+        [publisher] = found["publishers"]
+        _has(PUBLISHER, publisher)
+        assert (publisher["clientVersion"], found["msgInCounter"]) == ("Test-1.2", 3)
+        assert publisher["connectedSince"].endswith("Z")
+        subscription = found["subscriptions"]["s"]
+        _has(SUBSCRIPTION, subscription)
+        assert (subscription["type"], subscription["msgBacklog"], subscription["unackedMessages"]) == ("Shared", 3, 3)
+        [consumer] = subscription["consumers"]
+        _has(CONSUMER, consumer)
+        assert (consumer["clientVersion"], consumer["msgOutCounter"]) == ("Test-1.2", 3)
+        left_out = await http.get(f"{T}/stats?excludePublishers=true&excludeConsumers=true")
+        assert (left_out["publishers"], left_out["subscriptions"]["s"]["consumers"]) == ([], [])
+        internals = await http.get(f"{T}/internalStats")
+        _has(INTERNAL, internals)
+        _has(LEDGER, internals["ledgers"][0])
+        _has(CURSOR, internals["cursors"]["s"])
+        assert (await http.get(f"{T}/internal-info"))["cursors"]["s"]["markDelete"]
+        await http.done("PUT", f"{V2}/persistent/public/default/p/partitions", 2)
+        whole = await http.get(f"{V2}/persistent/public/default/p/partitioned-stats?perPartition=false")
+        _has(TOPIC, whole)
+        assert (whole["metadata"]["partitions"], whole["partitions"]) == (2, {})
+        await http.get(f"{V2}/persistent/public/default/p/stats", 404)
+        loaded = await http.get(f"{V2}/broker-stats/topics")
+        [mine] = [each["persistent"] for each in loaded["public/default"].values() if TOPIC_NAME in each["persistent"]]
+        assert mine[TOPIC_NAME]["msgInCounter"] == 3
+        await http.done("DELETE", T, status=412)
+        await http.done("DELETE", f"{T}/subscription/s", status=412)
+        await http.done("DELETE", f"{T}/subscription/s?force=true")
+        await raw.stream.close()
+
+
+async def test_messages_are_shown_with_their_facts_in_headers(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        await http.done("PUT", f"{T}/subscription/s", "earliest")
+        await _published(raw, 2)
+        metadata = MessageMetadata(producer_name="p", sequence_id=2, publish_time=1700000000000)
+        batch = encode_batch(metadata, plain_items([b"one", b"two"]), 2)
+        raw.send(batch, send=pulsar.CommandSend(producer_id=1, sequence_id=2, num_messages=2))
+        await raw.next("send_receipt")
+        first = await http.ask("GET", f"{T}/subscription/s/position/1")
+        ledger, entry = first.headers["x-pulsar-message-id"].split(":")
+        assert (first.status, first.body, entry) == (200, b"m0", "0")
+        third = await http.ask("GET", f"{T}/subscription/s/position/3")
+        assert third.headers["x-pulsar-num-batch-message"] == "2"
+        assert third.headers["x-pulsar-publish-time"] == "2023-11-14T22:13:20.000Z"
+        assert b"one" in third.body
+        assert b"two" in third.body
+        assert (await http.ask("GET", f"{T}/subscription/s/position/4")).status == 404
+        assert (await http.ask("GET", f"{T}/ledger/{ledger}/entry/1")).body == b"m1"
+        assert (await http.ask("GET", f"{T}/examinemessage?initialPosition=earliest&messagePosition=2")).body == b"m1"
+        last = await http.get(f"{T}/lastMessageId")
+        assert (last["entryId"], last["batchIndex"]) == (2, 1)
+        assert (await http.get(f"{T}/messageid/0"))["entryId"] == 0
+        size = await http.done("PUT", f"{T}/backlogSize", {"ledgerId": int(ledger), "entryId": 0}, 200)
+        assert size.json > 0
+        assert (await http.get(f"{T}/subscription/s/analyzeBacklog"))["messages"] == 4
+        await http.done("POST", f"{T}/subscription/s/skip/1")
+        assert (await http.ask("GET", f"{T}/subscription/s/position/1")).body == b"m1"
+        await http.done("POST", f"{T}/subscription/s/resetcursor", {"ledgerId": int(ledger), "entryId": 1})
+        again = {"ledgerId": int(ledger), "entryId": 1, "isExcluded": True, "batchIndex": -1, "properties": None}
+        await http.done("POST", f"{T}/subscription/s/resetcursor", again)
+        assert b"one" in (await http.ask("GET", f"{T}/subscription/s/position/1")).body
+        await http.done("POST", f"{T}/subscription/s/expireMessages", {"ledgerId": int(ledger), "entryId": 2})
+        assert (await http.get(f"{T}/stats"))["subscriptions"]["s"]["msgBacklog"] == 0
+        await raw.stream.close()
+
+
+async def test_a_message_whose_values_are_no_text_is_shown(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="~~")
+        metadata.properties.add(key="p", value="}}}}")
+        encoded = metadata.SerializeToString().replace(b"~~", b"\xff\xfe").replace(b"}}}}", b"caf\xe9")
+        raw.send(client_part_of_bytes(encoded, b"m"), send=pulsar.CommandSend(producer_id=1, sequence_id=1))
+        await raw.next("send_receipt")
+        shown = await http.ask("GET", f"{T}/examinemessage?initialPosition=earliest&messagePosition=1")
+        assert (shown.status, shown.body) == (200, b"m")
+        assert shown.headers["x-pulsar-partition-key"] == b64encode(b"\xff\xfe").decode()
+        assert json.loads(unquote(shown.headers["x-pulsar-property"])) == {"p": "caf\ufffd"}
+        await raw.stream.close()
+
+
+async def test_a_caller_that_leaves_cancels_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port)
+        body = json.dumps(50).encode()
+        head = f"PUT {T}/partitions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        writer.write(head + body)
+        writer.close()
+        del reader
+        async with asyncio.timeout(10):
+            while (await http.ask("GET", f"{T}/partitions")).status == 404:
+                continue
+        assert (await http.get(f"{T}/partitions"))["partitions"] == 50
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return int(self.now * 1000)
+
+
+def test_rates_are_those_since_the_last_question() -> None:
+    clock = Clock()
+    meters = Meters(clock)
+    assert meters.rates(1, clock.wall_ms() - 10_000, (100,)) == (10.0,)
+    clock.now += 0.5
+    assert meters.rates(1, 0, (500,)) == (10.0,), "asked too soon"
+    clock.now += 4.5
+    assert meters.rates(1, 0, (600,)) == (100.0,)
+    clock.now += 1
+    assert meters.rates(1, 0, (600,)) == (0.0,)
+
+
+def test_statistics_of_partitions_are_merged_by_their_kind() -> None:
+    def part(count: int, acked: int, name: str, backlog: int, listed: list[int], on: bool) -> dict[str, Any]:
+        subscriptions = {name: {"msgBacklog": backlog}}
+        return {
+            "msgInCounter": count, "lastAckedTimestamp": acked, "subscriptions": subscriptions, "list": listed, "on": on
+        }  # fmt: skip
+
+    parts = [part(1, 7, "a", 1, [1], False), part(2, 3, "b", 5, [2], True), part(4, 0, "a", 2, [], False)]
+    assert merged(parts) == {
+        "msgInCounter": 7, "lastAckedTimestamp": 7, "subscriptions": {"a": {"msgBacklog": 3}, "b": {"msgBacklog": 5}},
+        "list": [1, 2], "on": True,
+    }  # fmt: skip
+
+
+async def test_statistics_say_when_a_subscription_and_a_consumer_were_last_active(tmp_path: Path) -> None:
+    names = ("lastConsumedFlowTimestamp", "lastConsumedTimestamp", "lastAckedTimestamp")
+    async with serving(tmp_path) as (http, broker, running):
+
+        async def told() -> list[list[int]]:
+            found = (await http.get(f"{T}/stats"))["subscriptions"]["s"]
+            return [[of[name] for name in names] for of in (found, *found["consumers"])]
+
+        raw, began = await _client(running, broker), running.world.clock.wall_ms()
+        await raw.open_producer()
+        await raw.subscribe(permits=0)
+        assert await told() == [[0, 0, 0], [0, 0, 0]]
+        raw.publish(1)
+        raw.send(flow=pulsar.CommandFlow(consumer_id=1, messagePermits=10))
+        place = (await raw.next("message")).message_id
+        (flow, consumed, acked), of_consumer = await told()
+        assert began <= flow <= consumed
+        assert (acked, of_consumer) == (0, [flow, consumed, 0])
+        ack = pulsar.CommandAck(consumer_id=1, ack_type=pulsar.CommandAck.Individual, request_id=9)
+        ack.message_id.append(place)
+        raw.send(ack=ack)
+        await raw.next("ack_response")
+        (_, _, acked), of_consumer = await told()
+        assert acked >= consumed
+        assert of_consumer == [flow, consumed, acked]
+        marked = (await http.get(f"{T}/stats"))["subscriptions"]["s"]["lastMarkDeleteAdvancedTimestamp"]
+        assert marked >= acked
+        await raw.stream.close()
+
+
+async def test_statistics_say_how_old_the_oldest_of_the_backlog_is_and_whose(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        await raw.subscribe(permits=0)
+        raw.publish(1)
+        await raw.next("send_receipt")
+        found = await http.get(f"{T}/stats?getPreciseBacklog=true&getEarliestTimeInBacklog=true")
+        assert found["oldestBacklogMessageSubscriptionName"] == "s"
+        assert 0 <= found["oldestBacklogMessageAgeSeconds"] < 60
+        await raw.stream.close()
+
+
+def _bomb(sequence_id: int, size: int) -> bytes:
+    """The client-part of a few KB that unfolds to so many bytes."""
+    metadata = MessageMetadata(producer_name="p", sequence_id=sequence_id, publish_time=1, compression=3)
+    return encode_entry(metadata, bytes(size))
+
+
+async def test_payloads_that_unfold_have_their_place_in_memory_until_they_have_left(tmp_path: Path) -> None:
+    """Callers that read nothing hold what was shown to them, and no more than all answers may have."""
+    size = 4 << 20
+    async with serving(tmp_path, client_memory_bytes=48 << 20) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        raw.send(_bomb(1, size), send=pulsar.CommandSend(producer_id=1, sequence_id=1))
+        await raw.next("send_receipt")
+        memory = broker.owned.memory.answers
+        path = f"{T}/examinemessage?initialPosition=earliest&messagePosition=1"
+        shown = await http.ask("GET", path)
+        assert (shown.status, shown.body) == (200, bytes(size))
+        assert memory.held < size
+        unread = []
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection(http.endpoint.host, http.endpoint.port, limit=1 << 10)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            unread.append((reader, writer))
+        statuses = [int((await reader.readuntil(b"\r\n")).split()[1]) for reader, _ in unread]
+        assert set(statuses) == {200, 429}
+        assert memory.held <= memory.limit
+        for _, writer in unread:
+            writer.transport.abort()
+        async with asyncio.timeout(20):
+            while memory.held >= size:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert (await http.ask("GET", path)).status == 200
+        await raw.stream.close()
+
+
+async def test_a_message_with_a_long_key_is_shown_and_what_has_no_room_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        raw = await _client(running, broker)
+        await raw.open_producer()
+        metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k" * 1_000_000)
+        metadata.properties.add(key="p", value="\u00e9" * 10_000)
+        raw.send(encode_entry(metadata, b"m"), send=pulsar.CommandSend(producer_id=1, sequence_id=1))
+        await raw.next("send_receipt")
+        shown = await http.ask("GET", f"{T}/examinemessage?initialPosition=earliest&messagePosition=1")
+        assert (shown.status, shown.body) == (200, b"m")
+        assert shown.headers["x-magnetar-left-out"] == "X-Pulsar-partition-key, X-Pulsar-PROPERTY"
+        assert shown.headers["x-pulsar-producer-name"] == "p"
+        assert "x-pulsar-partition-key" not in shown.headers
+
+
+def test_more_properties_than_are_read_are_named_as_left_out() -> None:
+    metadata = MessageMetadata(producer_name="p", publish_time=1)
+    for number in range(PROPERTIES_LONG + 1):
+        metadata.properties.add(key=str(number), value="")
+    headers = dict(messages._encoded(messages._headers(metadata)))
+    assert headers[b"X-Magnetar-Left-Out"] == b"X-Pulsar-PROPERTY"
+    assert headers[b"X-Pulsar-producer-name"] == b"p"
+    del metadata.properties[0]
+    assert messages._headers(metadata)["X-Pulsar-PROPERTY"] is not None

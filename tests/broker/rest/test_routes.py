@@ -1,0 +1,266 @@
+"""Routes as Pulsar's tools and client suites call them, with their statuses and bodies; one broker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.node import readiness
+from magnetar.broker.rest import cluster_routes as _cluster
+from magnetar.broker.rest.call import ROUTES, document, plain_path
+from magnetar.proto.names import LONG_MAX
+from tests.broker.rest.http import V2, Http, T, serving
+
+assert _cluster, "the routes are registered"
+NS = f"{V2}/namespaces/public/default"
+
+
+# ------------------------------------------------------------------ tenants and namespaces
+async def test_tenants_and_namespaces_are_made_shown_and_deleted(tmp_path: Path) -> None:
+    async with serving(tmp_path, cluster="standalone") as (http, _, _):
+        tenant, namespace = f"{V2}/tenants/acme", f"{V2}/namespaces/acme/orders"
+        await http.done("PUT", namespace, status=404)
+        await http.done("PUT", tenant, {"adminRoles": ["ops"], "allowedClusters": ["standalone"]})
+        await http.done("PUT", tenant, {}, 409)
+        await http.done("PUT", f"{V2}/tenants/other", {"allowedClusters": ["elsewhere"]}, 412)
+        await http.done("PUT", f"{V2}/tenants/a%20b", {}, 412)
+        assert await http.get(tenant) == {"adminRoles": ["ops"], "allowedClusters": ["standalone"]}
+        await http.done("POST", tenant, {"adminRoles": ["dev"], "allowedClusters": []})
+        assert (await http.get(tenant))["adminRoles"] == ["dev"]
+        await http.done("PUT", namespace)
+        await http.done("PUT", namespace, status=409)
+        assert await http.get(f"{V2}/namespaces/acme") == ["acme/orders"]
+        await http.done("DELETE", tenant, status=409)
+        await http.done("PUT", f"{V2}/persistent/acme/orders/t")
+        await http.done("DELETE", namespace, status=409)
+        await http.done("DELETE", f"{tenant}?force=true")
+        assert await http.get(f"{V2}/tenants/") == ["public"]
+        await http.get(tenant, 404)
+
+
+async def test_what_set_up_scripts_of_client_suites_send_is_taken(tmp_path: Path) -> None:
+    async with serving(tmp_path, cluster="standalone") as (http, _, _):
+        await http.done("PUT", f"{V2}/clusters/standalone", {"serviceUrl": "http://localhost:8080/"})
+        assert await http.get(f"{V2}/clusters") == ["standalone"]
+        await http.done("PUT", f"{V2}/clusters/other", {}, 405)
+        await http.done("PUT", f"{V2}/tenants/private", {"adminRoles": [], "allowedClusters": ["standalone"]})
+        policies = {
+            "replication_clusters": ["standalone"], "max_producers_per_topic": 3, "unknown": {"of": ["a", "later"]},
+            "auth_policies": {"namespace_auth": {"anonymous": ["produce", "consume"]}}, "bundles": {"numBundles": 8},
+        }  # fmt: skip
+        await http.done("PUT", f"{V2}/namespaces/private/auth", policies)
+        shown = await http.get(f"{V2}/namespaces/private/auth")
+        assert shown["auth_policies"]["namespace_auth"] == {"anonymous": ["produce", "consume"]}
+        assert (shown["max_producers_per_topic"], shown["bundles"]["numBundles"]) == (3, 8)
+        await http.done("PUT", f"{V2}/namespaces/private/two", {"numBundles": 2, "boundaries": []})
+        assert (await http.ask("PUT", f"{V2}/namespaces/private/three", raw=b"null")).status == 204
+        await http.done("POST", f"{NS}/deduplication", True)
+        await http.done("POST", f"{NS}/backlogQuota", {"limitSize": 1 << 20, "policy": "producer_exception"})
+        await http.done("POST", f"{NS}/permissions/anonymous", ["produce", "consume"])
+        await http.done("POST", f"{NS}/publishRate", {"publishThrottlingRateInMsg": 100})
+        await http.done("PUT", f"{T}/partitions", 4)
+        await http.done("PUT", f"{T}/partitions", 4, 409)
+
+
+async def test_a_namespace_keeps_what_was_noted_of_it(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        namespace = f"{V2}/namespaces/public/noted"
+        await http.done("PUT", namespace, {"properties": {"owner": "ada"}})
+        await http.done("PUT", f"{namespace}/properties", {"tier": "1", "é": ""})
+        await http.done("PUT", f"{namespace}/property/owner/eve%2Fbob")
+        assert await http.get(f"{namespace}/properties") == {"owner": "eve/bob", "tier": "1", "é": ""}
+        assert (await http.get(namespace))["properties"] == {"owner": "eve/bob", "tier": "1", "é": ""}
+        assert (await http.ask("GET", f"{namespace}/property/owner")).body == b"eve/bob"
+        await http.done("POST", f"{namespace}/messageTTL", 9)  # and policies leave properties alone, and they them
+        assert (await http.ask("DELETE", f"{namespace}/property/tier")).body == b"1"
+        await http.get(f"{namespace}/property/tier", 404)
+        assert await http.get(f"{namespace}/messageTTL") == 9
+        await http.done("DELETE", f"{namespace}/properties")
+        assert await http.get(f"{namespace}/properties") == {}
+        for wrong, status in (({"": "x"}, 412), ({"a": 1}, 400), ([], 400), ({"a": "x" * 70_000}, 412)):
+            await http.done("PUT", f"{namespace}/properties", wrong, status)
+        assert await http.get(f"{namespace}/properties") == {}
+        await http.get(f"{V2}/namespaces/public/nowhere/properties", 404)
+
+
+async def test_a_topic_keeps_what_was_noted_of_it_until_it_is_deleted(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        await http.done("PUT", f"{T}/partitions", {"partitions": 2, "properties": {"a": "b"}})
+        await http.done("PUT", f"{T}-partition-1/properties", {"c": "d"})  # of the topic
+        assert await http.get(f"{T}/properties") == {"a": "b", "c": "d"}
+        assert (await http.get(f"{T}/partitions"))["properties"] == {"a": "b", "c": "d"}
+        await http.done("DELETE", f"{T}/properties?key=a")
+        await http.done("DELETE", f"{T}/properties?key=never")
+        await http.done("DELETE", f"{T}/properties", status=412)
+        assert await http.get(f"{T}/properties") == {"c": "d"}
+        await http.done("DELETE", f"{T}/partitions")
+        await http.get(f"{T}/properties", 404)
+        await http.done("PUT", T, {"e": "f"})
+        assert await http.get(f"{T}/properties") == {"e": "f"}
+        await http.done("PUT", f"{T}-other", {"e": 5}, 400)
+        await http.get(f"{T}-other/properties", 404)
+
+
+# ------------------------------------------------------------------ topics
+async def test_topics_and_partitions_are_made_listed_grown_and_deleted(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        one, many = f"{V2}/persistent/public/default/one", f"{V2}/persistent/public/default/many"
+        await http.done("PUT", one, {})
+        await http.done("PUT", one, {}, 409)
+        kind = "application/vnd.partitioned-topic-metadata+json"
+        body = {"partitions": 2, "properties": {"a": "b"}}
+        sent = await http.ask("PUT", f"{many}/partitions", body, Content_Type=kind)
+        assert sent.status == 204
+        assert (await http.get(f"{many}/partitions"))["partitions"] == 2
+        assert (await http.get(f"{one}/partitions"))["partitions"] == 0
+        await http.done("PUT", f"{V2}/persistent/public/default/none/partitions", 0, 406)
+        await http.done("POST", f"{many}/partitions", 3)
+        await http.done("POST", f"{many}/partitions", 1, 422)
+        names = [f"persistent://public/default/many-partition-{n}" for n in range(3)]
+        assert await http.get(f"{V2}/persistent/public/default") == [*names, "persistent://public/default/one"]
+        assert await http.get(f"{V2}/persistent/public/default/partitioned") == ["persistent://public/default/many"]
+        assert await http.get(f"{NS}/topics?mode=NON_PERSISTENT") == []
+        await http.done("POST", f"{many}/createMissedPartitions")
+        await http.done("DELETE", many, status=409)
+        await http.done("DELETE", f"{one}/partitions", status=404)
+        await http.done("DELETE", one)
+        await http.done("DELETE", one, status=404)
+        await http.done("DELETE", f"{many}/partitions?force=true")
+        await http.get(f"{many}/partitions", 404)
+        made = await http.get(f"{V2}/persistent/public/default/auto/partitions?checkAllowAutoCreation=true")
+        assert made["partitions"] == 0
+        assert await http.get(f"{V2}/persistent/public/default") == ["persistent://public/default/auto"]
+
+
+async def test_a_topic_is_terminated_unloaded_truncated_and_compacted(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        await http.done("PUT", T)
+        for verb, path in (("PUT", "unload"), ("DELETE", "truncate"), ("PUT", "compaction"), ("POST", "trim")):
+            await http.done(verb, f"{T}/{path}")
+        status = await http.get(f"{T}/compaction")
+        assert status["status"] in ("NOT_RUN", "RUNNING", "SUCCESS")
+        ended = await http.done("POST", f"{T}/terminate", status=200)
+        assert set(ended.json) == {"ledgerId", "entryId", "partitionIndex"}
+        many = f"{V2}/persistent/public/default/many"
+        await http.done("PUT", f"{many}/partitions", 2)
+        await http.done("POST", f"{many}/terminate", status=405)
+        ended = await http.done("POST", f"{many}/terminate/partitions", status=200)
+        assert set(ended.json) == {"0", "1"}
+
+
+async def test_subscriptions_of_a_partitioned_topic_are_those_of_each_partition(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        await http.done("PUT", f"{T}/partitions", 3)
+        mine = f"{T}/subscription/mine"
+        await http.done("PUT", mine, "earliest")
+        await http.done("PUT", mine, {"ledgerId": LONG_MAX, "entryId": LONG_MAX, "partitionIndex": -1}, 409)
+        assert await http.get(f"{T}/subscriptions") == ["mine"]
+        await http.done("PUT", f"{mine}/properties", {"a": "b"})
+        assert await http.get(f"{mine}/properties") == {"a": "b"}
+        assert await http.get(f"{T}-partition-2/subscription/mine/properties") == {"a": "b"}
+        for path in ("skip_all", "resetcursor/0", "expireMessages/5"):
+            await http.done("POST", f"{mine}/{path}")
+        await http.done("POST", f"{T}/all_subscription/expireMessages/5")
+        await http.done("POST", f"{mine}/skip/1", status=405)
+        await http.done("POST", f"{T}/subscription/none/skip_all", status=404)
+        await http.done("POST", f"{NS}/clearBacklog/mine")
+        await http.done("DELETE", mine)
+        await http.done("DELETE", mine, status=404)
+        assert await http.get(f"{T}/subscriptions") == []
+
+
+# ------------------------------------------------------------------ look-ups and the process
+async def test_a_look_up_says_where_pulsars_protocol_is_served(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _):
+        for domain in ("persistent", "non-persistent"):
+            found = await http.get(f"/lookup/v2/topic/{domain}/public/default/x")
+            assert found["brokerUrl"] == broker.pulsar_urls[""][0]
+            assert {"brokerUrlTls", "brokerUrlSsl", "httpUrl", "httpUrlTls", "nativeUrl"} <= set(found)
+            assert found["httpUrl"] == broker.http_url
+        await http.get("/lookup/v2/topic/persistent/public/default/x?listenerName=elsewhere", 404)
+        await http.done("PUT", T)
+        bundle = await http.ask("GET", "/lookup/v2/topic/persistent/public/default/t/bundle")
+        assert bundle.body.startswith(b"0x")
+        await http.done("PUT", f"{NS}/{bundle.body.decode()}/unload?destinationBroker=any")
+        await http.done("PUT", f"{NS}/unload")
+        await http.done("PUT", f"{NS}/0x1_0x2/unload", status=412)
+
+
+async def test_health_metrics_and_brokers_are_served(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        for path in ("/healthz", "/readyz", "/status.html", f"{V2}/brokers/health", f"{V2}/brokers/ready"):
+            assert (await http.ask("GET", path)).body.strip().lower() == b"ok"
+        assert b"magnetar_process_" in (await http.ask("GET", "/metrics/")).body
+        address = broker.http_url.partition("://")[2]
+        assert await http.get(f"{V2}/brokers") == [address] == await http.get(f"{V2}/brokers/magnetar")
+        assert (await http.get(f"{V2}/brokers/leaderBroker"))["brokerId"] == address
+        assert (await http.get(f"{V2}/brokers/internal-configuration"))["ledgersRootPath"] == "/ledgers"
+        found = (await http.get(f"{V2}/bookies/all"))["bookies"]
+        assert [*found[0]] == ["bookieId"]
+        assert set((await http.get(f"{V2}/bookies/racks-info"))["default"]) <= {each["bookieId"] for each in found}
+        await http.get(f"{V2}/bookies/racks-info/none:3181", 404)
+        assert (await http.get(f"{V2}/brokers/configuration/runtime"))["cluster"] == "magnetar"
+        broker.owned.suspend()
+        assert (await http.ask("GET", "/readyz")).status == 503
+        assert (await http.ask("GET", "/healthz")).status == 200
+        await broker.owned.resume(running.sessions[0])
+        assert (await http.ask("GET", "/readyz")).status == 200
+
+
+async def test_readyz_says_that_no_ledger_can_be_made_while_bookies_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "PLACE_S", 0.5)
+    async with serving(tmp_path) as (http, broker, running):
+        assert (await http.ask("GET", "/readyz")).status == 200
+        for bookie in running.bookies:
+            await bookie.close()
+        wanted = broker.owned.config.ensemble_size
+        text = f"no new ledger can be made: {wanted} writable bookies are needed, 0 are registered"
+        async with asyncio.timeout(20):
+            while (found := await http.ask("GET", "/readyz")).status == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert (found.status, text in found.body.decode()) == (503, True), found.body
+        assert text in (await http.ask("GET", f"{V2}/brokers/health")).body.decode()
+        assert (await http.ask("GET", "/healthz")).status == 200
+        await running.add_bookie()
+        async with asyncio.timeout(20):
+            while (await http.ask("GET", "/readyz")).status != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
+async def test_a_topic_of_another_broker_is_answered_with_its_address(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, running):
+        await http.done("PUT", T)
+        await http.get(f"{T}/stats")
+        other = await running.add_broker(http_listen=broker._config.http_listen)
+        there = Http(other.http_url)
+        found = await there.ask("GET", f"{T}/stats?getPreciseBacklog=true")
+        assert found.status == 307
+        assert found.headers["location"] == f"{broker.http_url}{T}/stats?getPreciseBacklog=true"
+        await there.done("PUT", f"{T}2/partitions", 2)
+        for number in range(2):
+            await http.get(f"{T}2-partition-{number}/stats")
+        await there.done("PUT", f"{T}2/subscription/s", "latest")
+        assert sorted((await there.get(f"{T}2/partitioned-stats"))["partitions"]) == [
+            f"persistent://public/default/t2-partition-{number}" for number in range(2)
+        ]
+        await there.close()
+
+
+# ------------------------------------------------------------------ the table
+def test_the_document_has_every_route_once() -> None:
+    paths = document()["paths"]
+    assert sum(map(len, paths.values())) == len({(row.method, row.path) for row in ROUTES}) == len(ROUTES)
+    names = [each["operationId"] for path in paths.values() for each in path.values()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("row", [row for row in ROUTES if row.method == "GET"], ids=plain_path)
+def test_a_route_that_shows_something_says_what(row: Any) -> None:
+    assert row.answer
+    assert row.summary.endswith(".")
+

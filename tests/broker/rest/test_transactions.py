@@ -1,0 +1,220 @@
+"""Transactions over REST: Pulsar's v3 as its tools call it, and our own routes. Topics and coordinators are real."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magnetar.broker.server import Broker
+from magnetar.client.client import Client
+from magnetar.client.model.settings import ConsumerType, InitialPosition
+from magnetar.proto.names import TopicName
+from tests.broker.rest.http import ANY, V2, Http, serving
+from tests.support.cluster import Cluster
+
+V3 = "/admin/v3/transactions"
+ORDERS = "public/default/orders"
+FULL, OTHER = "persistent://public/default/orders", "persistent://public/default/bills"
+
+
+class Scene:
+    """A client with an open transaction: two messages to ORDERS, one acknowledgement on `s` of BILLS."""
+
+    def __init__(self, http: Http, client: Client, txn: Any) -> None:
+        self.http, self.client, self.txn = http, client, txn
+        self.id = f"{txn.id.most}/{txn.id.least}"
+
+
+@asynccontextmanager
+async def scene(folder: Path, *, cumulative: bool = False) -> AsyncIterator[tuple[Scene, Broker, Cluster]]:
+    async with serving(folder) as (http, broker, running), Client(f"magnetar://{broker.endpoint}") as client:
+        orders = await client.create_producer("orders")
+        bills = await client.create_producer("bills")
+        kind = ConsumerType.Exclusive if cumulative else ConsumerType.Shared
+        consumer = await client.subscribe("bills", "s", kind, initial_position=InitialPosition.Earliest)
+        for number in range(3):
+            await bills.send(b"%d" % number)
+        await orders.send(b"before")
+        txn = await client.transaction(timeout=60)
+        for _ in range(2):
+            await orders.send(b"hidden", txn=txn)
+        message = await consumer.receive()
+        if cumulative:
+            await consumer.acknowledge_cumulative(message, txn=txn)
+        else:
+            await consumer.acknowledge(message, txn=txn)
+        await orders.send(b"after")
+        yield Scene(http, client, txn), broker, running
+
+
+async def test_the_metadata_of_a_transaction_has_its_owner_and_what_its_topics_have(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (it, _, _):
+        found = await it.http.get(f"{V3}/transactionMetadata/{it.id}")
+        assert (found["txnId"], found["status"], found["timeoutAt"]) == (str(it.txn.id), "OPEN", 60_000)
+        assert found["openTimestamp"] > 1_500_000_000_000
+        assert found["producedPartitions"] == {FULL: {"startPosition": _second(found), "aborted": False}}
+        assert found["ackedPartitions"] == {OTHER: {"s": {"cumulativeAckPosition": None, "pendingEntries": 1}}}
+        assert found["address"].startswith("127.0.0.1:")
+        await it.txn.commit(wait="visible")
+        ended = await it.http.get(f"{V3}/transactionMetadata/{it.id}")
+        assert (ended["status"], ended["producedPartitions"], ended["ackedPartitions"]) == ("COMMITTED", {}, {})
+        await it.http.done("POST", f"{V3}/abortTransaction/{it.id}", status=409)
+        assert (await it.http.get(f"{V2}/{FULL.replace('://', '/')}/stats"))["committedTxnCount"] == 1
+
+
+def _second(found: dict[str, Any]) -> str:
+    """The second entry of the topic, whatever its ledger."""
+    ledger, entry = found["producedPartitions"][FULL]["startPosition"].split(":")
+    assert entry == "1", "the first message is in no transaction"
+    return f"{ledger}:{entry}"
+
+
+async def test_a_stuck_transaction_names_who_began_it_and_what_waits_for_it(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (it, _, _):
+        [row] = await it.http.get(V3)
+        assert (row["txn"], row["state"], sorted(row["topics"])) == (str(it.txn.id), "OPEN", [OTHER, FULL])
+        assert row["address"].startswith("127.0.0.1:")
+        assert 0 < row["remainingMs"] <= 60_000
+        shown = await it.http.get(f"{V3}/id/{it.id}")
+        at = {each["topic"]: each for each in shown["at"]}
+        orders, bills = at[FULL], at[OTHER]
+        assert (orders["entries"], orders["holds"], orders["waiting"]) == (2, True, 3), "its two, and one after them"
+        assert (bills["entries"], bills["holds"], bills["first"]) == (0, False, None)
+        assert bills["pending"] == {"s": {"entries": 1, "upTo": None}}
+        stats = await it.http.get(f"{V2}/{FULL.replace('://', '/')}/stats")
+        assert stats["ongoingTxnCount"] == 1
+        transactions = stats["transactions"]
+        assert transactions["oldest"][0]["txn"] == str(it.txn.id)
+        assert (transactions["open"], transactions["waiting"]) == (1, 3)
+        assert transactions["lastStablePositions"][0].endswith(":0")
+        assert (await it.http.ask("POST", f"{V3}/id/{it.id}/abort")).json == {"txn": str(it.txn.id), "state": "ABORTED"}
+        assert (await it.http.get(f"{V3}/id/{it.id}"))["reason"] == "admin"
+
+
+async def test_statistics_of_buffers_and_pending_acknowledgements(tmp_path: Path) -> None:
+    async with scene(tmp_path, cumulative=True) as (it, _, _):
+        buffer = await it.http.get(f"{V3}/transactionBufferStats/{ORDERS}?lowWaterMarks=true&segmentStats=true")
+        assert (buffer["state"], buffer["ongoingTxnSize"], buffer["waiting"]) == ("Ready", 1, 3)
+        assert buffer["maxReadPosition"].endswith(":0")
+        in_buffer = await it.http.get(f"{V3}/transactionInBufferStats/{ORDERS}/{it.id}")
+        assert (in_buffer["startPosition"].partition(":")[2], in_buffer["aborted"]) == ("1", False)
+        bills = "public/default/bills"
+        pending = await it.http.get(f"{V3}/pendingAckStats/{bills}/s")
+        assert (pending["state"], pending["ongoingTxnSize"]) == ("Ready", 1)
+        acked = await it.http.get(f"{V3}/transactionInPendingAckStats/{bills}/s/{it.id}")
+        place = acked["cumulativeAckPosition"]
+        assert place.endswith(":0")
+        ledger = place.partition(":")[0]
+        position = f"{V3}/positionStatsInPendingAck/{bills}/s/{ledger}"
+        assert await it.http.get(f"{position}/0") == {"state": "PendingAck"}
+        assert await it.http.get(f"{position}/1?batchIndex=-1") == {"state": "NotInPendingAck"}
+        assert await it.http.get(f"{position}/99") == {"state": "InvalidPosition"}
+        await it.http.get(f"{V3}/pendingAckStats/{bills}/none", 404)
+        await it.http.get(f"{V3}/transactionBufferStats/public/default/none", 404)
+        for route in (f"pendingAckInternalStats/{bills}/s", f"transactionBufferInternalStats/{ORDERS}"):
+            await it.http.get(f"{V3}/{route}", 405)
+        await it.txn.commit(wait="visible")
+        assert await it.http.get(f"{position}/0?batchIndex=0") == {"state": "MarkDelete"}
+        untouched = await it.http.get(f"{V3}/transactionBufferStats/public/default/orders")
+        assert (untouched["ongoingTxnSize"], untouched["totalAbortedTransactions"]) == (0, 0)
+
+
+async def test_a_topic_without_transactions_has_no_snapshot_and_is_read_to_its_end(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _), Client(f"magnetar://{broker.endpoint}") as client:
+        await (await client.create_producer("orders")).send(b"plain")
+        found = await http.get(f"{V3}/transactionBufferStats/{ORDERS}")
+        assert (found["state"], found["snapshotType"]) == ("NoSnapshot", None)
+        assert found["maxReadPosition"].endswith(":0")
+
+
+async def test_coordinators_are_listed_with_their_brokers_and_statistics(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (http, broker, _):
+        urls = {each["brokerServiceUrl"] for each in await http.get(f"{V3}/coordinators")}
+        assert urls == {broker.pulsar_urls[""][0]}, "the one that would take them"
+        await http.get(f"{V3}/coordinatorStats")
+        assert broker.owned.transactions.loaded == [], "a question loads no coordinator"
+    async with scene(tmp_path / "used") as (it, broker, _):
+        number = it.txn.id.most
+        listed = await it.http.get(f"{V3}/coordinators")
+        assert [each["id"] for each in listed] == list(range(16))
+        assert listed[number]["brokerServiceUrl"] == broker.pulsar_urls[""][0]
+        stats = await it.http.get(f"{V3}/coordinatorStats")
+        assert set(stats) == {str(each) for each in range(16)}
+        one = await it.http.get(f"{V3}/coordinatorStats?coordinatorId={number}")
+        assert (one["state"], one["ongoingTxnSize"]) == ("Ready", 1)
+        assert one["recoverEndTime"] >= one["recoverStartTime"] > 1_500_000_000_000
+        assert one["lowWaterMark"] < it.txn.id.least <= one["leastSigBits"]
+        slow = await it.http.get(f"{V3}/slowTransactions/0")
+        assert set(slow) == {str(it.txn.id)}
+        assert slow[str(it.txn.id)]["producedPartitions"].keys() == {FULL}
+        assert await it.http.get(f"{V3}/slowTransactions/3600000?coordinatorId={number}") == {}
+        rows = await it.http.get(f"{V3}/status")
+        assert (len(rows), rows[number]["open"]) == (16, 1)
+        await it.txn.commit(wait="visible")
+        ledger = (await it.http.get(f"{V3}/coordinatorInternalStats/{number}"))["transactionLogStats"]
+        assert ledger["managedLedgerInternalStats"]["numberOfEntries"] > 0
+        await it.http.get(f"{V3}/coordinatorStats?coordinatorId=16", 404)
+        await it.http.get(f"{V3}/coordinatorInternalStats/5000", 404)
+
+
+async def test_a_topic_is_deleted_by_force_when_nothing_prepared_is_there(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (it, broker, _):
+        path = f"{V2}/persistent/{ORDERS}?force=true"
+        await it.txn.prepare()
+        refused = await it.http.ask("DELETE", path)
+        assert refused.status == 412
+        assert f"{it.txn.id} from" in refused.json["reason"]
+        assert FULL in broker.topics
+        await it.http.done("POST", f"{V3}/abortTransaction/{it.id}")
+        await it.http.done("DELETE", path)
+        opened = await it.client.transaction(timeout=60)
+        bills = await it.client.create_producer("bills")
+        await bills.send(b"hidden", txn=opened)
+        await it.http.done("DELETE", f"{V2}/persistent/public/default/bills?force=true")
+        found = await it.http.get(f"{V3}/id/{opened.id.most}/{opened.id.least}")
+        assert (found["state"], found["reason"]) == ("ABORTED", "a topic of it was deleted by force")
+
+
+async def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (it, _, _):
+        number = it.txn.id.most
+        await it.http.get(f"{V3}/transactionMetadata/{number}/1", 200)  # of an earlier epoch: it has ended
+        await it.http.get(f"{V3}/transactionMetadata/{number}/{(1 << 41) - 1}", 404)
+        await it.http.get(f"{V3}/transactionMetadata/{number}/x", 400)
+        await it.http.get(f"{V3}/transactionMetadata/9999/1", 412)
+        await it.http.get(f"{V3}?limit=0", 412)
+        await it.http.done("POST", f"{V3}/abortTransaction/{number}/{(1 << 41) - 1}", status=412)
+        await it.http.done("POST", f"{V3}/transactionCoordinator/replicas", 32, 405)
+        await it.http.done("POST", f"{V3}/transactionCoordinator/replicas", 16)
+        await it.http.done("POST", f"{V3}/id/{it.id}/detach", "orders", 404)
+        await it.http.done("POST", f"{V3}/abortTransaction/{it.id}")
+        await it.http.done("POST", f"{V3}/abortTransaction/{it.id}")
+
+
+async def test_a_broker_asks_the_others_for_their_coordinators_and_topics(tmp_path: Path) -> None:
+    async with scene(tmp_path) as (it, first, running):
+        second = await running.add_broker(http_listen=ANY)
+        http = Http(second.http_url)
+        try:
+            found = await http.get(f"{V3}/transactionMetadata/{it.id}")
+            assert found["producedPartitions"].keys() == {FULL}
+            assert found["ackedPartitions"][OTHER].keys() == {"s"}
+            elsewhere = await http.ask("GET", f"{V3}/pendingAckStats/public/default/bills/s")
+            assert (elsewhere.status, elsewhere.headers["location"]) == (
+                307, f"{first.http_url}{V3}/pendingAckStats/public/default/bills/s"
+            )
+            await http.done("POST", f"{V3}/abortTransaction/{it.id}")
+            assert (await it.http.get(f"{V3}/id/{it.id}"))["state"] == "ABORTED"
+        finally:
+            await http.close()
+        assert (await second.owned.lookup(TopicName.parse(FULL))).name == first.owned.name
+
+
+@pytest.mark.parametrize("text", ["", "1", "(1,x)"])
+async def test_a_route_of_an_id_takes_two_numbers(tmp_path: Path, text: str) -> None:
+    async with serving(tmp_path) as (http, _, _):
+        assert (await http.ask("GET", f"{V3}/id/{text}/2")).status in (400, 404)

@@ -1,0 +1,82 @@
+"""The stored state of a cursor: byte for byte, in pieces, damaged at every offset."""
+
+from __future__ import annotations
+
+import pytest
+from pyroaring import BitMap
+
+from magnetar.broker.subscription import cursor_format as stored
+from magnetar.broker.subscription.core.cursor import Cursor
+from magnetar.broker.subscription.core.cursor_state import ChunkKey, ChunkKind, Count, CursorState, Partial
+from magnetar.broker.subscription.core.positions import CursorLog, chunks_of
+from magnetar.proto.names import Position
+from tests.broker.subscription.core.shapes import shape_of
+
+MARK = Position(10, 3)
+
+
+def state() -> CursorState:
+    return CursorState(
+        MARK,
+        {10: BitMap([5, 6, 9]), 20: BitMap(range(0, 1000, 2))},
+        {Position(10, 7): Partial(0b101, 4), Position(20, 2001): Partial(1 << 700, 0)},
+        {Position(10, 7): Count(3), Position(20, 1): Count(2, 1_700_000_000_000)},
+    )
+
+
+def entries_of(found: CursorState) -> list[bytes]:
+    return CursorLog().plan(Cursor(shape_of(4000, 4000), found), 9).entries
+
+
+def test_the_example_of_the_specification() -> None:
+    (entry,) = stored.encode_marker(Position(7, 3), {}, 1)
+    assert entry[:32].hex() == "4d430100" + "0000000000000001" + "00" * 8 + "00" * 4 + "00" * 4 + "00000001"
+    assert entry[36:].hex() == "00000000000000070000000000000003" + "00000000"
+
+
+def test_a_state_comes_back_as_it_was() -> None:
+    assert stored.decode_snapshot(stored.encode_snapshot(entries_of(state()))) == state()
+
+
+def test_a_large_chunk_is_split_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "CHUNK_BYTES", 50)
+    entries = entries_of(state())
+    pieces = [stored.decode_piece(entry) for entry in entries]
+    assert max(each.pieces for each in pieces) > 3
+    assert stored.decode_snapshot(stored.encode_snapshot(entries)) == state()
+
+
+def test_every_flipped_bit_and_every_cut_is_noticed() -> None:
+    for entry in entries_of(state()):
+        for offset in range(len(entry)):
+            damaged = bytearray(entry)
+            damaged[offset] ^= 0x10
+            with pytest.raises(stored.DamagedState):
+                stored.decode_piece(bytes(damaged))
+            with pytest.raises(stored.DamagedState):
+                stored.decode_piece(entry[:offset])
+
+
+def test_a_chunk_that_contradicts_itself_is_damage() -> None:
+    cursor = Cursor(shape_of(4000, 4000), state())
+    for key in chunks_of(cursor):
+        body = stored.body_of(key, cursor)
+        other = ChunkKey(key.kind, key.ledger_id, key.block + 1)
+        with pytest.raises(stored.DamagedState):
+            stored.add_chunk(CursorState(MARK), other, body)
+        with pytest.raises(stored.DamagedState):
+            stored.add_chunk(CursorState(MARK), key, body[:-1])
+    (marker,) = stored.encode_marker(MARK, {ChunkKey(ChunkKind.HOLES, 10, 0): stored.Row(1, 0, 1, 40)}, 1)
+    body = stored.decode_piece(marker).body
+    for cut in range(len(body)):
+        with pytest.raises(stored.DamagedState):
+            stored.decode_marker(body[:cut])
+    with pytest.raises(stored.DamagedState):
+        stored.decode_marker(body + b"\0")
+
+
+def test_a_snapshot_without_its_end_is_damage() -> None:
+    data = stored.encode_snapshot(entries_of(state()))
+    for cut in range(len(data)):
+        with pytest.raises(stored.DamagedState):
+            stored.decode_snapshot(data[:cut])

@@ -1,0 +1,413 @@
+"""Deduplication: a model of producers, a broker that fails, and the log, judged by what stands in the log at the end.
+
+Each seed is a run. A client keeps what has no answer and sends it again, in order, after each connection, as the SDK
+does; a broker confirms a prefix of what it was given, fails the rest, dies at any moment, and its log may hold more
+than it confirmed. Then: each (producer, sequence id) stands in the log once at most, and in order; what was called
+stored (by receipt or as a duplicate) is there; and a snapshot is exactly the effect of the entries up to its position.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from pyroaring import BitMap64
+
+from magnetar.broker.common.transactions import Settlement
+from magnetar.broker.log.log_queue_core import SequenceRange
+from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.topic.dedup_core import GAP_BYTES_MAX, NOTHING, Dedup, DedupVerdict, SequenceProgress, Snapshot
+from magnetar.broker.topic.transactions_core import Transactions, TxnSnapshot
+from magnetar.proto.names import Position
+from magnetar.proto.states import TxnId
+
+START = Position(1, -1)
+STEPS = 300  # of a run
+Entry = tuple[str, SequenceRange]
+
+
+class Client:
+    """One producer's name; `born` anew it goes on behind what the broker says it has."""
+
+    def __init__(self, name: str, rng: random.Random) -> None:
+        self.name = name
+        self.rng = rng
+        self.next_id = 0
+        self.waiting: deque[SequenceRange] = deque()  # without an answer, oldest first
+        self.unsent = 0  # of them, from the end
+        self.connected = False
+        self.stored: set[SequenceRange] = set()  # that it was told of
+
+    def produce(self) -> None:
+        if self.rng.random() < 0.3:
+            uuid, chunks = f"{self.name}-{self.rng.random()}", self.rng.randint(2, 4)
+            found = [SequenceRange(self.next_id, self.next_id, uuid, chunk, chunks) for chunk in range(chunks)]
+            self.next_id += 1
+        else:
+            count = self.rng.randint(1, 3)
+            found = [SequenceRange(self.next_id, self.next_id + count - 1)]
+            self.next_id += count + (self.rng.random() < 0.1)  # an id may be left out
+        self.waiting.extend(found)
+        self.unsent += len(found)
+
+    def born_again(self, last: int) -> None:
+        self.waiting.clear()
+        self.unsent, self.next_id = 0, last + 1
+
+
+class Deployment:
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.log: list[Entry] = []  # what is durable: entry n stands at Position(1, n)
+        self.confirmed = 0  # of them, by the broker that serves
+        self.snapshot = Snapshot(START, {})
+        self.clients = [Client(f"p{number}", self.rng) for number in range(3)]
+        self.now = self.rng.choice((0.0, 1e4, 1e8))  # the host has been up for so long
+        self.dedup = Dedup(self.snapshot, now=self.now)
+        self.queue: deque[Entry] = deque()  # given to the log; the first `sent` of them may be in it already
+        self.sent = 0
+        self.verdicts: set[DedupVerdict] = set()
+
+    # ------------------------------------------------------------------ what happens
+    def connect(self) -> None:
+        client = self.rng.choice(self.clients)
+        if self.rng.random() < 0.2 or not client.connected:
+            if self.rng.random() < 0.7 and not self.dedup.is_settled(client.name):
+                return  # the opening waits; without the wait the verdict is UNKNOWN
+            client.connected = True
+            if self.rng.random() < 0.3 and self.dedup.is_settled(client.name):
+                client.born_again(self.dedup.last(client.name))
+            client.unsent = len(client.waiting)
+
+    def produce(self) -> None:
+        self.rng.choice(self.clients).produce()
+
+    def publish(self) -> None:
+        """The broker takes the next entry from a producer's stream."""
+        client = self.rng.choice(self.clients)
+        if not client.connected or not client.unsent:
+            return
+        numbers = client.waiting[-client.unsent]
+        verdict = self.dedup.judge(client.name, numbers)
+        self.verdicts.add(verdict)
+        if verdict is DedupVerdict.NEW:
+            client.unsent -= 1
+            self.queue.append((client.name, numbers))
+        elif verdict is DedupVerdict.DUPLICATE:
+            assert (client.name, numbers) in self.log[: self.confirmed], "a duplicate is in the log"
+            self.answer(client, numbers)
+        else:
+            assert verdict is DedupVerdict.UNKNOWN, "a batch that is sent again is the same batch"
+            client.connected = False
+
+    def answer(self, client: Client, numbers: SequenceRange) -> None:
+        """Answers come in the order of the publishes; one that is before others on their way waits for them."""
+        while client.waiting and client.waiting[0] != numbers:
+            return
+        if client.waiting:
+            client.unsent = min(client.unsent, len(client.waiting) - 1)
+            client.waiting.popleft()
+            client.stored.add(numbers)
+
+    def send(self) -> None:
+        """An entry reaches the bookies: it is in the log, whether or not anybody will hear of it."""
+        if self.sent < len(self.queue):
+            self.log.append(self.queue[self.sent])
+            self.sent += 1
+
+    def confirm(self) -> None:
+        if self.sent:
+            name, numbers = self.queue.popleft()
+            self.sent -= 1
+            self.dedup.confirmed(name, numbers, Position(1, self.confirmed))
+            self.confirmed += 1
+            client = next(each for each in self.clients if each.name == name)
+            if client.connected and self.rng.random() < 0.9:  # or the receipt is lost with the connection
+                self.answer(client, numbers)
+            else:
+                client.connected = False
+
+    def fail(self) -> None:
+        """The tail of the queue is certainly not in the log: all of it."""
+        if self.rng.random() < 0.2 and len(self.queue) > self.sent:
+            while len(self.queue) > self.sent:
+                name, _ = self.queue.pop()
+                self.dedup.failed(name)
+                self.cut(name)
+
+    def cut(self, name: str) -> None:
+        for client in self.clients:
+            if client.name == name:
+                client.connected = False
+
+    def store(self) -> None:
+        self.snapshot = self.dedup.snapshot()
+        assert self.snapshot.position == (1, self.confirmed - 1)
+        assert self.snapshot.persisted == effects(self.log[: self.confirmed])
+
+    def crash(self) -> None:
+        """The broker dies, or another takes the topic over: recovery keeps what reached the bookies."""
+        if self.rng.random() < 0.2:
+            self.dedup = Dedup(self.snapshot, now=self.now)
+            for entry_id in range(self.snapshot.position.entry_id + 1, len(self.log)):
+                self.dedup.confirmed(*self.log[entry_id], Position(1, entry_id))
+            self.confirmed, self.sent = len(self.log), 0
+            self.queue.clear()
+            for client in self.clients:
+                client.connected = False
+
+    def look(self) -> None:
+        """Time passes, and those that are gone are forgotten; never so much of it that one of these is."""
+        self.now += self.rng.random()
+        self.dedup.forget(self.now, inactive_s=STEPS + 1.0, producers_max=10)
+
+    def step(self) -> None:
+        steps = (self.produce, self.publish, self.publish, self.send, self.send, self.confirm, self.confirm,
+                 self.connect, self.fail, self.store, self.crash, self.look)  # fmt: skip
+        self.rng.choice(steps)()
+        self.dedup.check()
+
+    def drain(self) -> None:
+        """Everything heals: every message gets its answer."""
+        for _ in range(10_000):
+            while self.queue:
+                self.send()
+                self.confirm()
+            for client in self.clients:
+                if not client.connected:
+                    client.connected, client.unsent = True, len(client.waiting)
+            self.publish()
+            if not any(client.waiting for client in self.clients):
+                return
+        raise AssertionError("a message never gets its answer")
+
+
+def effects(log: list[Entry]) -> dict[str, SequenceProgress]:
+    found: dict[str, SequenceProgress] = {}
+    for name, numbers in log:
+        found[name] = found.get(name, NOTHING).after(numbers)
+    return found
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_each_sequence_id_is_in_the_log_once_and_what_is_called_stored_is_there(block: int) -> None:
+    seen: set[DedupVerdict] = set()
+    for seed in range(block * 40, block * 40 + 40):
+        deployment = Deployment(seed)
+        for _ in range(STEPS):
+            deployment.step()
+        deployment.drain()
+        assert len(set(deployment.log)) == len(deployment.log), f"seed {seed}: an entry stands twice in the log"
+        for client in deployment.clients:
+            mine = [numbers for name, numbers in deployment.log if name == client.name]
+            done = [each for each in mine if not each.uuid or each.chunk == each.chunks - 1]
+            firsts = [each.first for each in done]
+            assert firsts == sorted(set(firsts)), f"seed {seed}: ids of {client.name} are out of order, or twice"
+            assert client.stored <= set(mine), f"seed {seed}: something that was called stored is not in the log"
+        seen |= deployment.verdicts
+    assert seen >= {DedupVerdict.NEW, DedupVerdict.DUPLICATE, DedupVerdict.UNKNOWN}
+
+
+def on() -> Dedup:
+    return Dedup(Snapshot(START, {}), now=0.0)
+
+
+def test_what_is_on_its_way_is_unknown_and_never_called_stored() -> None:
+    dedup = on()
+    assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.NEW
+    assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.UNKNOWN
+    assert not dedup.is_settled("p")
+    dedup.confirmed("p", SequenceRange(0, 4), Position(1, 0))
+    assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.DUPLICATE
+    assert dedup.is_settled("p")
+
+
+def test_a_failure_makes_what_was_pushed_new_again() -> None:
+    dedup = on()
+    assert [dedup.judge("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.NEW] * 3
+    dedup.confirmed("p", SequenceRange(0, 0), Position(1, 0))
+    dedup.failed("p")
+    assert dedup.judge("p", SequenceRange(2, 2)) is DedupVerdict.UNKNOWN, "one is still on its way"
+    dedup.failed("p")
+    assert [dedup.judge("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.DUPLICATE,
+        DedupVerdict.NEW, DedupVerdict.NEW]
+
+
+def test_a_batch_that_is_stored_in_part_is_neither_stored_nor_new() -> None:
+    """Called a duplicate, its second half would be lost."""
+    dedup = on()
+    dedup.judge("p", SequenceRange(0, 9))
+    dedup.confirmed("p", SequenceRange(0, 9), Position(1, 0))
+    assert dedup.judge("p", SequenceRange(7, 12)) is DedupVerdict.OVERLAP
+    assert dedup.judge("p", SequenceRange(10, 12)) is DedupVerdict.NEW
+
+
+def test_chunks_count_when_the_last_of_them_is_stored() -> None:
+    dedup = on()
+    chunks = [SequenceRange(5, 5, "u", chunk, 3) for chunk in range(3)]
+    for entry_id, chunk in enumerate(chunks[:2]):
+        assert dedup.judge("p", chunk) is DedupVerdict.NEW
+        dedup.confirmed("p", chunk, Position(1, entry_id))
+    assert dedup.last("p") == -1
+    assert [dedup.judge("p", chunk) for chunk in chunks] == [DedupVerdict.DUPLICATE, DedupVerdict.DUPLICATE,
+        DedupVerdict.NEW]
+    dedup.failed("p")
+    again = SequenceRange(5, 5, "of another process", 0, 3)
+    assert dedup.judge("p", again) is DedupVerdict.NEW, "who begins the message anew has all its chunks stored"
+
+
+def test_a_commit_sets_no_sequence_id_back() -> None:
+    """Others of its producer were stored outside of the transaction while it was open."""
+    dedup = Dedup(Snapshot(START, {}), now=0.0)
+    dedup.joined("p")
+    dedup.passed(Position(1, 0))  # of the transaction: 3
+    assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.NEW
+    dedup.confirmed("p", SequenceRange(4, 4), Position(1, 1))
+    dedup.merged({"p": SequenceProgress(3)})
+    assert dedup.last("p") == 4
+    assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.DUPLICATE
+    dedup.merged({"p": SequenceProgress(6)})
+    assert dedup.last("p") == 6
+    dedup.check()
+
+
+def test_while_it_is_off_everything_is_new_and_turned_on_it_knows_who_is_connected() -> None:
+    dedup = Dedup(now=0.0)
+    dedup.joined("here")
+    for entry_id, name in enumerate(["here", "gone", "here"]):
+        assert dedup.judge(name, SequenceRange(7, 7)) is DedupVerdict.NEW
+        dedup.confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
+    dedup.judge("here", SequenceRange(8, 8))
+    dedup.enable()
+    assert dedup.judge("here", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
+    assert dedup.judge("here", SequenceRange(8, 8)) is DedupVerdict.UNKNOWN
+    assert dedup.judge("gone", SequenceRange(3, 3)) is DedupVerdict.NEW
+    dedup.check()
+
+
+def test_who_has_been_gone_for_too_long_or_is_one_too_many_is_forgotten_and_who_is_connected_never() -> None:
+    dedup = on()
+    for number in range(5):
+        dedup.joined(f"p{number}")
+        dedup.judge(f"p{number}", SequenceRange(0, 0))
+        dedup.confirmed(f"p{number}", SequenceRange(0, 0), Position(1, number))
+    for number in range(4):
+        dedup.left(f"p{number}", now=float(number))
+    dedup.forget(50.0, inactive_s=100.0, producers_max=3)
+    assert set(dedup.persisted) == {"p1", "p2", "p3", "p4"}
+    dedup.forget(102.5, inactive_s=100.0, producers_max=3)
+    assert set(dedup.persisted) == {"p3", "p4"}
+    dedup.forget(1e9, inactive_s=100.0, producers_max=0)
+    assert set(dedup.persisted) == {"p4"}
+    assert dedup.forgotten == 4
+    dedup.check()
+
+
+@pytest.mark.parametrize("up_s", [0.0, 1e4, 1e8])
+def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_been_up_for_long(up_s: float) -> None:
+    """A broker dies before any snapshot, and another producer leaves before this one is back."""
+    dedup = Dedup(Snapshot(START, {}), now=up_s)
+    for entry_id, name in enumerate(("back", "away")):
+        dedup.confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
+    dedup.joined("back")
+    dedup.left("back", up_s + 1.0)
+    dedup.forget(up_s + 1.0, inactive_s=100.0, producers_max=10)
+    assert set(dedup.persisted) == {"back", "away"}
+    assert dedup.judge("away", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
+    dedup.forget(up_s + 100.5, inactive_s=100.0, producers_max=10)
+    assert set(dedup.persisted) == {"back"}
+
+
+# ------------------------------------------------------------------------------------- transactions of a producer
+@pytest.mark.parametrize("seed", range(60))
+def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an_abort_takes_back_is_new(
+    seed: int,
+) -> None:
+    """Any id at any time, against plain sets. With crashes: a snapshot, and the log after it."""
+    rng, shape = random.Random(seed), LogShape()
+    span = shape.add(Span(1, 0, open=True))
+    dedup, core = Dedup(Snapshot(START, {}), now=0.0), Transactions(shape, TxnSnapshot(START))
+    log: list[tuple[int, TxnId | None]] = []
+    open_: dict[TxnId, set[int]] = {}
+    outcome: dict[TxnId, bool] = {}
+    stored: set[int] = set()
+    highest, born = -1, 0
+    for _ in range(STEPS):
+        act = rng.random()
+        if act < 0.15 or not open_:
+            born += 1
+            txn = TxnId.of(1, 1, born)
+            core.ask(txn)
+            core.joined(txn)
+            open_[txn] = set()
+        elif act < 0.3:
+            txn = rng.choice(list(open_))
+            outcome[txn] = committed = rng.random() < 0.5
+            if committed:
+                stored |= open_[txn]
+            del open_[txn]
+            end = core.settle(Settlement(txn, committed))
+            dedup.merged(end.numbers, end.sent)
+            dedup.taken_back(end.back)
+        elif act < 0.35:
+            first = core.first_hidden
+            snapshot, start = dedup.snapshot(), Position(1, first[1] - 1) if first is not None else dedup.position
+            dedup = Dedup(snapshot._replace(position=min(start, snapshot.position)), now=0.0)
+            core = Transactions(shape, core.snapshot())
+            for at in range(dedup.position[1] + 1, len(log)):
+                number, of = log[at]
+                numbers, position = SequenceRange(number, number), Position(1, at)
+                aborted = of is not None and core.noted(of, "p", numbers, position)
+                if of is None or outcome.get(of):
+                    dedup.confirmed("p", numbers, position)
+                else:
+                    dedup.passed(position)
+                if aborted:
+                    dedup.taken_back({"p": BitMap64([number])})
+            for txn in open_:
+                core.ask(txn)
+                core.joined(txn)
+        else:
+            to = rng.choice([None, *open_])
+            number = rng.randint(0, highest + 2)
+            numbers = SequenceRange(number, number)
+            holder = next((txn for txn, sent in open_.items() if number in sent and txn != to), None)
+            assert core.holding("p", to, numbers) == holder
+            if holder is not None or (to is not None and number < max(open_[to], default=-1)):
+                continue  # it waits; or goes back inside its transaction
+            verdict = dedup.judge("p", numbers) if to is None else dedup.stored("p", numbers)
+            if to is not None and verdict is DedupVerdict.NEW:
+                verdict = core.judge(to, "p", numbers)
+            known = number in stored or (to is not None and number in open_[to])
+            if not known and number <= highest and number not in {n for n, of in log if of is not None}:
+                assert verdict in (DedupVerdict.DUPLICATE, DedupVerdict.NEW)  # it was left out
+                known = verdict is DedupVerdict.DUPLICATE
+            assert verdict is (DedupVerdict.DUPLICATE if known else DedupVerdict.NEW), (number, to)
+            if verdict is DedupVerdict.NEW:
+                position = Position(1, len(log))
+                log.append((number, to))
+                span.last_entry, span.end_index = position[1], position[1] + 1
+                if to is None:
+                    dedup.confirmed("p", numbers, position)
+                    stored.add(number)
+                else:
+                    dedup.passed(position)
+                    core.confirmed(to, "p", numbers, position, position[1], 1, 10)
+                    open_[to].add(number)
+                highest = max(highest, number)
+        dedup.check()
+        core.check()
+
+
+def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
+    dedup = Dedup(Snapshot(START, {"p": SequenceProgress(1_000_000)}), now=0.0)
+    dedup.taken_back({"p": BitMap64(range(400_000))})
+    assert dedup.snapshot().gaps["p"] == BitMap64(range(400_000)), "a stretch takes a few bytes"
+    for number in range(400_001, 420_000, 2):
+        dedup.taken_back({"p": BitMap64([number])})
+    gaps = dedup.snapshot().gaps["p"]
+    assert len(gaps.serialize()) <= GAP_BYTES_MAX
+    assert gaps.max() == 419_999
+    assert dedup.stored("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
+    assert dedup.stored("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"

@@ -1,0 +1,342 @@
+"""The transactions of a topic against plain lists: a walk with sends, ends, trims, and a crash at any point."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from pyroaring import BitMap, BitMap64
+
+from magnetar.broker.common.transactions import Settlement
+from magnetar.broker.log.committed_shape_core import CommittedShape
+from magnetar.broker.log.log_queue_core import SequenceRange
+from magnetar.broker.log.log_shape_core import LogShape, Span
+from magnetar.broker.topic import transactions_format as stored
+from magnetar.broker.topic.dedup_core import DedupVerdict
+from magnetar.broker.topic.transactions_core import OpenTxn, Transactions, TxnSnapshot
+from magnetar.proto.names import Position
+from magnetar.proto.states import TxnId
+
+OPEN, COMMITTED, ABORTED = "open", "committed", "aborted"
+
+
+@dataclass
+class Entry:
+    """One entry of the model's log."""
+
+    position: Position
+    first_index: int
+    count: int
+    txn: TxnId | None
+    sequence: int
+    state: str = COMMITTED
+
+
+@dataclass
+class Model:
+    """What a topic shows, from lists alone."""
+
+    log: list[Entry] = field(default_factory=list)
+
+    def stable_entries(self) -> list[Entry]:
+        first = next((at for at, each in enumerate(self.log) if each.state == OPEN), len(self.log))
+        return self.log[:first]
+
+    def shown(self) -> list[Position]:
+        return [each.position for each in self.stable_entries() if each.state == COMMITTED]
+
+    @property
+    def stable_index(self) -> int:
+        stable = self.stable_entries()
+        if len(stable) < len(self.log):
+            return self.log[len(stable)].first_index
+        return self.log[-1].first_index + self.log[-1].count if self.log else 0
+
+
+class Walk:
+    """A topic that is driven at random; `crash` loses what is in memory, and goes on from the last snapshot."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.model = Model()
+        self.shape = LogShape()
+        self.shape.add(Span(1, 0, open=True))
+        self.view = CommittedShape(self.shape)
+        self.start(TxnSnapshot(Position(1, -1)))
+        self.flying: list[Entry] = []
+        self.outcomes: dict[TxnId, Settlement] = {}
+        self.number = self.next_txn = 0
+        self.saved = self.core.snapshot()
+        self.saved_flying = False
+
+    def start(self, snapshot: TxnSnapshot) -> None:
+        self.core = Transactions(self.shape, snapshot)
+        self.view.show(self.core)
+
+    def step(self) -> None:
+        action = self.rng.choice(
+            ["plain", "begin", "send", "send", "send", "land", "land", "end", "end", "roll", "trim", "save", "crash"]
+        )
+        getattr(self, action)()
+
+    # ---------------------------------------------------------------- what happens
+    def plain(self) -> None:
+        self.push(None)
+
+    def begin(self) -> None:
+        txn = TxnId.of(0, 1, self.next_txn)
+        self.next_txn += 1
+        self.core.ask(txn)
+        assert self.core.joined(txn)
+
+    def send(self) -> None:
+        if opened := [each for each in self.core.open if self.core.is_open(each)]:
+            self.push(self.rng.choice(opened))
+
+    def push(self, txn: TxnId | None) -> None:
+        if txn is not None:
+            numbers = SequenceRange(self.number, self.number)
+            assert self.core.judge(txn, "p", numbers) is DedupVerdict.NEW
+            assert self.core.judge(txn, "p", numbers) is DedupVerdict.UNKNOWN
+        self.flying.append(Entry(Position(0, 0), 0, self.rng.randint(1, 4), txn, self.number))
+        self.number += 1
+
+    def land(self) -> None:
+        if not self.flying:
+            return
+        entry, tail = self.flying.pop(0), self.shape.tail
+        tail.last_entry += 1
+        entry.position, entry.first_index = Position(tail.ledger_id, tail.last_entry), tail.end_index
+        tail.end_index += entry.count
+        self.model.log.append(entry)
+        if entry.txn is not None:
+            entry.state = ABORTED if entry.txn in self.outcomes else OPEN
+            numbers = SequenceRange(entry.sequence, entry.sequence)
+            self.core.confirmed(entry.txn, "p", numbers, entry.position, entry.first_index, entry.count, 10)
+            if entry.state == OPEN:
+                assert self.core.judge(entry.txn, "p", numbers) is DedupVerdict.DUPLICATE
+
+    def end(self) -> None:
+        if not self.core.open:
+            return
+        txn = self.rng.choice(self.core.open)
+        own = [each for each in self.model.log if each.txn == txn and each.state == OPEN]
+        receipts = own[: self.rng.choice([len(own), len(own), self.rng.randint(0, len(own))])]
+        last = receipts[-1].position if receipts else Position(-1, -1)
+        settlement = Settlement(txn, self.rng.random() < 0.6, len(receipts), last)
+        self.settle(settlement)
+
+    def settle(self, settlement: Settlement) -> None:
+        self.outcomes[settlement.txn] = settlement
+        end = self.core.settle(settlement)
+        assert not end.missing
+        for each in self.model.log:
+            if each.txn == settlement.txn and each.state == OPEN:
+                receipt = each.position <= settlement.last
+                each.state = COMMITTED if settlement.committed and receipt else ABORTED
+        assert not self.core.settle(settlement).shown, "twice is once"
+
+    def roll(self) -> None:
+        tail = self.shape.tail
+        if tail.last_entry >= 0 and self.rng.random() < 0.5:
+            self.shape.close_span(tail.ledger_id, tail.last_entry, tail.end_index, 100, 0)
+            self.shape.add(Span(tail.ledger_id + self.rng.randint(1, 3), tail.end_index, open=True))
+
+    def trim(self) -> None:
+        """What is open, or not in the snapshot, holds the log."""
+        spans, first = self.shape.spans, self.core.first_hidden
+        held = min(self.saved.position, first or self.saved.position)
+        gone = spans[0]
+        if len(spans) > 1 and (gone.ledger_id, gone.last_entry) < held and self.rng.random() < 0.3:
+            self.shape.remove(gone.ledger_id)
+            self.core.trimmed(gone.ledger_id, gone.first_index, gone.end_index)
+            self.model.log = [each for each in self.model.log if each.position[0] != gone.ledger_id]
+
+    def save(self) -> None:
+        """Through its stored form."""
+        snapshot = self.core.snapshot()
+        rows = {each: stored.PartRow(1, 0, 1) for each in sorted(snapshot.aborted)}
+        marker = stored.encode_marker(stored.Marker(snapshot.position, snapshot.open, rows, snapshot.ended), 1)
+        found = stored.decode_marker([stored.decode_piece(each) for each in marker])
+        parts = {
+            each: stored.decode_part(each, row, [stored.decode_piece(*stored.encode_part(each, part, 1))])
+            for each, row, part in ((id_, row, snapshot.aborted[id_]) for id_, row in found.parts.items())
+        }
+        self.saved = TxnSnapshot(found.position, found.open, parts, found.ended)
+
+    def crash(self) -> None:
+        """Those that ended are settled again: nothing was answered that the snapshot does not have."""
+        if self.rng.random() < 0.7:
+            return
+        self.flying.clear()
+        again = Transactions(self.shape, _copied(self.saved))
+        for each in self.model.log:
+            if each.txn is not None and each.position > self.saved.position:
+                numbers = SequenceRange(each.sequence, each.sequence)
+                again.replayed(each.txn, "p", numbers, each.position, each.first_index, each.count, 10)
+        again.replay_done()
+        self.core = again
+        self.view.show(again)
+        before, hidden = set(self.model.shown()), set(self.positions())
+        assert hidden <= before, "something is shown before its outcome is known"
+        for txn in list(again.open):
+            if txn in self.outcomes:
+                again.settle(self.outcomes[txn])
+            else:
+                assert again.joined(txn)
+        self.check()
+
+    # ---------------------------------------------------------------- what is shown
+    def positions(self) -> list[Position]:
+        found, position = [], self.view.at_or_after(self.view.start)
+        while self.view.readable(position):
+            found.append(position)
+            position = self.view.after(position)
+        return found
+
+    def check(self) -> None:
+        self.core.check()
+        model, view = self.model, self.view
+        shown = model.shown()
+        assert self.positions() == shown
+        assert (view.last if shown else view.last[1]) == (shown[-1] if shown else -1)
+        assert view.end_index == model.stable_index or not model.log
+        assert view.stable <= self.shape.confirmed
+        stable = {each.position: each for each in model.stable_entries() if each.state == COMMITTED}
+        indexes = [each.first_index + at for each in stable.values() for at in range(each.count)]
+        for index in self.rng.sample(range(model.stable_index + 2), min(5, model.stable_index + 2)):
+            assert view.messages_from(index) == sum(each >= index for each in indexes), index
+            messages = self.rng.randint(0, 6)
+            kept = [each for each in indexes if each >= index]
+            if len(kept) > messages:
+                assert view.ahead(index, messages) == kept[messages]
+        back, found = list[Position](), view.before(Position(1 << 40, 0))
+        while found[1] >= 0:
+            back.append(found)
+            found = view.before(found)
+        decided = [each.position for each in model.log if each.state != ABORTED]
+        assert back == decided[::-1]
+        for span in self.shape.spans:
+            assert view.shown_in(span.ledger_id, 0) == sum(each[0] == span.ledger_id for each in shown)
+        aborted = [each for each in model.log if each.state == ABORTED]
+        assert self.core.aborted_entries == len(aborted)
+        assert len(self.core.aborted_indexes) == sum(each.count for each in aborted)
+        for mark in shown[-1:]:
+            following = [each for each in model.log if each.position > mark]
+            run = next((at for at, each in enumerate(following) if each.state != ABORTED), len(following))
+            assert view.passed(mark) == (following[run - 1].position if run else mark)
+
+
+def _copied(snapshot: TxnSnapshot) -> TxnSnapshot:
+    opened = tuple(
+        OpenTxn(
+            each.txn, each.first, {id_: entries.copy() for id_, entries in each.entries.items()}, each.indexes.copy(),
+            each.starts.copy(), each.size, dict(each.numbers),
+        )
+        for each in snapshot.open
+    )  # fmt: skip
+    parts = {id_: part._replace(entries=part.entries.copy()) for id_, part in snapshot.aborted.items()}
+    return snapshot._replace(open=opened, aborted=parts)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_shown_is_what_the_lists_say_with_a_crash_at_any_point(seed: int) -> None:
+    walk = Walk(seed)
+    for _ in range(250):
+        walk.step()
+        walk.check()
+
+
+def opened(*txns: int) -> Transactions:
+    shape = LogShape()
+    shape.add(Span(1, 0, open=True))
+    core = Transactions(shape, TxnSnapshot(Position(1, -1)))
+    for each in txns:
+        core.ask(TxnId(0, each))
+        core.joined(TxnId(0, each))
+    return core
+
+
+def store(core: Transactions, txn: TxnId, sequence: int, entry_id: int, *, name: str = "p") -> None:
+    tail = core._shape.tail
+    core.judge(txn, name, SequenceRange(sequence, sequence))
+    tail.last_entry, tail.end_index = entry_id, entry_id + 1
+    core.confirmed(txn, name, SequenceRange(sequence, sequence), Position(1, entry_id), entry_id, 1, 10)
+
+
+def test_after_an_abort_the_same_sequence_ids_are_new_and_a_commit_returns_them() -> None:
+    core, first, second = opened(1, 2), TxnId(0, 1), TxnId(0, 2)
+    store(core, first, 7, 0)
+    assert core.last("p") == 7
+    assert core.settle(Settlement(first, False)).numbers == {}
+    assert core.last("p") == -1
+    assert core.judge(second, "p", SequenceRange(7, 7)) is DedupVerdict.NEW
+    core.failed(second, "p")
+    store(core, second, 7, 1)
+    assert core.settle(Settlement(second, True, 1, Position(1, 1))).numbers["p"].number == 7
+
+
+def test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer() -> None:
+    """After a take-over it is asked for; readers wait for its outcome, which still counts when it comes."""
+    core, txn = opened(1), TxnId(0, 1)
+    store(core, txn, 0, 0)
+    again = Transactions(core._shape, TxnSnapshot(Position(1, -1)))
+    again.replayed(txn, "p", SequenceRange(0, 0), Position(1, 0), 0, 1, 10)
+    again.replay_done()
+    again.refused(txn)
+    again.check()
+    assert again.is_known(txn)
+    assert again.stable == Position(1, -1)
+    end = again.settle(Settlement(txn, True, 1, Position(1, 0)))
+    assert (end.shown, end.numbers["p"].number, again.stable) == (True, 0, Position(1, 0))
+
+
+def test_a_late_send_never_hides_committed_entries() -> None:
+    """Aborted are positions and not ids: what was shown stays, whatever comes under the same id."""
+    core, txn = opened(1), TxnId(0, 1)
+    store(core, txn, 0, 0)
+    core.judge(txn, "p", SequenceRange(1, 1))
+    core.settle(Settlement(txn, True, 1, Position(1, 0)))
+    core._shape.tail.last_entry, core._shape.tail.end_index = 1, 2
+    core.confirmed(txn, "p", SequenceRange(1, 1), Position(1, 1), 1, 1, 10)
+    assert core.aborted == {1: BitMap([1])}
+    assert core.stable == Position(1, 1)
+    core.settle(Settlement(txn, False))
+    assert core.aborted == {1: BitMap([1])}
+
+
+def test_a_receipt_without_a_position_counts_too() -> None:
+    """What was sent again over a new connection is called a duplicate, and its position is not known to the client."""
+    core, txn = opened(1), TxnId(0, 1)
+    for number in range(4):
+        store(core, txn, number, number)
+    end = core.settle(Settlement(txn, True, 3, Position(1, 0)))
+    assert core.aborted == {1: BitMap([3])}
+    assert list(core.aborted_indexes) == [3]
+    assert end.numbers == {}, "its last number had no receipt"
+    core, txn = opened(2), TxnId(0, 2)
+    store(core, txn, 0, 0)
+    assert core.settle(Settlement(txn, True, 1)).numbers["p"].number == 0
+    assert not core.aborted
+
+
+def test_entries_with_receipts_that_the_log_lacks_are_reported() -> None:
+    core, txn = opened(1), TxnId(0, 1)
+    store(core, txn, 0, 0)
+    assert core.settle(Settlement(txn, True, 3, Position(1, 5))).missing == 2
+
+
+def test_a_million_aborts_are_stored_whole_and_take_little_memory() -> None:
+    shape = LogShape()
+    shape.add(Span(1, 0, 1_999_999, 2_000_000, open=True))
+    entries, indexes = BitMap(range(0, 2_000_000, 2)), BitMap64(range(0, 2_000_000, 2))
+    core = Transactions(shape, TxnSnapshot(Position(1, 1_999_999)))
+    core.aborted[1], core.sizes[1], core.aborted_indexes = entries, 1, indexes
+    pieces = stored.encode_part(1, core.part(1), 1)
+    assert sum(map(len, pieces)) < 600_000
+    part = stored.decode_part(1, stored.PartRow(1, 0, len(pieces)), [stored.decode_piece(each) for each in pieces])
+    assert part.entries == entries
+    assert part.indexes == indexes
+    again = Transactions(shape, TxnSnapshot(Position(1, 1_999_999), (), {1: part}))
+    assert again.aborted_messages(0, 2_000_000) == again.aborted_entries == 1_000_000

@@ -1,0 +1,251 @@
+"""A coordinator over its epochs, with the ledger in memory, and the rules that hold whatever happens.
+
+`World` runs one epoch at a time: `ask` an intent, `append` what was decided, `crash` in the middle, `hand_over`,
+`settle` a topic. Everything that is answered goes through `Judge`, which knows nothing of the coordinator's tables:
+it has the answers, the durable records, and what the topics stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+from magnetar.broker.transaction.coordinator_core import Coordinator
+from magnetar.broker.transaction.intents_core import (
+    AbortOpen,
+    Answer,
+    Append,
+    Begin,
+    Begun,
+    Effect,
+    End,
+    GiveUp,
+    Intent,
+    Join,
+    Limits,
+    Row,
+    Settle,
+    Status,
+    Verb,
+)
+from magnetar.broker.transaction.records_core import AnyRecord, Committed, Done, Forgotten
+from magnetar.broker.transaction.state_core import State
+from magnetar.proto.errors import MagnetarError, TransactionAborted, TransactionFenced, TransactionForgotten
+from magnetar.proto.states import TxnState
+
+ENDED = (TxnState.COMMITTED, TxnState.ABORTED)
+
+
+class Judge:
+    def __init__(self) -> None:
+        self.given: set[int] = set()
+        self.outcomes: dict[int, TxnState] = {}
+        self.committed: set[int] = set()  # durable
+        self.on_its_way: set[int] = set()
+        self.stored: dict[tuple[int, str], bool] = {}  # by the topics: committed or not
+        self.participants: dict[int, set[str]] = {}  # of committed transactions, as their record says
+        self.done: set[int] = set()
+        self.forgotten = 0
+        self.empty: set[int] = set()
+
+    def begun(self, begun: Begun) -> None:
+        ids = set(range(begun.first, begun.first + begun.ids))
+        assert not ids & self.given, "no id is given twice"
+        self.given |= ids
+
+    def says(self, txn: int, state: TxnState) -> None:
+        """An answer about an id."""
+        assert txn not in self.on_its_way, "no answer about an id while its commit is in doubt"
+        if state not in ENDED:
+            assert txn not in self.outcomes, f"{self.outcomes.get(txn)} was answered, then {state}"
+            return
+        if txn in self.empty:
+            return
+        assert self.outcomes.setdefault(txn, state) is state, "at most one outcome per id"
+        if state is TxnState.COMMITTED:
+            assert txn in self.committed, "COMMITTED answered: COMMIT is durable"
+        else:
+            assert txn not in self.committed, "ABORTED answered: no COMMIT exists"
+
+    def durable(self, record: AnyRecord) -> None:
+        if isinstance(record, Committed):
+            for txn, shares in record.txns:
+                if not shares:
+                    self.empty.add(txn)
+                assert self.outcomes.get(txn) is not TxnState.ABORTED, "ABORTED answered: no COMMIT comes later"
+                self.committed.add(txn)
+                self.participants[txn] = {record.topics[share.topic] for share in shares}
+        elif isinstance(record, Done):
+            for txn in record.txns:
+                for topic in self.participants.get(txn, ()):
+                    assert self.stored.get((txn, topic)), "done: every participant has stored the outcome"
+                self.done.add(txn)
+        elif isinstance(record, Forgotten):
+            self.forgotten = record.below
+            for txn, topics in self.participants.items():
+                assert txn >= record.below or txn in self.done or not topics, "forgotten: it was done"
+
+    def told(self, settle: Settle) -> None:
+        self.says(settle.txn, TxnState.COMMITTED if settle.committed else TxnState.ABORTED)
+
+
+class World:
+    """The epochs of one coordinator."""
+
+    def __init__(self, limits: Limits | None = None, gap: Callable[[], int] = lambda: 0) -> None:
+        self.limits, self.gap = limits or Limits(), gap
+        self.judge = Judge()
+        self.log: list[AnyRecord] = []
+        self.epoch = 0
+        self.now = 1000.0
+        self.asked: dict[int, Intent] = {}
+        self.answers: dict[int, object] = {}
+        self.settling: list[Settle] = []
+        self.append_now: Append | None = None
+        self.gave_up = False
+        self.core = self._next_epoch()
+
+    def _next_epoch(self) -> Coordinator:
+        self.epoch += 1
+        state, again = State(), State()
+        for record in self.log:
+            state.apply(deepcopy(record))
+        handed, state.handed = state.handed, []
+        for record in state.snapshot():
+            again.apply(deepcopy(record))
+        assert _plain(again) == _plain(state), "a snapshot makes the same state"
+        state.handed = handed
+        self.settling, self.append_now, self.gave_up = [], None, False
+        self.judge.on_its_way.clear()
+        self.core = Coordinator(0, self.epoch, state, self.limits, self.now, self.gap)
+        self._do(self.core.start(self.now))
+        return self.core
+
+    # ------------------------------------------------------------------ events
+    def ask(self, intent: Intent) -> None:
+        assert isinstance(intent.request, int)
+        self.asked[intent.request] = intent
+        self._do(self.core.receive(intent, self.now))
+
+    def begin(self, request: int, **options: object) -> int:
+        """The first id; -1: none was given, or not yet."""
+        self.ask(Begin(request, **{"owner": "me", **options}))  # type: ignore[arg-type]
+        found = self.answers.get(request)
+        return found.first if isinstance(found, Begun) and found.ids else -1
+
+    def take(self) -> bool:
+        """Begins an append."""
+        if self.append_now is None:
+            self.append_now = self.core.take()
+            if self.append_now is not None:
+                for record in self.append_now.records:
+                    if isinstance(record, Committed):
+                        self.judge.on_its_way |= {txn for txn, shares in record.txns if shares}
+        self.core.check()
+        return self.append_now is not None
+
+    def appended(self) -> None:
+        assert self.append_now is not None
+        append, self.append_now = self.append_now, None
+        self._write(append.records)
+        self._do(self.core.appended(append.number, self.now))
+
+    def _write(self, records: Sequence[AnyRecord]) -> None:
+        self.log += deepcopy(list(records))
+        self.judge.on_its_way.clear()
+        for record in records:
+            self.judge.durable(record)
+
+    def flush(self) -> None:
+        while self.take():
+            self.appended()
+
+    def crash(self, *, lands: int = 0, told: bool = True) -> None:
+        """The owner dies; the first records of an append on its way may be durable. `told`: it could still answer."""
+        append = self.append_now
+        if told:
+            self._do(self.core.given_up())
+        if append is not None:
+            self._write(append.records[:lands])
+        self._next_epoch()
+
+    def hand_over(self) -> None:
+        self.core.is_over = True
+        if self.append_now is not None:
+            self.appended()
+        self.flush()
+        self._write(self.core.hand_over(self.now))
+        self._do(self.core.given_up())
+        self._next_epoch()
+
+    def settle(self, number: int = 0) -> None:
+        """A topic stores an outcome and answers."""
+        if self.settling:
+            each = self.settling.pop(number % len(self.settling))
+            self.store(each)
+            self._do(self.core.settled(each.txn, each.participant.topic))
+
+    def store(self, each: Settle) -> None:
+        before = self.judge.stored.setdefault((each.txn, each.participant.topic), each.committed)
+        assert before is each.committed, "a topic is told one outcome"
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        self._do(self.core.tick(self.now))
+
+    def heal(self, rounds: int = 12) -> None:
+        """Time passes, and every topic answers."""
+        for _ in range(rounds):
+            self.tick(self.limits.timeout_s_max + self.limits.lease_s + self.limits.prepared_s_max)
+            self.core.hurry()
+            self.flush()
+            while self.settling:
+                self.settle()
+
+    # ------------------------------------------------------------------ effects
+    def _do(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Settle):
+                self.judge.told(effect)
+                self.settling.append(effect)
+            elif isinstance(effect, GiveUp):
+                self.gave_up = True
+            else:
+                self._answered(effect)
+        self.core.check()
+
+    def _answered(self, answer: Answer) -> None:
+        assert isinstance(answer.request, int)
+        assert answer.request not in self.answers, "a request is answered once"
+        self.answers[answer.request] = result = answer.result
+        intent = self.asked[answer.request]
+        if isinstance(result, Begun) and result.ids:
+            self.judge.begun(result)
+        if isinstance(intent, AbortOpen) and isinstance(result, Row):
+            assert result.state is not TxnState.OPEN, "what was open is aborted"
+            self.judge.says(intent.txn, result.state)
+        if isinstance(intent, Join | End | Status):
+            if isinstance(intent, End) and intent.verb is Verb.COMMIT and result is TxnState.COMMITTED:
+                self.judge.empty |= {intent.txn} - self.judge.committed if not self._has_topics(intent.txn) else set()
+            if isinstance(intent, Join) and result is TxnState.ABORTED and intent.txn < self.judge.forgotten:
+                pass  # its participants have their outcome: what is sent late counts nowhere, whatever that was
+            elif isinstance(result, TxnState):
+                self.judge.says(intent.txn, result)
+            elif isinstance(result, TransactionAborted | TransactionFenced):
+                self.judge.says(intent.txn, TxnState.ABORTED)
+            elif isinstance(result, TransactionForgotten):
+                assert intent.txn < self.judge.forgotten, "forgotten is what is below the watermark"
+                assert not isinstance(intent, Join), "a participant is never told that it is forgotten"
+            else:
+                assert isinstance(result, MagnetarError)
+
+    def _has_topics(self, txn: int) -> bool:
+        return any(isinstance(each, Join) and each.txn == txn for each in self.asked.values())
+
+
+def _plain(state: State) -> tuple[object, ...]:
+    return (
+        state.kept.listed(), state.unsettled, state.prepared,
+        dict(state.names.items()), dict(state.sinks.items()), state.holders, state.forgotten, state.halves.open,
+        {half: state.halves.outcome(half) for half in state.halves.ended()},
+    )  # fmt: skip

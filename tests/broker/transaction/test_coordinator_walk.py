@@ -1,0 +1,412 @@
+"""Every order of the events of one transaction over two topics, with one crash or hand-over; then long random walks.
+
+The rules are tests/broker/transaction/judge.py's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from magnetar.broker.transaction.intents_core import (
+    AbortByAdmin,
+    AbortOpen,
+    CommitBatch,
+    Detach,
+    End,
+    Join,
+    Limits,
+    Row,
+    Status,
+    Verb,
+)
+from magnetar.broker.transaction.records_core import Participant, Tag
+from magnetar.proto.errors import NotOwner, OutcomeUnknown, TransactionAborted, TransactionForgotten
+from magnetar.proto.states import TxnState
+from tests.broker.transaction.judge import World
+
+FIRST = {
+    "join b": "join a", "appended": "take", "settle": "take", "take": "join a", "commit again": "commit",
+}  # fmt: skip
+
+
+def orders(ends: tuple[str, ...], breaks: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Every order in which each of `FIRST` comes after its first: the topics are alike, and so are two commits."""
+
+    def after(done: tuple[str, ...], left: frozenset[str]) -> Iterator[tuple[str, ...]]:
+        if not left:
+            yield done
+        for event in sorted(left):
+            if FIRST.get(event, "") not in left:
+                yield from after((*done, event), left - {event})
+
+    yield from after((), frozenset(("join a", "join b", "take", "appended", "settle", *ends, *breaks)))
+
+
+def run(events: tuple[str, ...]) -> World:
+    world = World(Limits(retention_s=1e9))
+    txn = world.begin(0)
+    for number, event in enumerate(events, 1):
+        match event:
+            case "join a" | "join b":
+                world.ask(Join(number, txn, event[-1]))
+            case "commit" | "commit again":
+                world.ask(End(number, txn, Verb.COMMIT, "me"))
+            case "abort":
+                world.ask(End(number, txn, Verb.ABORT, "me"))
+            case "prepare":
+                world.ask(End(number, txn, Verb.PREPARE, "me"))
+            case "take":
+                world.take()
+            case "appended":
+                if world.append_now is not None:
+                    world.appended()
+            case "settle" | "settle again":
+                world.settle()
+            case "expire":
+                world.tick(world.limits.timeout_s + 1)
+            case "crash, nothing lands":
+                world.crash(lands=0)
+            case "crash, all lands":
+                world.crash(lands=100)
+            case "hand over":
+                world.hand_over()
+        world.ask(Status(100 + number, txn))
+    world.heal(rounds=3)
+    world.ask(Status(1000, txn))
+    world.flush()
+    final = world.answers[1000]
+    assert final in (TxnState.COMMITTED, TxnState.ABORTED), "every transaction ends after the network heals"
+    assert world.core.is_idle, "nothing is left over"
+    stored = {topic: committed for (_, topic), committed in world.judge.stored.items()}
+    assert set(stored.values()) <= {final is TxnState.COMMITTED}, "the topics stored what was answered"
+    for topic in world.judge.participants.get(txn, ()):
+        assert stored.get(topic) is True, "every participant of a commit applies it"
+    return world
+
+
+@pytest.mark.parametrize("broken", ["crash, nothing lands", "crash, all lands", "hand over"])
+@pytest.mark.parametrize("ends", [("commit", "expire"), ("commit", "abort"), ("commit", "commit again")], ids=str)
+def test_every_order_of_one_transaction_has_one_outcome(ends: tuple[str, ...], broken: str) -> None:
+    committed = 0
+    for events in orders(ends, (broken,)):
+        committed += bool(run(events).judge.committed)
+    assert committed > 10, "the walk commits"
+
+
+@pytest.mark.parametrize("broken", ["crash, nothing lands", "crash, all lands", "hand over"])
+def test_every_order_of_a_prepared_transaction_has_one_outcome(broken: str) -> None:
+    for events in orders(("prepare", "commit"), (broken,)):
+        run(events)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_random_history_keeps_the_rules(seed: int) -> None:
+    history = History(seed)
+    for _ in range(400):
+        history.step()
+    history.end()
+
+
+class History:
+    """Many transactions, names and a sink, with crashes at random; `seed` replays it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.world = World(Limits(open_max=40, retention_s=900.0, name_idle_s=50_000.0))
+        self.ids: list[int] = []
+        self.requests = 0
+        self.batch = 0
+
+    def _request(self) -> int:
+        self.requests += 1
+        return self.requests
+
+    def _txn(self) -> int:
+        recent = self.ids[-12:] if self.rng.random() < 0.9 else self.ids
+        return self.rng.choice(recent)
+
+    def step(self) -> None:
+        world, rng = self.world, self.rng
+        if not self.ids or rng.random() < 0.15:
+            self._begin()
+            return
+        if world.gave_up:
+            world.hand_over()
+        match rng.choices(
+            ("join", "end", "status", "take", "appended", "settle", "tick", "crash", "hand over", "batch", "admin",
+             "delete"),
+            (20, 14, 8, 16, 16, 16, 4, 1.5, 1, 3, 1, 1),
+        )[0]:
+            case "join":
+                world.ask(Join(self._request(), self._txn(), rng.choice("abc")))
+            case "end":
+                self._end()
+            case "status":
+                world.ask(Status(self._request(), self._txn()))
+            case "take":
+                if rng.random() < 0.3:
+                    world.core.hurry()
+                world.take()
+            case "appended":
+                if world.append_now is not None:
+                    world.appended()
+            case "settle":
+                if world.settling and rng.random() < 0.2:
+                    world.store(rng.choice(world.settling))  # its answer is lost
+                else:
+                    world.settle(rng.randrange(100))
+            case "tick":
+                world.tick(rng.choice((1, 20, 61, 400)))
+            case "crash":
+                world.crash(lands=rng.randrange(6), told=rng.random() < 0.5)
+            case "hand over":
+                self._hand_over()
+            case "batch":
+                self._batch()
+            case "admin":
+                world.ask(AbortByAdmin(self._request(), self._txn()))
+            case "delete":
+                world.ask(AbortOpen(self._request(), self._txn()))
+        self._collect()
+
+    def _begin(self) -> None:
+        rng = self.rng
+        options: dict[str, object] = {"count": rng.choice((1, 1, 3))}
+        if rng.random() < 0.3:
+            options["name"] = rng.choice(("x", "y"))
+        elif rng.random() < 0.3:
+            options["tag"] = Tag("sink", "query", self.batch + rng.randrange(2))
+        self.world.begin(self._request(), **options)
+        self._collect()
+
+    def _collect(self) -> None:
+        self.ids = sorted(self.world.judge.given)
+
+    def _end(self) -> None:
+        verb = self.rng.choices(list(Verb), (6, 2, 2))[0]
+        self.world.ask(End(self._request(), self._txn(), verb, "me", visible=self.rng.random() < 0.3))
+
+    def _batch(self) -> None:
+        txns: dict[int, tuple[Participant, ...]] = {self._txn(): () for _ in range(self.rng.randrange(1, 3))}
+        request = self._request()
+        self.world.ask(CommitBatch(request, "me", txns, "sink", "query", self.batch))
+        stored = self.world.core.sink("sink")
+        self.batch = stored.batch + 1 if stored is not None else 0
+
+    def _hand_over(self) -> None:
+        old = self.world.core
+        before = {*old._live, *old._unused}
+        self.world.hand_over()
+        new = self.world.core
+        lost = before - {*new._live, *new._unused} - old._gone.keys()
+        assert all(new.state.is_committed(txn) for txn in lost), "a hand-over loses no open transaction"
+
+    def end(self) -> None:
+        world = self.world
+        if world.append_now is not None:
+            world.appended()
+        world.flush()
+        world.heal()
+        assert world.core.is_idle, "every transaction ends"
+        for txn in world.judge.committed - world.judge.empty:
+            for topic in world.judge.participants[txn]:
+                assert world.judge.stored.get((txn, topic)) is True, "every participant of a commit applies it"
+        for (txn, _), committed in world.judge.stored.items():
+            assert committed is (txn in world.judge.committed), "all or nothing"
+
+
+def test_of_a_deleted_topic_what_is_open_is_aborted_and_what_is_prepared_or_committed_is_left() -> None:
+    world = World()
+    opened, prepared, committing = world.begin(0), world.begin(1), world.begin(2)
+    for request, txn in ((3, opened), (4, prepared), (5, committing)):
+        world.ask(Join(request, txn, "a"))
+    world.ask(End(6, prepared, Verb.PREPARE, "me"))
+    world.ask(AbortOpen(7, prepared))
+    assert 7 not in world.answers, "it may be prepared, or not"
+    world.flush()
+    world.ask(End(8, committing, Verb.COMMIT, "me"))
+    world.ask(AbortOpen(9, committing))
+    assert 9 not in world.answers, "it may be committed, or not"
+    world.ask(AbortOpen(10, opened))
+    world.flush()
+    found = {request: world.answers[request] for request in (7, 9, 10)}
+    assert [(each.state, each.owner) for each in found.values() if isinstance(each, Row)] == [
+        (TxnState.PREPARED, "me"), (TxnState.COMMITTED, "me"), (TxnState.ABORTED, "me"),
+    ]  # fmt: skip
+    world.ask(End(11, opened, Verb.COMMIT, "me"))
+    refused = world.answers[11]
+    assert isinstance(refused, TransactionAborted)
+    assert refused.fields["reason"] == "a topic of it was deleted by force"
+    world.ask(End(12, prepared, Verb.COMMIT, "me"))
+    world.flush()
+    assert world.answers[12] is TxnState.COMMITTED, "force ends nothing that may commit elsewhere"
+
+
+def test_a_question_about_a_commit_in_doubt_is_not_answered_when_the_epoch_ends() -> None:
+    world = World()
+    txn = world.begin(0)
+    world.ask(Join(1, txn, "a"))
+    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.take()
+    world.ask(AbortOpen(3, txn))
+    world.crash(lands=1)
+    assert isinstance(world.answers[3], NotOwner), "it is asked again, of the next epoch"
+    world.ask(AbortOpen(4, txn))
+    found = world.answers[4]
+    assert isinstance(found, Row)
+    assert found.state is TxnState.COMMITTED
+
+
+def test_a_repeated_commit_gets_the_same_answer() -> None:
+    world = World()
+    txn = world.begin(0)
+    world.ask(Join(1, txn, "a"))
+    for request in (2, 3):
+        world.ask(End(request, txn, Verb.COMMIT, "me"))
+    world.flush()
+    world.crash()
+    world.ask(End(4, txn, Verb.COMMIT, "me"))
+    while world.settling:
+        world.settle()
+    world.core.hurry()
+    world.flush()
+    world.crash()
+    world.ask(End(5, txn, Verb.COMMIT, "me"))
+    assert [world.answers[request] for request in (2, 3, 4, 5)] == [TxnState.COMMITTED] * 4
+
+
+def test_two_commits_at_once_make_one_record() -> None:
+    world = World()
+    txn = world.begin(0)
+    world.ask(Join(1, txn, "a"))
+    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.take()
+    world.ask(End(3, txn, Verb.COMMIT, "me"))
+    world.appended()
+    assert not world.take(), "there is nothing else to write"
+    assert world.answers[2] is world.answers[3] is TxnState.COMMITTED
+
+
+def test_a_commit_that_races_the_time_out_is_told_that_it_timed_out() -> None:
+    world = World()
+    txn = world.begin(0, timeout_s=1.0)
+    world.ask(Join(1, txn, "a"))
+    world.tick(2.0)
+    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    found = world.answers[2]
+    assert isinstance(found, TransactionAborted)
+    assert found.fields["reason"] == "timeout"
+
+
+def test_a_commit_in_doubt_is_not_answered_and_the_next_epoch_knows() -> None:
+    for lands in (0, 1):
+        world = World()
+        txn = world.begin(0)
+        world.ask(Join(1, txn, "a"))
+        world.ask(End(2, txn, Verb.COMMIT, "me"))
+        world.take()
+        world.ask(Status(3, txn))
+        assert 3 not in world.answers, "no answer while it is in doubt"
+        world.crash(lands=lands)
+        assert isinstance(world.answers[2], OutcomeUnknown)
+        world.ask(Status(4, txn))
+        assert world.answers[4] is (TxnState.COMMITTED if lands else TxnState.ABORTED)
+
+
+def test_take_over_drives_each_decided_transaction_once() -> None:
+    world = World()
+    txn = world.begin(0)
+    world.ask(Join(1, txn, "a"))
+    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.flush()
+    world.crash()
+    world.ask(End(3, txn, Verb.COMMIT, "me"))
+    world.tick(1000.0)
+    assert [(each.txn, each.participant.topic) for each in world.settling] == [(txn, "a")]
+    world.settle()
+    world.core.hurry()
+    world.flush()
+    world.crash()
+    assert world.settling == [], "it is done"
+
+
+def test_two_completions_at_once_make_one_record() -> None:
+    world = World()
+    txn = world.begin(0)
+    world.ask(Join(1, txn, "a"))
+    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.flush()
+    world.settle()
+    world._do(world.core.settled(txn, "a"))
+    world.core.hurry()
+    world.flush()
+    assert sum(type(record).__name__ == "Done" for record in world.log) == 1
+
+
+def test_a_participant_that_is_given_up_no_longer_holds_the_transaction() -> None:
+    world = World()
+    txn = world.begin(0)
+    for request, topic in ((1, "a"), (2, "b")):
+        world.ask(Join(request, txn, topic))
+    world.ask(End(3, txn, Verb.COMMIT, "me", visible=True))
+    world.flush()
+    world.settle(0)
+    world.judge.stored[txn, "b"] = True  # an administrator says that it does not matter
+    world.ask(Detach(4, txn, "b"))
+    world.flush()
+    assert world.answers[3] is TxnState.COMMITTED
+    world.crash()
+    assert [each.participant.topic for each in world.settling] in ([], ["a"]), "the detachment survives a crash"
+
+
+def test_of_what_is_forgotten_a_participant_is_told_an_outcome_and_a_client_that_it_is_forgotten() -> None:
+    world = World(Limits(retention_s=900.0))
+    txn = world.begin(0)
+    world.ask(Join(1, txn, "a"))
+    world.ask(End(2, txn, Verb.COMMIT, "me"))
+    world.flush()
+    world.settle()
+    for _ in range(3):
+        world.tick(901.0)
+        world.core.hurry()
+        world.flush()
+    world.ask(Status(3, txn))
+    assert isinstance(world.answers[3], TransactionForgotten)
+    world.ask(Join(4, txn, "a"))
+    assert world.answers[4] is TxnState.ABORTED, "a topic that does not know the commit took no part in it"
+
+
+def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() -> None:
+    world = World(Limits(retention_s=1e9))
+    txns = [world.begin(number) for number in range(3)]
+    for number, txn in enumerate(txns):
+        world.ask(Join(10 + number, txn, "a"))
+    for number, txn in enumerate(txns):
+        world.ask(End(20 + number, txn, Verb.COMMIT, "me"))
+        if not number:
+            world.take()
+    assert world.core.take() is None, "one append at a time"
+    world.appended()
+    append = world.core.take()
+    assert append is not None
+    assert len(append.records) == 2
+    assert world.answers[20] is TxnState.COMMITTED
+    assert 21 not in world.answers
+
+
+def test_of_a_topic_whose_receipts_the_client_lost_nothing_is_committed() -> None:
+    """It joined, and stored something of which the client was told nothing, or that it failed: the client did not count
+    it, and a reader must not see it."""
+    world = World()
+    txn = world.begin(0)
+    for request, topic in ((1, "a"), (2, "b")):
+        world.ask(Join(request, txn, topic))
+    world.ask(End(3, txn, Verb.COMMIT, "me", participants=(Participant("a", 2, 7, 1),)))
+    world.flush()
+    assert world.answers[3] is TxnState.COMMITTED
+    assert sorted(each.participant for each in world.settling) == [Participant("a", 2, 7, 1), Participant("b", 0)]
+    world.crash()
+    assert sorted(each.participant for each in world.settling) == [Participant("a", 2, 7, 1), Participant("b", 0)]

@@ -1,0 +1,149 @@
+"""How keys lie in a ZooKeeper and what a commit becomes, alone: against a model that executes the steps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magnetar.metadata import znodes_core as znodes
+from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
+from magnetar.metadata.tree_core import check_operations, check_version
+from magnetar.metadata.znodes_core import Create, Found, Listed, Plan, Remove, Require, Set, Step, plan
+from magnetar.proto.errors import BadVersion, InvalidName, InvalidRequest
+
+ME, OTHER = 7, 8
+
+
+@pytest.mark.parametrize(
+    ("path", "znode"),
+    [
+        ("/a", "/=a"),
+        ("/ledgers/00000000000000000001", "/ledgers/=00000000000000000001"),
+        ("/topics/public/de%2Ffault/t", "/topics/public/de%2Ffault/=t"),
+        ("/=a/=b", r"/\3d;a/=\3d;b"),
+        ("/a\\b/é", r"/a\5c;b/=é"),
+        ("/😀/\ue000", r"/\1f600;/=\e000;"),
+    ],
+)
+def test_a_key_is_one_znode_that_zookeeper_allows_and_back(path: str, znode: str) -> None:
+    assert znodes.value(path) == znode
+    assert znodes.key(znode) == path
+
+
+SEGMENT = st.text(min_size=1, max_size=4).filter(lambda text: "/" not in text)
+
+
+@given(st.lists(SEGMENT, min_size=1, max_size=4))
+def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments: list[str]) -> None:
+    path = "/" + "/".join(segments)
+    try:
+        check_operations([Check(path, ANY)])
+    except InvalidName:
+        return
+    assert znodes.key(znodes.value(path)) == path
+    above, _, last = znodes.value(path).rpartition("/")
+    assert Listed.of([last]).values == [segments[-1]]
+    assert above == (znodes.folders(path) or [""])[-1]
+    for depth, folder in enumerate(znodes.folders(path), 1):
+        assert folder == znodes.folder("/" + "/".join(segments[:depth]))
+        assert znodes.key(folder) is None
+        assert Listed.of([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
+
+
+def _apply(steps: list[Step], nodes: dict[str, Found | None]) -> dict[str, Found | None]:
+    """What ZooKeeper does with a transaction; None: a step does not hold."""
+    after = dict(nodes)
+    for step in steps:
+        node = after.get(step.path)
+        match step:
+            case Create():
+                assert node is None, f"{step} on {node}"
+                after[step.path] = Found(0, ME if step.ephemeral else 0)
+            case Set() | Remove() | Require():
+                assert node is not None, f"{step} on nothing"
+                assert node.version == step.version
+                if isinstance(step, Set):
+                    after[step.path] = node._replace(version=node.version + 1)
+                elif isinstance(step, Remove):
+                    after[step.path] = None
+    return after
+
+
+def _model(operations: list[Operation], nodes: dict[str, Found | None]) -> tuple[list[int], dict[str, Found | None]]:
+    """What metadata/store.py promises."""
+    after, versions = dict(nodes), []
+    for operation in operations:
+        node = after[operation.path]
+        check_version(operation.path, operation.expected, ABSENT if node is None else node.version)
+        if isinstance(operation, Put):
+            owner = ME if operation.ephemeral else 0
+            node = after[operation.path] = Found(0 if node is None else node.version + 1, owner)
+        elif isinstance(operation, Delete):
+            node = after[operation.path] = None
+        versions.append(ABSENT if node is None else node.version)
+    return versions, after
+
+
+PATHS = st.sampled_from(["/a", "/b"])
+EXPECTED = st.sampled_from([ANY, ANY, ABSENT, 0, 1, 2])
+OPERATIONS = st.lists(
+    st.one_of(
+        st.builds(Put, PATHS, st.binary(max_size=1), EXPECTED, st.booleans()),
+        st.builds(Delete, PATHS, EXPECTED),
+        st.builds(Check, PATHS, EXPECTED),
+    ),
+    min_size=1,
+    max_size=6,
+)
+NODE = st.none() | st.builds(Found, st.integers(0, 3), st.sampled_from([0, ME, OTHER]))
+
+
+@given(OPERATIONS, NODE, NODE)
+def test_the_steps_of_a_plan_do_what_the_commit_promises(
+    operations: list[Operation], a: Found | None, b: Found | None
+) -> None:
+    found = {"/a": a, "/b": b}
+    try:
+        versions, after = _model(operations, found)
+    except BadVersion as refused:
+        with pytest.raises(type(refused)):
+            plan(operations, found, ME)
+        return
+    planned = plan(operations, found, ME)
+    assert planned.versions == versions
+    assert _apply(planned.steps, found) == after
+
+
+@given(OPERATIONS, NODE, NODE, NODE)
+def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
+    operations: list[Operation], a: Found | None, b: Found | None, later: Found | None
+) -> None:
+    """Or does what the commit promises all the same: at the versions of now."""
+    found = {"/a": a, "/b": b}
+    try:
+        planned = plan(operations, found, ME)
+    except BadVersion:
+        return
+    now: dict[str, Found | None] = {"/a": later, "/b": b}
+    version = ABSENT if later is None else later.version
+    if not planned.steps or "/a" not in {each.path for each in operations} or version == (a.version if a else ABSENT):
+        return
+    with pytest.raises(AssertionError):
+        _apply(planned.steps, now)
+
+
+def test_absence_alone_needs_no_transaction_and_is_proved_beside_a_write() -> None:
+    nothing = {"/a": None, "/b": None}
+    assert plan([Delete("/a"), Check("/b", ABSENT)], nothing, ME) == Plan([], [ABSENT, ABSENT])
+    assert plan([Put("/a", b"x"), Check("/b", ABSENT)], nothing, ME).steps == [
+        Create("/a", b"x", ephemeral=False), Create("/b", b"", ephemeral=False), Remove("/b", 0)
+    ]  # fmt: skip
+
+
+def test_a_node_far_on_does_not_change_its_kind() -> None:
+    far = {"/a": Found(znodes.RETYPED_VERSION_MAX, 0)}
+    assert plan([Put("/a", b"")], far, ME).versions == [znodes.RETYPED_VERSION_MAX + 1]
+    with pytest.raises(InvalidRequest, match="delete it first"):
+        plan([Put("/a", b"", ephemeral=True)], far, ME)
+    assert plan([Delete("/a"), Put("/a", b"", ABSENT, ephemeral=True)], far, ME).versions == [ABSENT, 0]

@@ -1,0 +1,39 @@
+"""The pages of several processes as one: a group for each metric, and on each series whose it is."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from magnetar.runtime.metrics import SECONDS, Histogram, Page, labels
+from magnetar.runtime.metrics_server import as_text
+
+
+def _page(topic: str, count: int) -> Page:
+    page, seconds = Page(), Histogram(SECONDS)
+    seconds.observe(0.02)
+    page.counter("magnetar_a_total", "A.", count)
+    page.gauge("magnetar_g", "G.", count, topic=topic)
+    page.histogram("magnetar_h_seconds", "H.", seconds)
+    page.series("magnetar_s", "gauge", "S.").add(labels(topic=topic), count)
+    return page
+
+
+def test_every_series_has_its_process_and_every_metric_one_group() -> None:
+    first, other = _page('odd {"topic"} ', 1), _page("t", 2)
+    first.process = "broker-1"
+    first.others = {"storage": b"".join(as_text(other)), "late": b""}
+    text = b"".join(as_text(first)).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert text.count("# TYPE magnetar_g gauge") == text.count("# HELP magnetar_a_total") == 1
+    counted = {sample.labels["process"]: sample.value for sample in families["magnetar_a"].samples}
+    assert counted == {"broker-1": 1, "storage": 2}
+    shown = [(sample.labels, sample.value) for sample in families["magnetar_s"].samples]
+    assert shown == [
+        ({"process": "broker-1", "topic": 'odd {"topic"} '}, 1), ({"process": "storage", "topic": "t"}, 2),
+    ]  # fmt: skip
+    assert {sample.labels["process"] for sample in families["magnetar_h_seconds"].samples} == {"broker-1", "storage"}
+    assert not any("process" not in sample.labels for family in families.values() for sample in family.samples)
+
+
+def test_a_server_of_one_process_has_no_such_label() -> None:
+    assert b"process=" not in b"".join(as_text(_page("t", 1)))
