@@ -9,7 +9,7 @@ import random
 import time
 import tracemalloc
 
-from magnetar.broker.log.compaction_core import KeySurvey, cut, opened
+from magnetar.broker.log.compaction_core import KeySurvey, cut, parse_entry
 from magnetar.proto.entry import broker_part, encode_batch, item_prefix
 from magnetar.proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 
@@ -37,9 +37,9 @@ def _log(options: Options, messages: int, keys: int) -> list[tuple[int, int, byt
 def _compact(entries: list[tuple[int, int, bytes]]) -> tuple[float, int]:
     begin = time.perf_counter()
     survey = KeySurvey(KEYS_MAX, salt=b"bench")
-    while not survey.done:
+    while not survey.is_done:
         for first, count, entry in entries:
-            survey.look(first, count, opened(entry))
+            survey.add_entry(first, count, parse_entry(entry))
         survey.end_round()
     for first, count, entry in entries:
         cut(entry, first, count, survey.survivors)

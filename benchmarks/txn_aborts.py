@@ -100,11 +100,11 @@ async def _write(world: Any, client: Any, log: Any, aborts: int, rng: random.Ran
     core = outcomes.core = Transactions(log.shape, TxnSnapshot(log.shape.start))
     for number, index in enumerate(sorted(rng.sample(range(log.shape.end_index), aborts))):
         txn = TxnId(0, number)
-        core.ask(txn)
-        core.joined(txn)
+        core.begin_resolving(txn)
+        core.on_joined(txn)
         core.judge(txn, "bench", SequenceRange(number, number))
         position = Position(index // LEDGER_ENTRIES + 1, index % LEDGER_ENTRIES)
-        core.confirmed(txn, "bench", SequenceRange(number, number), position, index, 1, 100)
+        core.on_publish_confirmed(txn, "bench", SequenceRange(number, number), position, index, 1, 100)
         core.settle(Settlement(txn, committed=False))
         outcomes.touched()
         if number % 10_000 == 0:

@@ -51,7 +51,7 @@ REQUEST_BYTES = 1024
 SHARE = 0.5
 
 
-class Waiting:
+class RequestBudget:
     """A bound for requests that wait, in bytes: for all of them, and for each connection."""
 
     def __init__(self, bytes_max: int) -> None:
@@ -68,7 +68,7 @@ class Waiting:
         self._by_connection[connection] = own
         return True
 
-    def done(self, connection: Hashable, size: int) -> None:
+    def release(self, connection: Hashable, size: int) -> None:
         self.bytes -= size
         own = self._by_connection[connection] - size
         if own:
@@ -175,8 +175,8 @@ class _Queue:
 
 
 class Adds:
-    """Admits the adds of a bookie: the service calls `take` within a turn, and `admit_held` when there may be room;
-    `pressure` slows the socket."""
+    """Admits the adds of a bookie: the service calls `on_request` within a turn, and `admit_held` when there may be
+    room; `pressure` slows the socket."""
 
     def __init__(
         self, store: Store, clock: Clock, intents: Intents, newcomer: Callable[[Request, RequestHead, float], None],
@@ -202,7 +202,7 @@ class Adds:
         self.pressures = 0
 
     # ------------------------------------------------------------------------------------ requests
-    def take(self, request: Request, head: RequestHead, came: float) -> None:
+    def on_request(self, request: Request, head: RequestHead, came: float) -> None:
         try:
             batch = self._open(request, head, came)
         except ValueError:
@@ -332,7 +332,7 @@ class Adds:
             self.pressure(pressed)
 
     @property
-    def held(self) -> tuple[int, int]:
+    def held_counts(self) -> tuple[int, int]:
         """Returns (requests, bytes) that are held."""
         queues = (self._held, self._held_recovery)
         return sum(len(queue.batches) for queue in queues), sum(queue.bytes for queue in queues)

@@ -123,7 +123,7 @@ class BookieAdmin:
 
     # ------------------------------------------------------------------------------------ verbs
     async def _say_state(self, options: Options) -> Json:
-        known(options, ())
+        reject_unknown_options(options, ())
         store = self._store
         total, free = await store.room.usage()
         facts, refused = store.descriptors, self._collector.refused
@@ -141,32 +141,32 @@ class BookieAdmin:
             "quarantined": len(facts.quarantined()),
             "limbo": self._limbo(),
             "gcRefused": None if refused is None else refused.value,
-            "gc": self._runs.status(),
+            "gc": self._runs.describe(),
             "scrub": self._scrub(),
         }
 
     async def _gc_plan(self, options: Options) -> Json:
-        known(options, ("major",))
+        reject_unknown_options(options, ("major",))
         plans = await self._collector.plan(major=flag(options, "major"))
         wanted = dict.fromkeys(holder.ledger for plan in plans for holder in plan.facts.holders)
         owners = await self._owners(list(wanted)[:LOOKUPS_MAX])
         return {"logs": [_log(plan, owners) for plan in plans]}
 
     async def _gc_start(self, options: Options) -> Json:
-        known(options, ("force", "major", "roll"))
+        reject_unknown_options(options, ("force", "major", "roll"))
         self._runs.start(force=flag(options, "force"), major=flag(options, "major"), roll=flag(options, "roll"))
         return {"started": True}
 
     async def _gc_status(self, options: Options) -> Json:
-        known(options, ())
-        return self._runs.status()
+        reject_unknown_options(options, ())
+        return self._runs.describe()
 
     async def _scrub_status(self, options: Options) -> Json:
-        known(options, ())
+        reject_unknown_options(options, ())
         return self._scrub()
 
     async def _limbo_status(self, options: Options) -> Json:
-        known(options, ())
+        reject_unknown_options(options, ())
         return self._limbo()
 
     def _limbo(self) -> Json:
@@ -175,12 +175,12 @@ class BookieAdmin:
         return {"upto": limbo.upto, "blocked": len(limbo.blocked), "why": blocked, **limbo.counters}
 
     async def _accept_loss(self, options: Options) -> Json:
-        known(options, ())
+        reject_unknown_options(options, ())
         given_up = await self._exit.accept_loss()
         return {"givenUp": dict(list(given_up.items())[:BLOCKED_MAX]), "ledgers": len(given_up)}
 
     def _scrub(self) -> Json:
-        return self._scrubber.status()
+        return self._scrubber.describe()
 
     async def _owners(self, ledgers: Sequence[int]) -> dict[int, Json]:
         """The properties of each ledger in the metadata, or that it is gone."""
@@ -197,7 +197,7 @@ class BookieAdmin:
         return owners
 
 
-def known(options: Options, names: Sequence[str]) -> None:
+def reject_unknown_options(options: Options, names: Sequence[str]) -> None:
     strange = sorted(options.keys() - set(names))
     if strange:
         raise InvalidRequest(f"no option {', '.join(strange)}; there are {', '.join(names) or 'none'}")
@@ -269,7 +269,7 @@ class _Runs:
     def _hear(self, progress: GarbageProgress) -> None:
         self._progress = progress
 
-    def status(self) -> Json:
+    def describe(self) -> Json:
         progress = None if self._progress is None else self._progress._asdict()
         return {"running": len(self._tasks) > 0, "progress": progress, "last": self._last}
 

@@ -38,7 +38,7 @@ from ..metadata.records import (
 from ..metadata.store import ANY, MetadataStore, get_record, put_record
 from ..proto.errors import Busy, InvalidRequest, LedgerNotFound, NotFound
 from ..runtime.clock import Clock
-from .admin import Json, Options, Verb, flag, known
+from .admin import Json, Options, Verb, flag, reject_unknown_options
 from .maintenance import marks
 from .maintenance.copies_core import GONE, placed
 
@@ -71,7 +71,7 @@ class RepairVerbs:
 
     # ------------------------------------------------------------------------------ ledgers
     async def _ledgers(self, options: Options) -> Json:
-        known(options, ("limit", "after", "bookie", "state"))
+        reject_unknown_options(options, ("limit", "after", "bookie", "state"))
         limit, after = _number(options, "limit", LIMIT), _number(options, "after", -1)
         bookie, state = _text(options, "bookie"), _text(options, "state")
         ids = iter([each for each in await marks.listed(self._session(), paths.LEDGERS) if each > after])
@@ -84,7 +84,7 @@ class RepairVerbs:
         return {"ledgers": [_short(record) for record in found[:limit]], "more": len(found) > limit}
 
     async def _ledger(self, options: Options) -> Json:
-        known(options, ("ledger",))
+        reject_unknown_options(options, ("ledger",))
         ledger = _number(options, "ledger", -1)
         record = await marks.ledger(self._session(), ledger)
         if record is None:
@@ -101,7 +101,7 @@ class RepairVerbs:
         }  # fmt: skip
 
     async def _under_replicated(self, options: Options) -> Json:
-        known(options, ("limit",))
+        reject_unknown_options(options, ("limit",))
         ids = await marks.listed(self._session(), paths.UNDER_REPLICATED)
         found = await self._marks(ids[: _number(options, "limit", LIMIT)])
         now_ms = self._clock.wall_ms()
@@ -109,7 +109,7 @@ class RepairVerbs:
 
     # ------------------------------------------------------------------------------ auto-recovery
     async def _status(self, options: Options) -> Json:
-        known(options, ())
+        reject_unknown_options(options, ())
         store, now_ms = self._session(), self._clock.wall_ms()
         auditor = await get_record(store, paths.REPAIR_AUDITOR, AuditorRecord)
         workers = await marks.records_of(store, paths.REPAIR_WORKERS, RepairWorkerRecord)
@@ -131,13 +131,13 @@ class RepairVerbs:
         }
 
     async def _enable(self, options: Options) -> Json:
-        known(options, ("on",))
+        reject_unknown_options(options, ("on",))
         await marks.enable(self._session(), flag(options, "on"))
         return {"enabled": flag(options, "on")}
 
     # ------------------------------------------------------------------------------ bookies
     async def _bookies(self, options: Options) -> Json:
-        known(options, ())
+        reject_unknown_options(options, ())
         store = self._session()
         available, departing = await marks.available(store), await marks.departing(store)
         cookies = await store.children(paths.COOKIES)
@@ -165,7 +165,7 @@ class RepairVerbs:
         return {"bookies": rows}
 
     async def _depart(self, options: Options) -> Json:
-        known(options, ("bookie", "dead", "forget", "cancel"))
+        reject_unknown_options(options, ("bookie", "dead", "forget", "cancel"))
         store, bookie = self._session(), _text(options, "bookie")
         registered = await store.get(paths.bookie(bookie)) is not None
         path = paths.departing(bookie)
@@ -188,7 +188,7 @@ class RepairVerbs:
         return {"bookie": bookie, "departing": True, "registered": registered, "forget": record.forget}
 
     async def _departure(self, options: Options) -> Json:
-        known(options, ("bookie",))
+        reject_unknown_options(options, ("bookie",))
         store, bookie = self._session(), _text(options, "bookie")
         on_it = await self._named(bookie)
         marked = {*await marks.listed(store, paths.UNDER_REPLICATED)}

@@ -132,11 +132,11 @@ class DiskMonitor:
         """Checks the disk now, not after the interval, and tells the metadata what is new."""
         self._asked.set()
 
-    async def look(self) -> None:
+    async def check_disk(self) -> None:
         """Checks the disk; gives room to the work that waits for it, if there is some."""
         limits = self._limits
         limit = limits.low_water_share if self.state.read_only else limits.full_share
-        no_room = not await self._store.room.keep(limit)
+        no_room = not await self._store.room.ensure(limit)
         usage = self.usage = Usage(*await self._store.room.usage())
         self._become(judge(usage, limits, self.state, no_room=no_room), usage)
 
@@ -165,7 +165,7 @@ class DiskMonitor:
             except TimeoutError:
                 pass
             self._asked.clear()
-            for step in (self.look, self._note, self._register):
+            for step in (self.check_disk, self._note, self._register):
                 try:
                     await step()
                 except (MagnetarError, OSError, NoSpace) as error:

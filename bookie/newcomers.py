@@ -33,7 +33,7 @@ from ..metadata.store import MetadataStore, get_record
 from ..proto.errors import MagnetarError
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
-from .adds import Waiting, cost_of
+from .adds import RequestBudget, cost_of
 
 _LOG = logging.getLogger("magnetar.bookie.requests")
 
@@ -61,11 +61,11 @@ class Newcomers:
         self._parked: dict[int, list[Parked]] = {}  # by ledger
         self._next: deque[int] = deque()  # ledgers to be asked for
         self._lookups = Tasks()
-        self._waiting = Waiting(waiting_bytes_max)
+        self._waiting = RequestBudget(waiting_bytes_max)
         self._closed = False
         self.lookups = 0
 
-    def take(self, request: Request, head: RequestHead, came: float) -> None:
+    def park(self, request: Request, head: RequestHead, came: float) -> None:
         """Makes the request wait for its ledger's record."""
         size = cost_of(request)
         if not self._waiting.add(request.connection, size):
@@ -74,14 +74,14 @@ class Newcomers:
         if head.ledger not in self._parked:
             self._next.append(head.ledger)
         self._parked.setdefault(head.ledger, []).append((request, head, came))
-        self._ask()
+        self._look_up_waiting()
 
-    def _ask(self) -> None:
+    def _look_up_waiting(self) -> None:
         while self._next and len(self._lookups) < LOOKUPS_MAX and not self._closed:
-            task = self._lookups.spawn(self._look(self._next.popleft()), "bookie-newcomer")
-            task.add_done_callback(lambda _: self._ask())
+            task = self._lookups.spawn(self._look_up(self._next.popleft()), "bookie-newcomer")
+            task.add_done_callback(lambda _: self._look_up_waiting())
 
-    async def _look(self, ledger: int) -> None:
+    async def _look_up(self, ledger: int) -> None:
         self.lookups += 1
         key: bytes | None = None
         status = Status.OK
@@ -108,7 +108,7 @@ class Newcomers:
         parked = self._parked.pop(ledger, [])
         fine: list[Parked] = []
         for request, head, came in parked:
-            self._waiting.done(request.connection, cost_of(request))
+            self._waiting.release(request.connection, cost_of(request))
             if self._closed:
                 continue
             if status is not Status.OK:

@@ -130,7 +130,7 @@ class Registration:
         is_old = self._clock.monotonic() - self._said_at >= FREE_AGE_S
         return abs(said.free_bytes - free_bytes) <= (0 if is_old else said.total_bytes * FREE_DRIFT)
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Keeps the bookie registered for ever: registers again in a new session when the old one is lost."""
         while True:
             await self.metadata.wait_session_lost()
@@ -214,7 +214,7 @@ class JournalNotes:
         self._held.append(answer)
         self._due.set()
 
-    async def note(self) -> None:
+    async def store(self) -> None:
         """Stores the position if it moved. After an error of the metadata it is as before."""
         async with self._noting:
             position = self._store.journal_position
@@ -230,7 +230,7 @@ class JournalNotes:
             for answer in held:
                 answer()
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Notes the position in the metadata for ever."""
         while True:
             try:
@@ -240,14 +240,14 @@ class JournalNotes:
                 pass
             self._due.clear()
             try:
-                await self.note()
+                await self.store()
             except MagnetarError as error:
                 _LOG.warning("up to where the journal is synced is not noted: %s", error)
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Ends the notes: nothing is answered any more."""
         try:
             async with asyncio.timeout(END_S):
-                await self.note()
+                await self.store()
         except (MagnetarError, TimeoutError) as error:
             _LOG.info("up to where the journal is synced is not noted at the end: %s", error or "no answer")

@@ -152,11 +152,11 @@ class Bookie:
             upto = partial(highest_ledger, self._registration.metadata)
             await self._registration.refuse_a_second(world, UUID(bytes=self._identity.uuid))
             await self._memory.load()
-            await self._memory.look(self._registration.metadata, accepted=self._identity.metadata_accepted)
+            await self._memory.check_trust(self._registration.metadata, accepted=self._identity.metadata_accepted)
             known = Known(self._identity.journal, self._identity.losses, upto)
             ports = StorePorts(
                 on_room=lambda: self._service.room_found(), on_no_space=lambda: self._upkeep.no_space_found(),
-                on_bad=lambda: self._mender.found(),
+                on_bad=lambda: self._mender.on_quarantined(),
             )  # fmt: skip
             self._store = await Store.open(world, config.data, self._identity.uuid, config.store, known, ports)
         except BaseException as error:
@@ -171,7 +171,7 @@ class Bookie:
             await identity.complete(
                 world, self._registration.metadata, config.data, self._identity, self._store.journal_position
             )
-            await self._upkeep.look()
+            await self._upkeep.check_disk()
             await self._learn_departing()
             listen = Endpoint(config.host, config.port)
             self._serving = await world.network.serve_peers(listen, self._identity.uuid, self._service.serve)
@@ -180,13 +180,13 @@ class Bookie:
             await unbroken(self._stop_serving())
             raise
         for name, work in (
-            ("bookie-session", self._registration.keep), ("bookie-upkeep", self._upkeep.run),
-            ("bookie-journal-notes", self._notes.keep),
-            ("bookie-gc", self._collector.keep), ("bookie-limbo", self._limbo.keep),
-            ("bookie-scrub", self._scrubber.keep), ("bookie-mend", self._mender.keep),
-            ("bookie-repair", self._repair.keep),
+            ("bookie-session", self._registration.run), ("bookie-upkeep", self._upkeep.run),
+            ("bookie-journal-notes", self._notes.run),
+            ("bookie-gc", self._collector.run_forever), ("bookie-limbo", self._limbo.run),
+            ("bookie-scrub", self._scrubber.run), ("bookie-mend", self._mender.run),
+            ("bookie-repair", self._repair.run),
         ):  # fmt: skip
-            self.background.keep(name, work)
+            self.background.supervise(name, work)
 
     def _make_parts(self) -> None:
         config = self._config
@@ -194,7 +194,12 @@ class Bookie:
             config.disk_full_share, config.disk_low_water_share, config.disk_warn_share, config.free_bytes_min
         )
         self._upkeep = DiskMonitor(
-            self._store, self._registration, limits, config.upkeep_interval_s, self._set_read_only, self._note
+            self._store,
+            self._registration,
+            limits,
+            config.upkeep_interval_s,
+            self._set_read_only,
+            self._check_registration,
         )
         policy = CompactionPolicy(
             config.gc_minor_share, config.gc_major_share, config.store.log_bytes_max // 16, config.gc_bytes_per_s,
@@ -219,7 +224,7 @@ class Bookie:
         self._scrubber = Scrubber(
             self._world, self._store, config.data, self._identity.uuid, config.scrub_pass_s, self._mender.mend
         )
-        self._reports = Reports(self._store, self.id, self._world.clock, self._mender.found)
+        self._reports = Reports(self._store, self.id, self._world.clock, self._mender.on_quarantined)
         self._repair = RepairKeeper(
             self._world, lambda: self._registration.metadata, config.repair, self.id, config.register_retry_s
         )
@@ -262,10 +267,10 @@ class Bookie:
     async def close(self) -> None:
         """Runs to its end also when the caller is cancelled; every further caller waits for the same end."""
         if self._ending is None:
-            self._ending = asyncio.create_task(self._end(), name="bookie-close")
+            self._ending = asyncio.create_task(self._shut_down(), name="bookie-close")
         await unbroken(self._ending)
 
-    async def _end(self) -> None:
+    async def _shut_down(self) -> None:
         await self.background.close()
         await self._registration.close()
         await self._stop_serving()
@@ -274,7 +279,7 @@ class Bookie:
         if hasattr(self, "_serving"):
             await self._serving.close()
         await self._service.close()
-        await self._notes.end()
+        await self._notes.close()
         if self._admin is not None:
             await self._admin.close()
         await self._scrubber.close()
@@ -355,12 +360,12 @@ class Bookie:
 
     async def _trust(self, metadata: MetadataStore) -> None:
         try:
-            await self._memory.look(metadata)
+            await self._memory.check_trust(metadata)
         except InvalidConfiguration:
             self._went_back = True
             raise
 
-    async def _note(self) -> None:
+    async def _check_registration(self) -> None:
         await self._learn_departing()
         replaced = await self._registration.is_replaced()
         try:
@@ -372,7 +377,7 @@ class Bookie:
         if replaced:
             self._world.files.die(f"another process serves as bookie {self.id}, and was started on a copy of its data")
             return
-        await self._reports.tell(self._registration.metadata)
+        await self._reports.store(self._registration.metadata)
 
 
 # -------------------------------------------------------------------------------------------------------- memory

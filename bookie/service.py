@@ -56,7 +56,7 @@ from ..runtime.files import Buffer
 from ..runtime.metrics import SECONDS, Histogram
 from ..runtime.network import Request
 from ..runtime.tasks import Tasks
-from .adds import Adds, Intent, Intents, Waiting, cost_of
+from .adds import Adds, Intent, Intents, RequestBudget, cost_of
 from .newcomers import Newcomers, Parked
 from .store.reads import ReadResult
 from .store.store import Store
@@ -111,13 +111,13 @@ class BookieService:
             )
         self._intents = Intents(self._seal)
         self.adds = Adds(
-            store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.take, slow_down,
+            store, clock, self._intents, _unknown if self.newcomers is None else self.newcomers.park, slow_down,
             entry_bytes_max=entry_bytes_max, held_bytes_max=held_bytes_max,
         )  # fmt: skip
-        self._fences = Waiting(held_bytes_max // FENCES_PART)
-        self._lacs = Waiting(held_bytes_max // LACS_PART)
+        self._fences = RequestBudget(held_bytes_max // FENCES_PART)
+        self._lacs = RequestBudget(held_bytes_max // LACS_PART)
         self._reads = Tasks()
-        self._waiting_reads = Waiting(held_bytes_max // READS_PART)
+        self._waiting_reads = RequestBudget(held_bytes_max // READS_PART)
         self._queued: deque[tuple[Request, RequestHead, float]] = deque()  # reads that wait for others to end
         self._admins = Tasks()
         self._closed = False
@@ -153,13 +153,13 @@ class BookieService:
                 _LOG.warning("bad peer request: %s", error)
                 self._refuse(request, _NO_HEAD, Status.BAD_REQUEST)
                 continue
-            self._take(request, head, came)
+            self._handle(request, head, came)
         self._seal()
 
-    def _take(self, request: Request, head: RequestHead, came: float) -> None:
+    def _handle(self, request: Request, head: RequestHead, came: float) -> None:
         match head.op:
             case Op.ADD | Op.ADD_MANY:
-                self.adds.take(request, head, came)
+                self.adds.on_request(request, head, came)
             case Op.READ | Op.READ_LAC if head.flags in FENCING:
                 self._fence(request, head, came)
             case Op.READ:
@@ -181,7 +181,7 @@ class BookieService:
         """Handles parked requests again, now that their ledger is introduced."""
         if not self._closed:
             for request, head, came in parked:
-                self._take(request, head, came)
+                self._handle(request, head, came)
             self._seal()
 
     def _seal(self) -> None:
@@ -223,11 +223,11 @@ class BookieService:
             else:
                 self._intents.turn.append(partial(self._fenced, request, head, came, size))
         else:
-            self._fences.done(request.connection, size)
+            self._fences.release(request.connection, size)
             self._turn_away(request, head, came, status)
 
     def _fenced(self, request: Request, head: RequestHead, came: float, size: int, ok: bool) -> None:
-        self._fences.done(request.connection, size)
+        self._fences.release(request.connection, size)
         if not (ok and self._store.fence_is_durable(head.ledger)):
             self._refuse(request, head, Status.UNKNOWN)
         else:
@@ -248,11 +248,11 @@ class BookieService:
         elif (status := self._store.write_lac(head.ledger, head.key, head.entry)) is Status.OK:
             self._intents.turn.append(partial(self._lac_written, request, head, size))
         else:
-            self._lacs.done(request.connection, size)
+            self._lacs.release(request.connection, size)
             self._turn_away(request, head, came, status)
 
     def _lac_written(self, request: Request, head: RequestHead, size: int, ok: bool) -> None:
-        self._lacs.done(request.connection, size)
+        self._lacs.release(request.connection, size)
         _answer(request, head, Status.OK if ok else Status.UNKNOWN)
 
     def _is_opened(self, request: Request, head: RequestHead, came: float) -> bool:
@@ -264,7 +264,7 @@ class BookieService:
 
     def _turn_away(self, request: Request, head: RequestHead, came: float, status: Status) -> None:
         if status is Status.NO_SUCH_LEDGER and self.newcomers is not None:
-            self.newcomers.take(request, head, came)
+            self.newcomers.park(request, head, came)
         else:
             self._refuse(request, head, status)
 
@@ -321,7 +321,7 @@ class BookieService:
             if not late and not self._has_room(head):
                 return
             self._queued.popleft()
-            self._waiting_reads.done(request.connection, cost_of(request))
+            self._waiting_reads.release(request.connection, cost_of(request))
             if late:
                 self._refuse(request, head, Status.BUSY)
             else:
@@ -344,7 +344,7 @@ class BookieService:
             self._start_read(request, head, self._clock.monotonic())
 
     async def _find_held(self, request: Request, head: RequestHead) -> None:
-        held = await self._store.held(head.ledger, head.entry, head.entry + head.count - 1)
+        held = await self._store.find_held(head.ledger, head.entry, head.entry + head.count - 1)
         if not self._closed:
             answer = AnswerHead(head.op, Status.OK, head.ledger, head.entry, -1, len(held))
             request.reply(answer.encode(), (encode_runs(held),))
@@ -408,7 +408,7 @@ class BookieService:
         }
 
     def statistics(self) -> dict[str, int]:
-        held, held_bytes = self.adds.held
+        held, held_bytes = self.adds.held_counts
         return {
             "requests": self.requests,
             **{name: self.refused[status] + self.adds.refused[status] for status, name in _COUNTED.items()},

@@ -98,11 +98,11 @@ class Broker:
         except BaseException:
             await self._stop_serving()
             raise
-        self.background.keep("broker-session", self._keep_session)
-        self.background.keep("broker-upkeep", self._look_after_topics)
-        self.background.keep("broker-orphans", self._sweep)
+        self.background.supervise("broker-session", self._keep_session)
+        self.background.supervise("broker-upkeep", self._look_after_topics)
+        self.background.supervise("broker-orphans", self._sweep)
         if config.state_memory_bytes:
-            self.background.keep("broker-memory", self._look_at_memory)
+            self.background.supervise("broker-memory", self._look_at_memory)
 
     @property
     def name(self) -> str:
@@ -155,7 +155,7 @@ class Broker:
     async def _look_at_memory(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await self.owned.state.look(self.owned.loaded.values())
+            await self.owned.state.measure(self.owned.loaded.values())
 
     async def _sweep(self) -> None:
         while True:

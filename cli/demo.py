@@ -81,7 +81,7 @@ def _run(steps: Steps, missing: str | None) -> bool:
             steps.say(f"no Spark here ({missing}): aggregating in Python")
             steps.aggregate_in_python(cluster, len(frame))
         found = steps.consume_result(cluster)
-        steps.show(found)
+        steps.print_table(found)
         return steps.compare(cluster, found, flights.computed_by_pandas(frame), len(frame))
 
 
@@ -305,7 +305,7 @@ class Steps:
         watchdog = threading.Timer(SPARK_TIMEOUT_S, _end_group, (process.pid,))
         watchdog.start()
         try:
-            rows = self._follow(process, total)
+            rows = self._show_progress(process, total)
         finally:
             watchdog.cancel()
             _end_group(process.pid)
@@ -315,7 +315,7 @@ class Steps:
             raise Failure(f"Spark read {rows:,} of {total:,} rows and ended with {process.returncode}:\n{errors}")
         self.say(f"Spark aggregated {rows:,} rows into {SINK!r}")
 
-    def _follow(self, process: subprocess.Popen[str], total: int) -> int:
+    def _show_progress(self, process: subprocess.Popen[str], total: int) -> int:
         assert process.stdout is not None
         rows = 0
         with self.bar() as bar:
@@ -379,7 +379,7 @@ class Steps:
         self.say(f"a consumer read {rows:,} rows of {SINK!r}")
         return found
 
-    def show(self, found: dict[Route, Delays]) -> None:
+    def print_table(self, found: dict[Route, Delays]) -> None:
         from rich import box
         from rich.table import Table
 

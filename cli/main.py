@@ -69,9 +69,9 @@ class Root(LazyGroup):
 
 def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        from ..proto.versions import shown
+        from ..proto.versions import version_text
 
-        click.echo(shown())
+        click.echo(version_text())
         ctx.exit()
 
 

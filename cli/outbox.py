@@ -109,7 +109,7 @@ def create(database: Database, out: Output) -> None:
       magnetar outbox create --database postgresql+psycopg://shop@localhost/shop
     """
     database.admin(checked=False).create()
-    out.done(f"{database.outbox.rows.name} is there", table=database.outbox.rows.name)
+    out.print_done(f"{database.outbox.rows.name} is there", table=database.outbox.rows.name)
 
 
 @click.command("list")
@@ -151,7 +151,7 @@ def status(database: Database, out: Output) -> None:
     if out.json:
         out.document({**lag, "shards": shards})
         return
-    out.record(lag)
+    out.print_record(lag)
     out.rows(shards, ("shard", "shards", "holder", "seen_s", "next_seq", "epoch"), empty="no relay had it yet")
 
 
@@ -164,7 +164,7 @@ def _ids(everything: bool, ids: tuple[int, ...]) -> tuple[int, ...] | None:
 def _changed(out: Output, count: int, what: str, asked: int | None) -> None:
     if asked is not None and not count:
         raise Failure(f"none of these rows can be {what}: see 'magnetar outbox list'", NOT_FOUND)
-    out.done(f"{count:,} rows {what}", rows=count)
+    out.print_done(f"{count:,} rows {what}", rows=count)
 
 
 @click.command()
@@ -226,7 +226,7 @@ def shards(database: Database, out: Output, count: int) -> None:
       magnetar outbox shards 4 --database sqlite:///shop.db
     """
     database.admin().divide(count)
-    out.done(f"{count} shards: start a relay for each", shards=count)
+    out.print_done(f"{count} shards: start a relay for each", shards=count)
 
 
 @click.command()

@@ -108,7 +108,7 @@ def produce(
             if sent % 1000 == 0 or rate:
                 counted(sent)
         confirmed = sending.finish()
-    session.out.done(f"{confirmed:,} messages confirmed", topic=topic, messages=confirmed)
+    session.out.print_done(f"{confirmed:,} messages confirmed", topic=topic, messages=confirmed)
 
 
 def _payloads(messages: tuple[str, ...], path: str | None, count: int) -> Iterable[bytes]:
@@ -287,7 +287,7 @@ def _copy(
 ) -> int:  # fmt: skip
     """Prints, and acknowledges, until `count` messages, or until `idle_ms` without one; the number of messages."""
     from ..client.common.errors import Timeout
-    from .common.output import received, show
+    from .common.output import print_message, received
 
     done, silent_ms = 0, 0
     while done != count:
@@ -299,7 +299,7 @@ def _copy(
                 break
             continue
         silent_ms = 0
-        show(received(message), out)
+        print_message(received(message), out)
         if acknowledge is not None:
             acknowledge(message)
         done += 1

@@ -35,7 +35,7 @@ from .common.checks import (
     check_one,
     exact,
     instance,
-    shown,
+    shown_value,
     whole,
 )
 from .common.closing import ClosedAfterAsyncWith, close_all, until_quiet
@@ -148,7 +148,7 @@ class Client(ClosedAfterAsyncWith):
             raise AlreadyClosed("the client is closed")
         if self._connections is None:
             self._connections = self._service.connect(self._world or client_world(), self.settings)
-            self._connections.make_halves = Halves.of
+            self._connections.make_halves = Halves.of_client
             self._reports = Reports(self, self.settings.stats_interval_in_seconds)
             if self._world is None:
                 self._connections.with_the_loop = WeakMethod(self.shutdown)
@@ -162,7 +162,7 @@ class Client(ClosedAfterAsyncWith):
     @property
     def transactions(self) -> Transactions:
         """Returns the transactions, created when first used, in the event loop that uses them."""
-        return Transactions.of(self.connections)
+        return Transactions.of_client(self.connections)
 
     def transaction(self, timeout: float = 60, *, name: str | None = None, id: str | None = None) -> Transaction:
         """A transaction: what is sent and acknowledged in it counts together, or not at all (docs/transactions.md).
@@ -186,7 +186,7 @@ class Client(ClosedAfterAsyncWith):
         if self._closed or self._connections is None or self._connections.transactions is None:
             return None
         check(TRANSACTION, {"timeout": timeout})
-        made = Transaction(Transactions.of(self._connections), timeout, None)
+        made = Transaction(Transactions.of_client(self._connections), timeout, None)
         return made if made.begin_now() else None
 
     async def batch_transaction(self, batch: Batch, timeout: float = 60) -> Transaction | None:
@@ -235,7 +235,7 @@ class Client(ClosedAfterAsyncWith):
         messages = []
         for each in outputs:
             if not isinstance(each, Output) or not isinstance(each.producer, Producer):
-                raise WrongMessageType(f"a message of a half is an Output with a producer, not {shown(each)}")
+                raise WrongMessageType(f"a message of a half is an Output with a producer, not {shown_value(each)}")
             if each.producer.connections is not self.connections:
                 raise WrongValue("the producer of an Output is another client's")
             extras = Extras(
@@ -243,7 +243,7 @@ class Client(ClosedAfterAsyncWith):
                 deliver_at=each.deliver_at, deliver_after=each.deliver_after,
             )  # fmt: skip
             messages.append(each.producer.encoded(each.value, extras))
-        return await Halves.of(self.connections).prepare(messages, group, check_key, check_after)
+        return await Halves.of_client(self.connections).prepare(messages, group, check_key, check_after)
 
     def on_check(self, group: str) -> Callable[[CheckFunction], CheckFunction]:
         """Registers a function that decides half messages of a group whose program does not say, as long as this client
@@ -260,18 +260,18 @@ class Client(ClosedAfterAsyncWith):
 
         def register(function: CheckFunction) -> CheckFunction:
             check_one("function", FUNCTION, function)
-            Halves.of(self.connections).watch(group, lambda halves: CheckWatch(halves, group, function))
+            Halves.of_client(self.connections).watch(group, lambda halves: CheckWatch(halves, group, function))
             return function
 
         return register
 
     async def commit_half(self, half_id: TxnId | str) -> None:
         """Commits, like `Half.commit`, a half that any program of this role prepared."""
-        await Halves.of(self.connections).commit(_txn_id(half_id))
+        await Halves.of_client(self.connections).commit(_txn_id(half_id))
 
     async def rollback_half(self, half_id: TxnId | str) -> None:
         """Rolls back, like `Half.rollback`, a half that any program of this role prepared."""
-        await Halves.of(self.connections).rollback(_txn_id(half_id))
+        await Halves.of_client(self.connections).rollback(_txn_id(half_id))
 
     async def transaction_status(self, txn_id: TxnId | str) -> TransactionState:
         """Returns OPEN, PREPARED, COMMITTED or ABORTED, as its coordinator says; `txn_id`: `Transaction.id`, or its
@@ -494,7 +494,7 @@ class Client(ClosedAfterAsyncWith):
         if isinstance(topic, str):
             return [parse_topic(topic)]
         if not isinstance(topic, Iterable) or isinstance(topic, bytes | bytearray | Mapping):
-            raise WrongTopicType(f"topic is a name, a list of names or a compiled pattern, not {shown(topic)}")
+            raise WrongTopicType(f"topic is a name, a list of names or a compiled pattern, not {shown_value(topic)}")
         names = list(dict.fromkeys(parse_topic(each) for each in topic))
         if not names:
             raise WrongValue("subscribe needs at least one topic")
@@ -514,9 +514,9 @@ class Client(ClosedAfterAsyncWith):
         """Ends everything at once, without waiting; messages that are not acknowledged yet have an unknown outcome."""
         self._closed = True
         if self._connections is not None and self._connections.halves is not None:
-            Halves.of(self._connections).stop()
+            Halves.of_client(self._connections).stop()
         if self._connections is not None and self._connections.transactions is not None:
-            Transactions.of(self._connections).shutdown()
+            Transactions.of_client(self._connections).shutdown()
         for each in self._open:
             each.abort()
         self._open.clear()
@@ -569,9 +569,9 @@ class Client(ClosedAfterAsyncWith):
         connections = self._connections
         try:
             if connections is not None and connections.halves is not None:
-                await Halves.of(connections).close()
+                await Halves.of_client(connections).close()
             if connections is not None and connections.transactions is not None:
-                await Transactions.of(connections).close()
+                await Transactions.of_client(connections).close()
         finally:
             await self._close_rest()
 
@@ -599,7 +599,7 @@ async def translated(awaitable: Awaitable[T]) -> T:
 
 def parse_topic(text: str) -> TopicName:
     if not isinstance(text, str):
-        raise WrongTopicType(f"a topic name is text, not {shown(text)}")
+        raise WrongTopicType(f"a topic name is text, not {shown_value(text)}")
     found = check_names(TopicName.parse, text)
     check_names(lambda _: found.full.encode(), text)
     return found
@@ -609,18 +609,18 @@ def check_names(parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except (MagnetarError, ValueError) as error:
-        raise WrongTopic(getattr(error, "message", f"{shown(text)} is no name: {error}")) from error
+        raise WrongTopic(getattr(error, "message", f"{shown_value(text)} is no name: {error}")) from error
 
 
 def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
-        raise WrongTopic(f"{shown(text)} is no regular expression: {error}") from error
+        raise WrongTopic(f"{shown_value(text)} is no regular expression: {error}") from error
 
 
 def _txn_id(given: TxnId | str) -> TxnId:
     try:
         return TxnId.checked(*given) if isinstance(given, TxnId) else TxnId.parse(given)
     except (MagnetarError, TypeError) as error:
-        raise WrongValue(f"the id of a transaction is a TxnId or its text, not {shown(given)}") from error
+        raise WrongValue(f"the id of a transaction is a TxnId or its text, not {shown_value(given)}") from error

@@ -69,12 +69,12 @@ class Bookies:
         self._follower: Kept | None = None
         self._closing = Tasks()  # of peers that were replaced
 
-    async def ready(self) -> None:
+    async def wait_listed(self) -> None:
         """Returns after the first listing. Raises what ended the watch: SessionExpired, or Unavailable once closed."""
         if self._closed:
             raise Unavailable("this ledger client is closed")
         if self._follower is None:
-            self._follower = self._background.keep("ledger-bookies", self._follow, final=_ends_the_session)
+            self._follower = self._background.supervise("ledger-bookies", self._follow, final=_ends_the_session)
             self._follower.ended.add_done_callback(lambda _: self._listed.set())
         await self._listed.wait()
         if self._follower.ended.done() and not self._follower.ended.cancelled():
@@ -116,21 +116,21 @@ class Bookies:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, timeout_s / PAUSE_PART)
 
-    def failed(self, bookie: str) -> None:
+    def record_failure(self, bookie: str) -> None:
         """Notes that the bookie failed just now: for a while it is chosen last, and asked last."""
-        self._quarantine.failed(bookie, self._world.clock.monotonic())
-        self.note(bookie, TroubleKind.FAILED)
+        self._quarantine.record_failure(bookie, self._world.clock.monotonic())
+        self.record_trouble(bookie, TroubleKind.FAILED)
 
-    def note(self, bookie: str, kind: TroubleKind) -> None:
+    def record_trouble(self, bookie: str, kind: TroubleKind) -> None:
         """Notes that a read from the bookie went wrong: for a while it is asked last (placement_core.py)."""
-        self._trouble.note(bookie, kind, self._world.clock.monotonic())
+        self._trouble.record_trouble(bookie, kind, self._world.clock.monotonic())
 
     def gave_damage(self, bookie: str, ledger: int, entry: int) -> None:
         """Notes that the bookie sent bytes that are not the entry: it is asked last for a while, and reported
         (damage.py)."""
         _LOG.error("ledger %d, entry %d: wrong bytes from bookie %s", ledger, entry, bookie)
-        self.note(bookie, TroubleKind.DAMAGED)
-        self.damage.note(ledger, bookie, entry)
+        self.record_trouble(bookie, TroubleKind.DAMAGED)
+        self.damage.add(ledger, bookie, entry)
 
     def troubled(self) -> dict[str, float]:
         """Returns bookie → the weight of its recent trouble (placement_core.py); healthy bookies are left out."""
@@ -140,7 +140,7 @@ class Bookies:
         return self._quarantine.holds(bookie, self._world.clock.monotonic())
 
     def quarantined(self) -> frozenset[str]:
-        return frozenset(self._quarantine.held(self._world.clock.monotonic()))
+        return frozenset(self._quarantine.quarantined(self._world.clock.monotonic()))
 
     # ------------------------------------------------------------------------------ choosing
     async def count_well(self, wanted: int) -> int:

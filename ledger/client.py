@@ -62,7 +62,7 @@ from .reader import LedgerReader
 # Rule. That a ledger's record is missing proves nothing: a damaged file, an older copy or another store lacks it too. A
 # ledger is deleted when its owner says so, in this order:
 #
-#  1. `note`: its id enters the page, by compare-and-set. From here on the owner wants it gone
+#  1. `record_deletions`: its id enters the page, by compare-and-set. From here on the owner wants it gone
 #  2. its own record is deleted
 #  3. each bookie finds both, in two passes (bookie/maintenance/garbage.py), and deletes its copy
 #
@@ -92,7 +92,7 @@ async def among(store: MetadataStore, ledgers: Iterable[int]) -> BitMap64:
     return deleted
 
 
-async def note(store: MetadataStore, ledgers: Iterable[int]) -> None:
+async def record_deletions(store: MetadataStore, ledgers: Iterable[int]) -> None:
     """Records that the owner of these ledgers deletes them, for ever. Idempotent; after an error of the metadata the
     outcome is unknown."""
     for page, ids in _paged(ledgers):
@@ -104,7 +104,8 @@ async def note(store: MetadataStore, ledgers: Iterable[int]) -> None:
 
 
 async def notes(store: MetadataStore, ledgers: Iterable[int]) -> list[Operation]:
-    """Returns what `note` writes, as a part of a commit, which fails with BadVersion when another one was faster."""
+    """Returns what `record_deletions` writes, as a part of a commit, which fails with BadVersion when another one was
+    faster."""
     operations: list[Operation] = []
     for page, ids in _paged(ledgers):
         path = paths.deleted(page)
@@ -130,10 +131,10 @@ async def with_owner(store: MetadataStore, ledgers: Sequence[int], owner: Sequen
 
 
 async def delete(store: MetadataStore, ledgers: Iterable[int]) -> None:
-    """Notes the deletion like `note`, then deletes the records. Idempotent, also for a ledger whose record does not
-    exist."""
+    """Notes the deletion like `record_deletions`, then deletes the records. Idempotent, also for a ledger whose record
+    does not exist."""
     ordered = sorted(ledgers)
-    await note(store, ordered)
+    await record_deletions(store, ordered)
     for at in range(0, len(ordered), DELETED_AT_ONCE):
         await store.commit([Delete(paths.ledger(ledger), ANY) for ledger in ordered[at : at + DELETED_AT_ONCE]])
 
@@ -232,7 +233,7 @@ class LedgerClient:
             config.write_quorum if write_quorum is None else write_quorum,
             config.ack_quorum if ack_quorum is None else ack_quorum,
         )
-        await self._bookies.ready()
+        await self._bookies.wait_listed()
         if shrink is not Shrink.NOTHING:
             shape = await self._fit(shape, shrink)
         rng = self._world.rng
@@ -264,7 +265,7 @@ class LedgerClient:
 
     async def check_place(self, wanted: Striping, *, shrink: Shrink = Shrink.NOTHING) -> None:
         """Raises NotEnoughBookies if `create` would find no place for a ledger of that shape now."""
-        await self._bookies.ready()
+        await self._bookies.wait_listed()
         if shrink is not Shrink.NOTHING:
             wanted = fit(wanted, await self._bookies.count_well(wanted.ensemble_size), shrink)
         await self._bookies.choose_now(wanted.ensemble_size, write_quorum=wanted.write_quorum)
@@ -290,7 +291,7 @@ class LedgerClient:
 
         Raises LedgerNotFound, Unavailable.
         """
-        await self._bookies.ready()
+        await self._bookies.wait_listed()
         reader = LedgerReader(await self.record(ledger_id), self._bookies, self._metadata, self._config)
         await reader.refresh()
         return reader
@@ -325,11 +326,11 @@ class LedgerClient:
         return await self._recover(ledger_id, joined=True)
 
     async def _recover(self, ledger_id: int, *, joined: bool) -> tuple[LedgerReader, Change | None]:
-        await self._bookies.ready()
+        await self._bookies.wait_listed()
         found = await recovery.recover(ledger_id, self._bookies, self._metadata, self._config, joined=joined)
         return LedgerReader(found.record, self._bookies, self._metadata, self._config, known=found.last), found.end
 
-    def lost(self, record: LedgerRecord, *, force: bool = False) -> Lost:
+    def find_lost(self, record: LedgerRecord, *, force: bool = False) -> Lost:
         """Asks what of the ledger is certainly lost (lost.py); sends nothing yet."""
         return Lost(record, self._bookies, self._metadata, self._config, force=force)
 

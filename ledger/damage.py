@@ -8,7 +8,7 @@ the record when nothing is left:
                                                                    again; it quarantines what a reader added too, so
                                                                    that its repairer checks it and restores it
 
-A report never delays a read: `note` only queues, one task writes. At most WAITING_MAX entries wait and KNOWN_MAX are
+A report never delays a read: `add` only queues, one task writes. At most WAITING_MAX entries wait and KNOWN_MAX are
 remembered as reported; any more are counted in `dropped`, and the next reader of the entry reports it again. A report
 that the metadata did not accept is forgotten likewise. Guards: tests/ledger/test_damage.py.
 """
@@ -101,7 +101,7 @@ class DamageReports:
         self._closed = False
         self.dropped = 0
 
-    def note(self, ledger: int, bookie: str, entry: int) -> None:
+    def add(self, ledger: int, bookie: str, entry: int) -> None:
         """Queues a report: the bookie sent bytes that are not this entry."""
         if self._closed or (ledger, bookie, entry) in self._told:
             return

@@ -99,7 +99,7 @@ class LedgerEnd(NamedTuple):
 class AppendListener(Protocol):
     """A listener that is told what becomes of entries that were pushed. Neither method may raise."""
 
-    def appended(self, writer: LedgerWriter, last_entry: int) -> None:
+    def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
         """Called when every entry up to `last_entry` is stored. In entry order, once for all that one step has
         confirmed."""
         ...
@@ -207,7 +207,7 @@ class LedgerWriter:
         assert self.listener is not None or isinstance(payload, Append), "the listener is told the outcome"
         memory, adds, size = self._bookies.memory, self.adds, payload.size
         if memory.held >= memory.limit and not isinstance(payload, Append):
-            raise BackPressure(f"{memory.held} bytes of all ledgers are not answered; wait for `ready`")
+            raise BackPressure(f"{memory.held} bytes of all ledgers are not answered; wait for `wait_room`")
         if size > ENTRY_BYTES_MAX:
             raise MessageTooLarge(f"an entry of {size} bytes", size=size, limit=ENTRY_BYTES_MAX)
         if self._core.state is not WriterState.OPEN and not self._core.takes_appends:
@@ -219,7 +219,7 @@ class LedgerWriter:
         ):
             raise BackPressure(
                 f"ledger {self.ledger_id}: {self.pending_entries} entries of {self._bytes} bytes are not confirmed, "
-                f"{self._sender.unanswered_bytes} bytes not answered; wait for `ready`", ledger=self.ledger_id,
+                f"{self._sender.unanswered_bytes} bytes not answered; wait for `wait_room`", ledger=self.ledger_id,
             )  # fmt: skip
         self._bytes += size
         adds.add(payload, size)
@@ -227,7 +227,7 @@ class LedgerWriter:
         if self._watchdog is None:
             self._watch()
 
-    async def ready(self) -> None:
+    async def wait_room(self) -> None:
         """Returns when an append is within the bounds, or when the handle is not writable (the append then fails)."""
         memory = self._bookies.memory
         try:
@@ -238,7 +238,7 @@ class LedgerWriter:
                     memory.when_room(self._look_for_room)
                 await self._room.wait()
         finally:
-            memory.forget(self._look_for_room)
+            memory.cancel(self._look_for_room)
 
     def _look_for_room(self) -> None:
         if self._room is not None and (self.has_room or not self.writable):
@@ -270,7 +270,7 @@ class LedgerWriter:
             task.cancel()
         try:
             await asyncio.gather(*running, return_exceptions=True)
-        except asyncio.CancelledError:  # `append`, `ready` and `close` wait for the outcome
+        except asyncio.CancelledError:  # `append`, `wait_room` and `close` wait for the outcome
             self._abandon()
             raise
         self._abandon()
@@ -300,19 +300,19 @@ class LedgerWriter:
         if self._room is not None:
             self._look_for_room()
         if stored >= 0 and self.listener is not None:
-            self.listener.appended(self, stored)
+            self.listener.on_appended(self, stored)
 
     def _run(self, effects: Iterable[Effect[Payload]]) -> None:
         stored, failed = -1, False  # of what was pushed
         for effect in effects:
             if isinstance(effect, Confirm):
-                future, entry = self._done(effect.add), effect.add.entry
+                future, entry = self._take_future(effect.add), effect.add.entry
                 if future is not None:
                     future.set_result(entry)
                 else:
                     stored = entry
             elif isinstance(effect, Fail):
-                future = self._done(effect.add)
+                future = self._take_future(effect.add)
                 if future is not None:
                     future.set_exception(_error(effect.why, self.ledger_id, effect.add.entry))
                 else:
@@ -320,10 +320,10 @@ class LedgerWriter:
             elif isinstance(effect, SendAdd):
                 self._sender.send_again(effect)
             elif isinstance(effect, ChangeEnsemble):
-                self._change_task = self._tasks.spawn(self._change(effect), "ledger-change")
+                self._change_task = self._tasks.spawn(self._change_ensemble(effect), "ledger-change")
             else:
                 self._finished.clear()
-                self._end_task = self._tasks.spawn(self._end(effect), "ledger-end")
+                self._end_task = self._tasks.spawn(self._store_end(effect), "ledger-end")
         if self._core.state in (WriterState.CLOSED, WriterState.POISONED):
             self._sender.close()
             self._stop_watching()
@@ -334,11 +334,11 @@ class LedgerWriter:
             self._look_for_room()
         if self.listener is not None:
             if stored >= 0:
-                self.listener.appended(self, stored)
+                self.listener.on_appended(self, stored)
             if failed:
                 self.listener.append_failed(self)
 
-    def _done(self, add: Payload) -> asyncio.Future[int] | None:
+    def _take_future(self, add: Payload) -> asyncio.Future[int] | None:
         """Returns the future that gets the outcome of the add; None: the listener gets it."""
         self._bytes -= add.size
         if not isinstance(add, Append):
@@ -355,12 +355,12 @@ class LedgerWriter:
             self._run(effects)  # a core that is poisoned while idle has no effects
 
     def _bookie_failed(self, bookie: str, why: object) -> None:
-        self._bookies.failed(bookie)
+        self._bookies.record_failure(bookie)
         if self._core.state is WriterState.OPEN:
             _LOG.warning("ledger %d: bookie %s failed: %s", self.ledger_id, bookie, why)
 
     # ------------------------------------------------------------------------------ the ensemble
-    async def _change(self, change: ChangeEnsemble) -> None:
+    async def _change_ensemble(self, change: ChangeEnsemble) -> None:
         """Replaces the failed bookies in the metadata; the result is the next fact."""
         fact: ChangeFact = EnsembleUnknown()
         try:
@@ -405,7 +405,7 @@ class LedgerWriter:
         return self._bookies.replace(ensemble, [slot for slot, _ in change.failed], self._record.write_quorum)
 
     # ------------------------------------------------------------------------------ the end
-    async def _end(self, close: CloseLedger) -> None:
+    async def _store_end(self, close: CloseLedger) -> None:
         """Stores the end, or reads the stored one; the result is the next fact."""
         fact: Fact = EndUnknown()
         try:

@@ -5,10 +5,10 @@ NO_SUCH_LEDGER), or when its bookie was *forgotten*: an operator took its cookie
 what comes back there is another bookie. An entry is **lost** when each replica of its write set is certain. Silence,
 limbo and damage are unknown, and unknown is not lost.
 
-`end` is for a ledger whose last fragment recovery cannot fence (ledger/recovery_core.py): every bookie of the fragment
-was forgotten, or answers to the fence. It ends after the last entry that one of these knows of; what was after it is
-lost, and how much is not known. With `force` bookies that do not answer count as forgotten: what they alone have is
-given up, and a writer that still reaches them is told that its entries are stored until it needs the metadata.
+`close_ledger` is for a ledger whose last fragment recovery cannot fence (ledger/recovery_core.py): every bookie of the
+fragment was forgotten, or answers to the fence. It ends after the last entry that one of these knows of; what was after
+it is lost, and how much is not known. With `force` bookies that do not answer count as forgotten: what they alone have
+is given up, and a writer that still reaches them is told that its entries are stored until it needs the metadata.
 Guards: tests/broker/log/test_skip_lost.py.
 """
 
@@ -102,7 +102,7 @@ class Lost:
 
     async def _learn(self, bookies: Iterable[str] = ()) -> None:
         """Learns which of these bookies, or of all that the record names, were forgotten."""
-        await self._bookies.ready()
+        await self._bookies.wait_listed()
         every = {each for fragment in self.record.fragments for each in fragment.bookies}
         for bookie in bookies or every:
             if await self._metadata.get(paths.cookie(bookie)) is None:
@@ -194,7 +194,7 @@ class Lost:
         gone = {slot for slot, bookie in enumerate(bookies) if bookie in self._forgotten}
         return self.record.state != CLOSED and not striping_of(self.record).is_covered(gone)
 
-    async def end(self) -> LedgerRecord:
+    async def close_ledger(self) -> LedgerRecord:
         """Closes a ledger that is in recovery (see the module). Unavailable: a bookie may have more, and is down.
         LedgerNotFound."""
         await self._learn()

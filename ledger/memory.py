@@ -3,10 +3,10 @@
 An entry that is confirmed by its quorum stays in memory as long as another bookie has not answered: one that hangs
 keeps what all ledgers sent it for `add_timeout_s`. So the bound holds for all ledgers together. A request is counted
 once, however many copies of it travel. Past the bound no ledger has room (`LedgerWriter.has_room`), and
-`LedgerWriter.ready` returns when there is room again, first for the ledger that has waited longest. Nothing waits for
-good: a bookie answers, or fails after `add_timeout_s`. Who asks is what appends much: topics and compactions. Cursors
-and transactions append what their callers bound, and are refused for the bounds of their own ledger alone: what gives
-memory back never waits for memory.
+`LedgerWriter.wait_room` returns when there is room again, first for the ledger that has waited longest. Nothing waits
+for good: a bookie answers, or fails after `add_timeout_s`. Who asks is what appends much: topics and compactions.
+Cursors and transactions append what their callers bound, and are refused for the bounds of their own ledger alone: what
+gives memory back never waits for memory.
 Guards: tests/ledger/test_memory.py.
 """
 
@@ -36,15 +36,15 @@ class AppendMemory:
         """Calls `look` once, when there is room."""
         self.waiting.setdefault(look)
 
-    def forget(self, look: Callable[[], None]) -> None:
+    def cancel(self, look: Callable[[], None]) -> None:
         self.waiting.pop(look, None)
 
     def release(self, size: int) -> None:
         self.held -= size
         if self.waiting:
-            self.tell()
+            self.notify_waiting()
 
-    def tell(self) -> None:
+    def notify_waiting(self) -> None:
         """Tells those that wait, where there is room: after `held` fell."""
         room = self.limit - self.held
         while self.waiting and (room > 0 or not self.held):  # if nothing is held, no later release tells the rest

@@ -41,7 +41,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ..proto.checksum import crc32c, joined
+from ..proto.checksum import combine, crc32c
 from ..proto.versions import PEER, sentence
 from ..runtime.files import Buffer
 
@@ -205,7 +205,7 @@ def decode_answer(head: bytes) -> AnswerHead:
 def checksum_after(before: bytes, header: bytes, payload_bytes: int) -> int:
     """The CRC32C of `before` and a stored entry with this header, which was verified. Its payload is not read."""
     known = crc32c(before + header) ^ crc32c(header[:CHECKED_BYTES])  # what the header's own checksum began with goes
-    return joined(known, int.from_bytes(header[CHECKED_BYTES:]), payload_bytes)
+    return combine(known, int.from_bytes(header[CHECKED_BYTES:]), payload_bytes)
 
 
 # --------------------------------------------------------------------------------------------------- held_format

@@ -224,7 +224,7 @@ class Quarantine:
         self._max_s = max_s
         self._troubles: dict[str, _Trouble] = {}
 
-    def failed(self, bookie: str, now: float) -> None:
+    def record_failure(self, bookie: str, now: float) -> None:
         trouble = self._troubles.get(bookie)
         if trouble is None or now >= trouble.failed_at + trouble.length_s + self._max_s:
             self._troubles[bookie] = _Trouble(now, self._base_s)
@@ -248,7 +248,7 @@ class Quarantine:
         trouble = self._troubles.get(bookie)
         return trouble is not None and now < trouble.failed_at + self._base_s
 
-    def held(self, now: float) -> list[str]:
+    def quarantined(self, now: float) -> list[str]:
         return sorted(bookie for bookie in self._troubles if self.holds(bookie, now))
 
 
@@ -305,7 +305,7 @@ class BookieHealth:
         self._weights: dict[str, tuple[float, float]] = {}  # bookie: weight, at which moment
         self.counts: dict[str, dict[TroubleKind, int]] = {}
 
-    def note(self, bookie: str, kind: TroubleKind, now: float) -> None:
+    def record_trouble(self, bookie: str, kind: TroubleKind, now: float) -> None:
         self._weights[bookie] = min(self._weight(bookie, now) + WEIGHTS[kind], WEIGHT_MAX), now
         counts = self.counts.setdefault(bookie, dict.fromkeys(TroubleKind, 0))
         counts[kind] += 1

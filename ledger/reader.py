@@ -160,7 +160,7 @@ class LedgerReader:
 
     async def _asked_enough(self, read: RangeRead, asked: dict[asyncio.Task[Fact], None]) -> None:
         await _cancel(asked)
-        self._note(read)
+        self._report_trouble(read)
 
     async def _next_fact(self, asked: dict[asyncio.Task[Fact], None], *, speculates: bool) -> Fact:
         patience_s = self._config.speculative_read_s if speculates else None
@@ -172,9 +172,9 @@ class LedgerReader:
         del asked[task]
         return task.result()
 
-    def _note(self, read: RangeRead) -> None:
+    def _report_trouble(self, read: RangeRead) -> None:
         for bookie in read.slow:
-            self._bookies.note(bookie, TroubleKind.SLOW)
+            self._bookies.record_trouble(bookie, TroubleKind.SLOW)
         for bookie, entry in read.damaged:
             self.damaged_replies += 1
             self._bookies.gave_damage(bookie, self.ledger_id, entry)
@@ -184,7 +184,7 @@ class LedgerReader:
         head = self._head(Op.READ, ask.entry, count, ask.bytes_max)
         found = await self._bookies.ask(ask.bookie, head, timeout_s=self._config.read_timeout_s)
         if found is None:
-            self._bookies.failed(ask.bookie)
+            self._bookies.record_failure(ask.bookie)
             return ReadFailed(ask.bookie)
         answer, frames = found
         if answer.status is Status.OK:

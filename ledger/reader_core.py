@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..metadata.records import CLOSED, LedgerRecord
-from ..proto.checksum import JOINED_BYTES_MIN, crc32c, joined
+from ..proto.checksum import JOINED_BYTES_MIN, combine, crc32c
 from ..runtime.files import Buffer
 from .metadata_core import fragment_of, striping_of
 from .peer_format import ENTRY_HEADER
@@ -80,7 +80,7 @@ def seal(
     facts = _FACTS.pack(ledger, entry, lac, length)
     if tail is not None and tail.size >= JOINED_BYTES_MIN:
         [payload] = frames
-        return facts + _CRC.pack(joined(crc32c(facts + payload[: -tail.size]), *tail))
+        return facts + _CRC.pack(combine(crc32c(facts + payload[: -tail.size]), *tail))
     crc = crc32c(facts)
     for frame in frames:
         crc = crc32c(frame, crc)
@@ -199,7 +199,7 @@ class RangeRead:
         self._finished = False
 
     def start(self) -> Effect:
-        effect = self._next()
+        effect = self._next_effect()
         assert effect is not None, "a write set is not empty"
         return effect
 
@@ -215,7 +215,7 @@ class RangeRead:
             if not self._to_ask:
                 return None
             self.slow += [bookie for bookie in self._open if bookie not in self.slow]
-            return self._next()
+            return self._next_effect()
         assert fact.bookie in self._open, "each question has one answer"
         del self._open[fact.bookie]
         if isinstance(fact, EntriesRead):
@@ -225,7 +225,7 @@ class RangeRead:
                 return Done(entries)
         elif isinstance(fact, EntryMissing):
             self._missing.add(fact.bookie)
-        return self._next()
+        return self._next_effect()
 
     def _verified(self, answer: EntriesRead) -> list[StoredCopy]:
         entries: list[StoredCopy] = []
@@ -237,7 +237,7 @@ class RangeRead:
             entries.append(found)
         return entries
 
-    def _next(self) -> Effect | None:
+    def _next_effect(self) -> Effect | None:
         if self._to_ask:
             ask = self._to_ask.pop(0)
             self._asked.append(ask.bookie)

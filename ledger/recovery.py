@@ -192,7 +192,7 @@ class _Attempt:
         found = await self._bookies.ask(effect.bookie, head, frames, timeout_s=self._config.add_timeout_s)
         if found is not None and found[0].status is Status.OK:
             return AddAcked(stored.entry, effect.slot, effect.bookie)
-        self._bookies.failed(effect.bookie)
+        self._bookies.record_failure(effect.bookie)
         return AddFailed(stored.entry, effect.slot, effect.bookie)
 
     def _last(self, record: LedgerRecord) -> StoredCopy | None:

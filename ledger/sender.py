@@ -78,7 +78,7 @@ class SentAdds(InsideRequest):
         self.first = first  # None: itself
         self.tries = tries
 
-    def over(self) -> None:
+    def release(self) -> None:
         """Releases the memory of the request: it has an answer, or none will come."""
         sender, first = self.sender, self.first or self
         sender.unanswered_bytes -= self.bytes
@@ -86,16 +86,16 @@ class SentAdds(InsideRequest):
         if not first.copies:
             sender.memory.held -= self.bytes
             if sender.memory.waiting:
-                sender.memory.tell()
+                sender.memory.notify_waiting()
 
-    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
+    def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
         adds, sender, first = self.adds, self.sender, self.first or self
-        sender.unanswered_bytes -= self.bytes  # as `over`, a call less
+        sender.unanswered_bytes -= self.bytes  # as `release`, a call less
         first.copies -= 1
         if not first.copies:
             sender.memory.held -= self.bytes
             if sender.memory.waiting:
-                sender.memory.tell()
+                sender.memory.notify_waiting()
         if len(adds) > 1 or len(head) != ANSWER_BYTES or not head.startswith(ADDED):
             try:
                 statuses = _statuses(head, frames, len(adds))
@@ -103,14 +103,14 @@ class SentAdds(InsideRequest):
                 sender.fail(self.place, adds, wrong)
                 return
             if any(statuses):
-                sender.tell(self, statuses)
+                sender.apply_statuses(self, statuses)
                 return
         sender.acked(adds, self.place)
         if sender.busy:
             sender.has_room(self.place)
 
-    def failed(self, error: BaseException) -> None:
-        self.over()
+    def on_failed(self, error: BaseException) -> None:
+        self.release()
         if isinstance(error, BackPressure):
             self.sender.ask_again(self.place, self.adds, self.tries)  # nothing was sent
         else:
@@ -200,7 +200,7 @@ class AddSender:
                     first = first or sent
                     refused = peers[place[1]].post(sent, head, frames, timeout_s=timeout_s)
                     if refused is not None:
-                        self._loop.call_soon(sent.failed, refused)
+                        self._loop.call_soon(sent.on_failed, refused)
             at += copies
         self.memory.held -= self._waiting_bytes  # its requests are counted now
         self._waiting_bytes = 0
@@ -218,10 +218,10 @@ class AddSender:
         timeout_s = self._config.add_timeout_s
         refused = self._bookies.peers[sent.place[1]].post(sent, head, frames, timeout_s=timeout_s)
         if refused is not None:
-            self._loop.call_soon(sent.failed, refused)
+            self._loop.call_soon(sent.on_failed, refused)
 
     # ------------------------------------------------------------------------------ answers
-    def tell(self, sent: SentAdds, statuses: list[Status]) -> None:
+    def apply_statuses(self, sent: SentAdds, statuses: list[Status]) -> None:
         """Passes the answer on: first the entries that were stored, then refusals that end the ledger, then entries to
         send again."""
         place, adds = sent.place, sent.adds
@@ -278,7 +278,7 @@ class AddSender:
     def _repeat(self, place: _Place, passed: int) -> None:
         for sent, head, frames in self.busy.pop(place).requests:
             if self._closed:
-                sent.over()
+                sent.release()
                 self.ask_again(place, sent.adds, sent.tries)
             else:
                 sent.tries += passed

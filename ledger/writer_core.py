@@ -214,7 +214,7 @@ class Writer(Generic[A]):
         if isinstance(fact, QuorumTimedOut):
             return self._timed_out(fact)
         if isinstance(fact, LedgerEnded):
-            return self._ended(fact)
+            return self._on_end_fact(fact)
         if isinstance(fact, EndRefused):
             return self._end_failed(Outcome.FENCED)
         if isinstance(fact, EndUnknown):
@@ -313,7 +313,7 @@ class Writer(Generic[A]):
         assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
         return self._poison(why)
 
-    def _ended(self, fact: LedgerEnded) -> Sequence[Effect[A]]:
+    def _on_end_fact(self, fact: LedgerEnded) -> Sequence[Effect[A]]:
         assert self.state is WriterState.CLOSING, "only a closing writer gets facts about its end"
         assert fact.last_entry >= self.adds.lac, "a ledger never ends before a confirmed entry"
         self.state = WriterState.CLOSED

@@ -37,7 +37,7 @@ class Contents(NamedTuple):
     bookies: tuple[BookieRecord, ...]  # that were registered; one whose record is damaged has no endpoint
 
 
-def look(path: str) -> Contents:
+def inspect(path: str) -> Contents:
     """Returns what a copy contains. The file is neither changed nor locked. Raises NotFound, DataLost,
     InvalidConfiguration, Busy."""
     if not os.path.exists(path):

@@ -66,11 +66,11 @@ class Members:
         """Returns when our key is written and the others' are read. Raises what the first session raises."""
         members = cls(world, open_session, role, name)
         try:
-            await members._begin()
+            await members._open_keyed()
         except BaseException:
             await unbroken(members.close())
             raise
-        members._background.keep("members", members._follow)
+        members._background.supervise("members", members._follow)
         return members
 
     def world(self, world: World) -> World:
@@ -131,7 +131,7 @@ class Members:
             raise Unavailable("there is no metadata session")
         return self._session
 
-    async def _begin(self) -> None:
+    async def _open_keyed(self) -> None:
         """Opens a session with our key in it."""
         session, self._session = self._session, None
         if session is not None:
@@ -156,7 +156,7 @@ class Members:
                 await asyncio.gather(watching, lost, return_exceptions=True)
             while True:
                 try:
-                    await self._begin()
+                    await self._open_keyed()
                     break
                 except MagnetarError as error:
                     _LOG.warning("no session for this process' key: %s", error)

@@ -125,7 +125,7 @@ class _Watch:
         self.queue: deque[Changed | Reset] = deque()
         self.news = asyncio.Event()
 
-    def take(self, events: wire.WatchEvents) -> None:
+    def on_events(self, events: wire.WatchEvents) -> None:
         self.revision = events.revision
         self.queue.extend(news_of(events))
         if len(self.queue) > WATCH_QUEUE_MAX:
@@ -157,7 +157,7 @@ class RemoteStore(SessionStore):
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
         """Raises Unavailable when there is no session within the timeout."""
-        self._begin()
+        self._start_keeper()
         await self._settled.wait()
         if self._state is SessionState.LOST:
             raise self._failure or self._why
@@ -229,7 +229,7 @@ class RemoteStore(SessionStore):
             self._send(_watch_request(watch_id, watch))
         self._state = SessionState.CONNECTED
         self._settled.set()
-        self._take(others)
+        self._on_replies(others)
 
     async def _ping(self, stream: Stream[wire.SessionRequest, wire.SessionReply]) -> None:
         while True:
@@ -242,16 +242,16 @@ class RemoteStore(SessionStore):
         """Reads until two pings have no answer: this connection is dead, at least in one direction."""
         while True:
             async with asyncio.timeout(self._left_s(self._answered + self._timeout_s * 2 / 3)):
-                self._take(await stream.receive())
+                self._on_replies(await stream.receive())
             if self._left_s(self._answered + self._timeout_s * 2 / 3) <= 0:  # other replies arrived all the time
                 raise TimeoutError
 
-    def _take(self, replies: Sequence[wire.SessionReply]) -> None:
+    def _on_replies(self, replies: Sequence[wire.SessionReply]) -> None:
         for reply in replies:
             match reply.WhichOneof("kind"):
                 case "events":
                     if (watch := self._watches.get(reply.events.watch_id)) is not None:
-                        watch.take(reply.events)
+                        watch.on_events(reply.events)
                 case "pong":
                     self._ponged(reply.pong)
                 case "closed":

@@ -246,7 +246,7 @@ class _Attachment:
                     await self._store.end_session(self._session)
                     return
                 self._store.touch_session(self._session)
-                self._take(request)
+                self._handle(request)
             requests = list(await self._stream.receive())
 
     async def _tell_end(self) -> None:
@@ -255,7 +255,7 @@ class _Attachment:
             error = SessionExpired(f"metadata session {self._session} has ended", session=self._session)
             self._stream.send_nowait(wire.SessionReply(closed=to_wire(error)))
 
-    def _take(self, request: wire.SessionRequest) -> None:
+    def _handle(self, request: wire.SessionRequest) -> None:
         match request.WhichOneof("kind"):
             case "watch":
                 self._watch(request.watch)
@@ -295,7 +295,7 @@ class _Attachment:
         history = self._store.history
         seen = after_revision
         while True:  # also without news of its own: `_seen` tells the client from where on it may go on elsewhere
-            await self._stream.drained()
+            await self._stream.wait_drained()
             news = history.since(prefix, seen)
             self._seen[watch_id] = seen = history.revision
             if news:

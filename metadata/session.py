@@ -128,7 +128,7 @@ class SessionStore(MetadataStore):
     async def start(self) -> None:
         """Opens the session. Raises Unavailable when there is none within the timeout."""
 
-    def _begin(self) -> None:
+    def _start_keeper(self) -> None:
         self._keeper = self._tasks.spawn(self._keep(), "metadata-session")
         self._keeper.add_done_callback(self._kept)
 
@@ -153,7 +153,8 @@ class SessionStore(MetadataStore):
         return end - self._clock.monotonic()
 
     async def _connected(self, end: float) -> None:
-        """Raises Unavailable when there is no connection by `end`, SessionExpired when there will be none."""
+        """Raises Unavailable when there is no connection by `stop_reconnecting`, SessionExpired when there will be
+        none."""
         try:
             async with asyncio.timeout(self._left_s(end)):
                 await self._settled.wait()
@@ -218,7 +219,7 @@ class ReconnectingStore(MetadataStore):
         self._session = session
         self._changed.set()
 
-    def end(self) -> None:
+    def stop_reconnecting(self) -> None:
         """Ends for good: no further session follows, and every call, also one that waits, raises SessionExpired."""
         self._ended = True
         self._changed.set()
@@ -239,7 +240,7 @@ class ReconnectingStore(MetadataStore):
             raise SessionExpired("the metadata session was lost, and no other one was made")
         return self._session
 
-    def _note(self, session: MetadataStore) -> None:
+    def _on_loss(self, session: MetadataStore) -> None:
         """Notes a loss of which a call learns before the owner."""
         if session is self._session and not self._ended:
             self.suspend()
@@ -250,7 +251,7 @@ class ReconnectingStore(MetadataStore):
             try:
                 return await ask(session)
             except SessionExpired:
-                self._note(session)
+                self._on_loss(session)
 
     async def get(self, path: str) -> Versioned | None:
         session = self._session
@@ -258,7 +259,7 @@ class ReconnectingStore(MetadataStore):
             try:
                 return await session.get(path)
             except SessionExpired:
-                self._note(session)
+                self._on_loss(session)
         return await self._read(lambda session: session.get(path))
 
     async def children(self, path: str) -> list[str]:
@@ -274,7 +275,7 @@ class ReconnectingStore(MetadataStore):
         try:
             return await session.commit(operations)
         except SessionExpired as error:
-            self._note(session)
+            self._on_loss(session)
             raise ConnectionLost(f"the metadata session was lost with a write under way: {error}") from error
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Changed | Reset]:
@@ -283,7 +284,7 @@ class ReconnectingStore(MetadataStore):
             async for change in session.watch(prefix, after_revision):
                 yield change
         except SessionExpired as error:
-            self._note(session)
+            self._on_loss(session)
             raise ConnectionLost(f"the watch on {prefix} broke with the metadata session: {error}") from error
 
     # -------------------------------------------------------------------------------------------- the session
@@ -296,4 +297,4 @@ class ReconnectingStore(MetadataStore):
         await self._session.wait_session_lost()
 
     async def close(self) -> None:
-        self.end()
+        self.stop_reconnecting()

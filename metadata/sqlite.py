@@ -136,7 +136,7 @@ class SqliteStore:
             if not self._known_reads % KNOWN_AT_ONCE:
                 await asyncio.sleep(0)  # a caller that reads many nodes lets others have their turn
         if path in self._known.nodes and not self.closed:
-            return self._known.read(path)
+            return self._known.get(path)
         check_path(path)
         if path == INCARNATIONS:
             return Node(self._incarnations, 0, ephemeral=False)
@@ -248,7 +248,7 @@ class SqliteStore:
         revision = self.history.revision
         for (job, _), outcome in zip(batch, results, strict=True):
             if isinstance(outcome, Done):
-                self._publish(job, outcome)
+                self._apply_done(job, outcome)
         if self.history.revision > revision:
             self._tell_watches()
         for (_, future), outcome in zip(batch, results, strict=True):
@@ -260,17 +260,17 @@ class SqliteStore:
                 future.set_exception(outcome)
         self._write()
 
-    def _publish(self, job: Job, done: Done) -> None:
+    def _apply_done(self, job: Job, done: Done) -> None:
         if isinstance(job, Commit):
-            self._note(job.operations, done.versions)
+            self._refresh_known(job.operations, done.versions)
         else:
-            self._known.changed(done.changes)
+            self._known.on_changes(done.changes)
         if done.revision > self.history.revision:
             self.history.append(done.revision, done.changes)
         if isinstance(job, Commit):
             self._commits += 1
 
-    def _note(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
+    def _refresh_known(self, operations: Sequence[Operation], versions: Sequence[int]) -> None:
         """Keeps known nodes known: a caller that changes a node usually reads it before the next change. A node that is
         made becomes known: a topic is opened then, and a bookie asks for a new ledger's record."""
         for operation, version in zip(operations, versions, strict=True):
@@ -280,7 +280,7 @@ class SqliteStore:
             if isinstance(operation, Put):
                 self._known.learn(operation.path, Node(bytes(operation.value), version, operation.ephemeral))
             else:
-                self._known.forget(operation.path)
+                self._known.discard(operation.path)
 
     # -------------------------------------------------------------------------------------------- watching
     async def wait_news(self, after_revision: int, session: str, prefix: str = "/") -> int:

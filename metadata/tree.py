@@ -180,7 +180,7 @@ class Tree:
         if self._token:
             self.begin_incarnation(self._token, restored=False)
         self._sql.execute("COMMIT")
-        self._note()
+        self._write_revision()
 
     def begin_incarnation(self, token: str, *, restored: bool) -> None:
         """Adds a row, within the open transaction."""
@@ -230,7 +230,7 @@ class Tree:
         """Writes, within the open transaction, its revision and the sum of what is there then."""
         self._sql.execute(_MARK, (self.revision, self._total))
 
-    def _changed(self, path: str, before: Sequence[int] | None, after: Row | None) -> None:
+    def _update_sum(self, path: str, before: Sequence[int] | None, after: Row | None) -> None:
         """Updates the sum: takes a node out by its version and revision, and adds its row; None: there is none."""
         if before is not None:
             self._total = (self._total - sum_of(path, *before)) & _SUM_MASK
@@ -247,7 +247,7 @@ class Tree:
                 path=self.path, revision=revision, answered=answered,
             )  # fmt: skip
 
-    def _note(self) -> None:
+    def _write_revision(self) -> None:
         """Notes the revision beside the file: what is durable may be answered. Raises DiskFailed."""
         try:
             if self._answered is not None:
@@ -337,7 +337,7 @@ class Tree:
                 self._mark()
                 self._sql.execute("COMMIT")
             if self.revision > revision:
-                self._note()
+                self._write_revision()
         except DiskFailed:
             raise
         except BaseException:
@@ -368,7 +368,7 @@ class Tree:
         outcomes: list[Done | MagnetarError] = [batch.add(commit) for commit in commits]
         self._write(batch)
         for path, row in batch.nodes.items():
-            self._changed(path, known.get(path), row)
+            self._update_sum(path, known.get(path), row)
         self.revision = batch.revision
         return outcomes
 
@@ -396,7 +396,7 @@ class Tree:
         if not gone:
             return Done([], self.revision)
         for path, *before in gone:
-            self._changed(path, before, None)
+            self._update_sum(path, before, None)
         self._sql.execute("DELETE FROM node WHERE session = ?", (session,))
         self.revision += 1
         return Done([], self.revision, [Changed(path, ABSENT, self.revision) for path, *_ in gone])

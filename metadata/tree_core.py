@@ -298,10 +298,10 @@ class KnownNodes(Generic[N]):
 
     def __init__(self, bytes_max: int = KNOWN_BYTES_MAX) -> None:
         self.bytes = 0
-        self.nodes: dict[str, N | None] = {}  # in the order of the last reads; `read` one that is there
+        self.nodes: dict[str, N | None] = {}  # in the order of the last reads; `get` one that is there
         self._bytes_max = bytes_max
 
-    def read(self, path: str) -> N | None:
+    def get(self, path: str) -> N | None:
         """Returns the node of a known path, None if it does not exist. Raises KeyError if the path is not known."""
         node = self.nodes.pop(path)
         self.nodes[path] = node
@@ -310,23 +310,23 @@ class KnownNodes(Generic[N]):
     def learn(self, path: str, node: N | None) -> None:
         """Notes the node as the tree has it."""
         if path in self.nodes:
-            self.forget(path)
+            self.discard(path)
         if node is not None and len(node.value) > KNOWN_VALUE_BYTES_MAX:
             return
         self.nodes[path] = node
         self.bytes += NODE_BYTES + len(path) + (len(node.value) if node is not None else 0)  # `_size`
         while self.bytes > self._bytes_max:
-            self.forget(next(iter(self.nodes)))
+            self.discard(next(iter(self.nodes)))
 
-    def forget(self, path: str) -> None:
+    def discard(self, path: str) -> None:
         """Forgets a path. Idempotent."""
         if path in self.nodes:
             self.bytes -= _size(path, self.nodes.pop(path))
 
-    def changed(self, changes: Sequence[Changed]) -> None:
+    def on_changes(self, changes: Sequence[Changed]) -> None:
         """Forgets these nodes: they have other values, or are deleted."""
         for change in changes:
-            self.forget(change.path)
+            self.discard(change.path)
 
     def __len__(self) -> int:
         return len(self.nodes)

@@ -86,13 +86,13 @@ class Listed(NamedTuple):
     below: list[str]  # segments that have a folder, which may be empty
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> Listed:
+    def from_names(cls, names: Sequence[str]) -> Listed:
         values = sorted(_unescape(name[len(VALUE) :]) for name in names if name.startswith(VALUE))
         return cls(values, sorted(_unescape(name) for name in names if not name.startswith(VALUE)))
 
 
 # -------------------------------------------------------------------------------------------- commits
-class Found(NamedTuple):
+class NodeRead(NamedTuple):
     """A node as it was read."""
 
     version: int
@@ -143,7 +143,7 @@ class Plan(NamedTuple):
     versions: list[int]  # the answer to the commit
 
 
-def plan(operations: Sequence[Operation], found: Mapping[str, Found | None], session: int) -> Plan:
+def plan(operations: Sequence[Operation], found: Mapping[str, NodeRead | None], session: int) -> Plan:
     """The steps of a commit, from what was read of each of its paths. BadVersion: those versions refuse the commit."""
     nodes = dict(found)
     steps: list[Step] = []
@@ -171,15 +171,15 @@ def plan(operations: Sequence[Operation], found: Mapping[str, Found | None], ses
     return Plan(steps, versions)
 
 
-def _put(steps: list[Step], put: Put, node: Found | None, session: int) -> Found:
+def _put(steps: list[Step], put: Put, node: NodeRead | None, session: int) -> NodeRead:
     owner = session if put.ephemeral else 0
     if node is None:
         steps.append(Create(put.path, put.value, put.ephemeral))
-        return Found(0, owner)
+        return NodeRead(0, owner)
     version = node.version + 1
     if node.owner == owner:
         steps.append(Set(put.path, put.value, node.version))
-        return Found(version, owner)
+        return NodeRead(version, owner)
     if version > RETYPED_VERSION_MAX:
         raise InvalidRequest(
             f"{put.path}: version {node.version} is too high for a node that becomes ephemeral, or lasting, or "
@@ -187,7 +187,7 @@ def _put(steps: list[Step], put: Put, node: Found | None, session: int) -> Found
         )  # fmt: skip
     steps += [Remove(put.path, node.version), Create(put.path, put.value, put.ephemeral)]
     steps += [Set(put.path, put.value, at) for at in range(version)]
-    return Found(version, owner)
+    return NodeRead(version, owner)
 
 
 # -------------------------------------------------------------------------------------------- size

@@ -126,11 +126,11 @@ class TreeWatch:
         self.queue: deque[Changed | Reset] = deque()
         self.news = asyncio.Event()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.attached, self.calm = False, True
         self.versions.clear()
 
-    def take(self, path: str, kind: int, revision: int) -> None:
+    def on_event(self, path: str, kind: int, revision: int) -> None:
         self.calm = False
         if kind == EventKind.DELETED:
             self.versions.pop(path, None)
@@ -140,20 +140,20 @@ class TreeWatch:
             self.versions[path] += 1
         if self.attached:
             version = ABSENT if kind == EventKind.DELETED else self.versions.get(path, 0)
-            self._tell(Changed(path, version, revision))
+            self._queue_change(Changed(path, version, revision))
 
     def looked(self, youngest: int, now: int) -> None:
-        """Ends `begin`: from here on the watch receives every change above `now`."""
+        """Ends `reset`: from here on the watch receives every change above `now`."""
         self.attached = True
         if not (self.calm and youngest <= self.seen <= now):
-            self._tell(Reset(now))
+            self._queue_change(Reset(now))
 
     def broken(self, heard: int) -> None:
         if self.attached:
             self.attached, self.seen = False, heard
         self.news.set()
 
-    def _tell(self, change: Changed | Reset) -> None:
+    def _queue_change(self, change: Changed | Reset) -> None:
         self.queue.append(change)
         if len(self.queue) > WATCH_QUEUE_MAX:
             self.queue.clear()
@@ -181,7 +181,7 @@ class Watches:
         revision = event.zxid if event.zxid > 0 else self._line().zxid
         for watch in self._watches.values():
             if below(watch.prefix, path):
-                watch.take(path, event.kind, revision)
+                watch.on_event(path, event.kind, revision)
 
     def on_broken(self) -> None:
         self._connection += 1
@@ -222,7 +222,7 @@ class Watches:
         """Attaches a watch; `watch.attached` tells whether that succeeded. After a broken connection the next one
         attaches."""
         connection = self._connection
-        watch.begin()
+        watch.reset()
         try:
             line = self._line()
             line.sync(self._root)
@@ -270,7 +270,7 @@ class _Look:
         except Missing:
             return False
         self._youngest = max(self._youngest, stat.pzxid)
-        listed = znodes.Listed.of(names)
+        listed = znodes.Listed.from_names(names)
         above = "" if prefix == "/" else prefix
         await asyncio.gather(
             *[self._value(f"{above}/{segment}") for segment in listed.values],
@@ -322,7 +322,7 @@ class ZookeeperStore(SessionStore):
     # -------------------------------------------------------------------------------------------- the session
     async def start(self) -> None:
         """Raises Unavailable when there is no session within the timeout; Unauthorized when the root refuses us."""
-        self._begin()
+        self._start_keeper()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._timeout_s):
                 await self._settled.wait()
@@ -389,7 +389,7 @@ class ZookeeperStore(SessionStore):
             self._settled.set()
 
     def _on_lost(self, failure: MagnetarError) -> None:
-        self._line.end(farewell=False)
+        self._line.disconnect(farewell=False)
         self._line.release()
 
     def _end_watches(self) -> None:
@@ -406,12 +406,12 @@ class ZookeeperStore(SessionStore):
         self._closing = True
         await self._tasks.close()
         if self._state is SessionState.CONNECTED:
-            self._line.end(farewell=True)
+            self._line.disconnect(farewell=True)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._line_ended.wait()
         if not self._line_ended.is_set():
-            self._line.end(farewell=False)
+            self._line.disconnect(farewell=False)
         self._lose(self._why)
         self._line.release()
 
@@ -449,7 +449,7 @@ class ZookeeperStore(SessionStore):
             names, _ = (await self._read(lambda: self._line.children(folder), fresh=fresh)).value
         except Missing:
             names = []
-        return znodes.Listed.of(names)
+        return znodes.Listed.from_names(names)
 
     async def revision(self) -> int:
         return (await self._read(lambda: self._line.exists(self._address.root), fresh=True)).zxid
@@ -524,12 +524,12 @@ class ZookeeperStore(SessionStore):
                 return plan
         return await self._plan(operations, fresh=True)
 
-    async def _found(self, operations: Sequence[Operation], *, fresh: bool) -> dict[str, znodes.Found | None]:
+    async def _found(self, operations: Sequence[Operation], *, fresh: bool) -> dict[str, znodes.NodeRead | None]:
         paths = list(dict.fromkeys(operation.path for operation in operations))
         ask = lambda: asyncio.gather(*[self._line.exists(self._znode(path)) for path in paths])
         stats = [answer.value for answer in await self._read(ask, fresh=fresh)]
         return {
-            path: None if stat is None else znodes.Found(stat.version, stat.ephemeralOwner)
+            path: None if stat is None else znodes.NodeRead(stat.version, stat.ephemeralOwner)
             for path, stat in zip(paths, stats, strict=True)
         }
 

@@ -431,7 +431,7 @@ class ZooKeeperConnection:
         """Ends this connection; kazoo makes another."""
         self._push(_CONNECTION_DROP)
 
-    def end(self, *, farewell: bool) -> None:
+    def disconnect(self, *, farewell: bool) -> None:
         """Ends the connection; LOST follows. With a farewell the session ends at the server if it can be reached;
         otherwise it expires."""
         self.client._stopped.set()

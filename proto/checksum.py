@@ -6,7 +6,7 @@
 
 The bytes of an entry have a checksum by its producer, another one in its ledger, and others in the journal and the
 entry log, each with another head in front. So a large entry is read once at a broker and once at each bookie, to verify
-it, and the other checksums follow by `joined` (JOINED_BYTES_MIN). What is stored then has the checksum of what was
+it, and the other checksums follow by `combine` (JOINED_BYTES_MIN). What is stored then has the checksum of what was
 verified, whatever becomes of the bytes in memory. Microseconds, one core, of 128 KiB in the processor's cache and in
 memory: crc32c 5 and 12 (google-crc32c 25), joined 2. Above 32 KiB crc32c gives the interpreter to other threads.
 
@@ -100,7 +100,7 @@ JOINED_BYTES_MAX = 1 << 2 * _DIGIT
 """Sizes below which the powers are kept: those of all of them take less than 1 MB."""
 
 
-def joined(first: int, second: int, size: int) -> int:
+def combine(first: int, second: int, size: int) -> int:
     """The checksum of bytes with the checksum `first`, followed by `size` bytes with the checksum `second`."""
     assert 0 <= size < JOINED_BYTES_MAX, f"a part of {size} bytes"
     for digit, shifts in ((size & (1 << _DIGIT) - 1, _LOW), (size >> _DIGIT, _HIGH)):

@@ -78,7 +78,7 @@ def build() -> str:
     return "compiled" if is_compiled() else "pure Python"
 
 
-def shown() -> str:
+def version_text() -> str:
     """The output of `magnetar --version`."""
 
     def listed(forms: tuple[Format, ...]) -> str:

@@ -77,7 +77,7 @@ class Guard(Protocol):
         """
         ...
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         """Returns why the credentials of a principal that has streams open hold no more, before they expire: they are
         revoked, or the key that verified them is replaced. Empty: they hold. Must not wait."""
         ...

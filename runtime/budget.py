@@ -58,14 +58,14 @@ class Arrivals:
     def close_window(self, size: int) -> None:
         self.windows -= size
 
-    def begin(self, message: LongMessage, size: int) -> bool:
+    def admit(self, message: LongMessage, size: int) -> bool:
         """Begins a long message. False: `place` is called when there is room."""
         assert message not in self._coming, "one message of a stream comes at a time"
         if self._waiting or not self._fits(size):
             self._waiting[message] = size
             self._watch()
             return False
-        self._take(message, size)
+        self._admit(message, size)
         return True
 
     def whole(self, message: LongMessage) -> None:
@@ -74,14 +74,14 @@ class Arrivals:
         if size:
             self._whole[message] = self._whole.get(message, 0) + size
 
-    def read(self, message: LongMessage) -> None:
+    def on_read(self, message: LongMessage) -> None:
         """Notes that all that came whole of its stream was read."""
         size = self._whole.pop(message, 0)
         if size:
             self.long -= size
             self._go_on()
 
-    def end(self, message: LongMessage) -> None:
+    def discard(self, message: LongMessage) -> None:
         """Forgets a message whose stream is over."""
         self._waiting.pop(message, None)
         self.long -= self._coming.pop(message, (0, 0))[0] + self._whole.pop(message, 0)
@@ -93,27 +93,27 @@ class Arrivals:
             if not self._fits(size):
                 return
             del self._waiting[following]
-            self._take(following, size)
+            self._admit(following, size)
             following.place()
 
     def _fits(self, size: int) -> bool:
         return not self.long or self.long + size <= self._long_max
 
-    def _take(self, message: LongMessage, size: int) -> None:
+    def _admit(self, message: LongMessage, size: int) -> None:
         self.long += size
         self._coming[message] = size, self._looks
 
     def _watch(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(SLOW_S / SLOW_LOOKS, self._look)
+            self._timer = asyncio.get_running_loop().call_later(SLOW_S / SLOW_LOOKS, self._check_slow)
 
-    def _look(self) -> None:
+    def _check_slow(self) -> None:
         self._timer = None
         self._looks += 1
         slow = next((each for each, (_, since) in self._coming.items() if self._looks - since >= SLOW_LOOKS), None)
         if self._waiting and slow is not None:
             slow.too_slow()  # one at a time: those that wait may fit then
-            self.end(slow)
+            self.discard(slow)
         if self._waiting:
             self._watch()
 
@@ -153,10 +153,10 @@ class MemoryBudget:
             waiter = loop.create_future()
             self._waiting.append(waiter)
             if self._timer is None:
-                self._timer = loop.call_later(ROOM_S, self._look)
+                self._timer = loop.call_later(ROOM_S, self._wake_waiting)
             await waiter
 
-    def _look(self) -> None:
+    def _wake_waiting(self) -> None:
         """Lets as many waiters go on as there may be room for."""
         self._timer, room = None, self.limit - self.held
         while self._waiting and room >= 0:
@@ -165,7 +165,7 @@ class MemoryBudget:
                 waiter.set_result(None)
                 room -= ROOM_BYTES
         if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(ROOM_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(ROOM_S, self._wake_waiting)
 
 
 class CallerMemory:

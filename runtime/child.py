@@ -74,7 +74,7 @@ class Frames:
     def __init__(self) -> None:
         self._bytes = bytearray()
 
-    def take(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> Iterator[Frame]:
         """Yields the frames in the data so far. ValueError: that is no frame."""
         self._bytes += data
         while len(self._bytes) >= _HEAD.size:
@@ -115,7 +115,7 @@ class _Question:
         self.asked: list[str] | None = None
         self.answered = asyncio.Event()
 
-    def look(self) -> None:
+    def check_answered(self) -> None:
         if self.asked is not None and self.pages.keys() >= set(self.asked):
             self.answered.set()
 
@@ -127,7 +127,7 @@ class Child:
         self.name = name
         self._link = link
         self._writer: asyncio.StreamWriter | None = None
-        self._tasks = Tasks(on_failure=lambda error: self._end())  # its own bug: it would not see the parent's end
+        self._tasks = Tasks(on_failure=lambda error: self._exit())  # its own bug: it would not see the parent's end
         self._asking = asyncio.Lock()
         self._questions: dict[int, _Question] = {}
         self._last = 0
@@ -142,7 +142,7 @@ class Child:
         if self._writer is not None:
             self._writer.close()
 
-    def ready(self, **facts: object) -> None:
+    def report_ready(self, **facts: object) -> None:
         shown = {name: str(value) for name, value in facts.items()}
         self._send(Frame(Kind.READY, 0, json.dumps(shown).encode()))
 
@@ -173,11 +173,11 @@ class Child:
                 data = b""
             if not data:
                 _LOG.error("the parent of this process is gone: it ends")
-                self._end()
-            for frame in frames.take(data):
-                self._take(frame, text)
+                self._exit()
+            for frame in frames.feed(data):
+                self._on_frame(frame, text)
 
-    def _take(self, frame: Frame, text: Text) -> None:
+    def _on_frame(self, frame: Frame, text: Text) -> None:
         if frame.kind is Kind.ASK:
             self._tasks.spawn(self._answer(frame.number, text), "child-page")
             return
@@ -190,9 +190,9 @@ class Child:
         else:
             name, _, page = frame.body.partition(b"\n")
             question.pages[name.decode()] = page
-        question.look()
+        question.check_answered()
 
-    def _end(self) -> NoReturn:
+    def _exit(self) -> NoReturn:
         logging.shutdown()
         os._exit(1)
 

@@ -60,13 +60,13 @@ def load(
     of its own."""
     values: dict[str, object] = dict(defaults or {})
     if file is not None:
-        _take(kind, values, f"[{section}] in {file}", _from_file(file, section))
+        _add_settings(kind, values, f"[{section}] in {file}", _from_file(file, section))
     prefix = f"MAGNETAR_{section.upper()}_"
     variables = os.environ if environment is None else environment
     ours = {name[len(prefix) :].lower(): text for name, text in sorted(variables.items()) if name.startswith(prefix)}
-    _take(kind, values, f"environment variable {prefix}…", ours)
+    _add_settings(kind, values, f"environment variable {prefix}…", ours)
     given = {name: value for name, value in (overrides or {}).items() if value is not None}
-    _take(kind, values, "option", given)
+    _add_settings(kind, values, "option", given)
     try:
         config = kind(**values)
         validate = getattr(config, "validate", None)
@@ -162,7 +162,9 @@ def _from_file(file: str, section: str) -> Mapping[str, object]:
     return found
 
 
-def _take(kind: type[msgspec.Struct], values: dict[str, object], source: str, given: Mapping[str, object]) -> None:
+def _add_settings(
+    kind: type[msgspec.Struct], values: dict[str, object], source: str, given: Mapping[str, object]
+) -> None:
     """Converts and adds the settings of one source."""
     names = kind.__struct_fields__
     for name, value in given.items():

@@ -105,5 +105,5 @@ class Files(Protocol):
         ...
 
 
-def join(*parts: str) -> str:
+def join_path(*parts: str) -> str:
     return os.path.join(*parts)

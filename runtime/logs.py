@@ -197,7 +197,7 @@ class AuditLog:
     def denied(self, principal: Principal, act: str, on: str, why: str, peer: str = "") -> None:
         self._denied(str(principal), principal, act, on, why, peer)
 
-    def refused(self, caller: Caller, act: str, why: str) -> None:
+    def record_refusal(self, caller: Caller, act: str, why: str) -> None:
         """Writes that a caller's credentials were refused. `why` quotes nothing of them."""
         host = caller.peer.rpartition(":")[0]
         self._denied(f"from {host}", Principal("", PrincipalKind.ANONYMOUS), act, "", why, caller.peer)

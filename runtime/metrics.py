@@ -55,7 +55,7 @@ class Histogram:
     """Counts per bucket: `counts[i]` values are ≤ `bounds[i]` and above the bound before; the last bucket is unbounded.
 
     One thread observes, the same that makes the page. Who observes one value a message appends it to `waiting` and
-    calls `take` at WAITING of them; they count from then on, or when the counts are read.
+    calls `count_waiting` at WAITING of them; they count from then on, or when the counts are read.
     """
 
     __slots__ = ("_counts", "_total", "bounds", "waiting")
@@ -81,19 +81,19 @@ class Histogram:
                 counts[bisect_left(bounds, value)] += 1
         self._total += sum(values)
 
-    def take(self) -> None:
+    def count_waiting(self) -> None:
         """Counts the values that wait to be counted."""
         self.observe_all(self.waiting)
         self.waiting.clear()  # the same list: who appends may hold it
 
     @property
     def counts(self) -> list[int]:
-        self.take()
+        self.count_waiting()
         return self._counts
 
     @property
     def total(self) -> float:
-        self.take()
+        self.count_waiting()
         return self._total
 
     @property

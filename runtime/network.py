@@ -140,7 +140,7 @@ class Stream(Protocol[Out, In]):
 
     def send_nowait(self, item: Out) -> None: ...
     async def send(self, item: Out) -> None: ...
-    async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
+    async def wait_drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
         """Returns when at most `bytes_max` are queued."""
         ...
 
@@ -151,7 +151,7 @@ class Stream(Protocol[Out, In]):
         """Bytes sent that are no longer queued. With `queued_bytes`: the offset of the next item."""
         ...
 
-    async def left(self, offset: int) -> None:
+    async def wait_sent(self, offset: int) -> None:
         """Returns when the first `offset` bytes have left the queue. ConnectionLost."""
         ...
 
@@ -258,17 +258,17 @@ class Reply(NamedTuple):
 class Asker(Protocol):
     """The sender of a request to a peer. One of both methods is called, once, after `post`; neither may raise."""
 
-    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
-    def failed(self, error: BaseException) -> None: ...
+    def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None: ...
+    def on_failed(self, error: BaseException) -> None: ...
 
 
 def pass_on(asker: Asker, answer: Future[Reply]) -> None:
     """Tells the asker what became of a request that was made by `Peer.request`."""
     error = CancelledError() if answer.cancelled() else answer.exception()
     if error is not None:
-        asker.failed(error)
+        asker.on_failed(error)
     else:
-        asker.answered(*answer.result())
+        asker.on_answered(*answer.result())
 
 
 PeerService = Callable[[Sequence[Request]], None]
@@ -323,7 +323,7 @@ class ByteStream(Protocol):
         """Returns the guard of its listener, which the service asks who calls. None: every caller is LOCAL."""
         ...
 
-    def admitted(self) -> None:
+    def on_admitted(self) -> None:
         """Notes that the service knows its caller: the connection is no stranger any more, which others may push out.
         ConnectionLost: its address has as many as it may have."""
         ...
@@ -343,7 +343,7 @@ class ByteStream(Protocol):
         """Bytes that were written and have not left this process."""
         ...
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         """Returns when less than STREAM_QUEUE_BYTES is queued. ConnectionLost."""
         ...
 

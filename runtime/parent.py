@@ -136,9 +136,9 @@ class Parent:
             pid, status = os.waitpid(running.pid, os.WNOHANG)
             if pid:
                 self._read(running)  # what it said at last
-                self._ended(running, os.waitstatus_to_exitcode(status))
+                self._on_exit(running, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, running: _Running, code: int) -> None:
+    def _on_exit(self, running: _Running, code: int) -> None:
         del self._running[running.name]
         with contextlib.suppress(KeyError):
             self._selector.unregister(running.link)
@@ -146,7 +146,7 @@ class Parent:
         for question in [q for q, (asker, _) in self._asked.items() if asker == running.name]:
             del self._asked[question]
         now, stopping = self._now(), self._schedule.stopping
-        effects = self._schedule.ended(running.name, 128 - code if code < 0 else code, now)
+        effects = self._schedule.on_exit(running.name, 128 - code if code < 0 else code, now)
         if not stopping:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             pause_s = self._schedule.pause_of(running.name, now)
@@ -203,7 +203,7 @@ class Parent:
         theirs.close()
         if pid < 0:
             ours.close()
-            self._do(self._schedule.ended(spec.name, 1, self._now()))
+            self._do(self._schedule.on_exit(spec.name, 1, self._now()))
             return
         ours.setblocking(False)
         running = self._running[spec.name] = _Running(spec.name, pid, ours)
@@ -247,10 +247,10 @@ class Parent:
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(running.link)
                 return  # it has ended, or is just about to: `_reap`
-            for frame in running.frames.take(data):
-                self._take(running, frame)
+            for frame in running.frames.feed(data):
+                self._on_frame(running, frame)
 
-    def _take(self, running: _Running, frame: Frame) -> None:
+    def _on_frame(self, running: _Running, frame: Frame) -> None:
         match frame.kind:
             case Kind.READY:
                 self._facts[running.name] = json.loads(frame.body)

@@ -70,7 +70,7 @@ class SystemChance(random.SystemRandom):
         taken, self._at = self._block[self._at : end], end
         return taken
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forgets what was drawn and not used."""
         self._block, self._at = b"", 0
 
@@ -80,7 +80,7 @@ _ALL: weakref.WeakSet[SystemChance] = weakref.WeakSet()
 
 def _forked() -> None:
     for each in _ALL:
-        each.forget()
+        each.reset()
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -232,11 +232,11 @@ between two collections they cost a tenth of the throughput (three bookies, 1 KB
 for nothing: with 20,000 a fiftieth of the server's time under `key-shared` was collections."""
 
 GC_START = (200_000, 20, 50)
-"""Thresholds of the collector until `settle`: the objects of imported modules stay alive, so collecting them is
+"""Thresholds of the collector until `freeze_objects`: the objects of imported modules stay alive, so collecting them is
 useless. It took 17 of the 250 ms of processor time from the start of `magnetar standalone` to its first line."""
 
 
-def settle() -> None:
+def freeze_objects() -> None:
     """Freezes, after start-up, the objects of now: they stay alive, and the collector skips them from here on.
 
     It does not collect before: 57 of 75,000 objects were garbage, also after the replay of 80 MB, and to find them held

@@ -101,7 +101,7 @@ class Schedule:
 
     # ------------------------------------------------------------------ facts
     def start(self, now: float) -> list[Effect]:
-        return self._begin(self._tiers[0], now)
+        return self._start_members(self._tiers[0], now)
 
     def became_ready(self, name: str, now: float) -> list[Effect]:
         member = self._by_name[name]
@@ -112,13 +112,13 @@ class Schedule:
             return []
         for tier in self._tiers:
             if any(each.state is State.DOWN for each in tier):
-                return self._begin(tier, now)
+                return self._start_members(tier, now)
             if any(each.state is State.STARTING for each in tier):
                 return []
         self._served = True
         return [Serve()]
 
-    def ended(self, name: str, code: int, now: float) -> list[Effect]:
+    def on_exit(self, name: str, code: int, now: float) -> list[Effect]:
         """Handles the end of a process with its exit code."""
         member = self._by_name[name]
         assert member.runs, f"{name} ends, and did not run"
@@ -153,7 +153,7 @@ class Schedule:
                 continue
             member.due = None
             if member.state is State.DOWN:
-                effects += self._begin([member], now)
+                effects += self._start_members([member], now)
             elif member.state is State.STOPPING:
                 effects.append(Kill(member.name))
         return effects
@@ -189,7 +189,7 @@ class Schedule:
             assert member.pause_s <= RETRY_MAX_S, "the pause has a bound"
 
     # ------------------------------------------------------------------ steps
-    def _begin(self, members: Iterable[Member], now: float) -> list[Effect]:
+    def _start_members(self, members: Iterable[Member], now: float) -> list[Effect]:
         effects: list[Effect] = []
         for member in members:
             member.state, member.began, member.due = State.STARTING, now, None

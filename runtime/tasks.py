@@ -52,10 +52,10 @@ class Tasks:
         if self._running is None:
             self._running = {}
         self._running[task] = None
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._on_task_ended)
         return task
 
-    def _over(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_ended(self, task: asyncio.Task[Any]) -> None:
         assert self._running is not None, "the task was started here"
         del self._running[task]
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -130,7 +130,7 @@ def _begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         raise
 
 
-def _tell(ended: asyncio.Future[None], _: object) -> None:
+def _set_ended(ended: asyncio.Future[None], _: object) -> None:
     if not ended.done():  # its caller was cancelled
         ended.set_result(None)
 
@@ -141,7 +141,7 @@ async def unbroken(work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
     cancelled: asyncio.CancelledError | None = None
     while not ending.done():
         ended: asyncio.Future[None] = ending.get_loop().create_future()
-        ending.add_done_callback(partial(_tell, ended))
+        ending.add_done_callback(partial(_set_ended, ended))
         try:
             await ended
         except asyncio.CancelledError as error:
@@ -224,13 +224,13 @@ class Kept:
     def _run(self) -> None:
         self._timer = None
         self._task = self._loop.create_task(self._work(), name=self.name)
-        self._task.add_done_callback(self._over)
+        self._task.add_done_callback(self._on_task_ended)
         self._sound = self._loop.call_later(SOUND_S, self._is_sound)
 
     def _is_sound(self) -> None:
         self.why, self._pause_s = "", RETRY_MIN_S
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
         assert self._sound is not None
         self._sound.cancel()
         if self.ended.done():
@@ -283,7 +283,7 @@ class Supervisor:
                 found[kept.name] += bool(kept.why)
         return found
 
-    def keep(self, name: str, work: Work, *, final: Final = _none_is_final) -> Kept:
+    def supervise(self, name: str, work: Work, *, final: Final = _none_is_final) -> Kept:
         """Runs `work()` now, and again whenever it fails."""
         kept = Kept(name, work, final, self)
         self._kept.append(kept)

@@ -35,7 +35,7 @@ from ..runtime.clock import Clock
 from ..runtime.logs import audit_to
 from ..runtime.network import ByteService, ByteServing, Channel, Endpoint, Network, Serving, World
 from ..runtime.threads import SystemWorkers, Workers
-from .secrets import read_private, read_secret, shown
+from .secrets import read_private, read_secret, source_text
 from .settings import CertificateSection, SecuritySettings
 from .token import Remembered, Revoked, TokenProvider, at, digest_of
 
@@ -201,14 +201,14 @@ class Authenticator:
             raise Unauthenticated("the token is revoked")
         return principal
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         if principal.method == "basic" and self._basic is not None:
-            return self._basic.lapsed(principal)
+            return self._basic.why_lapsed(principal)
         if principal.method != "token":
             return ""
         if self._revoked is not None and self._revoked.has(principal):
             return "its token is revoked"
-        return self._tokens.lapsed(principal) if self._tokens is not None and principal.proof else ""
+        return self._tokens.why_lapsed(principal) if self._tokens is not None and principal.proof else ""
 
     def _wanted(self) -> str:
         ways = {
@@ -294,7 +294,7 @@ def read_token(source: str) -> str:
     try:
         return read_secret(source).reveal().decode("ascii").strip()
     except UnicodeDecodeError:
-        raise InvalidConfiguration(f"{shown(source)} has no token") from None
+        raise InvalidConfiguration(f"{source_text(source)} has no token") from None
 
 
 def secured(world: World, path: str) -> World:

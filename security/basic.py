@@ -54,7 +54,7 @@ class Guessing:
         wait_s = min(WAIT_MAX_S, 2.0 ** min(count - FAILURES_FREE, 10))
         return max(0.0, last_s + wait_s - now_s)
 
-    def failed(self, key: str, now_s: float) -> None:
+    def record_failure(self, key: str, now_s: float) -> None:
         count, last_s = self._failed.pop(key, (0, now_s))
         self._failed[key] = (1 if now_s - last_s >= FORGET_S else count + 1, now_s)
         if len(self._failed) > KEYS_MAX:
@@ -117,7 +117,7 @@ class BasicProvider:
                 self._known.add(digest, found, self._clock.monotonic() + REMEMBER_S)
         return found
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         """Returns why the principal has lapsed, like a guard's, for a principal of this provider; empty: it has not."""
         hashed = self._users.current().get(principal.name)
         same = hashed is not None and hmac.compare_digest(principal.proof, self._proof(hashed))
@@ -139,7 +139,7 @@ class BasicProvider:
             self._guessing.succeeded(keys[1])  # the address keeps its failures: it may have one user of its own
             return
         for key in keys:
-            self._guessing.failed(key, self._clock.monotonic())
+            self._guessing.record_failure(key, self._clock.monotonic())
         raise Unauthenticated("the user or the password is wrong")
 
     def _refuse_guessing(self, keys: tuple[str, str]) -> None:

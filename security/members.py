@@ -77,7 +77,7 @@ class MemberGuard:
         if path in OF_OPERATORS and role != OPERATOR:
             raise Unauthorized(f"{principal} is no operator, and only those may call {path}")
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         return ""  # certificates of members have an end, and no list of revoked ones
 
 

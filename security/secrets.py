@@ -69,7 +69,7 @@ def read_secret(source: str) -> Secret:
     return Secret(read_private(source.removeprefix("file:").removeprefix("//")))
 
 
-def shown(source: str) -> str:
+def source_text(source: str) -> str:
     """Returns what errors and logs name of a source: a person may have written the secret itself where its path
     belongs."""
     if source.startswith("data:"):
@@ -91,9 +91,9 @@ def read_private(path: str, bytes_max: int = SECRET_BYTES_MAX) -> bytes:
                 raise InvalidConfiguration(f"the secret in {path} belongs to another user: chown it, or copy it")
             data = file.read(bytes_max + 1)
     except OSError as error:
-        raise InvalidConfiguration(f"{shown(path)} cannot be read: {error.strerror}") from None
+        raise InvalidConfiguration(f"{source_text(path)} cannot be read: {error.strerror}") from None
     if not data or len(data) > bytes_max:
-        raise InvalidConfiguration(f"{shown(path)} is empty or has more than {bytes_max} bytes: it is no secret")
+        raise InvalidConfiguration(f"{source_text(path)} is empty or has more than {bytes_max} bytes: it is no secret")
     return data
 
 
@@ -128,10 +128,10 @@ class Watched(Generic[T]):
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look_at = now + CHECK_S
-            self._look()
+            self._reload()
         return self._value
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         stamp = _stamp(self._source)
         if stamp == self._stamp:
             return

@@ -106,7 +106,7 @@ class TokenProvider:
             self._known.add(digest, found, found.expires_ms)
         return found
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         """Returns why the principal has lapsed, like a guard's, for a principal of this provider; empty: it has not."""
         known = [hmac.compare_digest(principal.proof, proof) for proof in self._verifier.current().proofs]
         return "" if any(known) else "the key of its token is replaced"

@@ -7,8 +7,8 @@ from the start of a batch is new and is read from its earliest index (Kafka's ru
 **An index is of one incarnation of a topic**: the time when it was made. The JSON names it beside the indexes, under
 `INCARNATIONS`: of a topic by its name, of a partition that was made at another time by its own. A topic of another
 incarnation than the checkpoint's was deleted and made anew, with however many messages: what the query had not read is
-lost (`Lost`), and it goes on at the earliest. Offsets of a Magnetar that named none are read as before: then only a
-topic that is shorter than its offset is known to be another one. Guard: tests/spark/test_identity.py.
+lost (`LostMessages`), and it goes on at the earliest. Offsets of a Magnetar that named none are read as before: then
+only a topic that is shorter than its offset is known to be another one. Guard: tests/spark/test_identity.py.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Range(NamedTuple):
         return self.end - self.first
 
 
-class Lost(NamedTuple):
+class LostMessages(NamedTuple):
     """Messages that a range includes and the topic lacks: it lost them, or was made again without them."""
 
     partition: Partition
@@ -83,10 +83,10 @@ def restarted(start: Index, available: Mapping[Partition, Available], made: Inca
     return {p: at if _why_anew(p, at, available, made) is None else available[p].earliest for p, at in start.items()}
 
 
-def made_anew(start: Index, available: Mapping[Partition, Available], made: Incarnations) -> list[Lost]:
+def made_anew(start: Index, available: Mapping[Partition, Available], made: Incarnations) -> list[LostMessages]:
     """The partitions that `restarted` moves."""
     found = ((p, at, _why_anew(p, at, available, made)) for p, at in sorted(start.items()))
-    return [Lost(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
+    return [LostMessages(p, at, available[p].end, reason) for p, at, reason in found if reason is not None]
 
 
 def _why_anew(p: Partition, at: int, available: Mapping[Partition, Available], made: Incarnations) -> str | None:
@@ -184,7 +184,7 @@ def _bytes_of(there: Available, waiting: int) -> float:
 def ranges(
     start: Index, end: Index, available: Mapping[Partition, Available], begun: Incarnations = UNKNOWN,
     planned: Incarnations = UNKNOWN,
-) -> tuple[list[Range], list[Lost]]:  # fmt: skip
+) -> tuple[list[Range], list[LostMessages]]:  # fmt: skip
     """Returns what can be read between two offsets, and what cannot be read any more. `begun`, `planned`: the
     incarnations that start and end are of.
 
@@ -193,25 +193,25 @@ def ranges(
     is there is that of a batch which was planned before the topic was made again: nothing of it can be read.
     """
     found: list[Range] = []
-    lost: list[Lost] = []
+    lost: list[LostMessages] = []
     for p in sorted(end):
         there = available.get(p)
         first, last = start.get(p, there.earliest if there else 0), end[p]
         if there is not None and differ(planned.get(p, 0), there.incarnation):
             if last > (0 if differ(begun.get(p, 0), planned.get(p, 0)) else start.get(p, 0)):
-                lost.append(Lost(p, first, last, MADE_ANEW))
+                lost.append(LostMessages(p, first, last, MADE_ANEW))
             continue
         if there is None:
             if first < last:
-                lost.append(Lost(p, first, last, "the topic or partition does not exist any more"))
+                lost.append(LostMessages(p, first, last, "the topic or partition does not exist any more"))
             continue
         if last < first or differ(begun.get(p, 0), planned.get(p, 0)):
-            lost.append(Lost(p, first, last, SHORTER if last < first else MADE_ANEW))
+            lost.append(LostMessages(p, first, last, SHORTER if last < first else MADE_ANEW))
             first = there.earliest
         if first < there.earliest and first < last:
-            lost.append(Lost(p, first, there.earliest, "retention removed them before they were read"))
+            lost.append(LostMessages(p, first, there.earliest, "retention removed them before they were read"))
         if last > there.end:
-            lost.append(Lost(p, last, there.end, SHORTER))
+            lost.append(LostMessages(p, last, there.end, SHORTER))
         first, last = max(first, there.earliest), min(last, there.end)
         if first < last:
             found.append(Range(p, first, last, planned.get(p) or there.incarnation))

@@ -161,7 +161,7 @@ class Topics:
         name = self._partitions[partition].full
         return self._run(self._admin.offsets(name, publish_times_ms=(at_ms,))).by_time[0]
 
-    def aborted(self, part: Part, first: int, end: int) -> int:
+    def count_aborted(self, part: Part, first: int, end: int) -> int:
         """Returns how many of the messages `first` … `end - 1` are of aborted transactions: no reader is shown them.
         TopicNotFound."""
         asked = self._admin.offsets(part.name, aborted_in=(first, end), incarnation=part.incarnation)

@@ -215,7 +215,7 @@ class RowBuilder:
         self.values: list[bytes | None] = []
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, entry: Entry, at: int, end: int) -> int:

@@ -156,7 +156,7 @@ class _Shapes:
     def top(self, schema: Any) -> Record:
         kind = schema.get("type") if isinstance(schema, dict) else schema
         if kind not in ("record", "error"):
-            shape = self.of(schema, "the definition", ())
+            shape = self.shape_of(schema, "the definition", ())
             return Record((Field("value", shape),), shape.avro, shape.json, is_single=True)
         fields = self._fields(schema, "", (schema["name"],))
         return Record(fields, self._avro_record(schema, fields), _struct(schema["name"], fields))
@@ -169,7 +169,7 @@ class _Shapes:
             name = each["name"]
             if (other := spelled.setdefault(name.lower(), name)) != name:
                 raise InvalidSchema(f"fields {path}{other!r} and {name!r}: Spark takes them for the same column")
-            shape = self.of(each["type"], f"{path}{name}", around)
+            shape = self.shape_of(each["type"], f"{path}{name}", around)
             found.append(Field(name, shape, "default" in each, each.get("default")))
         if not found:
             raise InvalidSchema(f"{path or 'the record '}has no fields, and Spark has no such column")
@@ -182,7 +182,7 @@ class _Shapes:
         aliases = {"aliases": schema["aliases"]} if "aliases" in schema else {}
         return {"type": "record", "name": schema["name"], "fields": plain, **aliases}
 
-    def of(self, schema: Any, path: str, around: tuple[str, ...]) -> Shape:
+    def shape_of(self, schema: Any, path: str, around: tuple[str, ...]) -> Shape:
         self._types += 1
         if self._types > TYPES_MAX:
             raise InvalidSchema(f"the definition has more than {TYPES_MAX} types: columns of that many are of no use")
@@ -190,7 +190,7 @@ class _Shapes:
             return self._union(schema, path, around)
         if isinstance(schema, str):
             if schema in self._names:
-                return self.of(self._names[schema], path, around)
+                return self.shape_of(self._names[schema], path, around)
             if schema == "bytes":
                 return self._bytes()
             if schema == "null":
@@ -198,13 +198,13 @@ class _Shapes:
             return _PRIMITIVE[schema]
         kind = schema["type"]
         if isinstance(kind, dict | list):
-            return self.of(kind, path, around)
+            return self.shape_of(kind, path, around)
         if kind in ("record", "error"):
             return self._record(schema, path, around)
         if kind == "array":
-            return self._array(self.of(schema["items"], f"{path}[]", around))
+            return self._array(self.shape_of(schema["items"], f"{path}[]", around))
         if kind == "map":
-            return self._map(self.of(schema["values"], f"{path}{{}}", around))
+            return self._map(self.shape_of(schema["values"], f"{path}{{}}", around))
         if kind == "enum":
             return replace(
                 _PRIMITIVE["string"], json=str | int | float | None, is_plain=not self._json,
@@ -229,7 +229,7 @@ class _Shapes:
         if len(others) != 1:
             several = ", ".join(map(_name_of, others)) or "null alone"
             raise InvalidSchema(f"field {path} is a union of {several}, and a column has one type")
-        shape = self.of(others[0], path, around)
+        shape = self.shape_of(others[0], path, around)
         return replace(shape, avro=[each if each == "null" else shape.avro for each in schema], nullable=True)
 
     def _record(self, schema: Any, path: str, around: tuple[str, ...]) -> Shape:
@@ -273,7 +273,7 @@ class _Shapes:
         if logical in _TIMES and _TIMES[logical][0] == kind:
             _, spark, unit = _TIMES[logical]
             return replace(_PRIMITIVE[kind], spark=spark, unit=unit)
-        return self.of(kind, path, ())
+        return self.shape_of(kind, path, ())
 
     def _decimal(self, schema: Any, kind: str) -> Shape | None:
         """Returns the shape of a decimal. None: it has more digits than Spark, and stays bytes. Avro: a reader that

@@ -155,7 +155,7 @@ class _Task:
         self._loop.run_until_complete(self._txn.prepare(until_s))
         return str(self._txn.id)
 
-    def _done(self, result: Result, _id: object) -> None:
+    def _on_sent(self, result: Result, _id: object) -> None:
         if result is Result.Ok:
             self._stored += 1
         else:
@@ -194,7 +194,7 @@ class _Task:
 
     def _write_values(self, producer: Producer, values: list[bytes | None]) -> None:
         """Writes rows in the common case, at the speed of the SDK: only values."""
-        enqueue, done, extras = producer.enqueue, self._done, self._in_txn
+        enqueue, done, extras = producer.enqueue, self._on_sent, self._in_txn
         for value in values:
             try:
                 enqueue(value, done, extras)
@@ -213,7 +213,7 @@ class _Task:
             topics, _bytes_of(batch, "value"), column("key", _bytes_of), column("partition", _texts_of),
             column("eventTime", _ms_of), column(headers, _texts_of), strict=True,
         )  # fmt: skip
-        known, done = self._producers, self._done
+        known, done = self._producers, self._on_sent
         for topic, value, key, partition, event_time, properties in every:
             producer = known.get((topic, partition)) or self._producer(topic, partition)
             text, raw = _key(key)
@@ -230,7 +230,7 @@ class _Task:
             self._loop.run_until_complete(producer.flush())
             self._check()
             try:
-                producer.enqueue(value, self._done, extras)
+                producer.enqueue(value, self._on_sent, extras)
             except ProducerQueueIsFull:
                 continue
             return

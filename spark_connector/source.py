@@ -122,7 +122,7 @@ def _tasks(
     return tasks
 
 
-def _report(lost: Sequence[decide.Lost], options: SourceOptions) -> None:
+def _report(lost: Sequence[decide.LostMessages], options: SourceOptions) -> None:
     """Raises DataLost, or with failOnDataLoss=false logs a warning, for messages that a query cannot read."""
     if not lost:
         return
@@ -144,7 +144,7 @@ def _read(options: SourceOptions, schema: StructType, partition: InputPartition)
         yield from _rows(options, schema, partition)
     except (TopicNotFound, NoSuchTopic) as error:
         wanted = partition.range
-        _report([decide.Lost(wanted.partition, wanted.first, wanted.end, error.message)], options)
+        _report([decide.LostMessages(wanted.partition, wanted.first, wanted.end, error.message)], options)
 
 
 def _rows(options: SourceOptions, schema: StructType, partition: RangePartition) -> Iterator[pa.RecordBatch]:
@@ -167,7 +167,7 @@ def _rows(options: SourceOptions, schema: StructType, partition: RangePartition)
             if entry.first_index > at:
                 gaps.append((at, entry.first_index))
             at = builder.add(entry, at, wanted.end)
-            if builder.full:
+            if builder.is_full:
                 yield builder.finish()
     if at < wanted.end:
         gaps.append((at, wanted.end))
@@ -221,7 +221,7 @@ def _look_at_gaps(options: SourceOptions, asked: Topics, task: RangePartition, g
     lost. Raises DataLost, or warns."""
     first, end = gaps[0][0], gaps[-1][1]
     missing = sum(after - at for at, after in gaps)
-    lost = missing - asked.aborted(task.part, first, end)
+    lost = missing - asked.count_aborted(task.part, first, end)
     if lost <= 0:
         return
     topic, number = task.range.partition

@@ -46,8 +46,8 @@ def walks(request: pytest.FixtureRequest) -> Callable[[int], range]:
 
 
 LONGEST = (
-    "tests/spark/", "tests/docs/test_commands.py", "tests/docs/test_examples.py", "tests/cli/", "tests/chaos/",
-    "tests/client/outbox/", "tests/pairs/",
+    "tests/spark/", "tests/docs/test_commands.py", "tests/docs/test_examples.py", "tests/cli/test_demo.py",
+    "tests/chaos/", "tests/client/outbox/", "tests/pairs/",
 )  # fmt: skip
 """Where tests of a minute are: they begin, and no worker is alone with one in the end."""
 HOUSE = "tests/docs/", "tests/test_"

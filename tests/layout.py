@@ -167,13 +167,6 @@ def absolute_imports_of_ours(module: Module) -> Iterator[ast.stmt]:
             yield node
 
 
-def functions(module: Module) -> Iterator[tuple[str, int, int]]:
-    """(name, first line, lines) of each function and method."""
-    for node in module.nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, node.lineno, (node.end_lineno or node.lineno) - node.lineno + 1
-
-
 def symbols(tree: ast.Module) -> set[str]:
     """What a module defines, dotted: "Journal", "Journal.append", "Journal.capacity", "LIMIT"."""
     found: set[str] = set()

@@ -67,7 +67,7 @@ async def serve(directory: str, settings: dict[str, Any]) -> int:
     from magnetar.bookie.server import Bookie, BookieConfig
     from magnetar.bookie.store.store import StoreConfig
     from magnetar.metadata.sqlite import SqliteStore
-    from magnetar.runtime.process import real_world, settle
+    from magnetar.runtime.process import freeze_objects, real_world
 
     world = real_world()
     metadata = await SqliteStore.open(world, ":memory:")
@@ -75,7 +75,7 @@ async def serve(directory: str, settings: dict[str, Any]) -> int:
     bookie = await Bookie.start(world, BookieConfig(data=directory, store=StoreConfig(**settings)), metadata.session())
     if sparse:
         await _fill(bookie.store, sparse)
-    settle()  # as servers do
+    freeze_objects()  # as servers do
     print("ready", bookie.id, bookie.endpoint, flush=True)
     ended, compact = asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_reader(0, lambda: (compact if os.read(0, 4096) else ended).set())
@@ -273,10 +273,10 @@ def store_latency(options: Options) -> Run:
     """p99 of an add at half the highest rate, with checkpoints and compaction running, by p99 without: a ratio."""
 
     async def main(directory: str) -> Run:
-        from magnetar.runtime.process import settle
+        from magnetar.runtime.process import freeze_objects
 
         contents = payloads(options.size, options.seed, max(1, (4 << 20) // options.size))
-        settle()  # the load too: its own pauses are no latency of the bookie
+        freeze_objects()  # the load too: its own pauses are no latency of the bookie
         rate = await _highest_rate(os.path.join(directory, "highest"), contents) / 2
         samples: dict[str, list[float]] = {"quiet": [], "busy": []}
         for name in ("quiet", "busy", "busy", "quiet"):  # what else the machine does meets both alike

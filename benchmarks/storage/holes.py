@@ -133,7 +133,7 @@ def single(acks: int) -> dict[str, float]:
     for count, (ledger_id, entries) in enumerate(requests):
         cursor.ack_set(ledger_id, BitMap.deserialize(entries))
         if count % 1000 == 0:
-            log.confirmed(log.plan(cursor, count + 1))
+            log.on_write_confirmed(log.plan(cursor, count + 1))
     write = log.plan(cursor, len(requests) + 1)
     seconds = time.process_time() - begin
     assert cursor.hole_entries == acks

@@ -245,11 +245,11 @@ async def _add(store: Store, ledger: int, entry: int, payload: bytes) -> None:
 async def _open(directory: str, **settings: Any) -> tuple[World, Store]:
     from magnetar.bookie.store.loading import StoreConfig
     from magnetar.bookie.store.store import Store
-    from magnetar.runtime.process import real_world, settle
+    from magnetar.runtime.process import freeze_objects, real_world
 
     world = real_world()
     store = await Store.open(world, directory, UUID, StoreConfig(**settings))
-    settle()  # as servers do
+    freeze_objects()  # as servers do
     return world, store
 
 

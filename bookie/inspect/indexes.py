@@ -33,7 +33,7 @@ class Group(NamedTuple):
     header: GroupHeader
 
     @property
-    def end(self) -> int:
+    def end_offset(self) -> int:
         return self.offset + GROUP_HEADER_BYTES + self.header.heads_bytes + self.header.tables_bytes
 
 
@@ -55,7 +55,7 @@ class IndexFile:
         self.file = file
         ends = snapshot.ends(log)
         self.end = file.size() if ends is None else ends[1]
-        if not snapshot.committed(log):
+        if not snapshot.is_committed(log):
             self.end = 0
 
     def groups(self, start: int = FILE_HEADER_BYTES) -> Iterator[Group | Damage]:
@@ -70,9 +70,9 @@ class IndexFile:
                 group = self._next_group(offset + 1)
             if group is None:
                 return
-            if group.end > start:
+            if group.end_offset > start:
                 yield group
-            offset = group.end
+            offset = group.end_offset
         if offset < self.end:
             yield Damage(self.file.path, offset, f"the file ends here and should be {self.end} bytes long")
 
@@ -83,7 +83,7 @@ class IndexFile:
         if header is None:
             return None
         group = Group(self.log, offset, header)
-        if group.end > self.end:
+        if group.end_offset > self.end:
             return None
         crc = crc32c(data[: GROUP_HEADER_BYTES - 4], *self._heads(group))
         return group if crc == header.crc else None
@@ -135,7 +135,7 @@ def open_index(snapshot: Snapshot, log: int) -> IndexFile | Damage | Gone:
     file = open_file(snapshot, path)
     if file is not None:
         return IndexFile(snapshot, log, file)
-    has_log = snapshot.committed(log) and snapshot.files.exists(path.removesuffix(INDEX_SUFFIX) + LOG_SUFFIX)
+    has_log = snapshot.is_committed(log) and snapshot.files.exists(path.removesuffix(INDEX_SUFFIX) + LOG_SUFFIX)
     return Damage(path, 0, "the index is missing, and its log is there") if has_log else Gone(path)
 
 

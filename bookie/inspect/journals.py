@@ -30,7 +30,7 @@ from ..format.journal import (
 )
 from ..store.boot import JOURNAL
 from ..store.journal.segments import FILLING, SPARE, SUFFIX, journal_name
-from .snapshot import Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, take, windows
+from .snapshot import Damage, Gone, Readable, Snapshot, header_of, numbers, open_file, take_snapshot, windows
 
 _MAGIC = BLOCK_MAGIC.to_bytes(4, "big")
 
@@ -44,7 +44,7 @@ class Block(NamedTuple):
     records: list[JournalRecord]
 
     @property
-    def end(self) -> int:
+    def end_offset(self) -> int:
         return self.offset + self.header.padded_bytes
 
     def places(self) -> Iterator[tuple[int, JournalRecord]]:
@@ -92,7 +92,7 @@ def missing(snapshot: Snapshot) -> Iterator[Damage]:
     there = journals(snapshot)
     for number in range(snapshot.mark.journal, max(there, default=snapshot.mark.journal) + 1):
         if number not in there:
-            mark = take(snapshot.files, snapshot.directory).mark
+            mark = take_snapshot(snapshot.files, snapshot.directory).mark
             if mark is None or mark.journal <= number:
                 path = snapshot.path(JOURNAL, journal_name(number))
                 yield Damage(path, 0, "this journal is missing, and the mark or its neighbours need it")
@@ -140,7 +140,7 @@ def _walk(snapshot: Snapshot, file: Readable, header: FileHeader, offset: int) -
             offset = offset_
             continue
         yield block
-        offset = block.end
+        offset = block.end_offset
 
 
 def _block_header(file: Readable, header: FileHeader, offset: int) -> BlockHeader | None:

@@ -21,7 +21,7 @@ from ..format.ledger_index import MAGIC, RECORD_BYTES, LedgerState, State, Tombs
 from ..store.boot import LEDGERS
 from ..store.index_files import SUFFIX, name
 from ..store.state_log import StateLog
-from .snapshot import WINDOW_BYTES, Damage, Readable, Snapshot, header_of, numbers, open_file, take, windows
+from .snapshot import WINDOW_BYTES, Damage, Readable, Snapshot, header_of, numbers, open_file, take_snapshot, windows
 
 WINDOW = 100_000
 _TRIES = 3
@@ -98,7 +98,7 @@ def _open(snapshot: Snapshot) -> tuple[Readable, int] | Damage:
         file = open_file(snapshot, path)
         if file is not None:
             return file, file.size() if end is None else end
-        snapshot = take(snapshot.files, snapshot.directory)
+        snapshot = take_snapshot(snapshot.files, snapshot.directory)
     return Damage(path, 0, "the ledger index is missing")
 
 

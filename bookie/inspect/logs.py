@@ -22,7 +22,7 @@ from ..store.entrylog.files import log_name
 from ..store.index import ExtentPlace
 from .indexes import extents, index_path
 from .ledgers import overview
-from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, open_file, take, windows
+from .snapshot import WINDOW_BYTES, Damage, Gone, Readable, Snapshot, header_of, open_file, take_snapshot, windows
 
 _RECORD = re.compile(rb"(?=\x00(?!\x00\x00[\x00-\x23])[\x00-\x80].{6}[\x00-\x7f].{7}[\x00-\x7f])", re.S)
 """Matches the first bytes of a record: a length of 36 bytes to 8 MiB, a checksum, and two ids that are not negative."""
@@ -61,9 +61,9 @@ def absent(snapshot: Snapshot, log: int) -> Damage | Gone:
     Tombstones that are in the journal alone are not known here: until the next checkpoint such a log counts as missing.
     """
     path, index = log_path(snapshot, log), index_path(snapshot, log)
-    if not snapshot.committed(log) or not snapshot.files.exists(index):
+    if not snapshot.is_committed(log) or not snapshot.files.exists(index):
         return Gone(path)
-    facts = overview(take(snapshot.files, snapshot.directory)).facts
+    facts = overview(take_snapshot(snapshot.files, snapshot.directory)).facts
     if log in facts.drained or not snapshot.files.exists(index) or snapshot.files.exists(path):
         return Gone(path)
     if all(isinstance(each, ExtentPlace) and each.extent.ledger in facts.tombstones for each in extents(snapshot, log)):
@@ -81,21 +81,21 @@ def walk(snapshot: Snapshot, log: int, start: int = DATA_OFFSET) -> Iterator[Fou
         return
     try:
         header = header_of(snapshot, file, MAGIC, log)
-        if isinstance(header, Damage) and snapshot.committed(log):
+        if isinstance(header, Damage) and snapshot.is_committed(log):
             yield header
-        end = _end(snapshot, log)
+        end = _end_offset(snapshot, log)
         yield Opened(path, file.size(), file.size() if end is None else end)
         yield from _Walk(file, log, end).records(max(start, DATA_OFFSET))
     finally:
         file.close()
 
 
-def _end(snapshot: Snapshot, log: int) -> int | None:
+def _end_offset(snapshot: Snapshot, log: int) -> int | None:
     """Returns the length that the log must have; None: not known."""
     ends = snapshot.ends(log)
     if ends is not None:
         return ends[0]
-    if not snapshot.committed(log):
+    if not snapshot.is_committed(log):
         return DATA_OFFSET
     last = None
     for found in extents(snapshot, log):

@@ -77,7 +77,7 @@ def picture(snapshot: Snapshot, summary: StoreSummary) -> str:
     ])  # fmt: skip
 
 
-def size(count: int) -> str:
+def size_text(count: int) -> str:
     """Returns a size as text, such as `1.5 GiB`."""
     value, unit = float(count), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
@@ -89,16 +89,16 @@ def _numbers(summary: StoreSummary) -> Iterator[str]:
     dead = sum(log.data_bytes - log.live_bytes for log in summary.logs)
     limbo = "no" if summary.limbo_upto < 0 else f"up to ledger {summary.limbo_upto}"
     facts = {
-        "entry logs": f"{len(summary.logs)}, {size(summary.log_bytes)}",
-        "live in them": size(summary.live_bytes),
-        "dead in them": size(dead),
-        "journals": f"{len(summary.journals)}, {size(sum(each.bytes for each in summary.journals))}",
-        "spare segments": size(summary.spare_bytes),
+        "entry logs": f"{len(summary.logs)}, {size_text(summary.log_bytes)}",
+        "live in them": size_text(summary.live_bytes),
+        "dead in them": size_text(dead),
+        "journals": f"{len(summary.journals)}, {size_text(sum(each.bytes for each in summary.journals))}",
+        "spare segments": size_text(summary.spare_bytes),
         "ledgers": f"{summary.ledgers:,}",
         "deleted (intervals)": f"{summary.tombstones:,}",
         "quarantined (intervals)": f"{summary.quarantined:,}",
         "limbo": limbo,
-        "ledger index": size(summary.ledger_index_bytes),
+        "ledger index": size_text(summary.ledger_index_bytes),
     }
     yield "<dl>"
     for name, value in facts.items():
@@ -128,7 +128,7 @@ def _logs(logs: list[LogSummary]) -> Iterator[str]:
     for log in logs:
         bad = f', <span class="bad">{len(log.damages)} damaged</span>' if log.damages else ""
         yield (
-            f'<div class="row" id="log-{log.log}"><p>log {log.log}, {escape(log.state)}: {size(log.bytes)}, '
+            f'<div class="row" id="log-{log.log}"><p>log {log.log}, {escape(log.state)}: {size_text(log.bytes)}, '
             f"{100 * log.live_share:.0f} % live, held by {log.live_ledgers:,} of {log.ledgers:,} ledgers{bad}</p>"
         )
         yield _bar(f"log {log.log}", _pieces(log), largest) + "</div>"
@@ -139,15 +139,17 @@ def _pieces(log: LogSummary) -> list[Piece]:
     holders = [holder for holder in log.holders if holder.live and live]
     shown = sum(holder.bytes for holder in holders)
     pieces = [
-        Piece("live-a" if i % 2 == 0 else "live-b", holder.bytes, f"ledger {holder.ledger}: {size(holder.bytes)}")
+        Piece("live-a" if i % 2 == 0 else "live-b", holder.bytes, f"ledger {holder.ledger}: {size_text(holder.bytes)}")
         for i, holder in enumerate(holders)
     ]
     others = log.live_ledgers - len(holders)
-    pieces.append(Piece("rest", log.live_bytes - shown, f"{others:,} other ledgers: {size(log.live_bytes - shown)}"))
+    pieces.append(
+        Piece("rest", log.live_bytes - shown, f"{others:,} other ledgers: {size_text(log.live_bytes - shown)}")
+    )
     dead = log.data_bytes - log.live_bytes
-    pieces.append(Piece("dead", dead, f"dead: {size(dead)}"))
+    pieces.append(Piece("dead", dead, f"dead: {size_text(dead)}"))
     room = max(log.bytes - log.data_bytes, 0)
-    pieces.append(Piece("room", room, f"no records: {size(room)}"))
+    pieces.append(Piece("room", room, f"no records: {size_text(room)}"))
     return pieces
 
 
@@ -161,12 +163,12 @@ def _journals(snapshot: Snapshot, journals: list[JournalSummary]) -> Iterator[st
         marked = f", the mark at {offset:,}" if each.journal == number else ""
         bad = f', <span class="bad">{len(each.damages)} damaged</span>' if each.damages else ""
         yield (
-            f'<div class="row" id="journal-{each.journal}"><p>journal {each.journal}: {size(each.bytes)}, '
+            f'<div class="row" id="journal-{each.journal}"><p>journal {each.journal}: {size_text(each.bytes)}, '
             f"written up to {each.end:,}{marked}{bad}</p>"
         )
         pieces = [
-            Piece("dead", before, f"before the mark: {size(before)} are in entry logs"),
-            Piece("live-a", each.end - before, f"after the mark: {size(each.end - before)} would be replayed"),
+            Piece("dead", before, f"before the mark: {size_text(before)} are in entry logs"),
+            Piece("live-a", each.end - before, f"after the mark: {size_text(each.end - before)} would be replayed"),
             Piece("room", max(each.bytes - each.end, 0), "not written yet"),
         ]
         yield _bar(f"journal {each.journal}", pieces, largest, offset if each.journal == number else None) + "</div>"
@@ -182,8 +184,8 @@ def _ledgers(logs: list[LogSummary]) -> Iterator[str]:
     yield '<p class="faint">Their bytes in the logs of which they are among the largest holders.</p>'
     for each in largest:
         what = "live" if each.live else "deleted"
-        yield f'<div class="row" id="ledger-{each.ledger}"><p>ledger {each.ledger}: {size(each.bytes)}, {what}</p>'
-        piece = Piece("live-a" if each.live else "dead", each.bytes, f"{what}: {size(each.bytes)}")
+        yield f'<div class="row" id="ledger-{each.ledger}"><p>ledger {each.ledger}: {size_text(each.bytes)}, {what}</p>'
+        piece = Piece("live-a" if each.live else "dead", each.bytes, f"{what}: {size_text(each.bytes)}")
         yield _bar(f"ledger {each.ledger}", [piece], largest[0].bytes) + "</div>"
 
 

@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 
 from ...proto.errors import InvalidRequest, NewerFormat, NotFound
 from ...proto.names import whole
-from ...runtime.files import File, Files, join
+from ...runtime.files import File, Files, join_path
 from ..format import cookie as cookie_format
 from ..format import mark as mark_format
 from ..format import mark as note
@@ -43,7 +43,8 @@ from ..store.identity import COOKIE
 from ..store.journal.replay import Damage
 
 __all__ = [
-    "Damage", "Gone", "Readable", "Snapshot", "header_of", "numbers", "open_file", "open_logs", "take", "windows",
+    "Damage", "Gone", "Readable", "Snapshot", "header_of", "numbers", "open_file", "open_logs", "take_snapshot",
+    "windows",
 ]  # fmt: skip
 
 WINDOW_BYTES = 1 << 20
@@ -79,13 +80,13 @@ class Snapshot(NamedTuple):
     reasons: tuple[str, ...] = ()  # why it is in limbo, as its starts found (store/state_log.py)
 
     def path(self, *names: str) -> str:
-        return join(self.directory, *names)
+        return join_path(self.directory, *names)
 
     def ends(self, log: int) -> tuple[int, int] | None:
         """Returns (log end, index end) of a log that is being written; None: all of its files counts."""
         return None if self.mark is None else open_logs(self.mark).get(log)
 
-    def committed(self, log: int) -> bool:
+    def is_committed(self, log: int) -> bool:
         """Whether the mark knows the log; one that it does not know yet belongs to a checkpoint that has not ended."""
         return self.mark is None or log <= self.mark.last_log
 
@@ -95,20 +96,20 @@ def open_logs(mark: Mark) -> dict[int, tuple[int, int]]:
     return {each.number: (each.log_end, each.index_end) for each in (mark.hot, mark.cold) if each.number}
 
 
-def take(files: Files, directory: str) -> Snapshot:
+def take_snapshot(files: Files, directory: str) -> Snapshot:
     """Takes a snapshot of a bookie's directory. NotFound if it is not a bookie's."""
     if not files.exists(directory):
         raise NotFound(f"there is no directory {directory}")
     names = files.list_directory(directory)
     if not {COOKIE, MARK, boot.JOURNAL, boot.ENTRIES, boot.LEDGERS} & set(names):
-        inner = [name for name in names if files.exists(join(directory, name, COOKIE))]
-        hint = f"; did you mean {join(directory, inner[0])}?" if inner else ": it has neither cookie nor mark"
+        inner = [name for name in names if files.exists(join_path(directory, name, COOKIE))]
+        hint = f"; did you mean {join_path(directory, inner[0])}?" if inner else ": it has neither cookie nor mark"
         raise NotFound(f"{directory} is not the data directory of a bookie{hint}")
     damages: list[Damage] = []
-    cookie = _cookie(files, join(directory, COOKIE), damages)
+    cookie = _cookie(files, join_path(directory, COOKIE), damages)
     uuid = uuids.UUID(cookie.bookie).bytes if cookie is not None else b""
-    mark, count, uuid = _mark(files, join(directory, MARK), uuid, damages)
-    reasons = _reasons(files, join(directory, losses.LIMBO), damages)
+    mark, count, uuid = _mark(files, join_path(directory, MARK), uuid, damages)
+    reasons = _reasons(files, join_path(directory, losses.LIMBO), damages)
     return Snapshot(files, directory, uuid or bytes(16), cookie, mark, count, damages, reasons)
 
 

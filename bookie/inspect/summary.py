@@ -101,7 +101,7 @@ def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | G
     sums = _Sums(facts)
     if isinstance(opened, Damage):
         damages.append(opened)
-    elif snapshot.committed(log):
+    elif snapshot.is_committed(log):
         try:
             sums.add(opened, damages)
         finally:
@@ -114,7 +114,7 @@ def log_summary(snapshot: Snapshot, log: int, facts: StateLog) -> LogSummary | G
 
 
 def _state(snapshot: Snapshot, log: int, facts: StateLog) -> str:
-    if not snapshot.committed(log):
+    if not snapshot.is_committed(log):
         return "not committed"
     if log in facts.drained:
         return "drained"
@@ -178,7 +178,7 @@ def journal_summary(snapshot: Snapshot, number: int) -> JournalSummary | Gone:
             case journals.Opened():
                 size = found.bytes
             case journals.Block():
-                end = found.end
+                end = found.end_offset
             case Damage():
                 damages.append(found)
             case Gone():

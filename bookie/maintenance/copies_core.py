@@ -143,7 +143,7 @@ def _changed(mark: UnderReplicatedRecord, bookies: dict[str, str], in_recovery: 
     )
 
 
-def failed(
+def record_failure(
     mark: UnderReplicatedRecord, stuck: Stuck, error: str, now_ms: int, retry_min_s: float, retry_max_s: float
 ) -> UnderReplicatedRecord:
     """Returns the mark after a try that did not make the ledger whole: the next try waits twice as long as the one
@@ -373,7 +373,7 @@ def decide(look: Look, tried: bool, open_grace_s: float) -> Step:
 # ----------------------------------------------------------------------------------------------------- pace_core
 # How fast a worker may copy: a bucket of bytes that fills with the time. Pure.
 #
-# `take` charges what was read and says how long to wait before more is read. The bucket holds at most `BURST_S` of the
+# `spend` charges what was read and says how long to wait before more is read. The bucket holds at most `BURST_S` of the
 # rate and may go below zero, so a batch is never split and the mean is kept.
 # Guards: tests/bookie/maintenance/test_pace.py.
 
@@ -390,7 +390,7 @@ class Pace:
         self._tokens = bytes_per_s * BURST_S
         self._at = 0.0
 
-    def take(self, now: float, size: int) -> float:
+    def spend(self, now: float, size: int) -> float:
         """Seconds to wait."""
         if not self.bytes_per_s:
             return 0.0

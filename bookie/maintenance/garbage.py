@@ -39,7 +39,7 @@ from ...metadata import paths, records
 from ...metadata.store import MetadataStore, ledgers_in
 from ...proto.errors import Busy, MagnetarError, NewerFormat
 from ...runtime.clock import Clock
-from ...runtime.files import join
+from ...runtime.files import join_path
 from ...runtime.network import World
 from ..format import mark as note
 from ..format.journal import Damaged
@@ -124,7 +124,7 @@ class Schedule:
         await self._worker.close()
 
     def _read(self) -> Times | None:
-        path = join(self._directory, NOTE)
+        path = join_path(self._directory, NOTE)
         if not self._world.files.exists(path):
             return None
         try:
@@ -278,7 +278,7 @@ class Collector:
             "gc_doubtful": self._doubtful, "gc_unexplained": len(self._unexplained),
         }  # fmt: skip
 
-    async def keep(self) -> None:
+    async def run_forever(self) -> None:
         """Collects garbage for ever. The first pass comes one interval after the start: clients that waited for the
         bookie are served first."""
         await asyncio.sleep(self._schedule.pass_s)

@@ -5,7 +5,7 @@ serves. Ledgers up to `upto` are fenced here for ever, because a fence may be am
 UNKNOWN and therefore no vote to end a ledger (invariants 11, 17), and so is their LAC. Later ledgers are not concerned:
 the registration has `limbo` and `fenced_upto`, new ledgers get larger ids, and may be placed here.
 
-`LimboExit.keep` leaves limbo. It makes passes. A pass restores every ledger up to `upto`
+`LimboExit.run` leaves limbo. It makes passes. A pass restores every ledger up to `upto`
 (bookie/maintenance/restore.py), `PARALLEL` at a time. When all are whole, the bookie leaves limbo, durably with a
 checkpoint, and registers that. Otherwise the next pass begins after `limbo_pause_s`, with the ledgers that remain. Each
 pass logs once what blocks it. Bookies that are away return; a ledger whose only copy was here does not. Then an
@@ -70,7 +70,7 @@ class LimboExit:
         """Returns the largest ledger in limbo; -1: the bookie is not in limbo."""
         return self._store.descriptors.limbo_upto
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Returns when limbo is left and the registration says so; at once when the bookie is not in limbo."""
         while self._entered:
             try:
@@ -122,7 +122,7 @@ class LimboExit:
                 self.counters[f"limbo_{name}"] += value
         finally:
             await client.close()
-        self._tell()
+        self._log_blocked()
         return not self.blocked
 
     async def _restore_all(self, restorer: Restorer, wanted: list[int]) -> dict[int, str]:
@@ -139,7 +139,7 @@ class LimboExit:
         await together((work() for _ in range(PARALLEL)), "bookie-limbo")
         return dict(sorted(blocked.items()))
 
-    def _tell(self) -> None:
+    def _log_blocked(self) -> None:
         if not self.blocked:
             return
         some = "; ".join(list(self.blocked.values())[:REASONS_LOGGED_MAX])

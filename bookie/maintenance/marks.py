@@ -147,7 +147,7 @@ async def unmark(store: MetadataStore, ledger_id: int, version: int) -> bool:
     return True
 
 
-async def take(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
+async def claim(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
     """Makes the ephemeral node one's own; False: another process has it. An unknown outcome is read again, by its
     token.
 

@@ -114,7 +114,7 @@ class Auditor:
         try:
             while True:
                 try:
-                    if await marks.take(self._metadata, paths.REPAIR_AUDITOR, self._node):
+                    if await marks.claim(self._metadata, paths.REPAIR_AUDITOR, self._node):
                         _LOG.info("%s is the auditor", self._node.name)
                         await self._serve()
                 except MagnetarError as error:
@@ -172,7 +172,7 @@ class Auditor:
         while holds:
             try:
                 if await marks.enabled(self._metadata):
-                    await self._look()
+                    await self._survey()
                 holds = await marks.holds(self._metadata, paths.REPAIR_AUDITOR, self._node)
             except MagnetarError as error:
                 if not error.retryable:
@@ -182,7 +182,7 @@ class Auditor:
             await asyncio.sleep(self._config.audit_interval_s)
         _LOG.warning("%s is not the auditor any more", self._node.name)
 
-    async def _look(self) -> None:
+    async def _survey(self) -> None:
         available = await marks.available(self._metadata)
         departing = await marks.departing(self._metadata)
         now = self._clock.monotonic()
@@ -298,7 +298,7 @@ class Auditor:
         gone = self._gone or {}
         reports: dict[tuple[int, str], tuple[tuple[int, int], ...]] = {}
 
-        async def look(ledger: int) -> None:
+        async def look_at_ledger(ledger: int) -> None:
             found = await marks.damaged(self._metadata, ledger)
             new = [bookie for bookie in found if self._reports.get((ledger, bookie)) != found[bookie].ranges]
             if new:
@@ -308,7 +308,7 @@ class Auditor:
             if lost:
                 await self._drop_reports(ledger, lost)
 
-        await self._each(await marks.listed(self._metadata, paths.DAMAGED), look)
+        await self._each(await marks.listed(self._metadata, paths.DAMAGED), look_at_ledger)
         self._reports = reports
 
     async def _drop_reports(self, ledger: int, lost: Iterable[str]) -> None:
@@ -379,7 +379,7 @@ class Auditor:
             there = (self._available or {}).get(bookie)
             answer = None
             if there is not None and not there.limbo:
-                answer = await self._copier.held(record, bookie, final.first, final.last)
+                answer = await self._copier.find_held(record, bookie, final.first, final.last)
             held[final.first, bookie] = answer
         return {gap.bookie: RepairReason.INCOMPLETE for gap in gaps(record, gone, held) if not gap.gone}
 
@@ -419,7 +419,7 @@ class Repair:
         self.worker = Worker(world, metadata, client, config, self.name, token)
 
     async def run(self) -> None:
-        await self._client.bookies.ready()
+        await self._client.bookies.wait_listed()
         await together([self.auditor.run(), self.worker.run()], "repair")
 
     def statistics(self) -> dict[str, int]:
@@ -446,7 +446,7 @@ class RepairKeeper:
         self._repair: Repair | None = None
         self._past = dict.fromkeys(COUNTERS, 0)
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Runs repair for ever; returns at once if this process takes no part."""
         while self._config.enabled:
             metadata = self._metadata()

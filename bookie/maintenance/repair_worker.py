@@ -64,10 +64,10 @@ from .copies_core import (
     Unmark,
     Wait,
     decide,
-    failed,
     gone_now,
     in_last_fragment,
     lacking,
+    record_failure,
     to_ask,
     unsettled,
     waits_s,
@@ -168,7 +168,7 @@ class Copier:
         self.counters = {"repair_entries": 0, "repair_bytes": 0}
 
     # ------------------------------------------------------------------------------ asking
-    async def held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> Intervals | None:
+    async def find_held(self, record: LedgerRecord, bookie: str, first: int, last: int) -> Intervals | None:
         """Returns which of the entries `first … last` the bookie holds; None if it does not answer."""
         found = Intervals()
         for at in range(first, last + 1, ENTRIES_MAX):
@@ -209,7 +209,7 @@ class Copier:
             batch = [(first, last) for first, last in rest if first <= last] + batch
             entries = [entry for got in read for entry in got]
             size = sum(len(entry.payload) + ENTRY_HEADER.size for entry in entries)
-            wait_s = self._pace.take(self._clock.monotonic(), size)
+            wait_s = self._pace.spend(self._clock.monotonic(), size)
             if wait_s:
                 await asyncio.sleep(wait_s)
             for at in range(0, len(entries), ADDS_MAX):
@@ -240,7 +240,7 @@ class Copier:
             head = encode_add_many(ledger, entries[0].entry, len(entries), record.key, Flags.RECOVERY)
             answer = await self._bookies.ask(target, head, encode_adds(sealed), timeout_s=ASK_TIMEOUT_S)
             if answer is None:
-                self._bookies.failed(target)
+                self._bookies.record_failure(target)
                 raise CopyFailed(Stuck.UNREACHABLE, f"bookie {target} does not answer")
             try:
                 statuses = decode_statuses(*answer, len(entries))
@@ -345,7 +345,7 @@ class Worker:
     async def run(self) -> None:
         """Runs until it is cancelled, or an error of the metadata that is not to be retried: the session is lost."""
         try:
-            await together([self._follow(), self._look_at_all(), self._publish(), self._work()], "repair-worker")
+            await together([self._follow(), self._look_at_all(), self._store_progress(), self._work()], "repair-worker")
         finally:
             await self._tasks.close()
 
@@ -426,7 +426,7 @@ class Worker:
                 self._put_off(ledger, wait_s)
                 return
             path = paths.repair_lock(ledger)
-            if not await marks.take(self._metadata, path, self._lock):
+            if not await marks.claim(self._metadata, path, self._lock):
                 self._put_off(ledger, self._config.poll_interval_s)
                 return
             try:
@@ -460,10 +460,10 @@ class Worker:
         stuck = Wait(Stuck.FAILED, "")
         tried = False
         while True:
-            look = await self._look(ledger, mark)
+            look = await self._examine(ledger, mark)
             step = decide(look, tried, self._config.open_ledger_grace_s)
             if isinstance(step, Unmark):
-                await self._done(ledger, version, step.why)
+                await self._unmark(ledger, version, step.why)
                 return
             if isinstance(step, Wait):
                 stuck = step
@@ -479,7 +479,7 @@ class Worker:
                 stuck = await self._fill(look, step.gaps) or stuck
                 tried = True
                 continue
-            await self._failed(ledger, stuck)
+            await self._record_failure(ledger, stuck)
             return
 
     async def _why_open(self, look: Look, error: MagnetarError) -> Stuck:
@@ -490,7 +490,7 @@ class Worker:
         are_there = set(look.record.fragments[-1].bookies) <= set(await marks.available(self._metadata))
         return Stuck.UNDECIDED if are_there else Stuck.UNREACHABLE
 
-    async def _look(self, ledger: int, mark: UnderReplicatedRecord) -> Look:
+    async def _examine(self, ledger: int, mark: UnderReplicatedRecord) -> Look:
         record = await marks.ledger(self._metadata, ledger)
         available = await marks.available(self._metadata)
         gone = gone_now(mark, available, await marks.departing(self._metadata))
@@ -500,7 +500,7 @@ class Worker:
             damaged = in_last_fragment(record, await marks.damaged(self._metadata, ledger))
             asked = to_ask(record, gone)
             answers = await asyncio.gather(*[
-                self._copier.held(record, bookie, final.first, final.last)
+                self._copier.find_held(record, bookie, final.first, final.last)
                 if bookie in available and not available[bookie].limbo else _silent()
                 for final, bookie in asked
             ])  # fmt: skip
@@ -520,13 +520,13 @@ class Worker:
             before = self._unsettled[ledger] = seen
         return now - before.since
 
-    async def _done(self, ledger: int, version: int, why: str) -> None:
+    async def _unmark(self, ledger: int, version: int, why: str) -> None:
         if await marks.unmark(self._metadata, ledger, version):
             _LOG.info("ledger %d: %s", ledger, why)
             self.counters["repair_ledgers"] += 1
             self._unsettled.pop(ledger, None)
 
-    async def _failed(self, ledger: int, stuck: Wait) -> None:
+    async def _record_failure(self, ledger: int, stuck: Wait) -> None:
         config, now_ms = self._config, self._clock.wall_ms()
         if stuck.why is Stuck.OPEN:  # nothing was tried: the same worker looks again when the grace is over
             self._put_off(ledger, stuck.seconds)
@@ -540,7 +540,7 @@ class Worker:
         def change(current: UnderReplicatedRecord | None) -> UnderReplicatedRecord | None:
             if current is None or stuck.why is Stuck.OPEN:
                 return current
-            return failed(current, stuck.why, stuck.text, now_ms, config.retry_min_s, config.retry_max_s)
+            return record_failure(current, stuck.why, stuck.text, now_ms, config.retry_min_s, config.retry_max_s)
 
         await marks.change_mark(self._metadata, ledger, change)
 
@@ -588,7 +588,7 @@ class Worker:
         return found[gap.slot]
 
     async def _held_at(self, record: LedgerRecord, bookie: str, gap: Gap) -> Intervals:
-        held = await self._copier.held(record, bookie, gap.first, gap.last)
+        held = await self._copier.find_held(record, bookie, gap.first, gap.last)
         if held is None:
             raise CopyFailed(Stuck.UNREACHABLE, f"bookie {bookie} does not answer")
         return held
@@ -609,7 +609,7 @@ class Worker:
         done, total = self.progress.get(ledger, (0, 0))
         self.progress[ledger] = (done + size, max(total, done + size))
 
-    async def _publish(self) -> None:
+    async def _store_progress(self) -> None:
         """Publishes the progress while there is work, and once after."""
         path, said = paths.repair_worker(self._name), None
         counted, at = 0, self._clock.monotonic()

@@ -87,7 +87,7 @@ class Restorer:
         status = self._store.keys.adopt(ledger, record.key) if _placed(record, self._bookie) else Status.OK
         if status is not Status.OK:
             return f"ledger {ledger}: its key here is another one"
-        if not await self._store.settled(ledger):
+        if not await self._store.wait_settled(ledger):
             return f"ledger {ledger}: the disk is full"
         for run in whole:
             self._store.found_whole(ledger, *run)

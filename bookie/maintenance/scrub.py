@@ -34,7 +34,7 @@ from ...metadata.records import DamagedEntriesRecord, DamagedRecord
 from ...metadata.store import UNREADABLE, MetadataStore, readable
 from ...proto.errors import MagnetarError, NewerFormat
 from ...runtime.clock import Clock
-from ...runtime.files import join
+from ...runtime.files import join_path
 from ...runtime.network import World
 from ..format import mark as note
 from ..format.index import Extent
@@ -85,7 +85,7 @@ class Scrubber:
         self._world = world
         self._store = store
         self._directory = directory
-        self._entries = join(directory, boot.ENTRIES)
+        self._entries = join_path(directory, boot.ENTRIES)
         self._uuid = uuid
         self._pass_s = pass_s
         self._mend = mend
@@ -97,7 +97,7 @@ class Scrubber:
         self.rate_min = RATE_MIN
         self.counters = {"scrub_entries": 0, "scrub_bytes": 0, "scrub_damaged": 0, "scrub_tables_mended": 0}
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Runs for ever; returns at once with a `pass_s` of 0."""
         if self._pass_s <= 0:
             return
@@ -124,7 +124,9 @@ class Scrubber:
             place.began_ms = self._world.clock.wall_ms()
         files, entries = self._world.files, self._entries
         logs = self._store.index.logs()
-        sizes = [await self._worker.run(file_size, files, join(entries, log_files.log_name(each))) for each in logs]
+        sizes = [
+            await self._worker.run(file_size, files, join_path(entries, log_files.log_name(each))) for each in logs
+        ]
         self._total_bytes = sum(sizes)
         for number in logs:
             if number >= place.log:
@@ -159,7 +161,7 @@ class Scrubber:
                 return
 
     async def _scrub_extent(self, number: int, extent: Extent) -> None:
-        path = join(self._entries, log_files.log_name(number))
+        path = join_path(self._entries, log_files.log_name(number))
         try:
             walk = await self._worker.run(Walk, self._world.files, path, extent)
         except FileNotFoundError:
@@ -182,7 +184,7 @@ class Scrubber:
         found = await self._store.find_extent(number, extent)
         if found is None or found[1] is not None:
             return
-        path = join(self._entries, log_files.index_name(number))
+        path = join_path(self._entries, log_files.index_name(number))
         if await self._worker.run(mend_table, self._world.files, path, found[0].table_offset, extent, walk):
             _LOG.warning("a table of the index of log %d was damaged and is written again", number)
             self.counters["scrub_tables_mended"] += 1
@@ -232,7 +234,7 @@ class Scrubber:
             await asyncio.sleep(owed / rate)
 
     async def _load(self) -> None:
-        path = join(self._directory, SCRUB)
+        path = join_path(self._directory, SCRUB)
 
         def read() -> ScrubPlace:
             if not self._world.files.exists(path):
@@ -252,7 +254,7 @@ class Scrubber:
             data = note.encode(MAGIC, self._place)
             await self._worker.run(disk.replace, self._world.files, self._directory, SCRUB, data)
 
-    def status(self) -> dict[str, object]:
+    def describe(self) -> dict[str, object]:
         place = self._place
         percent = 100.0 if not self._total_bytes else min(100.0, round(100 * place.bytes / self._total_bytes, 1))
         return {
@@ -267,7 +269,7 @@ class Scrubber:
 class Reports:
     """Stores in the metadata what is quarantined here: one record a ledger, removed when all of it is repaired.
 
-    Readers add to the record the entries that this bookie sent damaged (ledger/damage.py). At the first `tell`, and
+    Readers add to the record the entries that this bookie sent damaged (ledger/damage.py). At the first `store`, and
     then once in LOOK_S, each of these entries is read here. A damaged one is quarantined too, and `adopted` is called:
     the repairer gets it from the peers, which ends quarantine and report. An entry that is whole, or of a ledger that
     is unknown here, is removed from the record.
@@ -281,10 +283,10 @@ class Reports:
         self._reported: dict[int, Ranges] = {}
         self._look_at = 0.0
 
-    async def tell(self, metadata: MetadataStore) -> None:
+    async def store(self, metadata: MetadataStore) -> None:
         """Stores what changed; idempotent, and without a write when nothing changed."""
         if self._clock.monotonic() >= self._look_at:
-            await self._look(metadata)
+            await self._read_stored(metadata)
             self._look_at = self._clock.monotonic() + LOOK_S
         descriptors = self._store.descriptors
         for ledger in sorted({*descriptors.quarantined_ledgers(), *self._reported}):
@@ -300,7 +302,7 @@ class Reports:
             else:
                 self._reported.pop(ledger, None)
 
-    async def _look(self, metadata: MetadataStore) -> None:
+    async def _read_stored(self, metadata: MetadataStore) -> None:
         adopted = False
         for ledger in await marks.listed(metadata, paths.DAMAGED):
             found = await readable(metadata, paths.damaged(ledger, self._bookie), DamagedEntriesRecord)
@@ -335,9 +337,11 @@ class Reports:
 # ------------------------------------------------------------------------------------------------ entry_repairer
 # Repair of quarantined entries: gets a good copy of each from the other bookies (ledger protocol §2.6).
 #
-# The scrubber, compaction and a start quarantine entries, and call `found`. (Compaction deletes the log with the bad
-# record, so that no scrubber finds it again.) `found` reports the entries to the metadata at once and wakes `keep`.
-# `keep` restores each ledger that has quarantined entries (bookie/maintenance/restore.py; it leaves an open ledger to
+# The scrubber, compaction and a start quarantine entries, and call `on_quarantined`. (Compaction deletes the log with
+# the bad
+# record, so that no scrubber finds it again.) `on_quarantined` reports the entries to the metadata at once and wakes
+# `run`.
+# `run` restores each ledger that has quarantined entries (bookie/maintenance/restore.py; it leaves an open ledger to
 # its writer), and makes a checkpoint, which ends the quarantine and with it the report. What could not be repaired is
 # tried again after PAUSE_S, then after twice as long each time, up to PAUSE_MAX_S, because each try reads the ledger.
 # Guarded by tests/bookie/maintenance/test_entry_repairer.py.
@@ -361,12 +365,12 @@ class EntryRepairer:
         self._report = report
         self._asked = asyncio.Event()
 
-    def found(self) -> None:
+    def on_quarantined(self) -> None:
         """Starts a repair: entries were quarantined just now."""
         self._report()
         self._asked.set()
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Repairs entries for ever."""
         pause_s = PAUSE_S
         while True:

@@ -41,7 +41,7 @@ from ...metadata import paths
 from ...metadata.records import CounterRecord, Incarnation, IncarnationsRecord
 from ...metadata.store import MetadataStore, get_record, update_record
 from ...proto.errors import InvalidConfiguration
-from ...runtime.files import join
+from ...runtime.files import join_path
 from ...runtime.network import World
 from ..format import mark as note
 from ..store import disk
@@ -64,7 +64,7 @@ class Seen(msgspec.Struct, frozen=True):
     restore: str = ""
 
 
-class Shown(msgspec.Struct, frozen=True):
+class PresentFacts(msgspec.Struct, frozen=True):
     """The present facts of the metadata, and the bookie's own."""
 
     incarnations: tuple[Incarnation, ...]
@@ -81,7 +81,7 @@ class TrustVerdict(enum.Enum):
     RESTORED = "restored from a backup on purpose"
 
 
-def judge(seen: Seen, shown: Shown) -> TrustVerdict:
+def judge(seen: Seen, shown: PresentFacts) -> TrustVerdict:
     """Compares what was seen with what is shown, by the table in the module's docstring."""
     if not _is_behind(seen, shown):
         return TrustVerdict.CURRENT
@@ -89,7 +89,7 @@ def judge(seen: Seen, shown: Shown) -> TrustVerdict:
     return TrustVerdict.RESTORED if restore and restore != seen.restore else TrustVerdict.OLDER
 
 
-def _is_behind(seen: Seen, shown: Shown) -> bool:
+def _is_behind(seen: Seen, shown: PresentFacts) -> bool:
     if seen.ledger >= 0 and (shown.next_id is None or shown.next_id <= seen.ledger):
         return True
     if shown.next_id is not None and shown.next_id <= shown.here:
@@ -109,7 +109,7 @@ def _last_restore(incarnations: tuple[Incarnation, ...]) -> str:
     return next((each.token for each in reversed(incarnations) if each.restored), "")
 
 
-def remember(seen: Seen, shown: Shown, *, restored: bool) -> Seen:
+def remember(seen: Seen, shown: PresentFacts, *, restored: bool) -> Seen:
     """Returns what is remembered after the verdict CURRENT, or RESTORED."""
     last = shown.incarnations[-1] if shown.incarnations else None
     known = -1 if shown.next_id is None else max(shown.next_id - 1, shown.here)
@@ -136,12 +136,12 @@ class Memory:
 
     async def load(self) -> None:
         """Reads the note. Raises Damaged, NewerFormat: without it the metadata cannot be judged."""
-        path = join(self._directory, NOTE)
+        path = join_path(self._directory, NOTE)
         if self._world.files.exists(path):
             data = await self._worker.run(disk.read_file, self._world.files, path)
             self.seen = self._kept = note.decode(data, MAGIC, Seen, path)
 
-    async def look(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
+    async def check_trust(self, metadata: MetadataStore, *, accepted: bool = False) -> None:
         """Compares and remembers. InvalidConfiguration when the metadata is older, unless an operator `accepted` it."""
         shown = await _shown(metadata, self.here())
         verdict = judge(self.seen, shown)
@@ -159,7 +159,7 @@ class Memory:
             )  # fmt: skip
         await self._save(seen)
 
-    async def _raise_counter(self, metadata: MetadataStore, shown: Shown) -> Shown:
+    async def _raise_counter(self, metadata: MetadataStore, shown: PresentFacts) -> PresentFacts:
         least = max(self.seen.ledger, self.here()) + 1
 
         def raised(counter: CounterRecord | None) -> CounterRecord | None:
@@ -187,7 +187,7 @@ class Memory:
         await self._worker.close()
 
 
-async def _shown(metadata: MetadataStore, here: int) -> Shown:
+async def _shown(metadata: MetadataStore, here: int) -> PresentFacts:
     """Reads what the metadata shows, the revision first: the metadata may be started again in between, and a revision
     of the next incarnation would be remembered with the token of this one, which looks like an older copy from then
     on."""
@@ -195,10 +195,10 @@ async def _shown(metadata: MetadataStore, here: int) -> Shown:
     incarnations = await get_record(metadata, paths.INCARNATIONS, IncarnationsRecord)
     counter = await get_record(metadata, paths.LEDGER_IDS, CounterRecord)
     listed = incarnations[0].incarnations if incarnations else ()
-    return Shown(listed, revision, None if counter is None else counter[0].next, here)
+    return PresentFacts(listed, revision, None if counter is None else counter[0].next, here)
 
 
-def _text(seen: Seen, shown: Shown) -> str:
+def _text(seen: Seen, shown: PresentFacts) -> str:
     highest = max(seen.ledger, shown.here)
     return (
         f"the metadata is older than what this bookie saw of it: it gave out ledger ids up to "

@@ -43,7 +43,7 @@ from typing import NamedTuple
 from pyroaring import BitMap64
 
 from ...ledger.peer_format import ENTRY_LAC
-from ...runtime.files import Files, join
+from ...runtime.files import Files, join_path
 from ...runtime.threads import Worker
 from ..format import mark as mark_format
 from ..format.journal import ALIGNMENT, Damaged, ForeignFile, Records, RecordType
@@ -71,7 +71,7 @@ READ_BYTES = 8 << 20
 _ADD = int(RecordType.ADD)
 
 
-class Found(NamedTuple):
+class BootResult(NamedTuple):
     """The result of steps 1 to 4."""
 
     mark: Mark
@@ -84,46 +84,46 @@ class Found(NamedTuple):
     last_log: int
 
 
-def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> Found:
+def inspect(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> BootResult:
     """Takes steps 1 to 4 of a start, in a worker; returns what they found."""
     for name in (JOURNAL, ENTRIES, LEDGERS):
-        disk.make_directories(files, join(directory, name))
+        disk.make_directories(files, join_path(directory, name))
     losses.load()
     mark, count = _read_mark(files, directory, uuid, losses)
-    ledgers = LedgerIndexFile(files, join(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)
-    loaded = ledgers.load(losses.found)
+    ledgers = LedgerIndexFile(files, join_path(directory, LEDGERS), uuid, mark.ledgers_generation, mark.ledgers_end)
+    loaded = ledgers.load(losses.add_loss)
     drained = frozenset(fact.log for fact in loaded.facts if isinstance(fact, Drained))
-    losses.record()
+    losses.write()
     ledgers.tidy()
-    logs = logs_at_boot.Logs(files, join(directory, ENTRIES), uuid, mark, drained, losses)
+    logs = logs_at_boot.Logs(files, join_path(directory, ENTRIES), uuid, mark, drained, losses)
     groups = logs.open()
-    return Found(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
+    return BootResult(mark, count, ledgers, loaded, groups, logs.facts, logs.gone, mark.last_log)
 
 
 def _read_mark(files: Files, directory: str, uuid: bytes, losses: DataLossLog) -> tuple[Mark, int]:
     """Returns (mark, count of marks written); made when there is none, made anew when it cannot be read."""
-    path = join(directory, MARK)
-    numbers = log_files.numbers(files, join(directory, ENTRIES))
-    journals = journal_numbers(files, join(directory, JOURNAL))
+    path = join_path(directory, MARK)
+    numbers = log_files.numbers(files, join_path(directory, ENTRIES))
+    journals = journal_numbers(files, join_path(directory, JOURNAL))
     if files.exists(path):
         try:
             return mark_format.decode_mark(readable(path, lambda: disk.read_file(files, path)), uuid, path)
         except ForeignFile:
             raise
         except Damaged as error:
-            losses.found(str(error))
+            losses.add_loss(str(error))
     elif not numbers and not journals:
         return _create(files, directory, uuid), 1
     else:
-        losses.found(f"{path} is gone, and there are journals or entry logs")
+        losses.add_loss(f"{path} is gone, and there are journals or entry logs")
     position = JournalPosition(min(journals, default=0), ALIGNMENT)
-    generation, end = ledger_index.newest(files, join(directory, LEDGERS))
+    generation, end = ledger_index.newest(files, join_path(directory, LEDGERS))
     return Mark(*position, 0, 0, 0, generation, end, last_log=max(numbers, default=0)), 0
 
 
 def _create(files: Files, directory: str, uuid: bytes) -> Mark:
     """A new store. A first start that was cut short left at most a ledger index."""
-    ledgers = ledger_index.create(files, join(directory, LEDGERS), uuid)
+    ledgers = ledger_index.create(files, join_path(directory, LEDGERS), uuid)
     mark = Mark(0, ALIGNMENT, 0, 0, 0, ledgers.generation, ledgers.end)
     disk.replace(files, directory, MARK, mark_format.encode_mark(mark, uuid, 1))
     return mark
@@ -138,12 +138,12 @@ async def enter_limbo(
     Without a ledger there is nothing to lose: it was a first start that was cut short.
     """
     for reason in known.losses:
-        losses.found(reason)
+        losses.add_loss(reason)
     if end < known.journal:
-        losses.found(f"the journal ends at {tuple(end)}, and it was synced up to {tuple(known.journal)} once")
+        losses.add_loss(f"the journal ends at {tuple(end)}, and it was synced up to {tuple(known.journal)} once")
     if not losses.open:
         return
-    await worker.run(losses.record)
+    await worker.run(losses.write)
     upto = await known.upto()
     if upto >= 0:
         _LOG.error("limbo: entries of ledgers up to %d may be lost: %s", upto, "; ".join(losses.reasons))
@@ -189,7 +189,7 @@ class Replay:
         blocks = await worker.run(reader.read_some, READ_BYTES)
         while blocks or len(reader.damages) > told:
             if len(reader.damages) > told:  # no flush may move the mark past a damage that is not durable as a loss
-                told = await self._tell(reader, told, worker)
+                told = await self._record_damages(reader, told, worker)
             following = worker.run(reader.read_some, READ_BYTES)
             for block in blocks:
                 self._apply(block.records)
@@ -203,11 +203,11 @@ class Replay:
             _LOG.info("replayed %d records, ignored %d bytes of torn tail", self.records, self.torn_bytes)
         return reader.end
 
-    async def _tell(self, reader: JournalReader, told: int, worker: Worker) -> int:
+    async def _record_damages(self, reader: JournalReader, told: int, worker: Worker) -> int:
         damages = list(reader.damages)
         for damage in damages[told:]:
-            self._losses.found(str(Damaged(*damage)))
-        await worker.run(self._losses.record)
+            self._losses.add_loss(str(Damaged(*damage)))
+        await worker.run(self._losses.write)
         return len(damages)
 
     async def _flush(self, end: JournalPosition) -> None:
@@ -255,13 +255,13 @@ class Replay:
         if descriptor is None:
             return None
         self._descriptors.touch(descriptor)
-        return table.of(ledger), descriptor
+        return table.entries_of(ledger), descriptor
 
     def _apply_other(self, kind: RecordType, ledger: int, entry: int, payload: bytes) -> None:
         descriptors = self._descriptors
         if kind is RecordType.TOMBSTONE:
             descriptors.delete(ledger, entry)
-            self._memtable.forget(ledger)
+            self._memtable.discard(ledger)
             return
         if ledger in descriptors.tombstones:
             return  # written before its ledger was deleted

@@ -45,9 +45,9 @@ from ..format.mark import Mark
 from . import disk
 from .entrylog.writer import LogNumbers, LogWriter, TableFlush, Written
 from .index import Index
-from .index_files import Descriptors, LedgerIndexFile, Settled
+from .index_files import Descriptors, IndexContent, LedgerIndexFile
 from .journal.segments import JournalPosition
-from .memtable import RELEASE_SLICE, Memtable, release
+from .memtable import RELEASE_SLICE, Memtable, empty_slowly
 from .state_log import Fact
 
 MARK = "mark"
@@ -104,7 +104,7 @@ class Checkpoint:
         self._whole = True  # no run was cut off
         self._source = Source(lambda: JournalPosition(*self.mark.position))  # of the last run
         self._captured: JournalPosition | None = None
-        self._settled: Settled | None = None
+        self._settled: IndexContent | None = None
         self._release: tuple[dict[int, Any], ...] = ()
         self._next = self.mark
         self._flush: TableFlush | None = None
@@ -157,7 +157,7 @@ class Checkpoint:
         if not table.ledgers:
             return
         flush = TableFlush(self._hot, table)
-        await self._worker.run(flush.begin)
+        await self._worker.run(flush.start)
         written: asyncio.Future[None] | None = None
         while slices := await self._worker.run(flush.next_slices, self._at_once(flush)):
             if written is not None:
@@ -172,14 +172,14 @@ class Checkpoint:
         disk and the interpreter in between; many while the other table fills faster than this one is written, because
         adds wait when it is full."""
         filled = self._memtable.active.size_bytes / self._memtable.bytes_max
-        return SLICES_LAGGING if filled > flush.taken else 1
+        return SLICES_LAGGING if filled > flush.taken_share else 1
 
     async def write_index(self) -> None:
         self._written = None
         if self._flush is not None:
             self._written = await self._worker.run(self._flush.write_index)
-        hot = self._hot.state if self._written is None else self._written.open
-        self._next = self.mark.with_logs(hot, self._cold.state, self._numbers.last)
+        hot = self._hot.committed_state if self._written is None else self._written.open
+        self._next = self.mark.with_logs(hot, self._cold.committed_state, self._numbers.last)
 
     async def write_ledgers(self) -> None:
         unwritten = self._descriptors.unwritten()
@@ -201,12 +201,12 @@ class Checkpoint:
         assert table is not None
         if self._written is not None:
             self._index.add(self._written.group)
-            self._hot.committed()
+            self._hot.on_committed()
             self.counters["flushed_entries"] += table.entries
             self.counters["flushed_bytes"] += table.size_bytes
         self._memtable.drop_flushing()
         assert self._settled is not None
-        self._release = table.ledgers, self._descriptors.written(self._settled)
+        self._release = table.ledgers, self._descriptors.on_written(self._settled)
         self._settled = self._flush = None
         self._captured = None
         self.counters["checkpoints"] += 1
@@ -224,14 +224,14 @@ class Checkpoint:
         """
         table = self._memtable.active
         admitted, allowed = table.entries, 0
-        for _ in release(values):
+        for _ in empty_slowly(values):
             allowed -= RELEASE_SLICE
             if allowed <= 0:
                 await asyncio.sleep(0)
                 admitted, allowed = table.entries, max(RELEASE_SLICE, 2 * (table.entries - admitted))
 
     def _settle(self, released: JournalPosition | None) -> None:
-        self._ledgers.committed(self.mark.ledgers_generation, self.mark.ledgers_end)
+        self._ledgers.on_committed(self.mark.ledgers_generation, self.mark.ledgers_end)
         if released is not None:
             self._source.release(released)
 
@@ -253,14 +253,14 @@ class Checkpoint:
 
     async def _commit(self, moved: Written | None, facts: Sequence[Fact], drop: Collection[int]) -> None:
         generation, end = await self._worker.run(self._ledgers.append, facts)
-        cold = self._cold.state if moved is None else moved.open
-        new = self.mark.with_logs(self._hot.state, cold, self._numbers.last)
+        cold = self._cold.committed_state if moved is None else moved.open
+        new = self.mark.with_logs(self._hot.committed_state, cold, self._numbers.last)
         await self._replace_mark(new._replace(ledgers_generation=generation, ledgers_end=end))
         for fact in facts:
             self._descriptors.apply(fact)
-        self._index.publish(None if moved is None else moved.group, drop)
+        self._index.add_group(None if moved is None else moved.group, drop)
         if moved is not None:
-            self._cold.committed()
+            self._cold.on_committed()
         await self._worker.run(self._settle, None)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, NoReturn
 
 from ...runtime.descriptors import NONE_FREE
-from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join
+from ...runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 NOT_DIRECT = frozenset((errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP))
@@ -68,7 +68,7 @@ def write(files: Files, file: File, buffers: Sequence[Buffer], offset: int) -> i
         fail(files, f"write {file.path}", error)
 
 
-def opened(files: Files, path: str, *, direct: bool = False) -> File:
+def open_file(files: Files, path: str, *, direct: bool = False) -> File:
     """Opens an existing file, to be written."""
     try:
         return files.open(path, direct=direct)
@@ -169,7 +169,7 @@ def replace(files: Files, directory: str, name: str, data: bytes) -> None:
 def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes]) -> int:
     """Replaces a file, like `replace`, with data that comes in slices, each synced when it is written; returns the size
     of all."""
-    temporary = join(directory, name + ".tmp")
+    temporary = join_path(directory, name + ".tmp")
     try:
         file = files.open(temporary, create=True)
     except OSError as error:
@@ -182,7 +182,7 @@ def replace_with(files: Files, directory: str, name: str, slices: Iterable[bytes
             sync(files, file)
     finally:
         file.close()
-    files.rename(temporary, join(directory, name))
+    files.rename(temporary, join_path(directory, name))
     sync_directory(files, directory)
     return size
 

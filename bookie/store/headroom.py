@@ -4,8 +4,9 @@ invariant 24).
 A write that finds no room fails, and none of it counts (store/disk.py). Then, in this order:
 
     a checkpoint, a move     gives up the reserve (headroom.py) and is tried once more (`found_for`)
-    a journal block          its waiters are refused; `keep` gives up the reserve, so that the next blocks find room: by
-                             then they are recovery adds and fences only, because `on_no_space` has ended clients' adds
+    a journal block          its waiters are refused; `ensure` gives up the reserve, so that the next blocks find room:
+                             by then they are recovery adds and fences only, because `on_no_space` has ended clients'
+                             adds
     a start                  gives up the reserve, then the journals that wait for their use, then those that it has
                              replayed and flushed, and begins again
 
@@ -13,7 +14,7 @@ Without a free descriptor the disk is not full (NoDescriptor): the reserve stays
 is made again soon (store.py). `without_descriptor` holds until then, and adds that find memory full do
 not wait for it (bookie/adds.py).
 
-`keep` is called at intervals, and after `on_no_space`: it repeats the write that found no room, and fills the reserve
+`ensure` is called at intervals, and after `on_no_space`: it repeats the write that found no room, and fills the reserve
 when the disk has room for it.
 Guarded by tests/bookie/test_full_disk.py, tests/bookie/test_few_descriptors.py.
 """
@@ -23,7 +24,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from ...runtime.files import Files, join
+from ...runtime.files import Files, join_path
 from ...runtime.threads import Worker
 from ..format import mark as mark_format
 from ..format.journal import Damaged
@@ -37,7 +38,7 @@ from .journal.segments import FILLING, SPARE, SUFFIX, journal_name
 # The reserve: a file of really allocated blocks, given up when the disk is full and something must be written.
 #
 # Compaction, checkpoints, recovery adds and a start need room before they free some. On a disk without any free byte
-# none of them could begin. `give_up` removes the file and so frees its size. From then on the bookie takes no adds of
+# none of them could begin. `release` removes the file and so frees its size. From then on the bookie takes no adds of
 # clients (bookie/disk_monitor.py) until `fill` has allocated the file again.
 #
 #     size = `bytes_min`, or a sixteenth of all entry logs when that is more, up to `bytes_max` (a whole log: the most
@@ -62,7 +63,7 @@ class Reserve:
         self._files = files
         self._directory = directory
         self._entries = entries
-        self._path = join(directory, NAME)
+        self._path = join_path(directory, NAME)
         self._bytes_min = bytes_min
         self._bytes_max = max(bytes_min, bytes_max)
         self.held = False
@@ -76,14 +77,14 @@ class Reserve:
         wanted = min(max(self._bytes_min, int(stored * STORED_SHARE)), self._bytes_max)
         return min(wanted, int(total * SHARE_MAX)) // _PAGE * _PAGE
 
-    def look(self) -> None:
+    def measure(self) -> None:
         """Whether it is there, and as large as what is stored wants it."""
         self.held = self._there() >= self.size_bytes()
 
     def _there(self) -> int:
         return disk.size_of(self._files, self._path) if self._files.exists(self._path) else 0
 
-    def give_up(self) -> bool:
+    def release(self) -> bool:
         """Makes room; False: there was nothing to give up."""
         self.held = False
         if not self._files.exists(self._path):
@@ -103,7 +104,7 @@ class Reserve:
         except disk.NoDescriptor:
             raise
         except disk.NoSpace:
-            self.give_up()
+            self.release()
             return
         self.held = True
 
@@ -159,20 +160,20 @@ class Headroom:
     def reserve_held(self) -> bool:
         return self._reserve.held
 
-    async def keep(self, used_share_max: float) -> bool:
+    async def ensure(self, used_share_max: float) -> bool:
         """Whether there is room, and a reserve, now. The reserve is filled when less of the disk is used then.
         OSError, NoDescriptor: that cannot be said now."""
         if self.no_space:
             await self._make()
             await self._try_again()
-        await self._worker.run(self._reserve.look)
+        await self._worker.run(self._reserve.measure)
         if not self.no_space and not self._reserve.held:
             await self._worker.run(self._reserve.fill, used_share_max)
         return not self.no_space and self._reserve.held
 
     async def _make(self) -> bool:
         """Gives up the reserve; False: there is none."""
-        if not await self._worker.run(self._reserve.give_up):
+        if not await self._worker.run(self._reserve.release):
             return False
         _LOG.warning("the disk is full: the reserve is freed for the writes that must succeed")
         self.on_no_space()
@@ -200,7 +201,7 @@ class Headroom:
             await action()
 
     async def flush(self, checkpoint: Callable[[], Awaitable[None]]) -> None:
-        """Makes a checkpoint; NoSpace, and then it is tried again by `keep`, or NoDescriptor."""
+        """Makes a checkpoint; NoSpace, and then it is tried again by `ensure`, or NoDescriptor."""
         try:
             await self.found_for(checkpoint)
             self.flush_blocked = self.without_descriptor = False
@@ -217,15 +218,15 @@ class Headroom:
 
 def at_start(files: Files, directory: str, uuid: bytes) -> bool:
     """Makes room for a start that found none; False: there is nothing left to give up."""
-    journals = join(directory, JOURNAL)
-    if Reserve(files, directory, directory, 0, 0).give_up():
+    journals = join_path(directory, JOURNAL)
+    if Reserve(files, directory, directory, 0, 0).release():
         return True
     names = files.list_directory(journals) if files.exists(journals) else []
     spares = [name for name in names if name.startswith((SPARE, FILLING))]
     last = [name for name in spares if name.startswith(SPARE)]  # not what this start begins to fill, again and again
     for needless in (spares[1:], _replayed(files, directory, uuid, names), last):
         for name in needless:
-            files.remove(join(journals, name))
+            files.remove(join_path(journals, name))
         if needless:
             return True
     return False
@@ -233,7 +234,7 @@ def at_start(files: Files, directory: str, uuid: bytes) -> bool:
 
 def _replayed(files: Files, directory: str, uuid: bytes, names: list[str]) -> list[str]:
     """The journals that an earlier try of this start replayed and flushed: the mark is after them."""
-    path = join(directory, MARK)
+    path = join_path(directory, MARK)
     if not files.exists(path):
         return []
     try:

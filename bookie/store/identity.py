@@ -24,8 +24,8 @@ that fits counts:
 Order of a start. `claim` locks and judges. Then the store opens: everything that it misses (also a journal that ends
 before the record's position) becomes durable as limbo. Then `complete` counts the start, first in the cookie, then in
 the record. Only then the bookie serves. So a start that is cut short gets the same verdict again, and the cookie is at
-most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call `forget`, `move`
-and `accept_metadata`. One process per directory: the process keeps the lock until it ends.
+most one start ahead. A host that lost its data returns under a new uuid (invariant 25). Operators call `forget_bookie`,
+`move` and `accept_metadata`. One process per directory: the process keeps the lock until it ends.
 Guarded by tests/bookie/test_identity.py.
 """
 
@@ -53,7 +53,7 @@ from ...metadata.store import (
     update_record,
 )
 from ...proto.errors import BadVersion, Busy, InvalidConfiguration, NodeExists, NotFound, Unavailable
-from ...runtime.files import File, Files, join
+from ...runtime.files import File, Files, join_path
 from ...runtime.network import World
 from ..format import cookie as cookie_format
 from ..format.cookie import Cookie
@@ -175,7 +175,7 @@ def judge(facts: BootFacts) -> BootVerdict:
 def lock_directory(files: Files, directory: str) -> File:
     try:
         files.make_directories(directory)
-        return files.lock(join(directory, LOCK))
+        return files.lock(join_path(directory, LOCK))
     except BlockingIOError as error:
         raise Busy(
             f"the data directory {directory} is used by another process; stop that process or give another directory",
@@ -288,13 +288,13 @@ async def note_journal(
 
 
 def _read_cookie(files: Files, directory: str) -> Cookie | None:
-    path = join(directory, COOKIE)
+    path = join_path(directory, COOKIE)
     return cookie_format.decode(disk.read_file(files, path), path) if files.exists(path) else None
 
 
 def _holds_store(files: Files, directory: str) -> bool:
     names = (checkpoint.MARK, boot.JOURNAL, boot.ENTRIES, boot.LEDGERS)
-    return any(files.exists(join(directory, name)) for name in names)
+    return any(files.exists(join_path(directory, name)) for name in names)
 
 
 async def _at_place(metadata: MetadataStore, places: tuple[str, ...], own: str) -> tuple[str, ...]:
@@ -326,13 +326,13 @@ def _text(verdict: BootVerdict, facts: BootFacts, directory: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------ what an operator says
-async def forget(metadata: MetadataStore, bookie: str) -> CookieRecord:
+async def forget_bookie(metadata: MetadataStore, bookie: str) -> CookieRecord:
     """Forgets a bookie whose data is lost for good: a new bookie may take its place, and its directory never starts
     again.
 
     NotFound; Busy while it is registered, or starts. Ledgers on it keep their records and have one copy less. A bookie
     registers only while its cookie exists (registration.py), and the cookie is deleted only while no bookie is
-    registered: so of a `forget` and a start at the same moment one fails.
+    registered: so of a `forget_bookie` and a start at the same moment one fails.
     """
     record = await _stopped(metadata, bookie)
     if not await delete_cookie(metadata, bookie):

@@ -6,8 +6,8 @@
 
 A group (one flush, or one round of compaction) is sorted by ledger, so that pages of a ledger are found by bisection.
 The index is a multimap of copies: an entry may be in several extents (replayed after a crash, copied by compaction);
-every good copy counts. `publish` adds a group and drops logs in one synchronous step, so that a reader sees a flush, a
-compaction or a deletion whole. It increments `generation`, by which a reader detects the change.
+every good copy counts. `add_group` adds a group and drops logs in one synchronous step, so that a reader sees a flush,
+a compaction or a deletion whole. It increments `generation`, by which a reader detects the change.
 
 This module reads no file: `lookup` says which pages are missing, search.py loads them in the read worker.
 Guarded by tests/bookie/store/test_index.py.
@@ -149,7 +149,7 @@ class Group:
     """The part of a group of `log` that stays in memory; it begins at `offset` of the index file and is made in a
     worker.
 
-    Extents ascend by ledger. `Group(log, offset, extents)`, or `Group.begin` and `feed` with the heads' bytes
+    Extents ascend by ledger. `Group(log, offset, extents)`, or `Group.start` and `feed` with the heads' bytes
     in slices of whole pages.
     """
 
@@ -168,7 +168,7 @@ class Group:
             self.feed(encode_heads(extents))
 
     @classmethod
-    def begin(cls, log: int, offset: int, extents: int) -> Group:
+    def start(cls, log: int, offset: int, extents: int) -> Group:
         """Returns a group of `extents` extents; all its heads must be fed."""
         group = cls(log, offset)
         group._tables_offset += extents * HEAD_BYTES
@@ -197,7 +197,7 @@ class Group:
             self._tables_offset += 4 * (2 * sum(columns.entries[first : first + count]) + count)
 
     @property
-    def end(self) -> int:
+    def end_offset(self) -> int:
         """Returns where the group's last table ends."""
         return self._tables_offset
 
@@ -300,9 +300,9 @@ class Index:
 
     # ------------------------------------------------------------------------------------ changes
     def add(self, group: Group) -> None:
-        self.publish(group, ())
+        self.add_group(group, ())
 
-    def publish(self, group: Group | None, drop: Collection[int]) -> None:
+    def add_group(self, group: Group | None, drop: Collection[int]) -> None:
         """Makes a new group visible and logs vanish, in one synchronous step."""
         if group is not None and group.extents:
             log = self._logs.get(group.log)
@@ -344,7 +344,7 @@ class Index:
             return known
         return Missing(log, ledger, groups, pages, known)
 
-    def keep(self, run: Run) -> None:
+    def add_run(self, run: Run) -> None:
         """Keeps a run that was loaded."""
         self._runs.put((run.log, run.ledger), run, run.size_bytes)
 

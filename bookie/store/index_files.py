@@ -1,7 +1,7 @@
 """The ledger index on disk: keys, fence bits, LACs and facts (format/ledger_index.py), appended per checkpoint.
 
 `write` appends what changed and syncs. A large file of mostly outdated records (`_OUTDATED_MAX`) is instead rewritten
-as the next generation, when there is room. Neither counts before the mark names generation and end; `committed` then
+as the next generation, when there is room. Neither counts before the mark names generation and end; `on_committed` then
 removes the old generation. `load` reads exactly what the mark names: it returns the whole records and reports what is
 missing, and the next `write` rewrites the file, with or without room.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 from pyroaring import BitMap64
 
-from ...runtime.files import Files, join
+from ...runtime.files import Files, join_path
 from ..format import ledger_index
 from ..format.journal import FILE_HEADER_BYTES, Damaged, FileHeader, ForeignFile, decode_file_header, encode_file_header
 from ..format.ledger_index import LedgerState, State, Tombstone
@@ -44,7 +44,8 @@ from .table import LedgerTable, Loaded, Loading, in_order
 # descriptor whose key or fence is not durable yet stays dirty.
 #
 # A checkpoint calls `begin_write` when it swaps the memtable, `unwritten` for the worker, which encodes and merges
-# (`Unwritten.settle`, so that the event loop never walks over ledgers), and `written` after the mark. `dirty`: there is
+# (`Unwritten.encode_changes`, so that the event loop never walks over ledgers), and `on_written` after the mark.
+# `dirty`: there is
 # something to write, also when there were no entries (#4843).
 
 
@@ -67,7 +68,7 @@ class Descriptor:
         self.last = -1
 
     @classmethod
-    def of(cls, state: LedgerState) -> Descriptor:
+    def from_state(cls, state: LedgerState) -> Descriptor:
         """The descriptor of a durable record."""
         found = cls(state.ledger, state.key)
         found.key_synced = True
@@ -79,7 +80,7 @@ class Descriptor:
         return hmac.compare_digest(self.key, key)
 
 
-class Settled(NamedTuple):
+class IndexContent(NamedTuple):
     """The content that the ledger index must have: all of it, and the new part."""
 
     table: LedgerTable
@@ -97,7 +98,7 @@ class Unwritten(NamedTuple):
     facts: StateLog
     alive: int
 
-    def settle(self, everything: bool) -> Settled:
+    def encode_changes(self, everything: bool) -> IndexContent:
         """Encodes what changed and merges it into the table; `everything`: deleted ledgers leave it too."""
         records: dict[int, bytes] = {}
         unsynced: list[Descriptor] = []
@@ -106,11 +107,11 @@ class Unwritten(NamedTuple):
             if not found.key_synced or (found.fenced and not found.fence_synced):
                 unsynced.append(found)
             records[ledger] = ledger_index.encode_ledger(ledger, found.fenced, found.key, found.lac, found.last)
-        table = self.table.merged(records) if records else self.table
+        table = self.table.with_changes(records) if records else self.table
         if everything:
             statements = list(map(ledger_index.encode, self.facts.statements()))
-            return Settled(table.without(self.facts.tombstones), [], statements, unsynced)
-        return Settled(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
+            return IndexContent(table.without(self.facts.tombstones), [], statements, unsynced)
+        return IndexContent(table, [*map(ledger_index.encode, self.changes), *records.values()], [], unsynced)
 
 
 class Descriptors(StateLog):
@@ -137,7 +138,7 @@ class Descriptors(StateLog):
         if found is None:
             state = self._table.get(ledger)
             assert state is not None, f"ledger {ledger} is nowhere"
-            found = Descriptor.of(state)
+            found = Descriptor.from_state(state)
             self._clean.put(ledger, found, 1)
         return found
 
@@ -169,7 +170,7 @@ class Descriptors(StateLog):
 
     def delete(self, first: int, last: int) -> None:
         """Deletes the ledgers of the interval for ever."""
-        self.state(Tombstone(first, last))
+        self.add_fact(Tombstone(first, last))
 
     def apply(self, fact: Fact) -> None:
         super().apply(fact)
@@ -195,7 +196,7 @@ class Descriptors(StateLog):
 
     @property
     def dirty(self) -> bool:
-        return bool(self.dirty_ledgers or self._settling or self._unwritten or self.changed)
+        return bool(self.dirty_ledgers or self._settling or self._unwritten or self.has_changes)
 
     def begin_write(self) -> None:
         """Takes all changes until now for the checkpoint that begins, and those of a checkpoint that failed."""
@@ -210,7 +211,7 @@ class Descriptors(StateLog):
         alive = len(self._ids) + len(self.tombstones)
         return Unwritten(self._table, self._settling, self._unwritten, self.copy(), alive)
 
-    def written(self, settled: Settled) -> dict[int, Descriptor]:
+    def on_written(self, settled: IndexContent) -> dict[int, Descriptor]:
         """Notes that the changes are durable. Returns the values that are not needed any more, which may be large."""
         self._table, old, self._settling, self._unwritten = settled.table, self._settling, {}, []
         for descriptor in settled.unsynced:
@@ -263,7 +264,7 @@ class LedgerIndexFile:
 
     def load(self, missing: Callable[[str], None]) -> Loaded:
         """The whole records; calls `missing` for what is not whole. ForeignFile, NewerFormat."""
-        path = join(self._directory, name(self.generation))
+        path = join_path(self._directory, name(self.generation))
         loading = Loading()
         faults: list[str] = []
         try:
@@ -303,17 +304,17 @@ class LedgerIndexFile:
         large = self.end > _REWRITE_BYTES_MIN and self.end > _OUTDATED_MAX * alive * ledger_index.RECORD_BYTES
         return self._faulty or large
 
-    def write(self, unwritten: Unwritten) -> tuple[Settled, int, int]:
+    def write(self, unwritten: Unwritten) -> tuple[IndexContent, int, int]:
         """Writes what changed, or everything; returns it with (generation, end) for the mark."""
         if self.outdated(unwritten.alive):
-            settled = unwritten.settle(everything=True)
+            settled = unwritten.encode_changes(everything=True)
             try:
                 return settled, *self.rewrite([*settled.statements, *settled.table.leaves])
             except disk.NoSpace:
                 if self._faulty:
                     raise
                 _LOG.warning("no room to rewrite the ledger index: it grows further")
-        settled = unwritten.settle(everything=False)
+        settled = unwritten.encode_changes(everything=False)
         return settled, *self._append(settled.changes)
 
     def append(self, facts: Sequence[State]) -> tuple[int, int]:
@@ -321,7 +322,7 @@ class LedgerIndexFile:
         return self._append(list(map(ledger_index.encode, facts)))
 
     def _append(self, records: Sequence[bytes]) -> tuple[int, int]:
-        file = disk.opened(self._files, join(self._directory, name(self.generation)))
+        file = disk.open_file(self._files, join_path(self._directory, name(self.generation)))
         try:
             size = disk.write(self._files, file, [b"".join(records)], self.end)
             disk.sync(self._files, file)
@@ -336,7 +337,7 @@ class LedgerIndexFile:
         size = disk.replace_with(self._files, self._directory, name(generation), _slices([header, *records]))
         return generation, size
 
-    def committed(self, generation: int, end: int) -> None:
+    def on_committed(self, generation: int, end: int) -> None:
         """Notes that the mark names them; other generations are removed."""
         old, self.generation, self.end = self.generation, generation, end
         if old != generation:
@@ -347,7 +348,7 @@ class LedgerIndexFile:
         """Removes other generations, not synced: a name that comes back after a crash is removed by the next start."""
         for other in disk.needless_in(self._files, self._directory):
             if other != name(self.generation):
-                self._files.remove(join(self._directory, other))
+                self._files.remove(join_path(self._directory, other))
 
 
 def _slices(buffers: Iterable[bytes]) -> Iterator[bytes]:
@@ -375,7 +376,7 @@ def newest(files: Files, directory: str) -> tuple[int, int]:
     found = [each for each in files.list_directory(directory) if each.endswith(SUFFIX)]
     if not found:
         return 0, FILE_HEADER_BYTES
-    file = files.open(join(directory, found[-1]), write=False)
+    file = files.open(join_path(directory, found[-1]), write=False)
     try:
         records = max(0, file.size() - FILE_HEADER_BYTES) // ledger_index.RECORD_BYTES
     finally:

@@ -132,8 +132,8 @@ class TombstoneWriter:
         self.counters = {"ledgers_deleted": 0}
 
     async def write(self, ledgers: list[int]) -> bool:
-        """Writes tombstones. False: the journal had no room for all of them; memory has them, and `settle` makes them
-        durable."""
+        """Writes tombstones. False: the journal had no room for all of them; memory has them, and `write_pending` makes
+        them durable."""
         spans = Intervals()
         for ledger in ledgers:
             spans.add(ledger, ledger)
@@ -147,14 +147,14 @@ class TombstoneWriter:
                 self._journal.enqueue(RecordType.TOMBSTONE, first, last)
                 self._descriptors.delete(first, last)
                 for ledger in range(first, last + 1):
-                    self._memtable.forget(ledger)
+                    self._memtable.discard(ledger)
             if not await self._sealed():
                 return False
             self._loose.discard(number)
         self.counters["ledgers_deleted"] += len(ledgers)
         return True
 
-    async def settle(self) -> None:
+    async def write_pending(self) -> None:
         loose = set(self._loose)
         if loose:
             await self._checkpoint()  # the journal had no room for a tombstone: the ledger index must have it first

@@ -14,7 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from ...proto.errors import InvalidConfiguration
-from ...runtime.files import join
+from ...runtime.files import join_path
 from ...runtime.network import World
 from ...runtime.threads import Worker, Workers
 from . import boot
@@ -112,15 +112,15 @@ async def load(
     world: World, directory: str, uuid: bytes, config: StoreConfig, known: Known, workers: StoreWorkers
 ) -> Loaded:
     """Raises ForeignFile, NewerFormat, NoSpace."""
-    files, entries = world.files, join(directory, boot.ENTRIES)
+    files, entries = world.files, join_path(directory, boot.ENTRIES)
     losses = DataLossLog(files, directory)
     found = await workers.flush.run(boot.inspect, files, directory, uuid, losses)
     reserve = Reserve(files, directory, entries, config.reserve_bytes, config.log_bytes_max)
-    await workers.flush.run(reserve.look)
+    await workers.flush.run(reserve.measure)
     descriptors, memtable, index = Descriptors(), Memtable(config.memtable_bytes), Index(config.index_cache_bytes)
     descriptors.load(found.loaded)
     for fact in found.facts:
-        descriptors.state(fact)
+        descriptors.add_fact(fact)
     for group in found.groups:
         index.add(group)
     numbers = LogNumbers(found.last_log)
@@ -136,7 +136,7 @@ async def load(
         memtable, descriptors, numbers, hot, cold, index, found.ledgers,
     )  # fmt: skip
     replay = boot.Replay(memtable, descriptors, checkpoint, losses)
-    end = await replay.run(files, join(directory, boot.JOURNAL), uuid, workers.journal[0], workers.read)
+    end = await replay.run(files, join_path(directory, boot.JOURNAL), uuid, workers.journal[0], workers.read)
     logs_at_boot.complain(found.gone, descriptors.tombstones)
     await boot.enter_limbo(workers.flush, losses, known, end, descriptors)
     if replay.records:

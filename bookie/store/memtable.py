@@ -2,11 +2,11 @@
 
 Two tables: `active` takes inserts, `flushing` is being written out. A read looks at active, then flushing, then the
 index; `swap` and `drop_flushing` are single synchronous steps, so that no reader finds a gap: the flushed entries are
-in the index before they leave the memtable (store/checkpoint.py). Both tables are bounded: no add is admitted (`full`)
-when active has reached `bytes_max` while the other is flushed, or twice that while the flush waits to begin; after the
-swap there is room again. So the two tables together have at most three times `bytes_max`, and one request. Entries are
-stored as they arrived (a tuple of bytes) and sorted once, at flush (147 + 44 ns an entry instead of 1,578 for a sorted
-map).
+in the index before they leave the memtable (store/checkpoint.py). Both tables are bounded: no add is admitted
+(`is_full`) when active has reached `bytes_max` while the other is flushed, or twice that while the flush waits to
+begin; after the swap there is room again. So the two tables together have at most three times `bytes_max`, and one
+request. Entries are stored as they arrived (a tuple of bytes) and sorted once, at flush (147 + 44 ns an entry instead
+of 1,578 for a sorted map).
 
 An entry whose journal block found no room stays in its table, can be read, and becomes durable with the checkpoint of
 that table. Until then, or until the entry is added again and synced, it does not count as stored: it is in
@@ -105,7 +105,7 @@ class Table:
         self.size_bytes = 0
         self.entries = 0
 
-    def of(self, ledger: int) -> dict[int, Stored]:
+    def entries_of(self, ledger: int) -> dict[int, Stored]:
         """The ledger's entries, to be added to: `grown` must be told."""
         entries = self.ledgers.get(ledger)
         if entries is None:
@@ -136,7 +136,7 @@ class Memtable:
         return self.active.size_bytes >= self.bytes_max
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self.active.size_bytes >= (2 * self.bytes_max if self.flushing is None else self.bytes_max)
 
     @property
@@ -148,7 +148,7 @@ class Memtable:
         active = self.active
         table = active.ledgers.get(ledger)
         if table is None:
-            table = active.of(ledger)
+            table = active.entries_of(ledger)
         last = -1
         for entry, stored, _ in entries:
             table[entry] = stored
@@ -206,7 +206,7 @@ class Memtable:
     def drop_flushing(self) -> None:
         self.flushing = None
 
-    def forget(self, ledger: int) -> None:
+    def discard(self, ledger: int) -> None:
         """Drops a deleted ledger's entries from the active table."""
         self.active.ledgers.pop(ledger, None)
         self.active.refused.pop(ledger, None)
@@ -225,7 +225,7 @@ class Memtable:
 _NONE: dict[int, Stored] = {}
 
 
-def release(values: dict[int, Any]) -> Iterator[None]:
+def empty_slowly(values: dict[int, Any]) -> Iterator[None]:
     """Empties a large dictionary and those in it; one to two times RELEASE_SLICE values in each step.
 
     At once, 50,000 entries of 1 KiB take the interpreter for 10 ms, in any thread, while the event loop waits.

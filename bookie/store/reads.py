@@ -96,18 +96,18 @@ class SequentialRead:
         self.place: ExtentPlace | None = None  # the extent of the last chunk
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Returns the number of entries that are ready."""
         return len(self._ready) - self._at
 
     @property
     def due(self) -> bool:
         """Whether nothing is ready, and the first chunk is done: it may `arrive`."""
-        return not self.left and bool(self.chunks) and self.chunks[0].read.done()
+        return not self.remaining and bool(self.chunks) and self.chunks[0].read.done()
 
     def arrive(self) -> None:
         """Makes the first chunk ready. One that is shorter than it should be is the last: what follows is unclear."""
-        assert not self.left
+        assert not self.remaining
         entry, expected, read = self.chunks.popleft()
         self._ready, self._at, self.ready_bytes = [], 0, 0
         if not read.cancelled() and read.exception() is None:
@@ -120,9 +120,9 @@ class SequentialRead:
         elif expected is None:
             self.after = entry + len(self._ready)
 
-    def take(self, count: int, bytes_max: int) -> list[Buffer]:
+    def take_entries(self, count: int, bytes_max: int) -> list[Buffer]:
         """Takes at least one entry, when one is ready; at most `count`, about `bytes_max`."""
-        if not self.left:
+        if not self.remaining:
             return []
         before = self._ends[self._at]
         end = min(self._at + count, len(self._ready), bisect_left(self._ends, before + bytes_max, self._at + 1))
@@ -148,15 +148,15 @@ class ReadAhead:
             self._streams.pop((ledger, entry))
         return stream
 
-    def follow(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
+    def read_after(self, ledger: int, entry: int, stream: SequentialRead | None) -> None:
         """Keeps the stream (None: begins one) for the next read of `entry`, and reads on after it."""
         chunk = min(self._chunk_bytes, self._streams.bytes_max // ((1 + CHUNKS_MAX) * (len(self._streams) + 1)))
         if stream is None:
             stream = SequentialRead(entry)
         while chunk * SHRINK_MAX >= self._chunk_bytes and len(stream.chunks) < CHUNKS_MAX and stream.after is not None:
             self._read_on(stream, ledger, stream.after, chunk)
-        if stream.chunks or stream.left:
-            size = stream.ready_bytes + stream.left * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
+        if stream.chunks or stream.remaining:
+            size = stream.ready_bytes + stream.remaining * ENTRY_OVERHEAD_BYTES + len(stream.chunks) * chunk
             self._streams.put((ledger, entry), stream, size)
 
     def _read_on(self, stream: SequentialRead, ledger: int, entry: int, chunk: int) -> None:
@@ -205,9 +205,9 @@ class ReadAhead:
         if table is not None and self._index.table(place) is None:
             self._index.keep_table(place, table)
 
-    async def forget(self, log: int) -> None:
+    async def close_log(self, log: int) -> None:
         for lane in list(self._lanes):
-            await lane.worker.run(lane.reader.forget, log)
+            await lane.worker.run(lane.reader.close_log, log)
 
     async def close(self) -> None:
         for lane in list(self._lanes):
@@ -333,7 +333,7 @@ class Reads:
     async def _read_ahead(
         self, stream: SequentialRead, ledger: int, entry: int, count: int, bytes_max: int
     ) -> ReadResult | None:
-        if not stream.left and stream.chunks:
+        if not stream.remaining and stream.chunks:
             await wait([stream.chunks[0].read])
             stream.arrive()
         return self._read_stream(stream, ledger, entry, count, bytes_max)
@@ -341,15 +341,15 @@ class Reads:
     def _read_stream(self, stream: SequentialRead, ledger: int, entry: int, count: int,
         bytes_max: int) -> ReadResult | None:
         """Takes the ready entries of a claimed stream, which continues after them. None: none is ready."""
-        entries = stream.take(count, bytes_max)
+        entries = stream.take_entries(count, bytes_max)
         size = sum(map(len, entries))
         while stream.due and len(entries) < count and size < bytes_max:  # else each chunk costs its reader an answer
             stream.arrive()
-            more = stream.take(count - len(entries), bytes_max - size)
+            more = stream.take_entries(count - len(entries), bytes_max - size)
             entries += more
             size += sum(map(len, more))
         if entries or stream.chunks:
-            self._ahead.follow(ledger, entry + len(entries), stream)
+            self._ahead.read_after(ledger, entry + len(entries), stream)
         if not entries:
             return None
         self._count_read(entries, "reads_ahead")
@@ -367,7 +367,7 @@ class Reads:
                 entries = list[Buffer](found.entries)
                 self._count_read(entries, "reads_disk")
                 if 1 < count > len(entries):
-                    self._ahead.follow(ledger, entry + len(entries), None)
+                    self._ahead.read_after(ledger, entry + len(entries), None)
                 return ReadResult(Status.OK, entries, self._lac(ledger))
             damaged = damaged or found.damaged
         if generation != self._index.generation:
@@ -439,10 +439,10 @@ class Reads:
         return None
 
     # ------------------------------------------------------------------------------------ the files
-    async def forget(self, log: int) -> None:
+    async def close_log(self, log: int) -> None:
         """Closes the open files of a log that is to be removed."""
-        await self._worker.run(self._reader.forget, log)
-        await self._ahead.forget(log)
+        await self._worker.run(self._reader.close_log, log)
+        await self._ahead.close_log(log)
 
     async def close(self) -> None:
         """Closes the files after the reads that are under way."""

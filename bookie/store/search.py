@@ -105,7 +105,7 @@ async def _load(index: Index, reader: EntryLogReader, worker: Worker, missing: M
         whole = whole and not bad
     run = missing.complete(found)
     if whole:
-        index.keep(run)
+        index.add_run(run)
     return run, whole
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from ...runtime.files import Files, join
+from ...runtime.files import Files, join_path
 from ..format import mark as note
 from ..format.journal import Damaged
 from ..format.ledger_index import Drained, LimboRow, Mended, Quarantined, State, Tombstone
@@ -44,7 +44,7 @@ class StateLog:
         self._quarantined: dict[int, Intervals] = {}
         self._changes: list[State] = []
 
-    def state(self, fact: Fact) -> None:
+    def add_fact(self, fact: Fact) -> None:
         """States a new fact: true from now on, durable with the next checkpoint."""
         self._changes.append(fact)
         self.apply(fact)
@@ -73,12 +73,12 @@ class StateLog:
 
     # ------------------------------------------------------------------------------------ quarantine
     def quarantine(self, ledger: int, first: int, last: int) -> None:
-        self.state(Quarantined(ledger, first, last))
+        self.add_fact(Quarantined(ledger, first, last))
 
     def mend(self, ledger: int, first: int, last: int) -> None:
         """Ends the quarantine of these entries: good copies are in the log, or in the table that the running checkpoint
         flushes."""
-        self.state(Mended(ledger, first, last))
+        self.add_fact(Mended(ledger, first, last))
 
     def mend_stored(self, ledgers: dict[int, dict[int, Stored]]) -> None:
         """Ends the quarantine of these entries, which the running checkpoint moves into the log."""
@@ -107,19 +107,19 @@ class StateLog:
 
     # ------------------------------------------------------------------------------------ limbo
     def enter_limbo(self, upto: int) -> None:
-        self.state(LimboRow(upto, entered=True))
+        self.add_fact(LimboRow(upto, entered=True))
 
     def leave_limbo(self) -> None:
         if self.limbo_upto >= 0:
-            self.state(LimboRow(self.limbo_upto, entered=False))
+            self.add_fact(LimboRow(self.limbo_upto, entered=False))
 
     # ------------------------------------------------------------------------------------ logs
     def drain(self, log: int) -> None:
-        self.state(Drained(log))
+        self.add_fact(Drained(log))
 
     # ------------------------------------------------------------------------------------ for the ledger index
     @property
-    def changed(self) -> bool:
+    def has_changes(self) -> bool:
         return bool(self._changes)
 
     def take_changes(self) -> list[State]:
@@ -203,12 +203,12 @@ class Known(NamedTuple):
 
 
 class DataLossLog:
-    """The losses that one start found. All calls in a worker, except `found`."""
+    """The losses that one start found. All calls in a worker, except `add_loss`."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
         self._directory = directory
-        self._path = join(directory, LIMBO)
+        self._path = join_path(directory, LIMBO)
         self._durable: tuple[int, bool] = (0, False)  # of the note: how many reasons, and whether it is settled
         self.reasons: list[str] = []  # all that are known, also of former starts
         self.open = False  # something was found that is not limbo yet
@@ -220,28 +220,28 @@ class DataLossLog:
         try:
             known = note.decode(disk.read_file(self._files, self._path), MAGIC, Note, self._path)
         except Damaged as error:
-            self.found(str(error))
+            self.add_loss(str(error))
             return
         self.reasons += known.reasons
         self._durable = (len(self.reasons), known.settled)
         self.open = not known.settled
 
-    def found(self, reason: str) -> None:
+    def add_loss(self, reason: str) -> None:
         _LOG.error("data was lost: %s", reason)
         self.open = True
         if reason not in self.reasons and len(self.reasons) < REASONS_MAX:
             self.reasons.append(reason)
 
-    def record(self) -> None:
+    def write(self) -> None:
         if self.open and self._durable != (len(self.reasons), False):
             self._write(settled=False)
 
-    def settle(self) -> None:
+    def mark_settled(self) -> None:
         if self._durable != (len(self.reasons), True):
             self._write(settled=True)
         self.open = False
 
-    def forget(self) -> None:
+    def delete_log(self) -> None:
         self.reasons = []
         self.open = False
         self._durable = (0, False)

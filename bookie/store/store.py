@@ -22,7 +22,7 @@ from functools import partial
 import msgspec
 
 from ...ledger.peer_format import Status
-from ...runtime.files import Files, join
+from ...runtime.files import Files, join_path
 from ...runtime.metrics import Histogram
 from ...runtime.network import World
 from ...runtime.tasks import unbroken
@@ -99,7 +99,7 @@ class CheckpointScheduler:
         assert self._task is not None, "the keeper was not started"
         await self._task
 
-    def look(self) -> None:
+    def schedule_if_due(self) -> None:
         """Begins a checkpoint if one is due; called after each sync."""
         if self._memtable.due or self._journal_bytes >= self._journal_bytes_max:
             self._due.set()
@@ -141,7 +141,8 @@ class CheckpointScheduler:
                 return
             try:
                 await self.checkpoint()
-                self.look()  # a request that was longer than its room has filled memory again, and no sync follows
+                # a request that was longer than its room has filled memory again, and no sync follows
+                self.schedule_if_due()
             except disk.NoDescriptor:
                 self._due.set()
                 self._on_room()
@@ -172,7 +173,7 @@ class Store:
     def __init__(
         self, world: World, directory: str, uuid: bytes, config: StoreConfig, loaded: Loaded, ports: StorePorts
     ) -> None:
-        files, entries, workers = world.files, join(directory, boot.ENTRIES), loaded.workers
+        files, entries, workers = world.files, join_path(directory, boot.ENTRIES), loaded.workers
         self._workers = workers
         self._losses = loaded.losses
         self._log, self._cold = loaded.hot, loaded.cold
@@ -199,7 +200,7 @@ class Store:
         )  # fmt: skip
         self._held = HeldEntries(self.descriptors, self.memtable, self.index, reader, workers.read, self.sealed)
         self._journal = Journal(
-            world, join(directory, boot.JOURNAL), uuid, workers.journal, workers.flush,
+            world, join_path(directory, boot.JOURNAL), uuid, workers.journal, workers.flush,
             segment_bytes=config.journal_segment_bytes, first_segment_bytes=config.journal_first_segment_bytes,
             block_bytes_max=config.journal_block_bytes_max, queue_bytes_max=config.journal_queue_bytes_max,
             spares_max=config.journal_spares_max, direct=config.journal_direct,
@@ -216,8 +217,8 @@ class Store:
         self.compactor = Compactor(
             files, world.clock, entries, uuid, workers=(workers.compact, workers.flush),
             checkpoint=self._checkpoint, hot=self._log, cold=self._cold, descriptors=self.descriptors,
-            log_bytes_max=config.log_bytes_max, settle=self._tombstones.settle, with_room=self.room.found_for,
-            forget=self._reads.forget, on_bad=ports.on_bad,
+            log_bytes_max=config.log_bytes_max, settle=self._tombstones.write_pending, with_room=self.room.found_for,
+            forget=self._reads.close_log, on_bad=ports.on_bad,
         )  # fmt: skip
 
     # ------------------------------------------------------------------------------------ life
@@ -232,7 +233,7 @@ class Store:
         try:
             loaded = await load(world, directory, uuid, config, known, workers)
             store = cls(world, directory, uuid, config, loaded, ports)
-            await store._begin(loaded.end)
+            await store._start_journal(loaded.end)
         except BaseException as error:
             await unbroken(workers.close())  # nothing is written any more when this returns: the lock may go
             if not isinstance(error, disk.NoSpace) or isinstance(error, disk.NoDescriptor):
@@ -243,13 +244,13 @@ class Store:
             return await cls.open(world, directory, uuid, config, known, ports)
         return store
 
-    async def _begin(self, end: JournalPosition) -> None:
+    async def _start_journal(self, end: JournalPosition) -> None:
         """Takes steps 6 and 7: a journal after `end`, and a mark in it."""
         await self._journal.start(end)
         # From now on the mark names a journal that must be there.
         await self._checkpoint.run(Source(lambda: self._journal.position, self._journal.release))
         in_limbo = self.descriptors.limbo_upto >= 0
-        await self._flush_worker.run(self._losses.settle if in_limbo else self._losses.forget)
+        await self._flush_worker.run(self._losses.mark_settled if in_limbo else self._losses.delete_log)
         self._keeper.start()
 
     async def close(self) -> None:
@@ -259,10 +260,10 @@ class Store:
         Runs to its end also when the caller is cancelled; every further caller waits for the same end.
         """
         if self._ending is None:
-            self._ending = asyncio.create_task(self._end(), name="bookie-store-close")
+            self._ending = asyncio.create_task(self._shut_down(), name="bookie-store-close")
         await unbroken(self._ending)
 
-    async def _end(self) -> None:
+    async def _shut_down(self) -> None:
         await self._keeper.stop()
         await self._journal.synced()
         try:
@@ -303,7 +304,7 @@ class Store:
         if ledger <= self.descriptors.fenced_upto and not recovery:
             return Status.FENCED  # this bookie lost data when the ledger existed: its fence may be among it
         group = journal.open
-        if (memtable.active.size_bytes >= memtable.bytes_max and memtable.full) or (
+        if (memtable.active.size_bytes >= memtable.bytes_max and memtable.is_full) or (
             group.size + journal.core.queued_bytes >= journal.queue_bytes_max  # as `journal.full`, a call less
         ):
             return Status.BUSY
@@ -384,7 +385,7 @@ class Store:
         except disk.NoSpace:
             self.descriptors.enter_limbo(upto)
             raise
-        await self._flush_worker.run(self._losses.forget)
+        await self._flush_worker.run(self._losses.delete_log)
 
     @property
     def losses(self) -> Sequence[str]:
@@ -395,7 +396,7 @@ class Store:
         """Calls `done(True)` when all intents since the last seal are durable, `done(False)` when there was no room for
         them.
 
-        An earlier refusal is not reported again; `settled` includes it. The journal calls `_sealed` before `done`.
+        An earlier refusal is not reported again; `wait_settled` includes it. The journal calls `_sealed` before `done`.
         """
         for ledger, lac in self._lacs.items():
             self._journal.enqueue(RecordType.LAC, ledger, lac)
@@ -419,7 +420,7 @@ class Store:
             account = self.memtable.redeem if ok else self.memtable.refuse
             for ledger, entries in adding:
                 account(ledger, [entry for entry, _, _ in entries])
-        self._keeper.look()
+        self._keeper.schedule_if_due()
         if not ok:
             self.room.on_no_space()
 
@@ -429,7 +430,7 @@ class Store:
         self.seal(lambda ok: None if future.done() else future.set_result(ok))
         return await future
 
-    async def settled(self, ledger: int) -> bool:
+    async def wait_settled(self, ledger: int) -> bool:
         """Whether everything of the ledger that can be read now is durable; waits for the journal. False: a part of it
         is in memory alone, because the disk was full; a checkpoint, or adding it again, makes it durable."""
         return await self.sealed() and not self.memtable.refused_of(ledger)
@@ -450,7 +451,7 @@ class Store:
         """Whether a log has a good copy of the entry (reads.py)."""
         return await self._reads.verify(ledger, entry)
 
-    async def held(self, ledger: int, first: int, last: int) -> Intervals:
+    async def find_held(self, ledger: int, first: int, last: int) -> Intervals:
         """Returns which of the entries `first … last` are here and durable, as memory and index know (search.py).
         """
         return await self._held.within(ledger, first, last)
@@ -461,7 +462,7 @@ class Store:
 
     def index_end(self, log_number: int) -> int | None:
         """Returns up to where the log's index counts; None: to the end of the file."""
-        opened = {each.state.number: each.state.index_end for each in (self._log, self._cold)}
+        opened = {each.committed_state.number: each.committed_state.index_end for each in (self._log, self._cold)}
         return opened.get(log_number)
 
     # ------------------------------------------------------------------------------------ keeping
@@ -477,11 +478,11 @@ class Store:
     @property
     def has_room(self) -> bool:
         """Whether an add is admitted; False: it is BUSY."""
-        return not (self.memtable.full or self._journal.full)
+        return not (self.memtable.is_full or self._journal.is_full)
 
     @property
     def journal_full(self) -> bool:
-        return self._journal.full
+        return self._journal.is_full
 
     @property
     def flush_blocked(self) -> bool:

@@ -73,7 +73,7 @@ class LedgerTable:
             for (ledger,) in struct.iter_unpack(f">{_LEDGER_AT}xq{RECORD_BYTES - _LEDGER_AT - 8}x", leaf):
                 yield ledger
 
-    def merged(self, changes: Mapping[int, bytes]) -> LedgerTable:
+    def with_changes(self, changes: Mapping[int, bytes]) -> LedgerTable:
         """Returns a table with these records in place of the ledgers' old ones."""
         by_leaf: dict[int, list[int]] = {}
         for ledger in changes:
@@ -206,7 +206,7 @@ class Loading:
 
     def _settle(self) -> LedgerTable:
         self._cut()
-        table = LedgerTable(self._leaves).merged(self._changes)
+        table = LedgerTable(self._leaves).with_changes(self._changes)
         self._leaves, self._changes = table.leaves, {}
         return table
 

@@ -78,7 +78,7 @@ class Authorizer:
         if why:
             what = f"{what}, subscription {subscription!r}" if subscription else what
             self.audit.denied(principal, permission.name.lower(), what, why, peer)
-            raise refused(principal, permission, f" {what}", why)
+            raise unauthorized(principal, permission, f" {what}", why)
 
     async def _why_not(
         self, principal: Principal, permission: Permission, topic: TopicName | None, namespace: NamespaceName | None,
@@ -120,7 +120,7 @@ class Authorizer:
             return False
 
     # ------------------------------------------------------------------ when grants change
-    def changed(self, tenant: str, namespace: str) -> None:
+    def on_grants_changed(self, tenant: str, namespace: str) -> None:
         """Decides again, in a task, for all streams of a namespace. `namespace` empty: each of the tenant's; `tenant`
         too: all."""
         if not self._again.closed:
@@ -147,7 +147,7 @@ class Authorizer:
             except MagnetarError as error:
                 _LOG.warning("%s: who is connected is decided when the grants can be read: %s", topic.name, error)
                 left.append(topic)
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         return left
 
@@ -155,12 +155,12 @@ class Authorizer:
         """Closes the producers and consumers of the topic that may not be there any more."""
         for producer in list(topic.producers):
             if why := self._gone(producer.principal, Right.PRODUCE, rights, topic.name):
-                producer.close(self._ended(producer.principal, Permission.PRODUCE, topic.name, why))
+                producer.close(self._end_error(producer.principal, Permission.PRODUCE, topic.name, why))
         for subscription in list(topic.subscriptions.values()):
             for consumer in list(subscription.consumers.values()):
                 if why := self._gone(consumer.principal, Right.CONSUME, rights, topic.name, subscription.name):
                     subscription.disconnect(
-                        consumer, self._ended(consumer.principal, Permission.CONSUME, topic.name, why)
+                        consumer, self._end_error(consumer.principal, Permission.CONSUME, topic.name, why)
                     )
 
     def _gone(
@@ -168,9 +168,9 @@ class Authorizer:
     ) -> str:
         return "" if may_everything(principal) else self._decide(principal, right, rights, topic, subscription)
 
-    def _ended(self, principal: Principal, permission: Permission, topic: TopicName, why: str) -> MagnetarError:
+    def _end_error(self, principal: Principal, permission: Permission, topic: TopicName, why: str) -> MagnetarError:
         self.audit.denied(principal, f"{permission.name.lower()} (connected)", str(topic), why)
-        return refused(principal, permission, f" {topic}", why)
+        return unauthorized(principal, permission, f" {topic}", why)
 
 
 def may_everything(principal: Principal) -> bool:
@@ -180,7 +180,7 @@ def may_everything(principal: Principal) -> bool:
     return principal.is_super or principal.kind is PrincipalKind.LOCAL or member
 
 
-def refused(principal: Principal, permission: Permission, what: str, why: str) -> Unauthorized:
+def unauthorized(principal: Principal, permission: Permission, what: str, why: str) -> Unauthorized:
     return Unauthorized(f"{principal} may not {_VERBS[permission]}{what}: {why}")
 
 
@@ -289,7 +289,7 @@ class Grants:
     async def open(self) -> None:
         revision = await self._metadata.revision()
         for path in (paths.GRANTS, paths.TENANTS):
-            self._background.keep(f"broker-watch-{path[1:]}", partial(self._follow, path, revision))
+            self._background.supervise(f"broker-watch-{path[1:]}", partial(self._follow, path, revision))
 
     async def close(self) -> None:
         await self._background.close()
@@ -330,9 +330,9 @@ class Grants:
         decides by the new ones."""
         path = paths.grants(name.tenant, name.namespace)
         await update_record(self._metadata, path, GrantsRecord, lambda found: change(found or GrantsRecord()))
-        self._forget(name.tenant, name.namespace)
+        self._discard(name.tenant, name.namespace)
 
-    async def forget(self, topic: TopicName, *still: Check) -> None:
+    async def delete_topic(self, topic: TopicName, *still: Check) -> None:
         """Deletes the grants of a topic, before its record is deleted: a topic that is made anew has no grants of an
         earlier one. BadVersion: it is not `still` that topic."""
         name = topic.namespace_name
@@ -347,10 +347,10 @@ class Grants:
                 if error.fields.get("path") != path:
                     raise
             finally:
-                self._forget(name.tenant, name.namespace)
+                self._discard(name.tenant, name.namespace)
         raise Unavailable(f"the grants of namespace {name} are changed all the time; delete {topic} again")
 
-    def _forget(self, tenant: str, namespace: str) -> None:
+    def _discard(self, tenant: str, namespace: str) -> None:
         self._reads += 1
         if namespace:
             self._known.pop(NamespaceName(tenant, namespace), None)
@@ -372,19 +372,19 @@ class Grants:
                     if isinstance(event, Reset):
                         self._forget_all()
                     else:
-                        self._told(path, event.path)
+                        self._on_change(path, event.path)
             except MagnetarError as error:
                 if throttle.news(error):
                     _LOG.warning("grants as they were decide until they can be read: %s", error)
             self._broken.setdefault(path, self._clock.monotonic())
             await asyncio.sleep(WATCH_RETRY_S)
 
-    def _told(self, path: str, changed: str) -> None:
+    def _on_change(self, path: str, changed: str) -> None:
         parts = [paths.name(each) for each in changed.removeprefix(path).strip("/").split("/")]
         if path == paths.TENANTS and len(parts) == 1:
-            self._forget(parts[0], "")
+            self._discard(parts[0], "")
         elif path == paths.GRANTS and len(parts) == 2:
-            self._forget(parts[0], parts[1])
+            self._discard(parts[0], parts[1])
 
     def _forget_all(self) -> None:
         self._reads += 1

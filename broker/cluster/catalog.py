@@ -215,7 +215,7 @@ class Catalog:
             topic = TopicName.parse(f"persistent://{name}/{local}")
             if partitions or not topic.is_partition:
                 found.append(topic.full)
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         if not partitions:
             found += [topic.full for topic in await self._partitioned(name, persistent=True)]
@@ -430,7 +430,7 @@ class Catalog:
         made anew meanwhile. In the same commit its `ledgers` are noted as deleted: a crash before their own records go
         leaves no doubt; and what is `also` its.
         """
-        self._last_partitions.forget(topic.base)
+        self._last_partitions.discard(topic.base)
         operations: list[Operation] = [Delete(still.path, still.expected), *also]
         if not topic.is_partition:
             operations.append(Delete(_policies_path(topic)))
@@ -452,7 +452,7 @@ class Catalog:
         return Check(_partitioned_path(topic), found[1])
 
     async def forget_partitions(self, topic: TopicName, still: Check, also: Sequence[Operation] = ()) -> None:
-        self._last_partitions.forget(topic)
+        self._last_partitions.discard(topic)
         await self._store.commit([
             Delete(still.path, still.expected),
             *also,

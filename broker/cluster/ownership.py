@@ -94,7 +94,7 @@ class Ownership:
             found = self._questions[path] = partial(self.owns_path, path)
         return found
 
-    async def owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
+    async def find_owner(self, topic: TopicName, policies: NamespaceRecord) -> BrokerRecord:
         """Returns the broker that serves the topic; if none did, this one, or that of the group whose share it is.
         Unavailable: the owner is just going away.
         """
@@ -103,8 +103,8 @@ class Ownership:
         return self.me if self.owns_path(path) else await self.owner_of(path, number, f"topic {topic}")
 
     async def owner_of(self, path: str, number: int, what: str) -> BrokerRecord:
-        """Returns the owner, like `owner`, of any object that has its owner at `path`, which is `number` of its folder;
-        `what` is for the error's text."""
+        """Returns the owner, like `find_owner`, of any object that has its owner at `path`, which is `number` of its
+        folder; `what` is for the error's text."""
         if self.owns_path(path):
             return self.me
         async with self._asking[path]:
@@ -122,7 +122,7 @@ class Ownership:
                 share = await self._share(path, number)
                 if share.name != self.me.name:
                     return share
-                await self._take(path)
+                await self._claim(path)
                 continue
             record, version = found
             if record.broker != self.me.name:
@@ -138,7 +138,7 @@ class Ownership:
         group[self.me.name] = self.me
         return group[among(group, path.rpartition("/")[0], number)]
 
-    async def _take(self, path: str) -> None:
+    async def _claim(self, path: str) -> None:
         mine = encode(OwnerRecord(broker=self.me.name, endpoint=self.me.endpoint), path)
         try:
             await self._store.put(path, mine, ABSENT, ephemeral=True)

@@ -72,7 +72,7 @@ class PolicyCache:
     async def open(self) -> None:
         revision = await self._metadata.revision()
         await self._read_defaults()
-        self._background.keep("broker-policies", lambda: self._follow(revision))
+        self._background.supervise("broker-policies", lambda: self._follow(revision))
 
     async def close(self) -> None:
         await self._background.close()
@@ -156,7 +156,7 @@ class PolicyCache:
 
         await update_record(self._metadata, _path(name, topic), PoliciesRecord, changed)
 
-    async def forget(self, name: NamespaceName, topic: TopicName | None) -> None:
+    async def delete(self, name: NamespaceName, topic: TopicName | None) -> None:
         """Forgets a topic or namespace that was deleted."""
         await self._metadata.commit([Delete(_path(name, topic))])
 
@@ -175,7 +175,7 @@ class PolicyCache:
                         if isinstance(event, Reset):
                             await self._read_all()
                         else:
-                            await self._told(event.path)
+                            await self._on_change(event.path)
             except MagnetarError as error:
                 _LOG.warning(_AS_THEY_WERE, error)
             broken = True
@@ -201,7 +201,7 @@ class PolicyCache:
             known.applied = resolve(self.defaults, known.own)
             self._changed(name)
 
-    async def _told(self, path: str) -> None:
+    async def _on_change(self, path: str) -> None:
         if path == paths.BROKER_POLICIES:
             await self._read_defaults_again()
             return
@@ -315,7 +315,7 @@ class TopicWatcher:
                     seen[prefix] = now
                     continue
                 seen[prefix] = event.revision
-                told = await self._told(namespace, event, min(seen.values()))
+                told = await self._translate(namespace, event, min(seen.values()))
                 if told is not None:
                     yield told
         finally:
@@ -340,7 +340,7 @@ class TopicWatcher:
         except Exception as error:
             await waiting.put(error)
 
-    async def _told(self, namespace: NamespaceName, event: Changed, revision: int) -> Added | Removed | None:
+    async def _translate(self, namespace: NamespaceName, event: Changed, revision: int) -> Added | Removed | None:
         topic = TopicName.parse(f"persistent://{namespace}/{paths.name(event.path.rsplit('/', 1)[1])}")
         if topic.is_partition:
             return None

@@ -50,7 +50,7 @@ def unreadable(reader: Node, writer: Node) -> str | None:
     """Returns why `reader` cannot read what `writer` wrote; None: it can. InvalidSchema: the schemas have too many
     types."""
     try:
-        return _Comparison().of(reader, writer, "")
+        return _Comparison().compare(reader, writer, "")
     except RecursionError:
         raise InvalidSchema("the types of the schemas are too deep in one another") from None
 
@@ -60,7 +60,7 @@ class _Comparison:
         self._known: dict[tuple[int, int], str | None] = {}
         self._compared = 0
 
-    def of(self, reader: Node, writer: Node, where: str) -> str | None:
+    def compare(self, reader: Node, writer: Node, where: str) -> str | None:
         pair = (id(reader), id(writer))
         if pair in self._known:
             return self._known[pair]
@@ -81,11 +81,11 @@ class _Comparison:
 
     def _of(self, reader: Node, writer: Node, where: str) -> str | None:
         if writer.kind == "union":
-            return next((why for each in writer.branches if (why := self.of(reader, each, where))), None)
+            return next((why for each in writer.branches if (why := self.compare(reader, each, where))), None)
         if reader.kind == "union":
             self._count(len(reader.branches))
             named = [each for each in reader.branches if each.kind == writer.kind and _is_of(each, writer)]
-            if any(self.of(each, writer, where) is None for each in named or reader.branches):
+            if any(self.compare(each, writer, where) is None for each in named or reader.branches):
                 return None
             return _at(where, f"no branch of the union reads {writer}")
         if reader.kind != writer.kind:
@@ -111,7 +111,7 @@ class _Comparison:
             case "array" | "map":
                 assert reader.items is not None, "parsed"
                 assert writer.items is not None, "parsed"
-                return self.of(reader.items, writer.items, f"{where}[]")
+                return self.compare(reader.items, writer.items, f"{where}[]")
         return None
 
     def _record(self, reader: Node, writer: Node, where: str) -> str | None:
@@ -124,7 +124,7 @@ class _Comparison:
             if source is None:
                 if not field.has_default:
                     return _at(inside, "it has no default, and the writer's schema does not have it")
-            elif why := self.of(field.type, source.type, inside):
+            elif why := self.compare(field.type, source.type, inside):
                 return why
         return None
 
@@ -170,7 +170,7 @@ class Definition(NamedTuple):
     halves: tuple[Definition | None, ...] = ()  # KEY_VALUE: key and value; None: bytes
 
     @classmethod
-    def of(cls, info: SchemaInfo) -> Definition:
+    def parse(cls, info: SchemaInfo) -> Definition:
         """Checks a schema. InvalidSchema: what is wrong, and where."""
         if len(info.data) > DEFINITION_BYTES_MAX:
             raise InvalidSchema(f"a schema of {len(info.data)} bytes; it has {DEFINITION_BYTES_MAX} at most")
@@ -213,7 +213,7 @@ def _half(info: SchemaInfo, whole: SchemaType) -> Definition | None:
         raise InvalidSchema(
             "a half of KEY_VALUE has a definition and no type (properties key.schema.type and value.schema.type)"
         )
-    return Definition.of(info) if info.type else None
+    return Definition.parse(info) if info.type else None
 
 
 def _encoding(info: SchemaInfo) -> str:

@@ -70,7 +70,7 @@ class SchemaRules(NamedTuple):
     enforced: bool = False  # a producer without a schema is refused where there is one
 
     @classmethod
-    def of(cls, applied: Applied) -> SchemaRules:
+    def from_policies(cls, applied: Applied) -> SchemaRules:
         return cls(applied.schema_compatibility, applied.schema_auto_update, applied.schema_validation_enforced)
 
 
@@ -110,7 +110,7 @@ class SchemaRegistry:
                 return each.version
         raise SchemaNotFound(f"topic {topic.base} has no such schema", topic=topic.base)
 
-    async def refused(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
+    async def find_refusal(self, topic: TopicName, info: SchemaInfo, mode: Compatibility) -> str | None:
         """Returns why it could not be registered; None: it could. Raises InvalidSchema."""
         asked = await self._defined(info)
         record, _ = await self._list(topic)
@@ -196,7 +196,7 @@ class SchemaRegistry:
                 type=given.type, name=given.name, data=given.data, properties=given.properties
             ), ABSENT),
         ])  # fmt: skip
-        self._lists.note(topic.base, (changed, versions[0]))
+        self._lists.set(topic.base, (changed, versions[0]))
         return number
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
@@ -229,7 +229,7 @@ class SchemaRegistry:
                     raise
                 continue
             finally:
-                self._lists.forget(topic.base)
+                self._lists.discard(topic.base)
             return
         raise Busy(f"the schemas of topic {topic.base} change all the time; delete it again", topic=topic)
 
@@ -246,9 +246,9 @@ class SchemaRegistry:
         """
         for each in await self._store.children(paths.schemas_of(name.tenant, name.namespace)):
             domain, _, local = paths.name(each).rpartition("/")
-            await self._end(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
+            await self._delete_versions(TopicName.parse(f"{domain or 'persistent'}://{name}/{local}"))
 
-    async def _end(self, topic: TopicName) -> None:
+    async def _delete_versions(self, topic: TopicName) -> None:
         for _ in range(ATTEMPTS_MAX):
             if not (deletes := await self._deletes(topic)):
                 return
@@ -332,7 +332,7 @@ class SchemaRegistry:
         from .schema_core import Definition
 
         def work() -> str | None:
-            return rule(mode, asked, [(each.version, Definition.of(each.info)) for each in known])
+            return rule(mode, asked, [(each.version, Definition.parse(each.info)) for each in known])
 
         return await self._run(work, len(asked.info.data) + sum(len(each.info.data) for each in known))
 
@@ -341,7 +341,7 @@ class SchemaRegistry:
         await self._world.workers.load(f"{__package__}.schema_core")
         from .schema_core import Definition
 
-        return await self._run(lambda: Definition.of(info), len(info.data))
+        return await self._run(lambda: Definition.parse(info), len(info.data))
 
     async def _run(self, work: Callable[[], T], size: int) -> T:
         """Runs `work`, in a worker thread if the schema is large; a cancelled caller waits until it has ended."""

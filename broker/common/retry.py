@@ -88,10 +88,10 @@ class SharedRuns(Generic[K, T]):
         run = self._running.get(key)
         if run is None:
             run = self._running[key] = asyncio.get_running_loop().create_task(work())
-            run.add_done_callback(partial(self._over, key))
+            run.add_done_callback(partial(self._remove_run, key))
         return await asyncio.shield(run)
 
-    def _over(self, key: K, run: asyncio.Task[T]) -> None:
+    def _remove_run(self, key: K, run: asyncio.Task[T]) -> None:
         del self._running[key]
         if not run.cancelled():
             run.exception()  # the callers get it
@@ -137,10 +137,10 @@ class LastKnown(Generic[K, V]):
                 if key not in self._answers:
                     raise
                 return self._answers[key]
-        self.note(key, answer)
+        self.set(key, answer)
         return answer
 
-    def note(self, key: K, answer: V) -> None:
+    def set(self, key: K, answer: V) -> None:
         """Notes the answer that holds from now on, by a change that was made here."""
         self._answers.pop(key, None)
         self._answers[key] = answer
@@ -148,6 +148,6 @@ class LastKnown(Generic[K, V]):
             for oldest in list(islice(self._answers, ANSWERS_MAX // 10)):  # a dictionary forgets its first slowly
                 del self._answers[oldest]
 
-    def forget(self, key: K) -> None:
+    def discard(self, key: K) -> None:
         """Forgets the answer: its object is deleted here."""
         self._answers.pop(key, None)

@@ -1,6 +1,6 @@
 """Token buckets: how much of a rate is used up, and how long to wait (PIP-322; Pulsar L1, L2).
 
-Tokens derive from the time that passed: `rate` a second, at most one second's worth saved up. `take` never refuses:
+Tokens derive from the time that passed: `rate` a second, at most one second's worth saved up. `spend` never refuses:
 what was read is taken and may leave the bucket below zero; then `wait_s` is the time until it is above zero again, and
 the caller pauses what feeds it: it stops reading a producer's stream, or asking for the next entries of a log. It never
 sleeps while it holds anything, and nothing that arrived is dropped. So a rate holds on the average over seconds,
@@ -37,13 +37,13 @@ class TokenBucket:
         self._tokens = min(self.rate, self._tokens + passed * self.rate)
         self._at = now
 
-    def change(self, rate: float, now: float) -> None:
+    def set_rate(self, rate: float, now: float) -> None:
         """Changes the rate. Tokens taken under the old rate still count: a debt is paid back at the new one."""
         self._fill(now)
         self.rate = rate
         self._tokens = min(self._tokens, rate)
 
-    def take(self, count: float, now: float) -> None:
+    def spend(self, count: float, now: float) -> None:
         self._fill(now)
         self._tokens -= count
 
@@ -71,24 +71,24 @@ class Rate:
         self.limited = False
         self.throttled = 0  # how often a caller had to wait
         if messages > 0 or size > 0:
-            self.change(messages, size, now)
+            self.set_rate(messages, size, now)
 
-    def change(self, messages: float, size: float, now: float) -> None:
+    def set_rate(self, messages: float, size: float, now: float) -> None:
         if messages <= 0 and size <= 0:
             self._buckets, self.limited = _UNLIMITED, False
             return
         buckets = (_changed(self._buckets[0], messages, now), _changed(self._buckets[1], size, now))
         self._buckets, self.limited = buckets, True
 
-    def take(self, messages: int, size: int, now: float) -> None:
+    def spend(self, messages: int, size: int, now: float) -> None:
         for bucket, count in zip(self._buckets, (messages, size), strict=True):
             if bucket is not None:
-                bucket.take(count, now)
+                bucket.spend(count, now)
 
     def wait_s(self, now: float) -> float:
         return max((bucket.wait_s(now) for bucket in self._buckets if bucket is not None), default=0.0)
 
-    def left(self, now: float) -> tuple[float, float]:
+    def available(self, now: float) -> tuple[float, float]:
         """Messages and bytes that may be taken without a debt."""
         messages, size = (float("inf") if bucket is None else bucket.tokens(now) for bucket in self._buckets)
         return messages, size
@@ -100,7 +100,7 @@ def _changed(bucket: TokenBucket | None, rate: float, now: float) -> TokenBucket
     if bucket is None:
         return TokenBucket(rate, now)
     if bucket.rate != rate:
-        bucket.change(rate, now)
+        bucket.set_rate(rate, now)
     return bucket
 
 
@@ -129,7 +129,7 @@ def portion(rates: Iterable[Rate], entries: Sequence[Sized], now: float) -> int:
     limited = [rate for rate in rates if rate.limited]
     if not limited:
         return len(entries)
-    lefts = [rate.left(now) for rate in limited]
+    lefts = [rate.available(now) for rate in limited]
     messages, size = min(left[0] for left in lefts), min(left[1] for left in lefts)
     for number, entry in enumerate(entries):
         if messages <= 0 or size <= 0:
@@ -168,7 +168,7 @@ class Turns:
         self.end = clock.monotonic() + SLICE_S
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self._clock.monotonic() > self.end
 
     async def next(self) -> None:

@@ -90,7 +90,7 @@ class Coordinators(Protocol):
         is the role's, and not decided. False: `join` it, which waits, or says why not."""
         ...
 
-    async def tell(self, txn: TxnId) -> TransactionFacts:
+    async def get_facts(self, txn: TxnId) -> TransactionFacts:
         """Returns the state. Errors as of `join`. One that is being decided may be told as OPEN."""
 
     async def abort_open(self, txn: TxnId) -> TransactionFacts:
@@ -108,7 +108,7 @@ class NoCoordinators:
     def join_now(self, txn: TxnId, topic: str, owner: str | None = None) -> bool:
         return False
 
-    async def tell(self, txn: TxnId) -> TransactionFacts:
+    async def get_facts(self, txn: TxnId) -> TransactionFacts:
         raise NotAllowed("there are no transactions here")
 
     async def abort_open(self, txn: TxnId) -> TransactionFacts:

@@ -32,7 +32,7 @@ from ...runtime.network import CallContext
 from ..node.topic_manager import TopicManager
 from ..session import statistics
 from ..session.administration import Administration
-from ..session.backlogs import Backlogs, Shown
+from ..session.backlogs import Backlogs, FilteredEntry
 from ..session.topics import Schemas
 from ..subscription.core.redelivery_backoff import TOPIC as DEAD_LETTER_TOPIC
 from ..topic.topic import Topic
@@ -103,14 +103,14 @@ class ExamineService:
         return (await self._backlogs(request.topic)).size_after(_position(request.position))
 
     async def last_message_id(self, request: wire.Name, context: CallContext) -> MessageId:
-        return await (await self._backlogs(request.name)).last()
+        return await (await self._backlogs(request.name)).last_message_id()
 
 
 def _position(given: wire.Position | wire.MessageId) -> Position:
     return Position(given.ledger_id, given.entry_id)
 
 
-def delivery(shown: Shown) -> wire.Delivery:
+def delivery(shown: FilteredEntry) -> wire.Delivery:
     ledger_id, entry_id = shown.entry.position
     return wire.Delivery(
         ledger_id=ledger_id, entry_id=entry_id, entry=shown.entry.payload, acked_batch_indexes=shown.hidden

@@ -58,11 +58,11 @@ Connects = Stream[wire.ServerFrame | Pieces, wire.ClientFrame]
 
 async def serve(broker: TopicManager, stream: Connects, context: CallContext) -> None:
     """Serves the stream until either side ends it. After the client's orderly end, what is under way is answered."""
-    connection = Connection(broker, stream, context)
-    await followed_by(_serve(connection, stream, broker.world.clock), lambda: unbroken(connection.end()))
+    connection = GrpcConnection(broker, stream, context)
+    await followed_by(_serve(connection, stream, broker.world.clock), lambda: unbroken(connection.close()))
 
 
-async def _serve(connection: Connection, stream: Connects, clock: Clock) -> None:
+async def _serve(connection: GrpcConnection, stream: Connects, clock: Clock) -> None:
     handlers, now = connection.handlers, clock.monotonic
     try:
         while True:
@@ -71,9 +71,9 @@ async def _serve(connection: Connection, stream: Connects, clock: Clock) -> None
             for number, frame in enumerate(frames, 1):
                 handler = handlers.get(frame.id)
                 if handler is not None:
-                    handler.take(frame, turns)
+                    handler.on_frame(frame, turns)
                 else:
-                    connection.take(frame)
+                    connection.on_frame(frame)
                 if number == half:
                     for _ in range(AHEAD_TURNS):
                         await turns.next()
@@ -85,7 +85,7 @@ async def _serve(connection: Connection, stream: Connects, clock: Clock) -> None
     await connection.finish()
 
 
-class Connection:
+class GrpcConnection:
     """The handlers of one stream."""
 
     def __init__(self, broker: TopicManager, stream: Connects, caller: CallContext) -> None:
@@ -98,12 +98,12 @@ class Connection:
         self._tasks = Tasks()  # cancelled with the stream …
         self._leaving = Tasks()  # … and what goes on to its end
         self._owed = 0  # answers to come that no task waits for
-        self._paid: asyncio.Future[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
         self._deferred_bytes = 0
         self._room: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------------ frames in
-    def take(self, frame: wire.ClientFrame) -> None:
+    def on_frame(self, frame: wire.ClientFrame) -> None:
         """Takes a frame that is for no handler."""
         if frame.WhichOneof("kind") in ("open_producer", "subscribe"):
             self._open(frame)
@@ -146,7 +146,7 @@ class Connection:
     async def room(self) -> None:
         """Returns when the stream may be read on. ConnectionLost."""
         if self.stream.queued_bytes > OUT_BYTES:
-            await self.stream.left(self.stream.left_bytes + OUT_BYTES // 2)
+            await self.stream.wait_sent(self.stream.left_bytes + OUT_BYTES // 2)
         while self._deferred_bytes > DEFERRED_BYTES:
             if self._room is None:
                 self._room = asyncio.get_running_loop().create_future()
@@ -185,11 +185,11 @@ class Connection:
         crowded = self.stream.queued_bytes > CONNECTION_BYTES or answers.held > answers.tight
         return handler.queued_bytes > (SHARE_BYTES if crowded else QUEUE_BYTES)
 
-    async def drained(self, handler: ConsumerHandler) -> None:
+    async def wait_drained(self, handler: ConsumerHandler) -> None:
         """Returns when half of what it had has left, and there is memory. ConnectionLost."""
         while self._is_full(handler):
             if handler.sent:
-                await self.stream.left(handler.sent[len(handler.sent) // 2][0])
+                await self.stream.wait_sent(handler.sent[len(handler.sent) // 2][0])
             else:
                 await self.broker.memory.answers.room()
 
@@ -197,13 +197,13 @@ class Connection:
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.spawn(work, "client-request")
 
-    def owes(self, answers: int) -> None:
+    def add_outstanding(self, answers: int) -> None:
         self._owed += answers
-        if self._paid is not None and not self._owed:
-            self._paid.set_result(None)
-            self._paid = None
+        if self._drained is not None and not self._owed:
+            self._drained.set_result(None)
+            self._drained = None
 
-    def ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
+    def on_handler_ended(self, handler: Handler, leaving: Coroutine[Any, Any, None]) -> None:
         self.handlers.pop(handler.number, None)
         self._leaving.spawn(leaving, "client-leaves")
 
@@ -213,15 +213,15 @@ class Connection:
         opened."""
         handlers = list(self.handlers.values())
         await asyncio.gather(*[handler.leave() for handler in handlers if not handler.opened])
-        await asyncio.gather(*[handler.settled() for handler in handlers if isinstance(handler, ProducerHandler)])
+        await asyncio.gather(*[handler.wait_settled() for handler in handlers if isinstance(handler, ProducerHandler)])
         while self._tasks or self._leaving or self._owed:
             await self._tasks.drain()
             await self._leaving.drain()
             if self._owed:
-                self._paid = asyncio.get_running_loop().create_future()
-                await self._paid
+                self._drained = asyncio.get_running_loop().create_future()
+                await self._drained
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
         handlers = list(self.handlers.values())
         self.handlers.clear()

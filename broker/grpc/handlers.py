@@ -8,8 +8,8 @@ entries. Its frames that come meanwhile are deferred, and taken when it is done.
 (`seek`, `last_message_id`, the receipt of an acknowledgement, acknowledgements in transactions) run beside that, at
 most REQUESTS_MAX. So the join of one transaction delays neither other frames nor other transactions: acknowledgements
 of different transactions, and plain ones, have no order; each is judged when it is its turn.
-A handler ends once, in `_end`: closed by its client (the last frame is `done`), given up by the broker or for a frame
-that it does not take (the last frame is `closed`), or with the stream.
+A handler ends once, in `_end_handler`: closed by its client (the last frame is `done`), given up by the broker or for a
+frame that it does not take (the last frame is `closed`), or with the stream.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from . import translate
 from .translate import delivery_items
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import GrpcConnection
 
 _LOG = logging.getLogger("magnetar.broker.connect")
 
@@ -57,7 +57,7 @@ class Handler:
 
     __slots__ = ("_connection", "_deferred", "_requests", "_work", "number", "opened", "over")
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: GrpcConnection, number: int) -> None:
         self.number = number
         self.opened = False
         self.over = False
@@ -89,7 +89,7 @@ class Handler:
         try:
             opened = await self._open(frame)
         except Exception as error:
-            self.give_up(_typed(error))
+            self.close_with(_typed(error))
             return
         if self.over:  # its client was told, and `leave` waits for this: it takes the session back
             return
@@ -98,31 +98,31 @@ class Handler:
         self._go_on()
 
     # ------------------------------------------------------------------ frames
-    def take(self, frame: wire.ClientFrame, turns: Turns) -> None:
+    def on_frame(self, frame: wire.ClientFrame, turns: Turns) -> None:
         kind = frame.WhichOneof("kind")
         if kind in ("open_producer", "subscribe"):
-            self.give_up(InvalidRequest(f"id {self.number} is used twice"))
+            self.close_with(InvalidRequest(f"id {self.number} is used twice"))
         elif self._work is None:
-            self._take(kind, frame, turns)
+            self._handle_frame(kind, frame, turns)
         elif self.opened:
             self._defer(frame)
         elif kind == "close":
-            self._end(self._opening_closed(frame.close))
+            self._end_handler(self._opening_closed(frame.close))
         elif kind == "publish":
-            self.give_up(InvalidRequest("a producer publishes after it was opened"))
+            self.close_with(InvalidRequest("a producer publishes after it was opened"))
         elif self._deferred is not None and len(self._deferred) >= WAITING_FRAMES:
-            self.give_up(BackPressure(f"more than {WAITING_FRAMES} frames before the answer to the first"))
+            self.close_with(BackPressure(f"more than {WAITING_FRAMES} frames before the answer to the first"))
         else:
             self._defer(frame)
 
-    def _take(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
+    def _handle_frame(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
         try:
             if kind == "close":
-                self._end(self._closing(frame.close))
+                self._end_handler(self._closing(frame.close))
             else:
                 self._handle(kind, frame, turns)
         except Exception as error:
-            self.give_up(_typed(error))
+            self.close_with(_typed(error))
 
     def _defer(self, frame: wire.ClientFrame) -> None:
         if isinstance(frame, LongItem):  # a part of an envelope, which would stay as long
@@ -138,8 +138,8 @@ class Handler:
         while self._deferred and self._work is None and not self.over:
             frame = self._deferred.popleft()
             self._connection.deferred(-frame.ByteSize())
-            self._take(frame.WhichOneof("kind"), frame, turns)
-            if turns.over and self._work is None and not self.over:
+            self._handle_frame(frame.WhichOneof("kind"), frame, turns)
+            if turns.is_over and self._work is None and not self.over:
                 self._work = self._connection.start(self._later())
         if not self._deferred:
             self._deferred = None
@@ -153,7 +153,7 @@ class Handler:
         """Takes the steps at once, as far as the slice goes; the rest in a task."""
         try:
             for _ in steps:
-                if turns.over:
+                if turns.is_over:
                     self._work = self._connection.start(self._rest(steps, then))
                     return
         except MagnetarError as error:
@@ -166,7 +166,7 @@ class Handler:
         turns, failure = Turns(self._connection.broker.world.clock), None
         try:
             for _ in steps:
-                if turns.over:
+                if turns.is_over:
                     await turns.next()
         except Exception as error:
             failure = _typed(error)
@@ -176,7 +176,7 @@ class Handler:
     # ------------------------------------------------------------------ requests that are answered later
     def _request(self, request_id: int, work: Work) -> None:
         if self._requests >= REQUESTS_MAX:
-            self._done(request_id, self._too_many())
+            self._send_done(request_id, self._too_many())
         else:
             self._requests += 1
             self._connection.start(self._answer(request_id, work))
@@ -188,45 +188,45 @@ class Handler:
         try:
             answer = await work()
         except Exception as error:
-            self._done(request_id, _typed(error))
+            self._send_done(request_id, _typed(error))
         else:
             if answer is not None:
                 self._connection.send(answer)
             else:
-                self._done(request_id, None)
+                self._send_done(request_id, None)
         finally:
             self._requests -= 1
 
     def _owes(self, request_id: int) -> Callable[[MagnetarError | None], None]:
         """Begins a request without a task; returns the function to be called once with its outcome."""
         self._requests += 1
-        self._connection.owes(1)
+        self._connection.add_outstanding(1)
 
         def tell(error: MagnetarError | None) -> None:
             self._requests -= 1
-            self._connection.owes(-1)
-            self._done(request_id, error)
+            self._connection.add_outstanding(-1)
+            self._send_done(request_id, error)
 
         return tell
 
-    def _done(self, request_id: int, error: MagnetarError | None) -> None:
+    def _send_done(self, request_id: int, error: MagnetarError | None) -> None:
         told = to_wire(error) if error is not None else None
         done = wire.Done(request_id=request_id, error=told)
         self._connection.send(wire.ServerFrame(id=self.number, done=done))
 
     # ------------------------------------------------------------------ the end
-    def give_up(self, error: MagnetarError) -> None:
+    def close_with(self, error: MagnetarError) -> None:
         """Closes it by the broker: the client gets the error."""
         if not self.over:
             self._connection.send(wire.ServerFrame(id=self.number, closed=to_wire(error)))
-            self._end(self.leave())
+            self._end_handler(self.leave())
 
-    def _end(self, leaving: Coroutine[Any, Any, None]) -> None:
+    def _end_handler(self, leaving: Coroutine[Any, Any, None]) -> None:
         self.over = True
         if self._deferred is not None:
             self._connection.deferred(-sum(frame.ByteSize() for frame in self._deferred))
             self._deferred = None
-        self._connection.ended(self, leaving)
+        self._connection.on_handler_ended(self, leaving)
 
     async def _closing(self, request_id: int) -> None:
         error = None
@@ -234,11 +234,11 @@ class Handler:
             await self._close()
         except Exception as failure:
             error = _typed(failure)
-        self._done(request_id, error)
+        self._send_done(request_id, error)
 
     async def _opening_closed(self, request_id: int) -> None:
         await self.leave()
-        self._done(request_id, None)
+        self._send_done(request_id, None)
 
     async def leave(self) -> None:
         """Leaves when the stream is gone, or the broker gave the handler up: nothing of it stays. Idempotent."""
@@ -255,7 +255,7 @@ class ProducerHandler(Handler):
 
     __slots__ = ("_hears_waits", "_session")
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: GrpcConnection, number: int) -> None:
         super().__init__(connection, number)
         self._session: ProducerSession | None = None
         self._hears_waits = False
@@ -266,14 +266,14 @@ class ProducerHandler(Handler):
         self._session = await ProducerSession.open(self._connection.broker, options, self, self._connection.caller)
         return translate.producer_opened(self.number, self._session)
 
-    def take(self, frame: wire.ClientFrame, turns: Turns) -> None:
+    def on_frame(self, frame: wire.ClientFrame, turns: Turns) -> None:
         if self._work is not None or self._session is None or frame.WhichOneof("kind") != "publish":
-            super().take(frame, turns)
+            super().on_frame(frame, turns)
             return
         try:
             self._session.publish(frame.publish)
         except Exception as error:
-            self.give_up(_typed(error))
+            self.close_with(_typed(error))
 
     def _handle(self, kind: str | None, frame: wire.ClientFrame, turns: Turns) -> None:
         if kind != "publish":
@@ -289,7 +289,7 @@ class ProducerHandler(Handler):
         if self._session is not None:
             self._session.leave()
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Returns when what is on its way is answered."""
         if self.opened:
             await self._close()
@@ -306,22 +306,22 @@ class ProducerHandler(Handler):
         receipt = wire.Receipt(sequence_id=sequence_id, ledger_id=-1, entry_id=-1, index=-1, duplicate=True)
         self._connection.send(wire.ServerFrame(id=self.number, receipt=receipt))
 
-    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+    def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         if sequence_id == UNNUMBERED:  # the frame has no number of its own: which publish it was cannot be said
-            self.give_up(error)
+            self.close_with(error)
             return
         failed = wire.PublishFailed(sequence_id=sequence_id, error=to_wire(error))
         self._connection.send(wire.ServerFrame(id=self.number, failed=failed))
 
-    def waits(self, error: MagnetarError) -> None:
+    def on_waiting(self, error: MagnetarError) -> None:
         if self._hears_waits:
             self._connection.send(wire.ServerFrame(id=self.number, waits=to_wire(error)))
 
     def credit(self, size: int) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, credit=size))
 
-    def closed(self, error: MagnetarError) -> None:
-        self.give_up(error)
+    def on_closed(self, error: MagnetarError) -> None:
+        self.close_with(error)
 
 
 class ConsumerHandler(Handler):
@@ -329,7 +329,7 @@ class ConsumerHandler(Handler):
 
     __slots__ = ("_head", "_session", "queued_bytes", "sent")
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: GrpcConnection, number: int) -> None:
         super().__init__(connection, number)
         self._head = b"\x08" + varint(number)
         self._session: ConsumerSession | None = None
@@ -375,11 +375,11 @@ class ConsumerHandler(Handler):
             if not request_id:
                 return
             if error is not None:
-                self._done(request_id, error)
+                self._send_done(request_id, error)
             elif self._requests < REQUESTS_MAX:
                 session.when_durable(self._owes(request_id))
             else:
-                self._done(request_id, self._too_many())
+                self._send_done(request_id, self._too_many())
 
         return then
 
@@ -388,14 +388,14 @@ class ConsumerHandler(Handler):
         again before the answer."""
         def then(error: MagnetarError | None) -> None:
             if error is not None:
-                self.give_up(error)
+                self.close_with(error)
             elif request_id:
-                self._done(request_id, None)
+                self._send_done(request_id, None)
 
         return then
 
     async def _last(self, session: ConsumerSession, request_id: int) -> wire.ServerFrame:
-        return translate.last(self.number, request_id, await session.last_message())
+        return translate.last_message_id(self.number, request_id, await session.last_message())
 
     async def _close(self) -> None:
         if self._session is not None:
@@ -409,17 +409,17 @@ class ConsumerHandler(Handler):
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
         return self._connection.deliver(self, delivery_items(deliveries, self._head))
 
-    def ended(self) -> None:
+    def on_end_of_topic(self) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, end_of_topic=wire.Empty()))
 
     def active(self, active: bool) -> None:
         self._connection.send(wire.ServerFrame(id=self.number, active=active))
 
-    def closed(self, error: MagnetarError) -> None:
-        self.give_up(error)
+    def on_closed(self, error: MagnetarError) -> None:
+        self.close_with(error)
 
-    async def drained(self) -> None:
-        await self._connection.drained(self)
+    async def wait_drained(self) -> None:
+        await self._connection.wait_drained(self)
 
 
 def _typed(error: Exception) -> MagnetarError:
@@ -442,7 +442,7 @@ async def serve(topics: Topics, stream: Watches, caller: CallContext) -> None:
     asked = (await stream.receive())[0]
     if not asked.namespace:
         raise InvalidRequest("the first item of a WatchTopics stream names a namespace")
-    tasks = (asyncio.create_task(_tell(topics, stream, asked, caller)), asyncio.create_task(_gone(stream)))
+    tasks = (asyncio.create_task(_send_changes(topics, stream, asked, caller)), asyncio.create_task(_gone(stream)))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0].done():
@@ -453,7 +453,7 @@ async def serve(topics: Topics, stream: Watches, caller: CallContext) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _tell(topics: Topics, stream: Watches, asked: wire.WatchTopicsRequest, caller: CallContext) -> None:
+async def _send_changes(topics: Topics, stream: Watches, asked: wire.WatchTopicsRequest, caller: CallContext) -> None:
     name = NamespaceName.parse(asked.namespace)
     async for told in topics.watch(name, asked.after_revision, caller.principal):
         await stream.send(_reply(told))

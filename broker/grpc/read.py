@@ -25,7 +25,7 @@ async def serve(broker: TopicManager, stream: Reads, caller: CallContext) -> Non
         turns = Turns(broker.world.clock)
         for request in items:
             await _answer(broker, stream, request, caller, turns)
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
 
 

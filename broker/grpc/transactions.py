@@ -69,12 +69,12 @@ class TransactionService(HalfService):
         together, owner, turns = Together(), context.principal.name, Turns(self._broker.world.clock)
         for item in request.items:
             _ask_end(running[item.txn.most], together.one(), item, owner)
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
-        results, reply = await together.answered(ANSWER_S), wire.EndReply()
+        results, reply = await together.wait_answers(ANSWER_S), wire.EndReply()
         for item, result in zip(request.items, results, strict=True):
             reply.items.append(_reply(item.txn, result))
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         return reply
 

@@ -193,7 +193,7 @@ async def seek(session: ConsumerSession, asked: wire.Seek) -> None:
         await session.seek_index(asked.index)
 
 
-def last(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
+def last_message_id(id_: int, request_id: int, found: LastMessage) -> wire.ServerFrame:
     answer = wire.LastMessageId(
         request_id=request_id, index=found.index,
         id=wire.MessageId(

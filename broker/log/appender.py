@@ -1,6 +1,6 @@
 """Sends what is published to the ledger that is written, and confirms it in order. The driver of log_queue_core.py.
 
-    log: `queue.add` → `send` → ledger → `appended` → cache, publisher, `on_confirmed`
+    log: `queue.add` → `send` → ledger → `on_appended` → cache, publisher, `on_confirmed`
 
 `on_stopped` is called when the ledger takes no more: it is full, or it has failed. Then the log stops the queue, and
 opens the next ledger (broker/log/topic_log.py). What a ledger has no room for waits here, in its order.
@@ -38,8 +38,8 @@ from .managed_ledger import ManagedLedger
 class Publisher(Protocol):
     """Gets the outcome of a publish. Neither method may wait or raise."""
 
-    def confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
-    def failed(self, publish: Publish, error: MagnetarError) -> None: ...
+    def on_confirmed(self, publish: Publish, position: Position, index: int) -> None: ...
+    def on_failed(self, publish: Publish, error: MagnetarError) -> None: ...
 
 
 class Publish(Queued):
@@ -82,8 +82,22 @@ class Appender:
     """The appender of one log. `writer` None: no ledger is written yet. `timestamp_ms`: of the last publish."""
 
     __slots__ = (
-        "_age_due_ms", "_cache", "_chain", "_clock", "_config", "_on_confirmed", "_on_delayed", "_on_stopped",
-        "_publish_seconds", "_room", "_shape", "_span", "_tasks", "queue", "timestamp_ms", "writer",
+        "_age_due_ms",
+        "_cache",
+        "_clock",
+        "_config",
+        "_managed_ledger",
+        "_on_confirmed",
+        "_on_delayed",
+        "_on_stopped",
+        "_publish_seconds",
+        "_room",
+        "_shape",
+        "_span",
+        "_tasks",
+        "queue",
+        "timestamp_ms",
+        "writer",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +109,7 @@ class Appender:
         self.writer: LedgerWriter | None = None
         self.timestamp_ms = 0
         self._clock = clock
-        self._chain = chain
+        self._managed_ledger = chain
         self._shape = chain.shape
         self._span = Span(-1, 0)  # of the ledger that is written
         self._cache = cache
@@ -115,12 +129,12 @@ class Appender:
         if writer is None:
             self._on_stopped()
             return
-        if queue.next_entry + len(queue.pending) >= entries_max and not self._chain.has_room:
+        if queue.next_entry + len(queue.pending) >= entries_max and not self._managed_ledger.has_room:
             entries_max = _UNLIMITED
         try:
             while queue.pending and queue.ledger_id >= 0 and queue.next_entry < entries_max:
                 writer.push(queue.pending[0])
-                queue.sent()
+                queue.on_sent()
         except BackPressure:
             self._wait_room(writer)
         except LedgerClosed:  # no bookie was there to replace one that failed, or it is poisoned
@@ -133,7 +147,7 @@ class Appender:
     def _wait_room(self, writer: LedgerWriter) -> None:
         """Goes on sending when the ledger has room again, or has ended."""
         if self._room is None:
-            self._room = self._tasks.spawn(writer.ready(), "topic-log-room")
+            self._room = self._tasks.spawn(writer.wait_room(), "topic-log-room")
             self._room.add_done_callback(self._has_room)
 
     def _has_room(self, room: asyncio.Task[None]) -> None:
@@ -143,26 +157,26 @@ class Appender:
 
     def _is_full(self, writer: LedgerWriter) -> bool:
         if writer.adds.length >= self._config.roll_bytes:
-            return self._chain.has_room
+            return self._managed_ledger.has_room
         if self.timestamp_ms < self._age_due_ms:
             return False
         self._age_due_ms = self.timestamp_ms + AGE_LOOK_MS
         age_max_s = self._config.degraded_roll_s if self.degraded else self._config.roll_minutes * 60
-        age_ms = self.timestamp_ms - self._chain.listed.record.ledgers[-1].created_ms
-        return age_ms >= age_max_s * 1000 and self._span.last_entry >= 0 and self._chain.has_room
+        age_ms = self.timestamp_ms - self._managed_ledger.listed.record.ledgers[-1].created_ms
+        return age_ms >= age_max_s * 1000 and self._span.last_entry >= 0 and self._managed_ledger.has_room
 
     # ------------------------------------------------------------------ confirming
-    def begin(self, writer: LedgerWriter) -> None:
+    def start_ledger(self, writer: LedgerWriter) -> None:
         """Begins to write the ledger, which the committed list names."""
         self.writer, self._age_due_ms, self._span = writer, 0, self._shape.tail
         writer.listener = self
-        self.queue.opened(writer.ledger_id)
+        self.queue.start_ledger(writer.ledger_id)
 
-    def appended(self, writer: LedgerWriter, last_entry: int) -> None:
+    def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
         """Confirms in order what the ledger has: receipts of one answer of the bookies leave together."""
         if writer is not self.writer:
             return  # its end is known, and so is what of it was confirmed
-        if confirmed := self.queue.confirmed(last_entry):
+        if confirmed := self.queue.take_confirmed(last_entry):
             self.confirm(confirmed)
             self._on_confirmed()
 
@@ -188,17 +202,17 @@ class Appender:
             )  # fmt: skip
             if publish.deliver_at_ms and publish.txn is None:  # else that is found when it is read, after a commit
                 self._on_delayed(position, publish.deliver_at_ms)
-            publish.publisher.confirmed(publish, position, index)
+            publish.publisher.on_confirmed(publish, position, index)
         if len(waits) >= WAITING:
-            seconds.take()
+            seconds.count_waiting()
 
-    def ended(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
+    def end_ledger(self, last_entry: int) -> tuple[list[Publish], TopicLedger | None]:
         """Ends the ledger there; returns what in it is not confirmed yet, and its row in the list (None: no ledger)."""
         if self.writer is None:
             return [], None
-        stored = self.queue.ended(last_entry)
+        stored = self.queue.end_ledger(last_entry)
         end_index = stored[-1].index + 1 if stored else self._shape.end_index
-        return stored, self._chain.closed(self.writer.ledger_id, last_entry, end_index)
+        return stored, self._managed_ledger.closed_row(self.writer.ledger_id, last_entry, end_index)
 
     # ------------------------------------------------------------------ questions
     @property
@@ -214,5 +228,5 @@ class Appender:
         """Whether that ledger is on fewer bookies, or has fewer copies, than the policy asked for."""
         writer = self.writer
         return writer is not None and (
-            writer.record.ensemble_size < self._chain.wanted.ensemble_size or writer.short_of_bookies
+            writer.record.ensemble_size < self._managed_ledger.wanted.ensemble_size or writer.short_of_bookies
         )

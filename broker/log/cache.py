@@ -201,7 +201,7 @@ class TailCache:
         entries = self._ledgers.get(position[0])
         return entries.get(position[1]) if entries is not None else None
 
-    def run(self, position: Position, last_entry: int, entries_max: int, bytes_max: int) -> list[StoredEntry]:
+    def run_from(self, position: Position, last_entry: int, entries_max: int, bytes_max: int) -> list[StoredEntry]:
         """Entries of one ledger from `position` on, without a gap, up to the bounds; none if the first is not here."""
         entries = self._ledgers.get(position[0])
         found: list[StoredEntry] = []
@@ -216,10 +216,10 @@ class TailCache:
             size += entry.size
         return found
 
-    def forget(self, ledger_id: int) -> None:
+    def discard(self, ledger_id: int) -> None:
         """Forgets a ledger that is needed no more; its bytes are freed at once."""
         if self.recent is not None:
-            self.recent.forget(ledger_id)
+            self.recent.discard(ledger_id)
         entries = self._ledgers.pop(ledger_id, None)
         if entries:
             gone = set(map(id, entries.values()))

@@ -7,8 +7,8 @@ The *last stable position* is the last entry before which, and at which, each en
 is aborted is skipped by every question: `after`, `before`, `at_or_after`, `last`, counts. So a cursor's mark moves over
 it, nothing reads it, and no backlog counts it; and nothing of it is stored for any subscription. What was ever shown
 stays: entries before the last stable position change no more.
-`has` and `confirmed` are of the log, shown or not: acknowledgements are checked against those (after a take-over the
-last stable position may be before what was delivered already, until the outcomes are known again).
+`has` and `last_confirmed` are of the log, shown or not: acknowledgements are checked against those (after a take-over
+the last stable position may be before what was delivered already, until the outcomes are known again).
 Guarding tests: tests/broker/topic/test_transactions_core.py, tests/broker/topic/test_shown.py.
 """
 
@@ -80,9 +80,9 @@ class CommittedShape(LogShape):
     def __init__(self, log: LogShape) -> None:
         super().__init__()
         self._decided: Decided | None = None
-        log.follow(self)
+        log.add_follower(self)
 
-    def show(self, decided: Decided) -> None:
+    def set_decided(self, decided: Decided) -> None:
         self._decided = decided
 
     @property
@@ -91,7 +91,7 @@ class CommittedShape(LogShape):
         return self._decided
 
     # ------------------------------------------------------------------ what is left out
-    def _over(self, position: Position) -> Position:
+    def _skip_aborted(self, position: Position) -> Position:
         """The first position at or after `position` that is not aborted."""
         decided = self._decided
         while decided is not None and decided.aborted:
@@ -113,10 +113,10 @@ class CommittedShape(LogShape):
         decided = self._decided
         return decided.aborted.get(ledger_id) if decided is not None else None
 
-    def passed(self, mark: Position) -> Position:
+    def skip_hidden(self, mark: Position) -> Position:
         if self._decided is None:
             return mark
-        following = self._over(first := self._following(mark))
+        following = self._skip_aborted(first := self._following(mark))
         return mark if following == first else super().before(following)
 
     # ------------------------------------------------------------------ questions
@@ -128,7 +128,7 @@ class CommittedShape(LogShape):
     def last(self) -> Position:
         decided = self._decided
         if decided is None:
-            return self.confirmed
+            return self.last_confirmed
         stable = decided.stable
         if stable[1] < 0:
             return self.start
@@ -138,7 +138,7 @@ class CommittedShape(LogShape):
     @property
     def stable(self) -> Position:
         """The last stable position, which may be aborted itself."""
-        return self.confirmed if self._decided is None else self._decided.stable
+        return self.last_confirmed if self._decided is None else self._decided.stable
 
     def readable(self, position: Position) -> bool:
         decided = self._decided
@@ -151,10 +151,10 @@ class CommittedShape(LogShape):
 
     def at_or_after(self, position: Position) -> Position:
         found = super().at_or_after(position)
-        return found if self._decided is None else self._over(found)
+        return found if self._decided is None else self._skip_aborted(found)
 
     def after(self, position: Position) -> Position:
-        return super().after(position) if self._decided is None else self._over(self._following(position))
+        return super().after(position) if self._decided is None else self._skip_aborted(self._following(position))
 
     def before(self, position: Position) -> Position:
         found = super().before(position)

@@ -96,7 +96,7 @@ class CompactedLog:
         """The first survivor that arrived at or after the time."""
         return (await first_reached(self.entries - 1, self.entry, lambda entry: entry.timestamp_ms >= time_ms)).entry
 
-    async def last(self) -> tuple[StoredEntry, int] | None:
+    async def last_survivor(self) -> tuple[StoredEntry, int] | None:
         """The last survivor, and the batch index of its last message that is shown (-1: it is no batch)."""
         if not self.entries:
             return None
@@ -202,7 +202,7 @@ class CompactedReader:
     async def last_shown(self) -> tuple[Position, int, int] | None:
         compacted = self.compacted
         if compacted is not None and self._shape.last <= compacted.horizon:
-            survivor = await compacted.last()
+            survivor = await compacted.last_survivor()
             return None if survivor is None else (survivor[0].position, survivor[1], survivor[0].index)
         return await self._log.last_shown()
 
@@ -231,13 +231,13 @@ class CompactedView:
         self._log = log
         self.reader.read_on_in(log.reader)
         assert isinstance(log.shape, CommittedShape), "it is the view of what is committed"
-        self.shape.show(log.shape.decided)
+        self.shape.set_decided(log.shape.decided)
 
     @property
     def compacted(self) -> CompactedLog | None:
         return self.reader.compacted
 
-    def show(self, compacted: CompactedLog) -> None:
+    def switch_to(self, compacted: CompactedLog) -> None:
         self.shape.cover(compacted.rows)
         self.reader.compacted = compacted
 

@@ -49,7 +49,7 @@ from ..common.config import BrokerConfig, Policy
 from .cache import StoredEntry
 from .compacted_format import Row, encode_survivor, encode_table
 from .compacted_view import CompactedLog, CompactedView
-from .compaction_core import KEY_BYTES, KeySurvey, cut, opened
+from .compaction_core import KEY_BYTES, KeySurvey, cut, parse_entry
 from .log import Log, ReadableLog
 from .log_shape_core import LogShape, Safe
 from .managed_ledger import TopicFenced
@@ -143,7 +143,7 @@ class Compaction:
         self.shown = log
         view.show_committed(log)
 
-    def held(self, applied: Applied) -> Safe | None:
+    def trim_limit(self, applied: Applied) -> Safe | None:
         """Returns the mark up to which ledgers may be trimmed, as for a durable cursor; None if compaction keeps
         nothing."""
         if self.record is not None:
@@ -177,7 +177,7 @@ class Compaction:
             return
         self.progress.state = CompactionState.SUCCESS
         try:
-            self.view.show(await CompactedLog.open(self.ledgers, record))
+            self.view.switch_to(await CompactedLog.open(self.ledgers, record))
         except MagnetarError as error:
             if error.retryable:
                 raise
@@ -195,7 +195,7 @@ class Compaction:
         self._task = self._tasks.spawn(self._run(), f"compaction of {self.topic}")
         return True
 
-    def look(self, applied: Applied) -> None:
+    def run_due(self, applied: Applied) -> None:
         """Starts one when the policy's number of bytes is not compacted."""
         threshold_bytes = applied.compaction_threshold_bytes
         if threshold_bytes and self.due_bytes() >= threshold_bytes:
@@ -233,7 +233,7 @@ class Compaction:
             self._task = None
 
     def published(self, compacted: CompactedLog) -> None:
-        self.view.show(compacted)
+        self.view.switch_to(compacted)
         self._changed()
 
 
@@ -283,20 +283,20 @@ class CompactionRun:
     # ------------------------------------------------------------------ the steps
     async def survey(self) -> None:
         survey, progress = self._survey, self._of.progress
-        while not survey.done:
+        while not survey.is_done:
             live = self._live()
             progress.to_look_at = progress.looked_at + 2 * live
             async for entries in self._read():
                 for entry in entries:
-                    await self._aside(entry, self._look, entry)
+                    await self._aside(entry, self._survey_entry, entry)
                     await self._breathe(entry.count)
             survey.end_round()
             progress.rounds = survey.rounds
         if survey.unreadable:
             _LOG.warning("%s: %d entries stay as they are: they cannot be parsed", self._of.topic, survey.unreadable)
 
-    def _look(self, entry: StoredEntry) -> None:
-        self._survey.look(entry.first_index, entry.count, opened(entry.payload))
+    def _survey_entry(self, entry: StoredEntry) -> None:
+        self._survey.add_entry(entry.first_index, entry.count, parse_entry(entry.payload))
 
     async def create(self) -> None:
         self._writer = await self._of.ledgers.create()
@@ -306,7 +306,7 @@ class CompactionRun:
         assert writer is not None, "a ledger was created"
         current = record.compacted.ledger_id if record.compacted is not None else -1
         before = [each for each in record.pending_deletion if each != current]
-        await self._log.note(pending_deletion=(*before, writer.ledger_id))
+        await self._log.commit_fields(pending_deletion=(*before, writer.ledger_id))
         await self._of.ledgers.delete(*before)
 
     async def copy(self) -> None:
@@ -316,10 +316,10 @@ class CompactionRun:
             for entry in entries:
                 kept = await self._aside(entry, cut, entry.payload, entry.first_index, entry.count, survivors)
                 if kept is not None:
-                    self._note(entry, len(kept))
+                    self._add_survivor(entry, len(kept))
                     self._append(encode_survivor(entry.position, kept))
                     if not writer.has_room:
-                        await writer.ready()
+                        await writer.wait_room()
                 await self._breathe(entry.count)
             await self._stored()
         for piece in encode_table(self._rows):
@@ -340,7 +340,7 @@ class CompactionRun:
         )  # fmt: skip
         old = [self._old.record.ledger_id] if self._old is not None else []
         opening = await CompactedLog.open(self._of.ledgers, self._compacted)  # what cannot be read is not published
-        await log.note(compacted=self._compacted, pending_deletion=tuple(old))
+        await log.commit_fields(compacted=self._compacted, pending_deletion=tuple(old))
         self._of.published(opening)
 
     async def delete(self) -> None:
@@ -396,7 +396,7 @@ class CompactionRun:
         written, self._written = self._written, []
         await asyncio.gather(*written)
 
-    def _note(self, entry: StoredEntry, size: int) -> None:
+    def _add_survivor(self, entry: StoredEntry, size: int) -> None:
         ledger_id, entry_id = entry.position
         if not self._rows or self._rows[-1].ledger_id != ledger_id:
             self._rows.append(self._row(ledger_id, entry))

@@ -58,7 +58,7 @@ _TAKEN_OUT = item_prefix(SingleMessageMetadata(compacted_out=True, payload_size=
 Opened = tuple[EntryHeader, Sequence[MessageFields], Sequence[bytes]]
 
 
-def opened(entry: Buffer) -> Opened | None:
+def parse_entry(entry: Buffer) -> Opened | None:
     """Returns header, metadata and payloads of the messages of an entry; None: it cannot be parsed."""
     try:
         part = split_broker_part(entry)[2]
@@ -88,10 +88,10 @@ class KeySurvey:
         self._chunks: dict[tuple[str, str], tuple[bytes, list[int]]] = {}  # key and chunks of what is not complete yet
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self._low >= _SPACE
 
-    def look(self, first_index: int, count: int, entry: Opened | None) -> None:
+    def add_entry(self, first_index: int, count: int, entry: Opened | None) -> None:
         """Surveys the next entry, in the order of the topic."""
         if entry is None:
             if not self._low:
@@ -169,7 +169,7 @@ def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> byt
         return None
     if kept == count:
         return bytes(entry)
-    found = opened(entry)
+    found = parse_entry(entry)
     assert found is not None, "all of an entry that cannot be parsed survives"
     header, fields, payloads = found
     items: list[bytes] = []
@@ -188,7 +188,7 @@ def cut(entry: Buffer, first_index: int, count: int, survivors: BitMap64) -> byt
 def last_shown(entry: Buffer) -> int:
     """Returns the batch index of the last message of an entry that is shown; -1: it is no batch, or cannot be parsed.
     """
-    found = opened(entry)
+    found = parse_entry(entry)
     if found is None or not found[0].batched:
         return -1
     for at in reversed(range(len(found[1]))):

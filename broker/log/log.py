@@ -131,7 +131,7 @@ class Log(ReadableLog, Protocol):
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         """Removes the ledgers that `choose` names; those that were removed."""
 
-    async def note(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
+    async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
         """Commits other fields of the topic's record, and `together` other records in the same commit. `within`:
         as part of work that runs to its end."""
 
@@ -226,7 +226,7 @@ class CommittedView:
     def __init__(self, log: ReadableLog, decided: Decided) -> None:
         self.topic = log.topic
         self.shape = CommittedShape(log.shape)
-        self.shape.show(decided)
+        self.shape.set_decided(decided)
         self.reader = CommittedReader(self.shape, log.reader)
         self._log = log
 

@@ -63,7 +63,7 @@ class LogQueue(Generic[Q]):
             self._sent, self.pending = deque(), deque()
         self.pending.append(queued)
 
-    def sent(self) -> None:
+    def on_sent(self) -> None:
         """Notes that the ledger has taken the first of the pending ones."""
         queued = self.pending.popleft()
         queued.entry = self.next_entry
@@ -71,13 +71,13 @@ class LogQueue(Generic[Q]):
         self._sent.append(queued)
 
     # ------------------------------------------------------------------ facts
-    def opened(self, ledger_id: int) -> None:
+    def start_ledger(self, ledger_id: int) -> None:
         """Opens a new ledger, which is in the committed list and takes entries."""
         assert self.ledger_id < 0, "one ledger takes entries at a time"
         assert not self._sent, "nothing is outstanding on another ledger"
         self.ledger_id, self.next_entry = ledger_id, 0
 
-    def confirmed(self, last_entry: int) -> list[Q]:
+    def take_confirmed(self, last_entry: int) -> list[Q]:
         """Removes and returns the publishes up to `last_entry`, which are in the ledger."""
         sent, found = self._sent, list[Q]()
         while sent and sent[0].entry <= last_entry:
@@ -89,7 +89,7 @@ class LogQueue(Generic[Q]):
         known."""
         self.ledger_id = -1
 
-    def ended(self, last_entry: int) -> list[Q]:
+    def end_ledger(self, last_entry: int) -> list[Q]:
         """Ends the ledger at `last_entry`; returns the publishes that are in it and are confirmed; the rest goes back
         to the front."""
         assert self.ledger_id < 0, "a ledger that ended takes no entries"
@@ -102,7 +102,7 @@ class LogQueue(Generic[Q]):
             self.pending.appendleft(queued)
         return stored
 
-    def give_up(self) -> list[Q]:
+    def take_all(self) -> list[Q]:
         """Removes and returns all that is left, in order, as the topic is lost to this broker; the outcome of each is
         unknown."""
         left = [*self._sent, *self.pending]
@@ -152,7 +152,7 @@ class SequenceRange(NamedTuple):
         """Whether its ids are too many to be noted. A header may declare any two, whatever the entry contains."""
         return self.last - self.first >= SPAN_MAX or self.last >= ID_END
 
-    def note(self, ids: BitMap64) -> None:
+    def add_to(self, ids: BitMap64) -> None:
         """Adds its ids; those of a wide one are left out."""
         if not self.is_wide:
             ids.add_range(self.first, self.last + 1)

@@ -110,7 +110,7 @@ class LogShape:
             position = self.before(Position(position[0], run[0]))
         return position
 
-    def follow(self, follower: LogShape) -> None:
+    def add_follower(self, follower: LogShape) -> None:
         """Gives the follower every span of this shape, now and from now on."""
         self._followers.append(follower)
         follower.pass_over(self._holes, self._least_index)
@@ -177,15 +177,15 @@ class LogShape:
     @property
     def last(self) -> Position:
         """The last entry that is shown: the last confirmed one; `start` when there is none."""
-        return self.confirmed
+        return self.last_confirmed
 
     @property
     def stable(self) -> Position:
         """The position up to which all is decided: the last confirmed entry, where there is no transaction."""
-        return self.confirmed
+        return self.last_confirmed
 
     @property
-    def confirmed(self) -> Position:
+    def last_confirmed(self) -> Position:
         """The last confirmed entry, shown or not (committed_shape_core.py); `start` when nothing is stored."""
         for ledger_id in reversed(self._ids):
             span = self._spans[ledger_id]
@@ -245,7 +245,7 @@ class LogShape:
         """Returns how many of the messages `first` … `end - 1` are in aborted transactions."""
         return 0
 
-    def passed(self, mark: Position) -> Position:
+    def skip_hidden(self, mark: Position) -> Position:
         """The mark, or the last of the entries that follow it and are never shown."""
         return mark
 
@@ -279,7 +279,8 @@ class LogShape:
 # Rules:
 # - What an operator passed over (`topics skip-lost`) is left out: the answer is the next entry that exists.
 # - A lost entry that was not passed over is skipped by the search as long as the answer does not depend on it. Where it
-#   does, the answer is `DataLost` with the range: `Found.lost` are the lost entries directly before the one that was
+#   does, the answer is `DataLost` with the range: `LookupResult.lost` are the lost entries directly before the one that
+# was
 #   found, which may be those that are looked for.
 # - Unavailable is not lost: it ends the search, and who asked may ask again.
 # Bounds: LOST_LOOKED_AT lost entries in a row are looked at, each costs a question to every replica.
@@ -295,7 +296,7 @@ EntryOf = Callable[[int], Awaitable[StoredEntry]]
 """Reads an entry of the ledger. DataLost."""
 
 
-class Found(NamedTuple):
+class LookupResult(NamedTuple):
     """The result of a search: the entry, and the lost run before it."""
 
     entry: StoredEntry | None
@@ -305,7 +306,7 @@ class Found(NamedTuple):
 async def first_reached(
     last: int, entry_of: EntryOf, reached: Callable[[StoredEntry], bool],
     passed_over: Callable[[int], Run | None] = lambda entry_id: None,
-) -> Found:  # fmt: skip
+) -> LookupResult:  # fmt: skip
     """The first entry that is there and for which `reached` is true; it is true for all after it. DataLost: more than
     LOST_LOOKED_AT in a row are lost."""
     lost: set[int] = set()
@@ -337,7 +338,7 @@ async def first_reached(
             low = entry.position[1] + 1
         else:
             found, high = entry or found, middle - 1  # none is there from the middle up to the entry
-    return Found(found, _before(last + 1 if found is None else found.position[1], lost, passed_over))
+    return LookupResult(found, _before(last + 1 if found is None else found.position[1], lost, passed_over))
 
 
 def _before(entry_id: int, lost: set[int], passed_over: Callable[[int], Run | None]) -> Run | None:
@@ -397,7 +398,7 @@ class Safe(NamedTuple):
     done: frozenset[int] = frozenset()  # ledgers after the mark
     why: LedgerStays = LedgerStays.NOT_ACKNOWLEDGED  # a ledger that is not passed stays
 
-    def passed(self, span: Span) -> bool:
+    def is_past(self, span: Span) -> bool:
         return self.mark >= (span.ledger_id, span.last_entry) or span.ledger_id in self.done
 
 
@@ -407,7 +408,7 @@ class Retention(msgspec.Struct, frozen=True):
     minutes: int = 0
     mib: int = 0
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Returns the retention in words; empty: nothing is kept."""
         if not self.minutes:
             return ""
@@ -477,7 +478,7 @@ def _holder(span: Span, holders: Sequence[Safe]) -> Safe | None:
     """The first holder that still needs the ledger."""
     if span.last_entry < 0:
         return None
-    return next((holder for holder in holders if not holder.passed(span)), None)
+    return next((holder for holder in holders if not holder.is_past(span)), None)
 
 
 # -------------------------------------------------------------------------------------------------- quorums_core

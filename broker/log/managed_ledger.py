@@ -176,7 +176,8 @@ class ManagedLedger:
     """The ledgers of a topic. Called in the order `read`, `recover`, `claim`, and for each ledger that is written
     `draft`, `add`, `install`.
 
-    Before the next one: `end_of` its writer; `closed` is what the list shall say of it, `close_tail` what the shape."""
+    Before the next one: `end_of` its writer; `closed_row` is what the list shall say of it, `close_tail` what the
+    shape."""
 
     def __init__(
         self, world: World, metadata: MetadataStore, ledgers: LedgerClient, cache: TailCache, topic: TopicName, *,
@@ -262,7 +263,7 @@ class ManagedLedger:
                 raise TopicFenced(f"topic {self._topic} has another owner, or just had", topic=self._topic) from error
             raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
         except (Unavailable, NotEnoughBookies) as error:
-            if not await self._ledgers.lost(await self._ledgers.record(known.ledger_id)).is_beyond_recovery():
+            if not await self._ledgers.find_lost(await self._ledgers.record(known.ledger_id)).is_beyond_recovery():
                 raise
             text = f"ledger {known.ledger_id}, the last of topic {self._topic}, was on bookies that were forgotten"
             raise DataLost(text + _HOW, topic=self._topic, ledger=known.ledger_id) from error
@@ -330,7 +331,7 @@ class ManagedLedger:
     async def install(self, writer: LedgerWriter, end_index: int, empty: list[int]) -> None:
         """Applies the list that was committed: the shape follows, and ledgers that are not in it any more are deleted.
         """
-        self._forget(empty)
+        self._discard_ledgers(empty)
         self.shape.add(Span(writer.ledger_id, end_index, open=True))
         self.reader.writing(writer)
         await self.delete(empty)
@@ -359,7 +360,7 @@ class ManagedLedger:
                     _LOG.warning("%s: ledger %d is not recovered yet: %s", self._topic, writer.ledger_id, error)
             await asyncio.sleep(REROUTE_RETRY_S)
 
-    def closed(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
+    def closed_row(self, ledger_id: int, last_entry: int, end_index: int) -> TopicLedger:
         """Returns the list's row for that ledger, which is the last and ended there."""
         last, size = self.listed.record.ledgers[-1], self.shape.tail.size
         assert last.ledger_id == ledger_id, "a ledger ends before the next one is listed"
@@ -371,7 +372,7 @@ class ManagedLedger:
 
     def close_tail(self, ended: TopicLedger) -> None:
         self.shape.close_span(ended.ledger_id, ended.entries - 1, ended.end_index, ended.size, ended.closed_ms)
-        self.reader.forget(ended.ledger_id)
+        self.reader.discard(ended.ledger_id)
 
     async def seal(self, ended: TopicLedger, *, terminated: bool | None) -> None:
         """Commits that the last ledger ended, with none after it."""
@@ -381,7 +382,7 @@ class ManagedLedger:
         """Commits that nothing follows the last ledger, which is closed."""
         await self.listed.change(self.listed.record.ledgers, terminated=True)
 
-    async def note(self, together: Sequence[Change] = (), **fields: object) -> None:
+    async def commit_fields(self, together: Sequence[Change] = (), **fields: object) -> None:
         """Commits other fields of the topic's record, and `together` other records in the same commit."""
         await self.listed.change(self.listed.record.ledgers, terminated=None, together=together, **fields)
 
@@ -391,15 +392,15 @@ class ManagedLedger:
         certain.
         """
         await self.listed.change([each for each in self.listed.record.ledgers if each.ledger_id not in gone])
-        self._forget(gone)
+        self._discard_ledgers(gone)
         await self.delete(gone)
 
-    def _forget(self, ledger_ids: list[int]) -> None:
+    def _discard_ledgers(self, ledger_ids: list[int]) -> None:
         for ledger_id in ledger_ids:
             if self.shape.span(ledger_id) is not None:
                 self.shape.remove(ledger_id)
-            self.reader.forget(ledger_id)
-            self._cache.forget(ledger_id)
+            self.reader.discard(ledger_id)
+            self._cache.discard(ledger_id)
 
     async def delete(self, ledger_ids: list[int]) -> None:
         """Deletes ledgers that the committed list does not name. One that is left costs space and nothing else."""

@@ -26,7 +26,7 @@ from ...proto.errors import DataLost, InvalidRequest, MagnetarError
 from ...proto.names import Position
 from ..common.retry import SharedRuns
 from .cache import StoredEntry, TailCache
-from .log_shape_core import LOST_LOOKED_AT, Found, LogShape, Span, data_lost, first_reached
+from .log_shape_core import LOST_LOOKED_AT, LogShape, LookupResult, Span, data_lost, first_reached
 
 
 class IndexedPosition(NamedTuple):
@@ -52,7 +52,7 @@ class TopicLogReader:
         """Sets the ledger that is written in this process: what is confirmed can be read at once."""
         self._readers[writer.ledger_id] = self._ledgers.reader_of(writer)
 
-    def forget(self, ledger_id: int) -> None:
+    def discard(self, ledger_id: int) -> None:
         """Forgets a ledger that was closed (its record has changed) or deleted."""
         self._readers.pop(ledger_id, None)
 
@@ -66,9 +66,9 @@ class TopicLogReader:
         span = self._shape.span(position[0])
         if span is None:
             return []
-        found = self._cache.run(position, span.last_entry, entries_max, bytes_max)
+        found = self._cache.run_from(position, span.last_entry, entries_max, bytes_max)
         if not found and self._recent is not None:
-            found = self._recent.run(position, span.last_entry, entries_max, bytes_max)
+            found = self._recent.run_from(position, span.last_entry, entries_max, bytes_max)
         return found
 
     async def read(self, position: Position, bytes_max: int, last_entry: int = 1 << 62) -> list[StoredEntry]:
@@ -141,7 +141,7 @@ class TopicLogReader:
         index = max(index, self._shape.first_index)
         span = self._shape.span_of_index(index)
         if span is None:
-            return self._end()
+            return self._end_position()
         found, lost = await self._first(span, lambda entry: entry.index >= index)
         if lost is not None and (found is None or found.first_index > index):
             raise data_lost(span.ledger_id, lost)
@@ -165,7 +165,7 @@ class TopicLogReader:
                 break
         if doubt is not None:
             raise doubt
-        return self._end()
+        return self._end_position()
 
     async def index_after(self, mark: Position) -> int:
         """The index of the first message after the entry `mark`. DataLost: it is lost, and so is the mark."""
@@ -202,24 +202,24 @@ class TopicLogReader:
         entry = await self.entry(last)
         return last, entry.count - 1 if entry.count > 1 else -1, entry.index
 
-    def _end(self) -> IndexedPosition:
+    def _end_position(self) -> IndexedPosition:
         return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
 
     async def _after(self, span: Span) -> IndexedPosition:
         """The first entry after a ledger's."""
         position = self._shape.there(Position(span.ledger_id, span.last_entry + 1))
-        return _indexed(await self.entry(position)) if self._shape.readable(position) else self._end()
+        return _indexed(await self.entry(position)) if self._shape.readable(position) else self._end_position()
 
     def _is_any_before(self, span: Span, entry: StoredEntry | None) -> bool:
         """Whether an entry of the ledger is there before this one, or at all."""
         first = self._shape.there(Position(span.ledger_id, 0))
         return self._shape.has(first) and first < (Position(span.ledger_id + 1, 0) if entry is None else entry.position)
 
-    async def _since(self, span: Span, time_ms: int) -> Found:
+    async def _since(self, span: Span, time_ms: int) -> LookupResult:
         """Finds the first entry that arrived at or after the time; a ledger that ended before is not searched."""
         last = await self._one(span, span.last_entry)
         if last is not None and last.timestamp_ms < time_ms:
-            return Found(None)
+            return LookupResult(None)
         return await self._first(span, lambda entry: entry.timestamp_ms >= time_ms)
 
     async def _one(self, span: Span, entry_id: int) -> StoredEntry | None:
@@ -236,7 +236,7 @@ class TopicLogReader:
         cached = self.get(position)
         return cached if cached is not None else (await self._read_stored(position, 1, position[1]))[0]
 
-    async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> Found:
+    async def _first(self, span: Span, reached: Callable[[StoredEntry], bool]) -> LookupResult:
         """The first entry of the ledger for which `reached` is true; it is true for all after it."""
         return await first_reached(
             span.last_entry, lambda id_: self._stored(Position(span.ledger_id, id_)), reached,
@@ -315,9 +315,9 @@ class ReadMemory:
             yield
         finally:
             soon = asyncio.get_running_loop().call_soon
-            soon(soon, self._ended, size)
+            soon(soon, self._on_read_ended, size)
 
-    def _ended(self, size: int) -> None:
+    def _on_read_ended(self, size: int) -> None:
         """Ends a read two turns of the loop after it: its subscription has handed out what it can before another read
         may make it give back the rest. Else subscriptions that are side by side could read for ever and deliver
         nothing."""

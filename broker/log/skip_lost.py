@@ -75,7 +75,7 @@ class SkipLost:
         if self._only >= 0 and all(each.ledger_id != self._only for each in before.ledgers):
             raise InvalidRequest(f"topic {self._topic} has no ledger {self._only}", topic=self._topic)
         looked = [
-            await self._look(each) if self._only in (-1, each.ledger_id) else _Looked(each, [])
+            await self._inspect(each) if self._only in (-1, each.ledger_id) else _Looked(each, [])
             for each in before.ledgers
         ]
         found = [hole for each in looked for hole in each.holes]
@@ -105,14 +105,14 @@ class SkipLost:
             _LOG.warning("%s: ledgers %s are not deleted, no list names them: %s", self._topic, ledgers, error)
 
     # ------------------------------------------------------------------ one ledger
-    async def _look(self, row: TopicLedger) -> _Looked:
+    async def _inspect(self, row: TopicLedger) -> _Looked:
         if row.entries == 0:
             return _Looked(row, [])
         try:
             record, cut = await self._closed(row)
         except LedgerNotFound:
             return await self._without_record(row)
-        lost = self._ledgers.lost(record, force=self._force)
+        lost = self._ledgers.find_lost(record, force=self._force)
         found = await lost.survey()
         if found.unknown:
             self._doubts += sum(last - first + 1 for first, last in found.unknown)
@@ -158,9 +158,9 @@ class SkipLost:
             raise
         except (Unavailable, NotEnoughBookies) as error:
             _LOG.warning("%s: ledger %d cannot be recovered: %s", self._topic, row.ledger_id, error)
-        lost = self._ledgers.lost(await self._ledgers.record(row.ledger_id), force=self._force)
+        lost = self._ledgers.find_lost(await self._ledgers.record(row.ledger_id), force=self._force)
         try:
-            return await lost.end(), True
+            return await lost.close_ledger(), True
         except Unavailable as error:
             raise NotAllowed(error.message, topic=self._topic, ledger=row.ledger_id) from error
 

@@ -92,7 +92,7 @@ class StateLedgers:
             await append_all(writer, entries)
             await writer.close()
         except BaseException as error:
-            await self.give_up(writer, unnamed=isinstance(error, MagnetarError))  # a cancelled owner begins nothing
+            await self.abandon(writer, unnamed=isinstance(error, MagnetarError))  # a cancelled owner begins nothing
             raise
         return writer.ledger_id
 
@@ -102,7 +102,7 @@ class StateLedgers:
     async def recover(self, ledger_id: int) -> LedgerReader:
         return await self._ledgers.recover(ledger_id)
 
-    async def give_up(self, writer: LedgerWriter, *, unnamed: bool) -> None:
+    async def abandon(self, writer: LedgerWriter, *, unnamed: bool) -> None:
         """Gives a new ledger up. `unnamed`: certainly no record names it."""
         await writer.abandon()
         if unnamed:
@@ -200,7 +200,7 @@ class SnapshotLedger(Generic[P]):
         except BaseException as error:
             unnamed = unnamed and isinstance(error, MagnetarError)
             unnamed |= isinstance(error, TopicFenced) and error.unwritten
-            await self._ledgers.give_up(writer, unnamed=unnamed)
+            await self._ledgers.abandon(writer, unnamed=unnamed)
             raise
         old, self.ledger_id, self._writer = self.ledger_id, writer.ledger_id, writer
         await self._ledgers.delete(old)

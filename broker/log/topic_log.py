@@ -82,12 +82,16 @@ class TopicLog:
     ) -> None:  # fmt: skip
         self.topic = topic
         self.state = TopicState.OPENING
-        self._chain = ManagedLedger(
+        self._managed_ledger = ManagedLedger(
             world, metadata, ledgers, cache, topic, replication=replication,
             shrink=allowed(degraded_writes=config.degraded_writes), claims=claims,
         )  # fmt: skip
-        self._chain.on_waits = on_waits
-        self.shape, self.reader, self._list = self._chain.shape, self._chain.reader, self._chain.listed
+        self._managed_ledger.on_waits = on_waits
+        self.shape, self.reader, self._list = (
+            self._managed_ledger.shape,
+            self._managed_ledger.reader,
+            self._managed_ledger.listed,
+        )
         self.world = world
         self._config = config
         self._on_confirmed = on_confirmed
@@ -98,7 +102,8 @@ class TopicLog:
         self._switching: asyncio.Task[None] | None = None
         self._tasks = Tasks()
         self._appender = Appender(
-            world.clock, self._chain, cache, config, self._tasks, on_confirmed=on_confirmed, on_delayed=on_delayed,
+            world.clock, self._managed_ledger, cache, config, self._tasks, on_confirmed=on_confirmed,
+            on_delayed=on_delayed,
             on_stopped=self._start_switch, publish_seconds=publish_seconds or Histogram(SECONDS),
         )  # fmt: skip
 
@@ -126,13 +131,13 @@ class TopicLog:
             await step(self)
 
     async def read_list(self) -> None:
-        await self._chain.read()
+        await self._managed_ledger.read()
 
     async def recover_ledgers(self) -> None:
-        self._closed = await self._chain.recover()
+        self._closed = await self._managed_ledger.recover()
 
     async def claim_list(self) -> None:
-        await self._chain.claim(self._closed)
+        await self._managed_ledger.claim(self._closed)
 
     async def serve(self) -> None:
         self._closed = []
@@ -149,7 +154,7 @@ class TopicLog:
         """Queues an entry; its publisher is told the outcome. Raises at once when the log takes nothing."""
         state = self.state
         if state is not TopicState.SERVING and state is not TopicState.SWITCHING:
-            raise self._refused()
+            raise self._refusal()
         appender, clock = self._appender, self.world.clock
         now_ms = appender.timestamp_ms = max(clock.wall_ms(), appender.timestamp_ms)  # never before an earlier entry's
         publish.arrived_s = clock.monotonic()
@@ -160,7 +165,7 @@ class TopicLog:
         if state is TopicState.SERVING:
             appender.send()
 
-    def _refused(self) -> MagnetarError:
+    def _refusal(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
             return PublishRefusal.TERMINATED.error(f"topic {self.topic} is terminated", topic=self.topic)
         return PublishRefusal.NOT_OWNER.error(
@@ -186,7 +191,7 @@ class TopicLog:
             empty = self.shape.last.entry_id < 0 or self.shape.tail.last_entry < 0
             if self.state is not TopicState.SERVING or empty:
                 return
-            draft = await self._chain.draft()
+            draft = await self._managed_ledger.draft()
             if self.state is not TopicState.SERVING:  # it began to switch, or to end, by itself
                 return
             self._start_switch(draft)
@@ -199,7 +204,7 @@ class TopicLog:
                 last_entry = await self._end_ledger()
                 await self._next_ledger(last_entry, draft)
         except TimeoutError:
-            why = f": {self._chain.waits_for}" if self._chain.waits_for else ""
+            why = f": {self._managed_ledger.waits_for}" if self._managed_ledger.waits_for else ""
             self.lose(Unavailable(f"topic {self.topic}: no new ledger within {self._config.reroute_timeout_s} s{why}"))
         except MagnetarError as error:
             self.lose(error)
@@ -213,7 +218,7 @@ class TopicLog:
         if writer is None:
             return -1
         span = self.shape.tail
-        last_entry, length = await self._chain.end_of(writer, self._owned)
+        last_entry, length = await self._managed_ledger.end_of(writer, self._owned)
         if last_entry < span.last_entry:
             raise DataLost(f"ledger {writer.ledger_id} was closed at {last_entry}, before {span.last_entry}")
         span.size = max(span.size, length)
@@ -221,21 +226,21 @@ class TopicLog:
 
     async def _next_ledger(self, last_entry: int, draft: LedgerRecord | None) -> None:
         """Adds a new ledger to the list; then, and only then, confirms the old one's tail and sends the rest again."""
-        stored, ended = self._appender.ended(last_entry)
+        stored, ended = self._appender.end_ledger(last_entry)
         end_index = ended.end_index if ended is not None else self.shape.end_index
         try:
-            writer, empty = await self._chain.add_anyhow(
+            writer, empty = await self._managed_ledger.add_anyhow(
                 draft, end_index=end_index, created_ms=self._now_ms(), ended=ended
             )
         except BaseException:
             for queued in stored:
-                queued.publisher.failed(queued, self._unknown())
+                queued.publisher.on_failed(queued, self._unknown())
             raise
         self._appender.confirm(stored)
         if ended is not None:
-            self._chain.close_tail(ended)
-        await self._chain.install(writer, end_index, empty)
-        self._appender.begin(writer)
+            self._managed_ledger.close_tail(ended)
+        await self._managed_ledger.install(writer, end_index, empty)
+        self._appender.start_ledger(writer)
         if self.state is TopicState.SWITCHING:
             self.state = TopicState.SERVING
         self._appender.send()
@@ -250,8 +255,8 @@ class TopicLog:
             return
         _LOG.warning("%s: given up: %s", self.topic, error)
         self.state = TopicState.LOST
-        for queued in self._appender.queue.give_up():
-            queued.publisher.failed(queued, self._unknown())
+        for queued in self._appender.queue.take_all():
+            queued.publisher.on_failed(queued, self._unknown())
         if self._switching is not None and self._switching is not asyncio.current_task():
             self._switching.cancel()  # or it makes a ledger, and puts it into a list of another owner
         if self._appender.writer is not None:
@@ -264,7 +269,7 @@ class TopicLog:
         if self._changing.locked():
             return True  # a broker that changes the list now finds out
         async with self._changing:
-            return await self._chain.is_ours()
+            return await self._managed_ledger.is_ours()
 
     # ------------------------------------------------------------------ trimming, sealing, closing
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
@@ -275,21 +280,21 @@ class TopicLog:
             if not gone or self.state not in (TopicState.SERVING, TopicState.TERMINATED):
                 return []
             try:
-                await unbroken(self._chain.remove(gone))
+                await unbroken(self._managed_ledger.remove(gone))
             except TopicFenced as error:
                 self.lose(error)
                 return []
             return gone
 
-    async def note(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
+    async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
         """Commits other fields of the topic's record, and `together` other records in the same commit. TopicFenced: the
         topic is lost; what a change of another record raises; other errors: unknown. `within`: the caller is part of
         work that runs to its end (runtime/tasks.py), and needs no task of its own."""
         async with self._changing:
             if self.state not in (TopicState.SERVING, TopicState.SWITCHING, TopicState.TERMINATED):
-                raise self._refused()
+                raise self._refusal()
             try:
-                noting = self._chain.note(together, **fields)
+                noting = self._managed_ledger.commit_fields(together, **fields)
                 await (noting if within else unbroken(noting))
             except TopicFenced as error:
                 self.lose(error)
@@ -324,8 +329,8 @@ class TopicLog:
                 if self.state is TopicState.CLOSING:  # else it is lost, or another call has ended it
                     await self._end_list(terminated=final is TopicState.TERMINATED)
                 if self.state is TopicState.CLOSING:
-                    for queued in self._appender.queue.give_up():  # certainly not in the ledger, which is closed
-                        queued.publisher.failed(queued, self._refused())
+                    for queued in self._appender.queue.take_all():  # certainly not in the ledger, which is closed
+                        queued.publisher.on_failed(queued, self._refusal())
                     self.state = final
         except TimeoutError:
             error = Unavailable(f"topic {self.topic} did not end within {self._config.close_timeout_s} s")
@@ -335,19 +340,19 @@ class TopicLog:
             self.lose(error)
             raise
         if self.state not in (TopicState.TERMINATED, final):
-            raise self._refused()
+            raise self._refusal()
         self._on_confirmed()
 
     async def _end_list(self, *, terminated: bool) -> None:
         self._appender.queue.stopped()
         last_entry = await self._end_ledger()
-        stored, ended = self._appender.ended(last_entry)
+        stored, ended = self._appender.end_ledger(last_entry)
         self._appender.confirm(stored)
         if ended is not None:
-            self._chain.close_tail(ended)
-            await self._chain.seal(ended, terminated=terminated or None)
+            self._managed_ledger.close_tail(ended)
+            await self._managed_ledger.seal(ended, terminated=terminated or None)
         elif terminated:
-            await self._chain.terminate()
+            await self._managed_ledger.terminate()
 
     # ------------------------------------------------------------------ questions
     @property
@@ -358,7 +363,7 @@ class TopicLog:
     @property
     def wanted(self) -> Replication:
         """Returns the replication of the policy, when that ledger was made."""
-        return self._chain.wanted
+        return self._managed_ledger.wanted
 
     @property
     def degraded(self) -> bool:

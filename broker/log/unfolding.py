@@ -98,6 +98,6 @@ async def _looked_at(world: World, payload: bytes | mmap, messages: int) -> tupl
         offset = keys_of_items(payload, offset, some, found)
         slots.update(dict.fromkeys(map(sticky_slot, found)))
         messages -= some
-        if turns.over:
+        if turns.is_over:
             await turns.next()
     return tuple(slots)

@@ -62,14 +62,14 @@ class LoadTurns:
         elif name not in self._first:
             self._hurried.add(name)
 
-    def forget(self, name: str) -> None:
+    def discard(self, name: str) -> None:
         """Ends the hurry for a topic: it is loaded, or is not loaded after all."""
         self._hurried.discard(name)
 
     def turn(self, name: str) -> _Turn:
         return _Turn(self, name)
 
-    async def begin(self, name: str) -> float:
+    async def wait_turn(self, name: str) -> float:
         """Waits for the turn of a topic; returns when it began."""
         if self._left and not self._first and not self._others:
             self._hurried.discard(name)
@@ -82,17 +82,17 @@ class LoadTurns:
         took = self._clock.monotonic() - began
         self._usual_s = max(took, self._usual_s + (took - self._usual_s) / USUAL_PART)
 
-    def end(self) -> None:
+    def end_turn(self) -> None:
         self._left += 1
         if self._first or self._others:
-            self._next()
+            self._give_turns()
 
     async def _wait(self, name: str) -> None:
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         line = self._first if name in self._hurried else self._others
         self._hurried.discard(name)
         line[name] = waiting
-        self._next()
+        self._give_turns()
         try:
             await waiting
         except asyncio.CancelledError:
@@ -100,10 +100,10 @@ class LoadTurns:
                 self._left += 1
             self._first.pop(name, None)
             self._others.pop(name, None)
-            self._next()
+            self._give_turns()
             raise
 
-    def _next(self) -> None:
+    def _give_turns(self) -> None:
         while self._left and (self._first or self._others):
             line = self._first or self._others
             name = next(iter(line))
@@ -125,20 +125,20 @@ class _Turn:
         self._timer: asyncio.TimerHandle
 
     async def __aenter__(self) -> None:
-        self._began = await self._turns.begin(self._name)
+        self._began = await self._turns.wait_turn(self._name)
         self._held = True
-        self._timer = asyncio.get_running_loop().call_later(self._turns.turn_s, self._end)
+        self._timer = asyncio.get_running_loop().call_later(self._turns.turn_s, self._end_turn)
 
     async def __aexit__(self, failed: type[BaseException] | None, *_: object) -> None:
         if failed is None:
             self._turns.succeeded(self._began)
         self._timer.cancel()
-        self._end()
+        self._end_turn()
 
-    def _end(self) -> None:
+    def _end_turn(self) -> None:
         if self._held:
             self._held = False
-            self._turns.end()
+            self._turns.end_turn()
 
 
 # -------------------------------------------------------------------------------------------------- state_memory
@@ -211,7 +211,7 @@ class StateMemory:
         self._lacked = False
         self.bytes = 0  # at the last look
 
-    async def look(self, loaded: Iterable[Topic]) -> None:
+    async def measure(self, loaded: Iterable[Topic]) -> None:
         if not self._config.state_memory_bytes:
             return
         topics = list(loaded)
@@ -227,7 +227,7 @@ class StateMemory:
                     total += subscription.delayed.core.memory_bytes
                 if size := subscription.cursor.memory_bytes:
                     holes.append(size)
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         self.bytes = total + sum(holes)
         most = holes_max(holes, self._config.state_memory_bytes, self._config.cursor_memory_bytes)
@@ -235,7 +235,7 @@ class StateMemory:
             before, subscription.dispatcher.memory_bytes_max = subscription.dispatcher.memory_bytes_max, most
             if most > before and subscription.consumers:
                 subscription.pump.wake()
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         self._resize(room_for_caches(self.bytes, self._config))
 

@@ -73,7 +73,7 @@ def _facts(core: ProducerCore, frame: wire.ServerFrame, clock: Clock) -> list[Pr
     match frame.WhichOneof("kind"):
         case "producer_opened":
             opened = frame.producer_opened
-            return core.opened(
+            return core.on_opened(
                 opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
                 opened.topic_epoch, now, wall_ms,
             )  # fmt: skip

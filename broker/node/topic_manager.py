@@ -180,7 +180,7 @@ class TopicManager:
         me = BrokerRecord(
             name=self.name, endpoint=endpoint, pulsar=pulsar or {}, http=http, group=self.config.share_group
         )  # fmt: skip
-        changed = (self._policies_changed, self.access.changed, self._existing, self._elsewhere)
+        changed = (self._policies_changed, self.access.on_grants_changed, self._existing, self._elsewhere)
         halves = HalfPublisher(self.outgoing, self.world.clock)
         session = _OwnershipSession(self.world, self.config, metadata, me, *changed, halves, self._durable)
         try:
@@ -238,7 +238,7 @@ class TopicManager:
     async def drop_all(self, error: MagnetarError) -> None:
         """Stops every topic at once: another broker may own them already."""
         session = self._leave()
-        session.metadata.end()
+        session.metadata.stop_reconnecting()
         for topic in list(self.loaded.values()):
             topic.lose(error)
         await session.transactions.drop(error)
@@ -251,12 +251,12 @@ class TopicManager:
             return
         session = self._leave(keep_bundles=True)
         if not session.settled or not await session.answers():
-            session.metadata.end()  # nothing can be stored, and no caller waits for it
+            session.metadata.stop_reconnecting()  # nothing can be stored, and no caller waits for it
         await self._loading.drain()
         await session.transactions.close()
         topics = list(self.loaded.values())
         for start in range(0, len(topics), AT_ONCE):
-            await together([self._end(topic) for topic in topics[start : start + AT_ONCE]], "topic-end")
+            await together([self._close_topic(topic) for topic in topics[start : start + AT_ONCE]], "topic-end")
         self.loaded.clear()
         await self._ending.drain()
         try:
@@ -316,7 +316,7 @@ class TopicManager:
             return session.ownership.me
         if not session.settled:
             raise Unavailable(_UNSETTLED)
-        return await session.ownership.owner(name, await session.catalog.known_namespace(name.namespace_name))
+        return await session.ownership.find_owner(name, await session.catalog.known_namespace(name.namespace_name))
 
     @property
     def me(self) -> BrokerRecord | None:
@@ -359,7 +359,7 @@ class TopicManager:
             return await self._loading.get(name.full, lambda: self._load(session, name, create))
         finally:
             if publishes:
-                self._turns.forget(name.full)
+                self._turns.discard(name.full)
 
     async def _load(self, session: _OwnershipSession, name: TopicName, create: bool) -> Topic:
         if not session.settled:
@@ -369,7 +369,7 @@ class TopicManager:
         namespace = await session.catalog.known_namespace(name.namespace_name)
         ownership, path = session.ownership, session.ownership.path_of(name, namespace)
         if not ownership.owns_path(path):
-            owner = await ownership.owner(name, namespace)
+            owner = await ownership.find_owner(name, namespace)
             if owner.name != self.name:
                 raise NotOwner(f"topic {name} is served by {owner.endpoint}; look it up again", owner=owner.endpoint)
         topic = Topic(
@@ -397,9 +397,9 @@ class TopicManager:
     def _lost(self, topic: Topic) -> None:
         if self.loaded.get(topic.name.full) is topic:
             del self.loaded[topic.name.full]
-        self._ending.spawn(self._end(topic), f"end of {topic.name}")
+        self._ending.spawn(self._close_topic(topic), f"end of {topic.name}")
 
-    async def _end(self, topic: Topic) -> None:
+    async def _close_topic(self, topic: Topic) -> None:
         try:
             await topic.close()
         except MagnetarError as error:
@@ -442,7 +442,7 @@ class TopicManager:
     async def _unload(self, topic: Topic) -> None:
         if self.loaded.get(topic.name.full) is topic:
             del self.loaded[topic.name.full]
-        await self._end(topic)
+        await self._close_topic(topic)
 
     async def skip_lost(self, name: TopicName, *, only: int, force: bool) -> list[LostRange]:
         """Passes over what is lost (broker/log/skip_lost.py). The topic is unloaded before and after: it goes on with
@@ -502,14 +502,14 @@ class TopicManager:
                 if name.is_partition:
                     await forget()
                 else:
-                    await session.grants.forget(name, still)
+                    await session.grants.delete_topic(name, still)
                     await session.schemas.end_with(name, forget)
             elif not name.is_partition:
-                await session.grants.forget(name)
+                await session.grants.delete_topic(name)
         except BadVersion as error:
             raise NotOwner(f"topic {name} was taken over or made anew while it was deleted", topic=name) from error
         finally:
-            if topic.ended and self.loaded.get(name.full) is topic:
+            if topic.is_ended and self.loaded.get(name.full) is topic:
                 del self.loaded[name.full]
         await session.ledgers.delete(*ledger_ids)
 
@@ -522,12 +522,12 @@ class TopicManager:
 
     async def look_after_topics(self) -> None:
         """Runs the maintenance of each loaded topic; unused topics are deleted."""
-        await look_after(lambda: [topic.life for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
+        await look_after(lambda: [topic.maintenance for topic in self.loaded.values()], LOOKED_AFTER_AT_ONCE)
         inactive, turns = list[Topic](), Turns(self.world.clock)
         for topic in list(self.loaded.values()):
-            if topic.life.inactive():
+            if topic.maintenance.inactive():
                 inactive.append(topic)
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         for topic in inactive:
             _LOG.info("%s: unused for %d s: it is deleted", topic.name, topic.applied.inactive_s)
@@ -565,4 +565,4 @@ class TopicManager:
     @property
     def holding(self) -> bool:
         """Whether producers of some topic wait for its backlog quota."""
-        return any(topic.life.is_holding() for topic in self.loaded.values())
+        return any(topic.maintenance.is_holding() for topic in self.loaded.values())

@@ -91,7 +91,7 @@ Command = pulsar.BaseCommand
 T = TypeVar("T")
 
 
-class Connection:
+class PulsarConnection:
     """A connection of a Pulsar client."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Connection:
 
     def _came(self, size: int) -> bool:
         self._last_heard, self._pinged = self._clock.monotonic(), False
-        return self._frames.came(size) or self._lacks_place
+        return self._frames.on_bytes(size) or self._lacks_place
 
     @property
     def _lacks_place(self) -> bool:
@@ -164,7 +164,7 @@ class Connection:
     async def _wait_for_place(self) -> None:
         """Waits until there is room for the long frame. Raises ConnectionLost."""
         self._has_place = True
-        if not self._memory.arrivals.begin(self, self._frames.coming):
+        if not self._memory.arrivals.admit(self, self._frames.coming):
             self._place = asyncio.get_running_loop().create_future()
             try:
                 await self._place
@@ -184,7 +184,7 @@ class Connection:
         """Ends the place of the long frame, if one had a place: what was complete is taken."""
         if self._has_place:
             self._has_place = False
-            self._memory.arrivals.end(self)
+            self._memory.arrivals.discard(self)
 
     async def _take_all(self) -> None:
         turns = Turns(self._clock)
@@ -199,13 +199,13 @@ class Connection:
             elif command.type == Command.AUTH_RESPONSE:
                 await self._renew(command.auth_response.response)
             else:
-                for _ in self._take(command, rest) or ():
-                    if turns.over:
+                for _ in self._handle_command(command, rest) or ():
+                    if turns.is_over:
                         await turns.next()
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
 
-    def _take(self, command: Command, rest: memoryview) -> Iterator[None] | None:
+    def _handle_command(self, command: Command, rest: memoryview) -> Iterator[None] | None:
         take = self._takes.get(command.type)
         if take is not None:
             return take(command, rest)
@@ -217,7 +217,7 @@ class Connection:
     async def _unless_ended(self, wait: Callable[[], Awaitable[T]]) -> T:
         """Returns what `wait` returns. The end of the connection ends the wait, and is raised."""
         if self._alarm is None:
-            self._look()
+            self._check_clock()
         if self._ended is not None:
             raise self._ended
         self._waits = task = asyncio.current_task()
@@ -232,10 +232,10 @@ class Connection:
         finally:
             self._waits = None
 
-    def _look(self) -> None:
+    def _check_clock(self) -> None:
         """Looks at the clock, and again when it has to: one timer, not one for each read."""
         try:
-            self._alarm = asyncio.get_running_loop().call_later(self._look_at_the_clock(), self._look)
+            self._alarm = asyncio.get_running_loop().call_later(self._look_at_the_clock(), self._check_clock)
         except MagnetarError as error:
             self._end_with(error)
 
@@ -286,7 +286,7 @@ class Connection:
             await self._room.wait()
         await self._memory.requests.room()
         while self._stream.queued_bytes + self._out_bytes > OUT_BYTES:
-            await self.drained()
+            await self.wait_drained()
         self._last_heard = self._clock.monotonic()  # what it sent meanwhile was not read
 
     def _count(self) -> None:
@@ -296,7 +296,7 @@ class Connection:
         self._memory.answers.held += out - self._counted_out
         self._counted_in, self._counted_out = into, out
 
-    def held(self, size: int) -> None:
+    def count_held(self, size: int) -> None:
         """Counts so many bytes of entries more (or less) that wait for credit."""
         self._held_bytes += size
         self._count()
@@ -315,7 +315,7 @@ class Connection:
             await self._authenticate(asked.auth_method_name, asked.auth_data)
         except MagnetarError as error:
             self._refuse(error)
-        self._stream.admitted()
+        self._stream.on_admitted()
         self.version = max(1, min(PROTOCOL_VERSION, asked.protocol_version))
         self._frames.bytes_max = self.broker.config.max_message_bytes + FRAME_EXTRA_BYTES
         flags = pulsar.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True)
@@ -328,7 +328,7 @@ class Connection:
 
     async def _authenticate(self, method: str, data: bytes) -> None:
         """Authenticates the client; a connection keeps its role. Raises Unauthenticated."""
-        principal = await self._callers.admitted(caller_of(self._stream.caller, method, data), PATH)
+        principal = await self._callers.admit(caller_of(self._stream.caller, method, data), PATH)
         if self.version and principal.name != self.caller.principal.name:
             raise Unauthenticated("the role of a connection may not change")
         self._admitted.close()
@@ -339,7 +339,7 @@ class Connection:
             self._alarm = None
         self._renew_s = min(RENEW_S, max(0, principal.expires_ms - self._clock.wall_ms()) / 2000)
         for handler in self.handlers.all():
-            handler.renewed(principal)
+            handler.on_renewed(principal)
 
     def _refuse(self, error: MagnetarError) -> NoReturn:
         self.send(frame(error=pulsar.CommandError(
@@ -379,7 +379,7 @@ class Connection:
             self._count()
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         self._count()
         if self._ended is not None:
             return True
@@ -387,13 +387,13 @@ class Connection:
         limit = STREAM_QUEUE_BYTES if answers.held <= answers.tight else CROWDED_BYTES
         return self._counted_out > limit or answers.held > answers.limit
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         """Returns when it is full no more. ConnectionLost."""
         self._flush()
-        await self._stream.drained()
+        await self._stream.wait_drained()
         if self._ended is not None:
             raise self._ended
-        while self.full:  # memory is tight  # noqa: ASYNC110
+        while self.is_full:  # memory is tight  # noqa: ASYNC110
             await asyncio.sleep(ROOM_S)
 
     def error(
@@ -444,7 +444,7 @@ class Connection:
             raise InvalidRequest(f"more than {PINGS_MAX} pings and answers to pings in {KEEP_ALIVE_S:g} s")
 
     # ------------------------------------------------------------------ the end
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Ends the connection: producers leave their topics and consumers their subscriptions; nothing of it stays."""
         left = await asyncio.gather(self._tasks.close(), *self.handlers.leaving(), return_exceptions=True)
         for failure in left:
@@ -452,6 +452,6 @@ class Connection:
                 _LOG.error("a producer or consumer did not leave in order", exc_info=failure)
         await self._leaving.drain()
         self._admitted.close()
-        self._memory.arrivals.end(self)
+        self._memory.arrivals.discard(self)
         self._memory.requests.held -= self._counted_in
         self._memory.answers.held -= self._counted_out

@@ -36,7 +36,7 @@ from .frames import NO_REQUEST, frame, message_frame
 from .transactions import has_txn, txn_of
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import PulsarConnection
 
 END_UNKNOWN_TO = ("Pulsar-CPP", "Pulsar-Python", "Pulsar Go", "pulsar-client-node")
 """Clients that close their connection at REACHED_END_OF_TOPIC."""
@@ -52,7 +52,7 @@ class ConsumerHandler:
     """The handler of a consumer, and its session's port (`broker.session.consumer.ConsumerPort`)."""
 
     def __init__(
-        self, connection: Connection, asked: pulsar.CommandSubscribe, before: ConsumerHandler | None = None
+        self, connection: PulsarConnection, asked: pulsar.CommandSubscribe, before: ConsumerHandler | None = None
     ) -> None:
         """Makes a handler. `before`: the reader of the same id, whose seek this subscription follows."""
         self.id = asked.consumer_id
@@ -100,13 +100,13 @@ class ConsumerHandler:
         self.session = session
         if self._over:  # its client was told, and `leave` waits for this: it takes the session back
             return
-        self.renewed(connection.caller.principal)
+        self.on_renewed(connection.caller.principal)
         connection.success(asked.request_id)
 
-    def renewed(self, principal: Principal) -> None:
+    def on_renewed(self, principal: Principal) -> None:
         """Takes the caller's new credentials."""
         if self.session is not None:
-            self.session.renewed(principal)
+            self.session.on_renewed(principal)
 
     async def followed(self, options: SubscribeOptions) -> SubscribeOptions:
         """Ends the session of a reader that has sought; returns the options of its successor, which begins where that
@@ -214,7 +214,7 @@ class ConsumerHandler:
             part = client_part_of(entry.frames[-1])
             head = message_frame(self._message(delivery, entry.position), len(part))
             self._connection.send_parts((head, part), len(head) + len(part))
-        return self.sought or self._connection.full
+        return self.sought or self._connection.is_full
 
     def _message(self, delivery: Delivery, position: Position) -> bytes:
         """Encodes a CommandMessage."""
@@ -233,7 +233,7 @@ class ConsumerHandler:
             parts.append(b"\x28" + varint(self._epoch))
         return b"".join(parts)
 
-    def ended(self) -> None:
+    def on_end_of_topic(self) -> None:
         if not self._connection.client.startswith(END_UNKNOWN_TO):
             self._connection.send(
                 frame(reached_end_of_topic=pulsar.CommandReachedEndOfTopic(consumer_id=self.id))
@@ -251,7 +251,7 @@ class ConsumerHandler:
             change = pulsar.CommandActiveConsumerChange(consumer_id=self.id, is_active=self._is_active)
             self._connection.send(frame(active_consumer_change=change))
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         if not self._over:
             self._over = True
             self._close_at_client()
@@ -263,10 +263,10 @@ class ConsumerHandler:
             frame(close_consumer=pulsar.CommandCloseConsumer(consumer_id=self.id, request_id=NO_REQUEST))
         )
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         if self.sought:
             await asyncio.get_running_loop().create_future()  # nothing more: until its session ends
-        await self._connection.drained()
+        await self._connection.wait_drained()
 
     # ------------------------------------------------------------------ the end
     async def close(self, request_id: int) -> None:

@@ -57,7 +57,7 @@ class Spare:
     def __init__(self) -> None:
         self._buffer = _NOTHING
 
-    def take(self) -> memoryview:
+    def acquire(self) -> memoryview:
         """Takes the spare buffer. Empty: another connection has it."""
         buffer, self._buffer = self._buffer, _NOTHING
         return buffer
@@ -86,7 +86,7 @@ class Frames:
         self._largest = CHUNK_BYTES  # of the frames that came whole
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of memory for the frame that is not complete: at most twice what came of it, or the largest before; or
         the spare buffer."""
         return len(self._buffer)
@@ -94,34 +94,34 @@ class Frames:
     @property
     def coming(self) -> int:
         """Bytes of the frame that is not complete; 0: that is not known yet, or there is none."""
-        return self._next() if self._end - self._begin >= 4 else 0
+        return self._frame_bytes() if self._end - self._begin >= 4 else 0
 
     def room(self) -> memoryview:
         if not self._buffer and self._spare is not None:
-            self._buffer = self._spare.take()
+            self._buffer = self._spare.acquire()
         here, left = self._end - self._begin, len(self._buffer) - self._end
-        if here >= 4 and self._begin + (wanted := self._next()) > len(self._buffer) and wanted <= self._largest:
+        if here >= 4 and self._begin + (wanted := self._frame_bytes()) > len(self._buffer) and wanted <= self._largest:
             self._make_room(wanted)
         elif left == 0 or (left < SMALL_BYTES and here < SMALL_BYTES):
             self._make_room(max(CHUNK_BYTES, 2 * here))
         return self._buffer[self._end :]
 
-    def came(self, size: int) -> bool:
+    def on_bytes(self, size: int) -> bool:
         """Notes that so many bytes are in the room. Returns whether `whole` has a frame, or an error."""
         self._end += size
         here = self._end - self._begin
-        return here >= 4 and (here >= (wanted := self._next()) or not 8 <= wanted <= self.bytes_max + 4)
+        return here >= 4 and (here >= (wanted := self._frame_bytes()) or not 8 <= wanted <= self.bytes_max + 4)
 
     def took(self, size: int) -> Iterator[memoryview]:
-        """Does `came`, then `whole`."""
-        self.came(size)
+        """Does `on_bytes`, then `whole`."""
+        self.on_bytes(size)
         return self.whole()
 
     def whole(self) -> Iterator[memoryview]:
         """The frames that are complete, without their first size. Each is valid until the next one is asked for, and
         the last one until the end. InvalidRequest: one is too large, or too short."""
         while self._end - self._begin >= 4:
-            wanted, begin = self._next(), self._begin
+            wanted, begin = self._frame_bytes(), self._begin
             if not 8 <= wanted <= self.bytes_max + 4:
                 raise InvalidRequest(f"a frame of {wanted - 4} bytes; it has 4 to {self.bytes_max}")
             if self._end - begin < wanted:
@@ -134,7 +134,7 @@ class Frames:
                 self._spare.give(self._buffer)
             self._buffer, self._begin, self._end = _NOTHING, 0, 0
 
-    def _next(self) -> int:
+    def _frame_bytes(self) -> int:
         """Bytes of the frame that begins here, with its first size."""
         return 4 + int(_U32.unpack_from(self._buffer, self._begin)[0])
 

@@ -12,7 +12,7 @@ from .consumer import ConsumerHandler
 from .producer import ProducerHandler
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import PulsarConnection
 
 Command = pulsar.BaseCommand
 Take = Callable[[Command, memoryview], Iterator[None] | None]
@@ -21,7 +21,7 @@ Take = Callable[[Command, memoryview], Iterator[None] | None]
 class Handlers:
     """The handlers of a connection, by the client's numbers for them. `takes`: what takes each of their commands."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
         self.producers: dict[int, ProducerHandler] = {}
         self.consumers: dict[int, ConsumerHandler] = {}
@@ -51,11 +51,11 @@ class Handlers:
     def _open_producer(self, command: Command, rest: memoryview) -> None:
         asked = command.producer
         known = self.producers.get(asked.producer_id)
-        if known is not None and (not known.opened or known.epoch >= asked.epoch):
+        if known is not None and (not known.is_open or known.epoch >= asked.epoch):
             known.opened_again(asked.request_id)
             return
         if known is not None:
-            known.replaced()
+            known.on_replaced()
         if self._has_ids(asked.request_id):
             handler = self.producers[asked.producer_id] = ProducerHandler(self._connection, asked)
             handler.open()

@@ -36,12 +36,12 @@ from .frames import frame
 from .translate import schema_of, wire_id, wire_schema
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import PulsarConnection
 
 Command = pulsar.BaseCommand
 
 
-async def answer(connection: Connection, command: Command) -> None:
+async def answer(connection: PulsarConnection, command: Command) -> None:
     """Answers a command. InvalidRequest: no client sends that; the connection ends."""
     kind = Command.Type.Name(command.type).lower()
     asked: Any = getattr(command, kind, None)
@@ -61,7 +61,7 @@ async def answer(connection: Connection, command: Command) -> None:
 
 
 # ------------------------------------------------------------------ look-ups
-async def _lookup(connection: Connection, asked: pulsar.CommandLookupTopic) -> bytes:
+async def _lookup(connection: PulsarConnection, asked: pulsar.CommandLookupTopic) -> bytes:
     topic, broker = TopicName.parse(asked.topic), connection.broker
     coordinator = transactions.coordinator_of(topic)
     if coordinator is not None:
@@ -91,7 +91,7 @@ def _lookup_failed(request_id: int, error: MagnetarError) -> bytes:
     ))  # fmt: skip
 
 
-async def _partitions(connection: Connection, asked: pulsar.CommandPartitionedTopicMetadata) -> bytes:
+async def _partitions(connection: PulsarConnection, asked: pulsar.CommandPartitionedTopicMetadata) -> bytes:
     topic, broker = TopicName.parse(asked.topic), connection.broker
     if topic == ASSIGN_TOPIC:
         count = await broker.transactions.count()
@@ -112,7 +112,7 @@ def _partitions_failed(request_id: int, error: MagnetarError) -> bytes:
     ))  # fmt: skip
 
 
-async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> bytes:
+async def _topics(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOfNamespace) -> bytes:
     """Answers with the topics of a namespace, none if it does not exist: Pulsar's clients ask again and again after an
     error."""
     try:
@@ -126,7 +126,7 @@ async def _topics(connection: Connection, asked: pulsar.CommandGetTopicsOfNamesp
     ))  # fmt: skip
 
 
-async def _topics_of(connection: Connection, asked: pulsar.CommandGetTopicsOfNamespace) -> list[str]:
+async def _topics_of(connection: PulsarConnection, asked: pulsar.CommandGetTopicsOfNamespace) -> list[str]:
     """Returns the topics of a namespace. Raises NamespaceNotFound."""
     broker, namespace = connection.broker, NamespaceName.parse(asked.namespace)
     shown = await broker.access.shown(connection.caller.principal, namespace)
@@ -150,7 +150,7 @@ def _failed(request_id: int, error: MagnetarError) -> bytes:
 
 
 # ------------------------------------------------------------------ schemas
-async def _schema(connection: Connection, asked: pulsar.CommandGetSchema) -> bytes:
+async def _schema(connection: PulsarConnection, asked: pulsar.CommandGetSchema) -> bytes:
     topic = TopicName.parse(asked.topic)
     await connection.broker.access.require(connection.caller.principal, Permission.LOOKUP, topic=topic)
     if asked.schema_version == BYTES_VERSION:
@@ -176,7 +176,7 @@ def _schema_failed(request_id: int, error: MagnetarError) -> bytes:
     ))  # fmt: skip
 
 
-async def _new_schema(connection: Connection, asked: pulsar.CommandGetOrCreateSchema) -> bytes:
+async def _new_schema(connection: PulsarConnection, asked: pulsar.CommandGetOrCreateSchema) -> bytes:
     """Registers the schema of an existing topic: none is made for it. Java's client asks again and again where it is
     refused."""
     topic = TopicName.parse(asked.topic)
@@ -198,7 +198,7 @@ def _new_schema_failed(request_id: int, error: MagnetarError) -> bytes:
     ))  # fmt: skip
 
 
-_ANSWERS: dict[str, tuple[Callable[[Connection, Any], Any], Callable[[int, MagnetarError], bytes]]] = {
+_ANSWERS: dict[str, tuple[Callable[[PulsarConnection, Any], Any], Callable[[int, MagnetarError], bytes]]] = {
     "lookup": (_lookup, _lookup_failed),
     "partitioned_metadata": (_partitions, _partitions_failed),
     "get_topics_of_namespace": (_topics, _failed),
@@ -209,7 +209,7 @@ _ANSWERS: dict[str, tuple[Callable[[Connection, Any], Any], Callable[[int, Magne
 
 
 # ------------------------------------------------------------------ of a consumer
-async def of_consumer(connection: Connection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
+async def of_consumer(connection: PulsarConnection, kind: int, asked: Any, handler: ConsumerHandler | None) -> None:
     """Answers SEEK, UNSUBSCRIBE, GET_LAST_MESSAGE_ID and CONSUMER_STATS."""
     try:
         if handler is None or handler.session is None:

@@ -3,7 +3,7 @@
 Each SEND is answered once, in the order of the SENDs, by the numbers of its frame: a receipt, or an error that ends the
 message, whatever its entry is. An error that passes closes the producer instead (CLOSE_PRODUCER): the client opens it
 again and sends what has no answer again, in its order. Entries for which the session has no credit wait here; the
-connection bounds them (`Connection.held`).
+connection bounds them (`PulsarConnection.count_held`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .transactions import has_txn
 from .translate import schema_of
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import PulsarConnection
 
 WAIT_NOTICE_S = 0.05
 """Seconds after which a producer that waits for its turn is told so, which stops its client's time-out."""
@@ -62,7 +62,7 @@ NOTHING = b""
 class ProducerHandler:
     """The handler of a producer, and its session's port (`broker.session.producer.ProducerPort`)."""
 
-    def __init__(self, connection: Connection, asked: pulsar.CommandProducer) -> None:
+    def __init__(self, connection: PulsarConnection, asked: pulsar.CommandProducer) -> None:
         self.id = asked.producer_id
         self.epoch = asked.epoch
         self.place = network_of(connection.caller.peer)
@@ -77,7 +77,7 @@ class ProducerHandler:
         self._waiting: deque[bytes] = deque()  # for credit
 
     @property
-    def opened(self) -> bool:
+    def is_open(self) -> bool:
         return self._session is not None
 
     # ------------------------------------------------------------------ opening
@@ -119,11 +119,11 @@ class ProducerHandler:
         self._session = session
         if self._over:  # its client was told, and `leave` waits for this: it takes the session back
             return
-        self.renewed(self._connection.caller.principal)
+        self.on_renewed(self._connection.caller.principal)
         self._connection.names.add(self._asked.topic, session.name, self)
         self._succeeded(request_id, session.name, session.last_sequence_id)
 
-    def renewed(self, principal: Principal) -> None:
+    def on_renewed(self, principal: Principal) -> None:
         """Takes the caller's new credentials."""
         if self._session is not None:
             self._session.producer.principal = principal
@@ -165,7 +165,7 @@ class ProducerHandler:
         self._sent.append((first, highest, why))
         if self._waiting or session.credit <= 0:
             self._waiting.append(bytes(entry))
-            self._connection.held(len(entry))
+            self._connection.count_held(len(entry))
         else:
             session.publish(entry)
 
@@ -174,7 +174,7 @@ class ProducerHandler:
         assert session is not None, "credit comes after the opening"
         while self._waiting and session.credit > 0 and not self._over:
             entry = self._waiting.popleft()
-            self._connection.held(-len(entry))
+            self._connection.count_held(-len(entry))
             session.publish(entry)
 
     # ------------------------------------------------------------------ outcomes
@@ -188,10 +188,10 @@ class ProducerHandler:
         first, highest, _ = self._sent.popleft()
         self._connection.send(receipt_frame(self.id, first, highest, ledger_id, entry_id))
 
-    def waits(self, error: MagnetarError) -> None:
+    def on_waiting(self, error: MagnetarError) -> None:
         """Does nothing: Pulsar's protocol has no word for it."""
 
-    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+    def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         if isinstance(error, FINAL):
             self._send_error(error)
         else:
@@ -207,7 +207,7 @@ class ProducerHandler:
             producer_id=self.id, sequence_id=max(first, highest), error=number, message=error.message
         )))  # fmt: skip
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         self._end_with(error)
 
     # ------------------------------------------------------------------ the end
@@ -217,9 +217,9 @@ class ProducerHandler:
             self._connection.send(
                 frame(close_producer=pulsar.CommandCloseProducer(producer_id=self.id, request_id=NO_REQUEST))
             )
-            self.replaced()
+            self.on_replaced()
 
-    def replaced(self) -> None:
+    def on_replaced(self) -> None:
         """Leaves, because another producer has its id, or will."""
         self._over = True
         self._connection.handlers.forget_producer(self)
@@ -242,7 +242,7 @@ class ProducerHandler:
     async def leave(self) -> None:
         """Leaves the topic at once. Idempotent."""
         self._over = True
-        self._connection.held(-sum(map(len, self._waiting)))
+        self._connection.count_held(-sum(map(len, self._waiting)))
         self._waiting.clear()
         await self._stop_opening()
         if self._session is not None:

@@ -37,16 +37,16 @@ class PulsarProtocol:
         if self._callers is None:
             self._callers = Callers(stream.guard, self._broker.world.clock)
         await self._broker.world.workers.load(f"{__package__}.connection")
-        from .connection import Connection
+        from .connection import PulsarConnection
         from .frames import Spare
 
         if self._spare is None:
             self._spare = Spare()
-        connection = Connection(self._broker, stream, self._names, self._callers, self._spare)
+        connection = PulsarConnection(self._broker, stream, self._names, self._callers, self._spare)
         try:
             await connection.serve()
         finally:
-            await unbroken(connection.end())
+            await unbroken(connection.close())
 
 
 # ----------------------------------------------------------------------------------------------------- listeners

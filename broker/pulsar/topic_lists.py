@@ -32,7 +32,7 @@ from .frames import frame
 from .lookup import hash_of
 
 if TYPE_CHECKING:
-    from .connection import Connection
+    from .connection import PulsarConnection
 
 WATCHERS_MAX = 100
 PATTERN_MAX = 1_000
@@ -50,7 +50,7 @@ def supported() -> bool:
 class TopicLists:
     """The watchers of one connection, by the client's numbers."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PulsarConnection) -> None:
         self._connection = connection
         self._tasks = Tasks()
         self._watchers: dict[int, asyncio.Task[None]] = {}
@@ -67,7 +67,7 @@ class TopicLists:
             self._connection.error(asked.request_id, error)
             return
         task = self._watchers[asked.watcher_id] = self._tasks.spawn(self._run(watcher, asked), "pulsar-topic-watcher")
-        task.add_done_callback(lambda _: self._forget(asked.watcher_id, task))
+        task.add_done_callback(lambda _: self._remove_watcher(asked.watcher_id, task))
 
     async def _run(self, watcher: _Watcher, asked: pulsar.CommandWatchTopicList) -> None:
         try:
@@ -79,7 +79,7 @@ class TopicLists:
             else:
                 _LOG.warning("the topics of %s are watched no more for a client: %s", asked.namespace, why)
 
-    def _forget(self, watcher_id: int, task: asyncio.Task[None]) -> None:
+    def _remove_watcher(self, watcher_id: int, task: asyncio.Task[None]) -> None:
         if self._watchers.get(watcher_id) is task:
             del self._watchers[watcher_id]
 
@@ -94,7 +94,7 @@ class TopicLists:
 
 
 class _Watcher:
-    def __init__(self, connection: Connection, asked: pulsar.CommandWatchTopicList) -> None:
+    def __init__(self, connection: PulsarConnection, asked: pulsar.CommandWatchTopicList) -> None:
         """Makes a watcher. Raises InvalidName, InvalidRequest, NotAllowed."""
         self._connection = connection
         self._asked = asked
@@ -112,7 +112,7 @@ class _Watcher:
             except NotFound:
                 if not self.answered:
                     raise
-                self._tell(self._known)  # the namespace was deleted
+                self._send_changes(self._known)  # the namespace was deleted
             except MagnetarError as error:
                 if not self.answered or not error.retryable:
                     raise
@@ -122,9 +122,9 @@ class _Watcher:
     async def _follow(self) -> None:
         principal = self._connection.caller.principal
         async for told in Topics(self._connection.broker).watch(self._namespace, 0, principal):
-            await self._take(told)
+            await self._on_change(told)
 
-    async def _take(self, told: Told) -> None:
+    async def _on_change(self, told: Told) -> None:
         if isinstance(told, TopicsNow):
             now = await self._names_of(told.names)
             gone = self._known - now
@@ -133,7 +133,7 @@ class _Watcher:
             now = set() if isinstance(told, Removed) else await self._names_of((told.name,))
             gone -= now
         if self.answered:
-            self._tell(gone, now)
+            self._send_changes(gone, now)
         else:
             self._known = now
             self._answer()
@@ -147,7 +147,7 @@ class _Watcher:
                 topic = TopicName.parse(each)
                 count = await catalog.partitions(topic)
                 found.update([topic.with_partition(i).full for i in range(count)] if count else [topic.full])
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         return found
 
@@ -160,7 +160,7 @@ class _Watcher:
             topic=names if self._asked.topics_hash != hash_ else (), topics_hash=hash_,
         )))  # fmt: skip
 
-    def _tell(self, gone: Iterable[str], now: Iterable[str] = ()) -> None:
+    def _send_changes(self, gone: Iterable[str], now: Iterable[str] = ()) -> None:
         new, gone = sorted(set(now) - self._known), sorted(gone)
         if not new and not gone:
             return

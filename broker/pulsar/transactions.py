@@ -39,7 +39,7 @@ from .frames import frame
 
 if TYPE_CHECKING:
     from ..transaction.coordinator import RunningCoordinator
-    from .connection import Connection
+    from .connection import PulsarConnection
 
 ADDED_MAX = 1000
 """Topics or subscriptions that one command adds."""
@@ -63,7 +63,7 @@ def coordinator_of(topic: TopicName) -> int | None:
 
 
 # ------------------------------------------------------------------ commands
-async def connect(connection: Connection, asked: pulsar.CommandTcClientConnectRequest) -> bytes:
+async def connect(connection: PulsarConnection, asked: pulsar.CommandTcClientConnectRequest) -> bytes:
     await _here(connection, asked.tc_id)
     return frame(tc_client_connect_response=pulsar.CommandTcClientConnectResponse(request_id=asked.request_id))
 
@@ -74,7 +74,7 @@ def connect_failed(request_id: int, error: MagnetarError) -> bytes:
     ))  # fmt: skip
 
 
-async def begin(connection: Connection, asked: pulsar.CommandNewTxn) -> bytes:
+async def begin(connection: PulsarConnection, asked: pulsar.CommandNewTxn) -> bytes:
     coordinator = await _here(connection, asked.tc_id)
     begun = await coordinator.begin(
         connection.caller.principal.name, timeout_s=asked.txn_ttl_millis / 1000, address=connection.caller.peer
@@ -84,7 +84,7 @@ async def begin(connection: Connection, asked: pulsar.CommandNewTxn) -> bytes:
     ))  # fmt: skip
 
 
-async def add_partitions(connection: Connection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
+async def add_partitions(connection: PulsarConnection, asked: pulsar.CommandAddPartitionToTxn) -> bytes:
     txn, require = txn_of(asked), connection.broker.access.require
     for topic in _topics(asked.partitions):
         await require(connection.caller.principal, Permission.PRODUCE, topic=topic)
@@ -92,7 +92,7 @@ async def add_partitions(connection: Connection, asked: pulsar.CommandAddPartiti
     return frame(add_partition_to_txn_response=_done(asked))
 
 
-async def add_subscriptions(connection: Connection, asked: pulsar.CommandAddSubscriptionToTxn) -> bytes:
+async def add_subscriptions(connection: PulsarConnection, asked: pulsar.CommandAddSubscriptionToTxn) -> bytes:
     txn, require = txn_of(asked), connection.broker.access.require
     topics = _topics(each.topic for each in asked.subscription)
     for topic, each in zip(topics, asked.subscription, strict=True):
@@ -103,7 +103,7 @@ async def add_subscriptions(connection: Connection, asked: pulsar.CommandAddSubs
     return frame(add_subscription_to_txn_response=_done(asked))
 
 
-async def end(connection: Connection, asked: pulsar.CommandEndTxn) -> bytes:
+async def end(connection: PulsarConnection, asked: pulsar.CommandEndTxn) -> bytes:
     txn = txn_of(asked)
     verb = Verb.COMMIT if asked.txn_action == pulsar.COMMIT else Verb.ABORT
     coordinator = await _here(connection, txn.coordinator)
@@ -113,7 +113,7 @@ async def end(connection: Connection, asked: pulsar.CommandEndTxn) -> bytes:
     return frame(end_txn_response=_done(asked))
 
 
-async def _here(connection: Connection, number: int) -> RunningCoordinator:
+async def _here(connection: PulsarConnection, number: int) -> RunningCoordinator:
     return await connection.broker.transactions.here(number)
 
 
@@ -125,7 +125,7 @@ def _topics(names: Iterable[str]) -> list[TopicName]:
     return topics
 
 
-async def _begin_time(connection: Connection, txn: TxnId) -> None:
+async def _begin_time(connection: PulsarConnection, txn: TxnId) -> None:
     """Begins the transaction's time. TransactionAborted: it has ended. InvalidRequest: another role began it."""
     coordinator = await _here(connection, txn.coordinator)
     state = state_of(await coordinator.join(txn, "", connection.caller.principal.name))
@@ -141,18 +141,18 @@ def _done(asked: Any) -> pulsar.TransactionResponse:
 
 
 def _failed(kind: str) -> Callable[[int, MagnetarError], bytes]:
-    def failed(request_id: int, error: MagnetarError) -> bytes:
+    def failure_frame(request_id: int, error: MagnetarError) -> bytes:
         answer = pulsar.TransactionResponse(request_id=request_id, error=_number(error), message=error.message)
         return frame(**{kind: answer})
 
-    return failed
+    return failure_frame
 
 
 def _number(error: MagnetarError) -> pulsar.ServerError:
     return pulsar.TransactionCoordinatorNotFound if isinstance(error, _ELSEWHERE) else number_of(error)
 
 
-Answer = tuple[Callable[["Connection", Any], Awaitable[bytes]], Callable[[int, MagnetarError], bytes]]
+Answer = tuple[Callable[["PulsarConnection", Any], Awaitable[bytes]], Callable[[int, MagnetarError], bytes]]
 ANSWERS: dict[str, Answer] = {
     "tc_client_connect_request": (connect, connect_failed),
     "new_txn": (begin, _failed("new_txn_response")),

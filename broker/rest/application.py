@@ -135,14 +135,14 @@ class Application:
     async def _who(self, request: Request, row: Row) -> CallContext:
         """Returns the caller. Raises BackPressure; Unauthenticated and what else the guard raises."""
         caller: Caller = request.state.caller
-        if not self._callers.asks:
+        if not self._callers.requires_authentication:
             request.state.admitted()
             return CallContext(caller.peer)
         path = f"http.Http/{row.handler.__name__}"
         values = request.headers.getlist("authorization")
         if len(values) > 1 or any(len(each) > AUTHORIZATION_MAX for each in values):
             refusal = Unauthenticated(f"a request has one header `Authorization` of at most {AUTHORIZATION_MAX} bytes")
-            self._callers.refused(caller, path, refusal)
+            self._callers.record_refusal(caller, path, refusal)
             raise refusal
         if values:
             caller = replace(caller, authorization=values[0])
@@ -150,7 +150,7 @@ class Application:
             raise BackPressure(f"{AUTHENTICATIONS} callers are being authenticated: try again")
         self._authenticating += 1
         try:
-            principal = await self._callers.admitted(caller, path)
+            principal = await self._callers.admit(caller, path)
         finally:
             self._authenticating -= 1
         request.state.admitted()

@@ -62,7 +62,7 @@ def setting(name: str, act: str) -> str:
     return _OURS[name]
 
 
-def taken(name: str, text: str) -> dict[str, Any]:
+def policy_value(name: str, text: str) -> dict[str, Any]:
     """Returns the field of Policies that a value in the path sets. 412: it is no such value."""
     ours = setting(name, "update")
     value = [each.strip() for each in text.split(",") if each.strip()] if ours in _LISTS else text
@@ -201,7 +201,7 @@ async def runtime_configuration(call: Call) -> object:
        answer="200")  # fmt: skip
 async def change_configuration(call: Call) -> Response:
     await call.authorize(op.CHANGE_POLICIES)
-    given = taken(call.names["name"], call.names["value"])
+    given = policy_value(call.names["name"], call.names["value"])
     await call.admin(op.CHANGE_POLICIES, set=msgspec.json.encode(given).decode())
     return Response()
 

@@ -205,7 +205,7 @@ class _Connection:
             if not await self._feed(data):
                 self._transport.close()
                 return
-            self._note()
+            self._update_partial()
 
     async def _feed(self, data: bytes) -> bool:
         """Feeds data to the protocol in pieces of few lines, with a turn of the loop after a slice. False: a head has
@@ -224,13 +224,13 @@ class _Connection:
             self._lines = self._lines + piece.count(b"\n") if is_head else 0
             if self._lines > HEAD_LINES_MAX:
                 return False
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         return True
 
     def _admitted(self) -> None:
         self._share = None
-        self._stream.admitted()
+        self._stream.on_admitted()
 
     async def _some(self) -> bytes:
         """Reads some bytes. Empty: the other end sends no more. A connection that waits holds no buffer."""
@@ -243,7 +243,7 @@ class _Connection:
         size = await self._stream.read_into(room)
         return bytes(rooms[-1][:size]) if size else b""
 
-    def _note(self) -> None:
+    def _update_partial(self) -> None:
         """Whether a part of a request is here."""
         protocol = self._protocol.conn
         if protocol.their_state is h11.IDLE:
@@ -271,7 +271,7 @@ class _Connection:
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(UNREAD_S):
-                await self._stream.drained()
+                await self._stream.wait_drained()
         except (TimeoutError, ConnectionLost):
             self._transport.close()
             return

@@ -92,7 +92,7 @@ async def create_namespace(call: Call) -> None:
     if fields:
         await change(call, {"namespace": name}, fields)
     if noted:
-        await _note(call, noted)
+        await _store_properties(call, noted)
     for role, actions in grants.items():
         await call.admin(op.CHANGE_PERMISSIONS, namespace=name, grant={"role": role, "actions": actions})
 
@@ -184,7 +184,7 @@ async def _properties(call: Call) -> dict[str, str]:
     return await call.admin(op.GET_PROPERTIES, namespace=str(call.namespace))
 
 
-async def _note(call: Call, properties: dict[str, str]) -> None:
+async def _store_properties(call: Call, properties: dict[str, str]) -> None:
     await call.admin(op.CHANGE_PROPERTIES, namespace=str(call.namespace), set=properties)
 
 
@@ -195,7 +195,7 @@ async def get_property(call: Call) -> Response:
 
 @route("PUT", NAMESPACE + "/property/{key}/{value}", "It is noted.")
 async def set_property(call: Call) -> None:
-    await _note(call, {call.names["key"]: call.names["value"]})
+    await _store_properties(call, {call.names["key"]: call.names["value"]})
 
 
 @route("DELETE", NAMESPACE + "/property/{key}", "It is gone; what it was. 404: it is missing.", answer="text")

@@ -121,7 +121,7 @@ class Row(NamedTuple):
     topic_verb: str
 
 
-def _refuse(text: str) -> BadRequest:
+def _bad_request(text: str) -> BadRequest:
     return BadRequest(text, 412)
 
 
@@ -146,7 +146,7 @@ def _plain(policy: Policy, rest: Rest) -> Shape:
 
     def take(value: Any) -> Fields:
         if kind is int and not 0 <= value < 1 << 62:
-            raise _refuse(_REASONS.get(field, f"{rest.namespace or rest.topic} must be 0 or more"))
+            raise _bad_request(_REASONS.get(field, f"{rest.namespace or rest.topic} must be 0 or more"))
         return {field: value * rest.unit if kind is int else value}
 
     def show(policies: Policies) -> object:
@@ -179,7 +179,7 @@ def _object(
 def _check_retention(given: Retention) -> None:
     minutes, mib = given.retentionTimeInMinutes, given.retentionSizeInMB
     if min(minutes, mib) < -1 or (minutes == 0) != (mib == 0):
-        raise _refuse("retention is -1 (endless), 0 (none), or more; both are 0, or neither is")
+        raise _bad_request("retention is -1 (endless), 0 (none), or more; both are 0, or neither is")
 
 
 def _retention(minutes: str, mib: str) -> Shape:
@@ -198,7 +198,7 @@ def take_quota(given: BacklogQuota, kind: str) -> Fields:
         if given.limitTime is not None and given.limitTime > 0:
             fields["backlog_quota_s"] = given.limitTime
     else:
-        raise _refuse("backlogQuotaType is destination_storage or message_age")
+        raise _bad_request("backlogQuotaType is destination_storage or message_age")
     if given.policy is not None:
         fields["backlog_quota_policy"] = given.policy
     return fields
@@ -209,7 +209,7 @@ def _limit(value: int | None, name: str) -> int:
     if value is None or value < 0:
         return 0
     if not 0 < value < 1 << 62:
-        raise _refuse(f"{name} is above 0, or -1 for no limit, not {value}")
+        raise _bad_request(f"{name} is above 0, or -1 for no limit, not {value}")
     return value
 
 
@@ -229,15 +229,15 @@ def _quota(size: int, seconds: int, policy: str) -> dict[str, object]:
 
 def _check_persistence(given: Persistence) -> None:
     if not given.bookkeeperEnsemble >= given.bookkeeperWriteQuorum >= given.bookkeeperAckQuorum >= 1:
-        raise _refuse("bookkeeperEnsemble >= bookkeeperWriteQuorum >= bookkeeperAckQuorum >= 1 must hold")
+        raise _bad_request("bookkeeperEnsemble >= bookkeeperWriteQuorum >= bookkeeperAckQuorum >= 1 must hold")
 
 
 def _a_second(rate: int, period_s: int) -> int:
     """Returns the rate a second; 0: no limit."""
     if period_s < 1:
-        raise _refuse(f"ratePeriodInSecond is 1 or more, not {period_s}")
+        raise _bad_request(f"ratePeriodInSecond is 1 or more, not {period_s}")
     if rate < -1 or rate >= 1 << 62:
-        raise _refuse(f"a rate is -1 (no limit) or more, not {rate}")
+        raise _bad_request(f"a rate is -1 (no limit) or more, not {rate}")
     return -(-max(0, rate) // period_s)
 
 
@@ -246,7 +246,7 @@ def _rate(kind: Any, by_messages: str, by_bytes: str, ours: str) -> Shape:
 
     def take(given: Any) -> Fields:
         if getattr(given, "relativeToPublishRate", False):
-            raise _refuse("relativeToPublishRate is not offered: name the rates")
+            raise _bad_request("relativeToPublishRate is not offered: name the rates")
         period_s = getattr(given, "ratePeriodInSecond", 1)
         return {field: _a_second(getattr(given, name), period_s) for name, field in names.items()}
 
@@ -276,13 +276,15 @@ def _show_subscribe_rate(policies: Policies) -> object:
 
 def _check_delayed(given: DelayedDelivery) -> None:
     if not (0 <= given.tickTime < 1 << 62 and 0 <= given.maxDeliveryDelayInMillis < 1 << 62):
-        raise _refuse("tickTime and maxDeliveryDelayInMillis are 0 or more")
+        raise _bad_request("tickTime and maxDeliveryDelayInMillis are 0 or more")
 
 
 def _take_inactive(given: InactiveTopics) -> Fields:
     mode, seconds = given.inactiveTopicDeleteMode, given.maxInactiveDurationSeconds
     if mode not in _DELETE_MODES or not 0 <= seconds < 1 << 62:
-        raise _refuse(f"inactiveTopicDeleteMode is one of {', '.join(_DELETE_MODES)}, and the duration is 0 or more")
+        raise _bad_request(
+            f"inactiveTopicDeleteMode is one of {', '.join(_DELETE_MODES)}, and the duration is 0 or more"
+        )
     return {"inactive_s": seconds if given.deleteWhileInactive else 0, "inactive_mode": mode}
 
 
@@ -301,7 +303,7 @@ def _take_compatibility(given: str) -> Fields:
         return {"schema_compatibility": Compatibility(given.lower()).value}
     except ValueError:
         known = ", ".join(each.name for each in Compatibility)
-        raise _refuse(f"a strategy is one of UNDEFINED, {known}, not {given[:40]!r}") from None
+        raise _bad_request(f"a strategy is one of UNDEFINED, {known}, not {given[:40]!r}") from None
 
 
 def _show_compatibility(policies: Policies) -> object:
@@ -321,7 +323,7 @@ def _boolean(field: str, default: bool) -> Shape:
 def _take_snapshot_interval(value: int | None) -> Fields:
     """Returns the row of a policy for which Pulsar has no DELETE at a namespace: null is posted there."""
     if value is not None and not 0 <= value < 1 << 62:
-        raise _refuse(_REASONS["dedup_snapshot_s"])
+        raise _bad_request(_REASONS["dedup_snapshot_s"])
     return {"dedup_snapshot_s": value}
 
 

@@ -233,7 +233,7 @@ async def _entry(call: Call, found: Any) -> Response:
         part = memoryview(found.entry)[header.payload_offset :]
         answer.payload = await aside(found.entry, call.broker.world, _unfolded, header, part) if is_folded else part
     except BaseException:
-        answer.leave()
+        answer.release()
         raise
     # Java's admin client compares the case of names, which starlette's `headers` do not keep
     answer.raw_headers.extend(_encoded(headers))
@@ -282,9 +282,9 @@ class _Payload(Response):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
-            self.leave()
+            self.release()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Gives the room back. Idempotent."""
         self._memory.held -= self._size
         self._size = 0

@@ -105,7 +105,7 @@ async def loaded_topics(call: Call) -> object:
         domain = "persistent" if topic.name.persistent else "non-persistent"
         of_bundle = found.setdefault(str(namespace), {}).setdefault(bundle, {}).setdefault(domain, {})
         of_bundle[topic.name.full] = _shown(call, (await statistics.of_topic(topic, call.broker.endpoint), topic))
-        if turns.over:
+        if turns.is_over:
             await turns.next()
     return found
 
@@ -205,7 +205,7 @@ async def create_partitioned(call: Call) -> None:
     check_properties(given)
     await call.admin(op.CREATE_TOPIC, name=call.topic.full, partitions=count)
     if given:
-        await _note(call, given)
+        await _store_properties(call, given)
 
 
 @route("GET", TOPIC + "/partitions",
@@ -250,10 +250,10 @@ async def create_topic(call: Call) -> None:
     given = {} if call.is_empty else check_properties(call.json(dict[str, str]))
     await call.admin(op.CREATE_TOPIC, name=call.topic.full)
     if given:
-        await _note(call, given)
+        await _store_properties(call, given)
 
 
-async def _note(call: Call, properties: dict[str, str]) -> None:
+async def _store_properties(call: Call, properties: dict[str, str]) -> None:
     await call.admin(op.CHANGE_PROPERTIES, topic=call.topic.base.full, set=properties)
 
 

@@ -218,7 +218,7 @@ async def position_in_pending_acks(call: Call) -> object:
         raise InvalidRequest(f"no batch has {bit} messages")
     topic = await call.broker.topic(call.topic)
     subscription = topic.subscriptions.get(call.names["subscription"])
-    if subscription is None or ledger >= 1 << 62 or Position(ledger, entry) > topic.log.shape.confirmed:
+    if subscription is None or ledger >= 1 << 62 or Position(ledger, entry) > topic.log.shape.last_confirmed:
         return {"state": "InvalidPosition"}
     return {"state": _state_of(subscription.cursor, Position(ledger, entry), bit)}
 

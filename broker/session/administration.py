@@ -247,7 +247,7 @@ class Administration:
         for topic in list(self._broker.loaded.values()):
             if not topic.name.persistent and topic.name.namespace_name == name:
                 found.add(topic.name.full)
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         return found
 
@@ -291,7 +291,7 @@ class Administration:
                 await self._delete_one(topic.with_partition(number), force=force, incarnation=which)
         while (still := await catalog.still_partitioned(topic, ended)) is not None:
             with contextlib.suppress(BadVersion):  # it is gone, grew, or is another one: asked again
-                await self._broker.grants.forget(topic, still)
+                await self._broker.grants.delete_topic(topic, still)
                 await self._broker.schemas.end_with(topic, partial(catalog.forget_partitions, topic, still))
 
     async def _partitioned(self, topic: TopicName) -> PartitionedRecord | None:

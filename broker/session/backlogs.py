@@ -97,7 +97,7 @@ AGE_S_MAX = 10_000_000_000
 """Longest age in seconds: 300 years."""
 
 
-class Shown(msgspec.Struct, frozen=True):
+class FilteredEntry(msgspec.Struct, frozen=True):
     """An entry, and the messages of it that are not to be shown."""
 
     entry: StoredEntry
@@ -163,7 +163,7 @@ class Backlogs:
             raise InvalidRequest(
                 f"messages expire when they are older than some seconds (0 to {AGE_S_MAX}), or up to a message id"
             )
-        life, entries = self._topic.life, 0
+        life, entries = self._topic.maintenance, 0
         for subscription in self._named(name):
             if up_to is not None:
                 entries += await life.give_up_whole(subscription, self._topic.shown.shape.clamp(up_to))
@@ -172,32 +172,32 @@ class Backlogs:
             await subscription.durable_now()
         return entries
 
-    async def peek(self, name: str, messages: int) -> list[Shown]:
+    async def peek(self, name: str, messages: int) -> list[FilteredEntry]:
         """Returns the next messages of the subscription, up to `messages`, as entries."""
         if messages > PEEK_MESSAGES_MAX:
             raise InvalidRequest(f"{messages} messages at once are more than {PEEK_MESSAGES_MAX}")
         subscription = self._topic.subscription(name)
         entries = await backlog.peek(self._topic.shown, subscription, messages)
-        return [Shown(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
+        return [FilteredEntry(entry, subscription.cursor.acked_indexes(entry.position)) for entry in entries]
 
     async def analyze(self, name: str) -> examine.Backlog:
         return await examine.analyze(self._topic.shown, self._topic.subscription(name))
 
     # ------------------------------------------------------------------ messages
-    async def nth(self, number: int, *, from_latest: bool) -> Shown:
+    async def nth(self, number: int, *, from_latest: bool) -> FilteredEntry:
         """Returns the n-th message from one end, from 1 on; the others of its batch are hidden."""
         entry, at = await examine.nth(self._topic.shown, number, from_latest=from_latest)
-        return Shown(entry, [index for index in range(entry.count) if index != at])
+        return FilteredEntry(entry, [index for index in range(entry.count) if index != at])
 
-    async def message(self, position: Position) -> Shown:
-        return Shown(await examine.message(self._topic.shown, position), [])
+    async def message(self, position: Position) -> FilteredEntry:
+        return FilteredEntry(await examine.message(self._topic.shown, position), [])
 
     async def at_time(self, publish_time_ms: int) -> MessageId:
         """Returns the id of the first message that arrived then or later; where the next will be, if there is none."""
         position = (await self._topic.shown.reader.locate_time(publish_time_ms)).position
         return MessageId(*position, partition=self._topic.name.partition)
 
-    async def last(self) -> MessageId:
+    async def last_message_id(self) -> MessageId:
         last = await self._topic.shown.reader.last_shown()
         position, batch_index, _ = last or (self._topic.shown.shape.last, -1, -1)
         return MessageId(*position, self._topic.name.partition, batch_index)
@@ -268,7 +268,7 @@ class RangeReader:
                 left -= entry.size
                 self.next_index = entry.index + 1
                 position = log.shape.after(entry.position)
-                if turns.over:
+                if turns.is_over:
                     await turns.next()
             position = log.shape.there(position)
         if left > 0:

@@ -112,7 +112,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True):
 
 
 class ConsumerPort(Outlet, Protocol):
-    """The port for a session's deliveries. No method may raise, and none is called after `closed`."""
+    """The port for a session's deliveries. No method may raise, and none is called after `on_closed`."""
 
 
 class ConsumerSession:
@@ -170,7 +170,7 @@ class ConsumerSession:
             raise SubscribeRefusal.ENDED.error()
         topic.registry.check_consumer(subscription, options.type, consumer)
         subscription.isolate(options.isolation)
-        topic.show(subscription, compacted=options.read_compacted)
+        topic.choose_log(subscription, compacted=options.read_compacted)
         subscription.join(consumer, options.type)
         compacted = topic.compaction.record if options.read_compacted else None
         self.compacted_end_index = compacted.end_index if compacted is not None else 0
@@ -204,22 +204,22 @@ class ConsumerSession:
         self._consumer.activity.consumed_ms = self.subscription.activity.consumed_ms = self._clock.wall_ms()
         return self._port.deliver(deliveries)
 
-    def ended(self) -> None:
-        self._port.ended()
+    def on_end_of_topic(self) -> None:
+        self._port.on_end_of_topic()
 
     def active(self, active: bool) -> None:
         self._port.active(active)
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         if not (self._over or self._removing):
             self._over = True
-            self._port.closed(error)
+            self._port.on_closed(error)
 
-    async def drained(self) -> None:
-        await self._port.drained()
+    async def wait_drained(self) -> None:
+        await self._port.wait_drained()
 
     # ------------------------------------------------------------------ at once
-    def renewed(self, principal: Principal) -> None:
+    def on_renewed(self, principal: Principal) -> None:
         """Sets the new credentials of its caller, of the same role."""
         self._consumer.principal = principal
 
@@ -273,7 +273,7 @@ class ConsumerSession:
             wanted += some
             yield
         named = bool(wanted or sets)
-        for held in self.subscription.acks.held(self._consumer.member, sets):
+        for held in self.subscription.acks.find_held(self._consumer.member, sets):
             wanted += held
             yield
         self.subscription.redeliver(self._consumer, wanted if named else None, counted=counted)
@@ -304,7 +304,7 @@ class ConsumerSession:
                 raise InvalidRequest("a cumulative acknowledgement in a transaction names one entry")
         else:
             for _ in subscription.acks.gather(entries, sets, wanted):
-                if turns.over:
+                if turns.is_over:
                     await turns.next()
         transactions = self.topic.transactions
         if not transactions.joins.join_now(txn, writer_of(self._consumer.principal)):
@@ -391,7 +391,7 @@ class ConsumerSession:
         others = len(subscription.consumers) - 1
         if others > 0 and not force:
             raise Busy(f"subscription {subscription.name!r} has {others} other consumers")
-        self._removing = True  # removed by its own consumer: the answer reports it, not `closed`
+        self._removing = True  # removed by its own consumer: the answer reports it, not `on_closed`
         try:
             await self.topic.registry.unsubscribe(subscription.name, force=True)
         finally:
@@ -423,7 +423,7 @@ async def _check_schema(broker: TopicManager, topic: Topic, options: SubscribeOp
     """Checks the consumer's schema. Raises IncompatibleSchema, InvalidRequest."""
     if options.schema is not None:
         idle = not topic.log.queued_index and not len(topic.producers)
-        rules, user = SchemaRules.of(topic.applied), caller.principal.name
+        rules, user = SchemaRules.from_policies(topic.applied), caller.principal.name
         await broker.schemas.of_consumer(topic.name, options.schema, rules, user, idle=idle)
 
 

@@ -79,7 +79,7 @@ class ProducerOptions(msgspec.Struct, frozen=True):
 
 
 class ProducerPort(Outcomes, Protocol):
-    """The port for a session's answers. Nothing is called after `closed`."""
+    """The port for a session's answers. Nothing is called after `on_closed`."""
 
     def receipt(self, sequence_id: int, position: Position, index: int) -> None:
         """Sends the receipt of an entry that is stored there; `index` is that of its last message."""
@@ -135,14 +135,14 @@ class ProducerSession:
             principal=principal, client=caller.client, since_ms=broker.world.clock.wall_ms(),
             properties=options.properties, room=options.room,
         )  # fmt: skip
-        rules = SchemaRules.of(topic.applied)
+        rules = SchemaRules.from_policies(topic.applied)
         session.schema_version = await broker.schemas.of_producer(topic_name, options.schema, rules, principal.name)
         if options.initial_subscription:
             await topic.registry.subscribe(options.initial_subscription, topic.log.shape.start)
         try:
             await topic.producers.join(session.producer)
-            if session.producer.over is not None:
-                raise session.producer.over
+            if session.producer.close_error is not None:
+                raise session.producer.close_error
             await broker.access.require(principal, Permission.PRODUCE, topic=topic_name)  # revoked meanwhile, perhaps
         except BaseException:
             session.leave()
@@ -152,7 +152,7 @@ class ProducerSession:
 
     def _grant_first(self) -> None:
         self._opened = True
-        if self.topic.gate.closed:
+        if self.topic.gate.must_wait:
             self._owed = self._grant
             self.topic.gate.when_open(self._step)
         else:
@@ -184,7 +184,7 @@ class ProducerSession:
     # ------------------------------------------------------------------ publishing
     def publish(self, entry: Buffer) -> None:
         """Publishes one entry's client-part (proto/entry.py), which is copied before this returns."""
-        if self.producer.over is not None:
+        if self.producer.close_error is not None:
             return
         if self._freed <= 0:
             self.producer.close(
@@ -195,10 +195,10 @@ class ProducerSession:
         self._freed -= cost
         self._memory.held += cost
         topic, (own, of_broker) = self.topic, self.topic.gate.rates
-        if not (self._waiting or own.limited or of_broker.limited or topic.life.quota is not None):
+        if not (self._waiting or own.limited or of_broker.limited or topic.maintenance.quota is not None):
             if (published := self.producer.publish(entry)) is not True:
                 self._not_published(entry, published)
-        elif self._waiting or topic.gate.closed:
+        elif self._waiting or topic.gate.must_wait:
             if self._memory.held > self._memory.tight:
                 self._memory.held -= cost
                 self.producer.close(BackPressure("memory is short: publish again when the topic takes publishes"))
@@ -214,7 +214,7 @@ class ProducerSession:
     def _publish(self, entry: Buffer) -> None:
         """Publishes it below rates and quotas."""
         topic, producer = self.topic, self.producer
-        why, counts = topic.life.refusal() if topic.life.quota is not None else None, topic.gate.limited
+        why, counts = topic.maintenance.refusal() if topic.maintenance.quota is not None else None, topic.gate.limited
         before = topic.log.queued_index if counts else 0
         published = producer.publish(entry) if why is None else producer.refuse(entry, why)
         if counts and not isinstance(published, Awaited):
@@ -232,7 +232,7 @@ class ProducerSession:
             self._waiting.appendleft(bytes(entry))
             self.topic.transactions.when(published, self._go_on)
         else:
-            self.freed(len(entry))
+            self.on_freed(len(entry))
 
     def _go_on(self, error: MagnetarError | None) -> None:
         """Goes on with the first waiting entry: what it needs is there, or it is refused with `error`."""
@@ -240,7 +240,7 @@ class ProducerSession:
         if error is not None and self._waiting:
             entry = self._waiting.popleft()
             self.producer.refuse(entry, error)
-            self.freed(len(entry))
+            self.on_freed(len(entry))
         if self._waiting:
             self.topic.gate.when_open(self._step)
         else:
@@ -257,8 +257,8 @@ class ProducerSession:
         return bool(self._waiting) and not self._awaiting
 
     def _give_credit(self) -> None:
-        if self._owed and self.producer.over is None:
-            if self.topic.gate.closed:
+        if self._owed and self.producer.close_error is None:
+            if self.topic.gate.must_wait:
                 self.topic.gate.when_open(self._step)
                 return
             owed, self._owed = self._owed, 0
@@ -266,14 +266,14 @@ class ProducerSession:
             self._port.credit(owed)
 
     # ------------------------------------------------------------------ as the producer's outlet
-    def freed(self, size: int) -> None:
+    def on_freed(self, size: int) -> None:
         cost = size + ENTRY_COST_BYTES
         self._owed += cost
         self._memory.held -= cost
         if self._owed * CREDIT_SHARE >= self._grant:
             self._give_credit()
 
-    def stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
+    def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
         cost = size + ENTRY_COST_BYTES
         self._owed += cost
         self._memory.held -= cost
@@ -284,17 +284,17 @@ class ProducerSession:
     def duplicate(self, sequence_id: int) -> None:
         self._port.duplicate(sequence_id)
 
-    def failed(self, sequence_id: int, error: MagnetarError) -> None:
-        self._port.failed(sequence_id, error)
+    def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
+        self._port.on_failed(sequence_id, error)
 
-    def waits(self, error: MagnetarError) -> None:
+    def on_waiting(self, error: MagnetarError) -> None:
         if self._opened:
-            self._port.waits(error)
+            self._port.on_waiting(error)
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         if self._opened:
             self.leave()
-            self._port.closed(error)
+            self._port.on_closed(error)
 
     # ------------------------------------------------------------------ ending
     async def close(self) -> None:
@@ -304,7 +304,7 @@ class ProducerSession:
         for entry in waiting:
             self.producer.refuse(entry, Unavailable(f"topic {self.topic.name}: the producer was closed before"))
         try:
-            await self.producer.settled()
+            await self.producer.wait_settled()
         finally:
             self.leave()
 
@@ -316,7 +316,7 @@ class ProducerSession:
         self.producer.close(ConnectionLost("the producer has left"))
 
     def _forget_waiting(self) -> deque[bytes]:
-        self.topic.gate.forget(self._step)
+        self.topic.gate.remove(self._step)
         waiting, self._waiting = self._waiting or deque(), None
         self._memory.held -= sum(map(len, waiting)) + ENTRY_COST_BYTES * len(waiting)
         return waiting

@@ -21,7 +21,7 @@ from ..subscription.core.policy import Keys
 from ..subscription.core.subscription_types import SubscriptionType as Registered
 from ..subscription.subscription import Subscription
 from ..topic.admission_core import backlog_bytes
-from ..topic.statistics import analyze, size
+from ..topic.statistics import analyze, count_messages
 from ..topic.topic import Topic
 
 _LOG = logging.getLogger("magnetar.broker")
@@ -33,7 +33,7 @@ OLDEST_S = 1.0
 async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: bool = True) -> values.TopicStats:
     """Returns the statistics of a topic. `precise`: the backlog counts batches that are acknowledged, wholly or in
     part, message by message. `ages` False: no `oldest_ms`, which may be a read from a bookie for each subscription."""
-    shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.life
+    shape, traffic, rates, life = topic.log.shape, topic.traffic, topic.traffic.rates(), topic.maintenance
     return values.TopicStats(
         name=topic.name.full, owner=owner, partitions=0, messages_in=traffic.messages_in, bytes_in=traffic.bytes_in,
         messages_out=traffic.messages_out, bytes_out=traffic.bytes_out, rate_in=rates.messages_in,
@@ -49,7 +49,7 @@ async def of_topic(topic: Topic, owner: str, *, precise: bool = False, ages: boo
         dropped=topic.dropped, quota=life.quota or states.BacklogQuotaState.NOT_REACHED,
         expired_entries=life.expired, evicted_entries=life.evicted, publish_throttled=topic.gate.throttled,
         terminated=topic.log.state is states.TopicState.TERMINATED, created_ms=topic.incarnation,
-        published_ms=topic.log.published_ms, unsubscribed=topic.unread().told(), transactions=_transactions(topic),
+        published_ms=topic.log.published_ms, unsubscribed=topic.unread().in_words(), transactions=_transactions(topic),
     )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ async def of_subscription(
     topic: Topic, subscription: Subscription, precise: bool = False, ages: bool = True
 ) -> values.SubscriptionStats:  # fmt: skip
     log = topic.readable(uncommitted=subscription.uncommitted)
-    backlog = (await analyze(log, subscription)).messages if precise else await size(log, subscription)
+    backlog = (await analyze(log, subscription)).messages if precise else await count_messages(log, subscription)
     oldest_ms = await _oldest_ms(topic, subscription) if ages else 0
     cursor, dispatcher = subscription.cursor, subscription.dispatcher
     type_, blocked = subscription.type, subscription.pump.blocked
@@ -120,7 +120,7 @@ async def _oldest_ms(topic: Topic, subscription: Subscription) -> int:
     """Returns when the oldest message came, in ms; 0: none, or not known: it is lost, or no bookie gives it in time."""
     try:
         async with asyncio.timeout(OLDEST_S):
-            return await topic.life.oldest_ms(subscription) or 0
+            return await topic.maintenance.oldest_ms(subscription) or 0
     except (MagnetarError, TimeoutError) as error:
         _LOG.debug("%s/%s: when its oldest message came is not known: %r", topic.name, subscription.name, error)
         return 0

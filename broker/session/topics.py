@@ -115,7 +115,7 @@ class Topics:
         by_time, turns = list[int](), Turns(self._broker.world.clock)
         for time_ms in times_ms:
             by_time.append((await reader.locate_time(time_ms)).first_index)
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
         topic.check_end()
         aborted = shape.aborted_messages(*aborted_in)
@@ -220,7 +220,7 @@ class Schemas:
     async def test(self, topic: TopicName, info: SchemaInfo) -> Tested:
         """Whether it could be registered. InvalidRequest."""
         mode = (await self._rules(topic)).compatibility
-        return Tested(await self._broker.schemas.refused(topic, info, mode) or "", mode)
+        return Tested(await self._broker.schemas.find_refusal(topic, info, mode) or "", mode)
 
     async def delete(self, topic: TopicName, *, force: bool) -> int | None:
         """Deletes all versions; returns the newest of them; None: there were none."""
@@ -228,4 +228,4 @@ class Schemas:
 
     async def _rules(self, topic: TopicName) -> SchemaRules:
         await self._broker.catalog.known_namespace(topic.namespace_name)
-        return SchemaRules.of(await self._broker.policies.applied(topic))
+        return SchemaRules.from_policies(await self._broker.policies.applied(topic))

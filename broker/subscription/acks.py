@@ -30,7 +30,7 @@ from .core import pending_acks
 from .core.cursor import Cursor
 from .core.cursor_state import BATCH_INDEXES_MAX, NOWHERE, Partial, TxnAcks
 from .core.dispatch import Dispatcher
-from .core.pending_acks import ENTRIES_MAX, Clash, Conflict, Settled
+from .core.pending_acks import ENTRIES_MAX, Clash, Conflict, SettledAcks
 from .core.policy import NONE_UNSHOWN, Member
 
 MARK_ENTRIES = 1000
@@ -47,7 +47,7 @@ class Acks:
         self._cursor = cursor
         self._dispatcher = dispatcher
 
-    def over(self, shape: LogShape) -> None:
+    def rebase(self, shape: LogShape) -> None:
         self._shape = shape
 
     def ack(self, member: Member | None, entries: Sequence[AckedEntry]) -> None:
@@ -164,7 +164,7 @@ class Acks:
             self._cursor.ack_cumulative_batch(position, self._checked(position, bits).bit_length() - 1, size)
             self._dispatcher.acked_up_to(self._cursor.mark)
         else:
-            self.give_up(position)
+            self.skip_to(position)
 
     def check_cumulative(self, acked: AckedEntry) -> None:
         """Raises TransactionConflict if something that it covers is pending."""
@@ -175,7 +175,7 @@ class Acks:
         if pending.holds_any(self._shape.before(position)) or self._is_pending(position, covered):
             self._refuse(position)
 
-    def give_up(self, mark: Position) -> None:
+    def skip_to(self, mark: Position) -> None:
         """Acknowledges everything up to the mark, without what is pending: that is left to its transaction."""
         cursor = self._cursor
         cursor.ack_cumulative(mark)
@@ -188,7 +188,7 @@ class Acks:
         if self._cursor.ack_first(position, messages):
             self._dispatcher.acked(None, position)
 
-    def held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
+    def find_held(self, member: Member, sets: Iterable[EntrySet]) -> Iterator[list[Position]]:
         """Yields, in slices, the entries of the sets that the consumer holds. InvalidRequest: a set does not parse."""
         wanted: dict[int, BitMap] = {}
         for number, each in enumerate(sets, 1):
@@ -237,7 +237,7 @@ class Acks:
         """
         if self._shape.has(position):
             return True
-        if position > self._shape.confirmed:
+        if position > self._shape.last_confirmed:
             raise AckRefusal.BEYOND_END.error(f"entry {position} is after the last one of the topic", position=position)
         return False
 
@@ -381,7 +381,7 @@ class AcksInTxn(Acks):
                 exact.parts[position] = Partial((1 << length) - 1, size)
 
     # ------------------------------------------------------------------ the end of a transaction
-    def settle(self, txn: TxnId, *, committed: bool) -> Settled | None:
+    def settle(self, txn: TxnId, *, committed: bool) -> SettledAcks | None:
         """Settles the transaction: what was pending in it is acknowledged, or free and returned, for the caller to give
         back. None: nothing was pending."""
         cursor, settled = self._cursor, pending_acks.settle(self._cursor, txn, committed=committed)

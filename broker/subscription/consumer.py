@@ -33,14 +33,14 @@ class Activity:
 
 
 class Outlet(Protocol):
-    """The port for a consumer's deliveries: its stream. Only `drained` waits."""
+    """The port for a consumer's deliveries: its stream. Only `wait_drained` waits."""
 
     def deliver(self, deliveries: Sequence[Delivery]) -> bool:
         """Delivers entries, all of them this consumer's StoredEntries. True: its queue is over its bound now, and
-        nothing is delivered before `drained` returns."""
+        nothing is delivered before `wait_drained` returns."""
         ...
 
-    def ended(self) -> None:
+    def on_end_of_topic(self) -> None:
         """Called when the topic is terminated and everything was delivered."""
         ...
 
@@ -48,11 +48,11 @@ class Outlet(Protocol):
         """Called on Failover: whether this consumer is the one that gets the messages."""
         ...
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         """Called when the broker closes the consumer with this error; nothing more follows."""
         ...
 
-    async def drained(self) -> None: ...
+    async def wait_drained(self) -> None: ...
 
 
 class Consumer:

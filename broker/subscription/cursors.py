@@ -362,7 +362,7 @@ class DurableCursor:
             assert write is not None, "a roll stores or raises"
             self._log = log
         self.writes += 1
-        self.cursor.stored(write.version, write.mark)
+        self.cursor.on_stored(write.version, write.mark)
 
     def _bounds(self) -> Bounds:
         config = self._config
@@ -375,9 +375,9 @@ class DurableCursor:
             done = await store(write)
         finally:
             if done:
-                log.confirmed(write)
+                log.on_write_confirmed(write)
             else:
-                log.failed(write, self.cursor)
+                log.on_write_failed(write, self.cursor)
         return write if done else None
 
     async def _append(self, write: CursorWrite) -> bool:
@@ -437,7 +437,7 @@ class DurableCursor:
             return False
         self._ledger.sequence += 1
         write = CursorLog().plan(cursor, self._ledger.sequence)
-        CursorLog.failed(write, cursor)  # it is not in the ledger
+        CursorLog.on_write_failed(write, cursor)  # it is not in the ledger
         snapshot = stored.encode_snapshot(write.entries)
         if len(snapshot) > self._config.cursor_snapshot_bytes:
             return False
@@ -450,7 +450,7 @@ class DurableCursor:
             _LOG.warning("%s/%s: no snapshot: %s", self.topic, self.subscription, error)
             self._closed = False
             return False
-        cursor.stored(write.version, write.mark)
+        cursor.on_stored(write.version, write.mark)
         return True
 
     async def delete(self) -> None:

@@ -322,7 +322,7 @@ class DeadLetters:
 
     def _release(self) -> None:
         """Releases those whose wait is over: they may be delivered again."""
-        due = self.held.due(self._clock.wall_ms())
+        due = self.held.take_due(self._clock.wall_ms())
         if due:
             self._dispatcher.release(due)
             self._wake()
@@ -415,7 +415,7 @@ class DeadLetters:
         self._cursor.ack_bits(position, 1 << first, messages)
         self.held.drop(position)
         self._dispatcher.release([position])
-        await self._told(f"message {first} of {position}", times)
+        await self._on_stored(f"message {first} of {position}", times)
 
     async def _moved(self, position: Position, places: Sequence[Position], count: int, times: int) -> None:
         """Handles a message at these places that is stored in the dead-letter topic."""
@@ -425,9 +425,9 @@ class DeadLetters:
             if self._cursor.ack(place) or self._ack_rest(place, count):
                 self._dispatcher.acked(None, place)
             self.held.drop(place)
-        await self._told(str(position), times)
+        await self._on_stored(str(position), times)
 
-    async def _told(self, what: str, times: int) -> None:
+    async def _on_stored(self, what: str, times: int) -> None:
         self.letters += 1
         topic = self._log.topic
         _LOG.info("%s/%s: %s is a dead letter after %d redeliveries", topic, self._subscription, what, times - 1)

@@ -141,22 +141,22 @@ class DelayedDelivery:
         if not self.ready:
             self._spawn(self._find())
 
-    def noted(self, position: Position, at_ms: int) -> None:
+    def delay_until(self, position: Position, at_ms: int) -> None:
         """Notes the delivery time of an entry that was stored and that no consumer has got yet."""
-        if at_ms > self.now_ms and self.on and not self.core.full:
+        if at_ms > self.now_ms and self.on and not self.core.is_full:
             self.core.hold(position, at_ms)
             if self.core.seals:
                 self._seal()
 
-    def look(self, dispatcher: Dispatcher) -> int:
+    def hand_out_due(self, dispatcher: Dispatcher) -> int:
         """Hands due entries to the dispatcher, before entries are handed out, on a type that delays. Returns the time
         (ms since the epoch) that is valid for them."""
         core, now_ms = self.core, self._world.clock.wall_ms()
         if core.count or core.has_drained:
-            self._look(dispatcher, now_ms)
+            self._release_due(dispatcher, now_ms)
         return now_ms if self.applied.delayed_delivery else ALL_TIME
 
-    def _look(self, dispatcher: Dispatcher, now_ms: int) -> None:
+    def _release_due(self, dispatcher: Dispatcher, now_ms: int) -> None:
         core = self.core
         if self._closed:
             return
@@ -164,19 +164,19 @@ class DelayedDelivery:
             core.release()
         if dispatcher.members:
             room = WAITING_MAX - dispatcher.policy.unread_entries
-            due = core.due(now_ms, room) if room > 0 else []
+            due = core.take_due(now_ms, room) if room > 0 else []
             if due:
-                dispatcher.due(due)
+                dispatcher.add_due(due)
             if due or room <= 0:
                 self._looked_ms = now_ms
             for load in core.wanted(now_ms):
                 self._spawn(self._load(load))
         if core.seals:
             self._seal()
-        self._drop(core.drained())
+        self._drop(core.take_drained())
 
     def arm(self, dispatcher: Dispatcher) -> None:
-        """Sets, after each pump, the timer of the next `look`, if no other event causes one before."""
+        """Sets, after each pump, the timer of the next `hand_out_due`, if no other event causes one before."""
         if not self.core.count or self._closed or not dispatcher.members or not dispatcher.delaying:
             return
         if not self.ready:
@@ -286,11 +286,11 @@ class DelayedDelivery:
                 except MagnetarError as error:
                     self._alarm(bucket.ledger_id, error)
                 else:
-                    self.core.found(bucket.ledger_id, segments, now_ms)
+                    self.core.add_bucket(bucket.ledger_id, segments, now_ms)
 
         await together([one(bucket) for bucket in self._places.buckets], "directory of delayed messages")
         self.ready = True
-        self._drop(self.core.drained())
+        self._drop(self.core.take_drained())
         self._wake()
 
     async def _directory(self, ledger_id: int) -> list[DelaySegment]:
@@ -311,9 +311,9 @@ class DelayedDelivery:
             body = await self._patiently(lambda: self._segments(load))
         except (MagnetarError, stored.DamagedBucket) as error:
             self._alarm(load.ledger_id, error)
-            self.core.lost(load.ledger_id)
+            self.core.mark_lost(load.ledger_id)
         else:
-            self.core.loaded(load, body)
+            self.core.add_loaded(load, body)
         self._wake()
 
     async def _segments(self, load: Load) -> bytes:

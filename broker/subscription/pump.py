@@ -125,7 +125,7 @@ class Returns:
         self.waiting.append(_Return(member, deque(positions), counted, leaves))
         self.some()
 
-    def freed(self, positions: Iterator[Position]) -> None:
+    def add_freed(self, positions: Iterator[Position]) -> None:
         """Takes entries of an aborted transaction. They are not outstanding, and not pending any more."""
         if self.waiting is None:
             self.waiting = deque()
@@ -151,7 +151,7 @@ class Returns:
         else:
             for position in free:
                 cursor.given_back(position)
-        self._dispatcher.freed(free)
+        self._dispatcher.add_freed(free)
         return len(some) < RETURN_ENTRIES
 
     def some(self) -> bool:
@@ -189,10 +189,10 @@ class Returns:
         """Gives all of them back, in turns with other work."""
         turns = Turns(self._clock)
         while not self.some():
-            if turns.over:
+            if turns.is_over:
                 await turns.next()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forgets everything: no consumer holds anything any more."""
         for each in self.waiting or ():
             if isinstance(each, _Freed):
@@ -298,7 +298,7 @@ class Pump:
             self.blocked = Blocked.MOVING
             return  # the store wakes it when that is durable
         returns, policy = self._returned, self._dispatcher.policy
-        while (returns is not None and returns.waiting and not returns.some()) or not policy.look_again(SLOTS_AT_ONCE):
+        while (returns is not None and returns.waiting and not returns.some()) or not policy.rebalance(SLOTS_AT_ONCE):
             if self._clock.monotonic() > end:
                 self.wake()
                 return
@@ -309,7 +309,7 @@ class Pump:
             if not self._delayed.ready:
                 self.blocked = Blocked.FINDING_DELAYS
                 return
-            now_ms = self._delayed.look(self._dispatcher)
+            now_ms = self._delayed.hand_out_due(self._dispatcher)
         handed_out = 0
         while handed_out < PUMP_ENTRIES_MAX and (now := self._clock.monotonic()) <= end:
             rates: Sequence[Rate] = ()
@@ -330,7 +330,7 @@ class Pump:
                     self._tell_end()
                 return
             self.blocked = None
-            entries = self._at_hand.take(want, end)
+            entries = self._at_hand.next_entries(want, end)
             if not entries:
                 return
             entries = entries[: portion(rates, entries, now)] if rates else entries
@@ -338,10 +338,12 @@ class Pump:
             deliveries = self._dispatcher.assign(entries, now_ms)
             for rate in rates:
                 for each in deliveries:
-                    rate.take(each.entry.count, each.entry.size, now)
+                    rate.spend(each.entry.count, each.entry.size, now)
             self._deliver(deliveries)
             if self._dispatcher.parked:
-                self._at_hand.keep([entry for entry in self._dispatcher.parked if isinstance(entry, StoredEntry)])
+                self._at_hand.keep_entries(
+                    [entry for entry in self._dispatcher.parked if isinstance(entry, StoredEntry)]
+                )
             handed_out += len(entries)
             if not deliveries and self._dispatcher.progress == before:
                 self.blocked = self._dispatcher.blocked() or Blocked.NO_PERMITS
@@ -361,7 +363,7 @@ class Pump:
                 if positions:
                     self._tasks.spawn(self._judge(positions), "look at entries that block consumers")
         if self._buffer is not None:
-            self._buffer.gone(deliveries)
+            self._buffer.drop_delivered(deliveries)
 
     async def _judge(self, positions: Sequence[Position]) -> None:
         """Discards those of the entries that are malformed (pump.py)."""
@@ -376,10 +378,10 @@ class Pump:
                 _LOG.error("%s: entry %s is malformed, and discarded", self._title, position)
                 self._subscription.discard([position])
 
-    def noted(self, position: Position, at_ms: int) -> None:
+    def delay_entry(self, position: Position, at_ms: int) -> None:
         """Notes that a new entry is not to be delivered before `at_ms` (ms since the epoch), on types that delay."""
         if self._delayed is not None and (self._dispatcher.delaying or self._delayed.core.count):
-            self._delayed.noted(position, at_ms)
+            self._delayed.delay_until(position, at_ms)
 
     def _say_full(self, why: Blocked) -> None:
         if why is Blocked.HOLES and not self._full_said:
@@ -425,9 +427,9 @@ class Pump:
         if not self._dispatcher.replay_entries and not shape.has(shape.at_or_after(self._dispatcher.read_position)):
             self._end_told = True
             for consumer in self._subscription.consumers.values():
-                consumer.outlet.ended()
+                consumer.outlet.on_end_of_topic()
 
-    def joined(self) -> None:
+    def on_consumer_joined(self) -> None:
         """Tells consumers once more when the end was reached: there is a new one."""
         self._end_told = False
         self.wake()
@@ -440,7 +442,7 @@ class Pump:
 
     async def _resume(self, consumer: Consumer) -> None:
         try:
-            await consumer.outlet.drained()
+            await consumer.outlet.wait_drained()
         except MagnetarError:
             return  # the stream broke; its handler removes the consumer
         except Exception as error:  # a fault of the broker: the consumer would get nothing more without notice
@@ -458,15 +460,15 @@ class Pump:
         if self._buffer is not None:
             self._buffer.read_from(log)
 
-    def show(self, log: ReadableLog) -> None:
+    def switch_log(self, log: ReadableLog) -> None:
         """Goes on in `log`, which has the same entries up to where this one shows any."""
         self._log = log
         if self._buffer is not None:
-            self._buffer.show(log)
+            self._buffer.switch_log(log)
 
     def forget_buffer(self) -> None:
         if self._buffer is not None:
-            self._buffer.forget()
+            self._buffer.clear()
 
     def stop(self) -> None:
         self._closed = True

@@ -102,15 +102,15 @@ class ReadAheadBuffer:
         self._throttle = LogThrottle(clock)
         self._seeks = 0  # a read that began before a seek is of no use after it
 
-    def show(self, log: ReadableLog) -> None:
+    def switch_log(self, log: ReadableLog) -> None:
         """Goes on in `log`; what was read stays."""
         self._log = log
 
     def read_from(self, log: ReadableLog) -> None:
         self._log = log
-        self.forget()
+        self.clear()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drops everything: the position in the log has changed, or no consumer is connected."""
         self._seeks += 1
         self.give_back()
@@ -131,10 +131,10 @@ class ReadAheadBuffer:
             self._memory.holds(self, now)
 
     # ------------------------------------------------------------------ what is in memory
-    def take(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
+    def next_entries(self, want: Read | ReplayRange, end: float) -> Sequence[StoredEntry]:
         """Returns the first of the wanted entries that are in memory, CHUNK_ENTRIES at most; fewer if `end` comes while
         it looks at their keys."""
-        entries = self._next(want.position) if isinstance(want, Read) else self._again(want.positions)
+        entries = self._entries_from(want.position) if isinstance(want, Read) else self._again(want.positions)
         if not entries:
             self._start_read(want)
         elif self._dispatcher.policy.by_keys:
@@ -167,7 +167,7 @@ class ReadAheadBuffer:
         finally:
             self._unfolding = False
 
-    def _next(self, position: Position) -> Sequence[StoredEntry]:
+    def _entries_from(self, position: Position) -> Sequence[StoredEntry]:
         """Entries from `position` on, without a gap."""
         ahead = self._ahead
         if ahead and ahead[0].position < position:
@@ -198,7 +198,7 @@ class ReadAheadBuffer:
             found.append(entry)
         return found
 
-    def keep(self, entries: Iterable[StoredEntry]) -> None:
+    def keep_entries(self, entries: Iterable[StoredEntry]) -> None:
         kept = self._kept
         if kept is None:
             kept = self._kept = OrderedDict()  # of a plain dict, taking the first gets slower the more were taken
@@ -211,7 +211,7 @@ class ReadAheadBuffer:
                 self._kept_bytes += entry.weight
         self._count()
 
-    def gone(self, deliveries: Iterable[Delivery]) -> None:
+    def drop_delivered(self, deliveries: Iterable[Delivery]) -> None:
         if self._kept:
             for each in deliveries:
                 kept = self._kept.pop(each.entry.position, None)
@@ -289,7 +289,7 @@ class ReadAheadBuffer:
             return
         finally:
             self.reading_again = False
-        self.keep([entry for entry in entries if entry.position in wanted])
+        self.keep_entries([entry for entry in entries if entry.position in wanted])
         self._wake()
 
     def _passes_over(self, position: Position) -> bool:
@@ -313,7 +313,7 @@ class ReadAheadBuffer:
 
     def _cannot_read(self, position: Position, error: Exception) -> None:
         if not self._log.shape.readable(position):
-            self._dispatcher.lost((position,))  # trimmed meanwhile
+            self._dispatcher.discard((position,))  # trimmed meanwhile
             self._wake()
             return
         if self._throttle.news(error):

@@ -41,7 +41,7 @@ from .consumer import Activity, Consumer
 from .core.cursor import Cursor
 from .core.cursor_state import TxnAcks
 from .core.dispatch import Dispatcher, DispatchLimits
-from .core.pending_acks import Settled, first_of, freed
+from .core.pending_acks import SettledAcks, first_of, freed_entries
 from .core.policy import AT_THE_END, Member, SubscriptionOptions
 from .core.subscription_types import EXCLUSIVE, SubscriptionType
 from .cursors import DurableCursor
@@ -119,25 +119,25 @@ class Subscription:
         """Reads `log` from the mark on; only while no consumer is connected."""
         self.log = log
         self.pump.read_from(log)
-        self.cursor.over(log.shape)
-        self.acks.over(log.shape)
+        self.cursor.rebase(log.shape)
+        self.acks.rebase(log.shape)
         self._leave_out()
-        self.dispatcher.over(log.shape)
+        self.dispatcher.rebase(log.shape)
         if self.delayed is not None:
             self.delayed.core.shape = log.shape
 
-    def show(self, log: ReadableLog) -> None:
+    def switch_log(self, log: ReadableLog) -> None:
         """Goes on in `log`, which has the same entries up to where this one shows any; consumers notice nothing."""
         self.log = log
-        self.pump.show(log)
-        self.cursor.over(log.shape)
-        self.acks.over(log.shape)
-        self.dispatcher.goes_on_in(log.shape)
+        self.pump.switch_log(log)
+        self.cursor.rebase(log.shape)
+        self.acks.rebase(log.shape)
+        self.dispatcher.extend_to(log.shape)
         if self.delayed is not None:
             self.delayed.core.shape = log.shape
-        self.decided()
+        self.on_decided()
 
-    def decided(self) -> None:
+    def on_decided(self) -> None:
         """Applies new outcomes: more is shown, or something will never be."""
         if self.cursor.advance() and self.store is not None:
             self.store.touched()
@@ -176,7 +176,7 @@ class Subscription:
         self._admit(consumer.member, type_)
         self.consumers[consumer.member.id] = consumer
         self.dispatcher.join(consumer.member)
-        self.pump.joined()
+        self.pump.on_consumer_joined()
 
     def _admit(self, newcomer: Member, type_: SubscriptionType) -> None:
         """Sets the type, if it is the first consumer. ConsumerBusy: it may not join."""
@@ -187,22 +187,22 @@ class Subscription:
             self.type = type_
         policy = self.dispatcher.policy
         if type_ is not self.type:
-            raise self._refused(
+            raise self._refusal(
                 SubscribeRefusal.OTHER_TYPE,
                 f"it is {self._type_title} while its consumers are connected, and cannot be {type_.title}"
             )
         if newcomer.ordered is not self.dispatcher.ordered:
-            raise self._refused(SubscribeRefusal.OTHER_MODE, "its consumers differ on redelivery_order")
+            raise self._refusal(SubscribeRefusal.OTHER_MODE, "its consumers differ on redelivery_order")
         if (why := policy.differs(newcomer)) is not None:
-            raise self._refused(SubscribeRefusal.OTHER_MODE, why)
-        if (why := policy.refuses(newcomer)) is not None:
-            raise self._refused(SubscribeRefusal.POLICY, why)
+            raise self._refusal(SubscribeRefusal.OTHER_MODE, why)
+        if (why := policy.why_refused(newcomer)) is not None:
+            raise self._refusal(SubscribeRefusal.POLICY, why)
 
     @property
     def _type_title(self) -> str:
         return self.type.title if self.type is not None else "of no type"
 
-    def _refused(self, refusal: SubscribeRefusal, why: str) -> MagnetarError:
+    def _refusal(self, refusal: SubscribeRefusal, why: str) -> MagnetarError:
         return refusal.error(f"subscription {self.name!r}: {why}", subscription=self.name, refusal=refusal.name)
 
     def leave(self, consumer: Consumer, *, lost: bool = False) -> None:
@@ -232,7 +232,7 @@ class Subscription:
 
     def disconnect(self, consumer: Consumer, error: MagnetarError) -> None:
         self.leave(consumer)
-        consumer.outlet.closed(error)
+        consumer.outlet.on_closed(error)
 
     def disconnect_all(self, error: MagnetarError) -> None:
         for consumer in list(self.consumers.values()):
@@ -279,21 +279,21 @@ class Subscription:
             )
         self.acks.check_cumulative(acked)
 
-    def give_up(self, mark: Position, messages: int = 0) -> None:
+    def skip_to(self, mark: Position, messages: int = 0) -> None:
         """Counts everything up to the mark, and so many messages after it, as acknowledged: it expired, exceeds the
         quota, or is skipped. What is pending in a transaction stays pending.
         """
         if mark.entry_id >= 0:
-            self.acks.give_up(mark)
+            self.acks.skip_to(mark)
         if messages:
             self.acks.ack_first(self.log.shape.after(mark), messages)
-        self._changed()
+        self._on_mark_moved()
 
     def discard(self, positions: Sequence[Position]) -> None:
         if positions:
             with suppress(TransactionConflict):  # those that are pending are acknowledged by their transaction
                 self.acks.ack(None, [AckedEntry(position) for position in positions])
-            self._changed()
+            self._on_mark_moved()
             self.pump.wake()
 
     # ------------------------------------------------------------------ acknowledging in transactions
@@ -323,7 +323,7 @@ class Subscription:
         if cumulative is not None and self.dispatcher.policy.individual:
             self.check_cumulative(consumer, cumulative)
         if self.acks.pend(consumer.member, txn, wanted, cumulative, self._config.cursor_memory_bytes, rest=rest):
-            self._changed()
+            self._on_mark_moved()
 
     def check_transactional(self) -> None:
         """Raises NotAllowed if what it acknowledges is not kept."""
@@ -344,7 +344,7 @@ class Subscription:
             self.store.touched()
         self.pump.wake()
 
-    def _come_again(self, settled: Settled) -> None:
+    def _come_again(self, settled: SettledAcks) -> None:
         if self.compacted:
             self._leave_out()  # what was compacted while it was pending
         cursor, ordered = self.cursor, not self.dispatcher.policy.individual
@@ -353,15 +353,15 @@ class Subscription:
             self.dispatcher.step_back(first)
             self.pump.forget_buffer()
         self.pump.returns.freed_in_part(sorted(settled.shown))
-        self.pump.returns.freed(freed(cursor, settled, tail=ordered))
+        self.pump.returns.add_freed(freed_entries(cursor, settled, tail=ordered))
 
     def _acked(self, consumer: Consumer | None) -> None:
         now_ms = self.activity.acked_ms = self._clock.wall_ms()
         if consumer is not None:
             consumer.activity.acked_ms = now_ms
-        self._changed()
+        self._on_mark_moved()
 
-    def _changed(self) -> None:
+    def _on_mark_moved(self) -> None:
         if self._marked != self.cursor.mark:
             self._marked, self.activity.marked_ms = self.cursor.mark, self._clock.wall_ms()
         if self.store is not None:
@@ -415,7 +415,7 @@ class Subscription:
         if acked_messages:
             self.cursor.ack_first(self.log.shape.after(mark), acked_messages)
         self.dispatcher.seek()
-        self.pump.returns.forget()
+        self.pump.returns.clear()
         self.pump.forget_buffer()
         self.pump.is_moving = True
         try:

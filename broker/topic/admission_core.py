@@ -131,7 +131,7 @@ class Admission:
         tokens = min(float(rate), tokens + (now - at) * rate / period_s)
         self._buckets[key] = (tokens - 1 if tokens >= 1 else tokens), now
         if len(self._buckets) > BUCKETS_MAX:
-            self._forget(rate, period_s, now)
+            self._expire_buckets(rate, period_s, now)
         if tokens < 1:
             raise SubscribeRefusal.RATE.error(
                 f"topic {self._topic}: consumer {name!r} has subscribed {rate} times within {period_s} s, as often as "
@@ -139,7 +139,7 @@ class Admission:
                 topic=self._topic,
             )
 
-    def _forget(self, rate: int, period_s: int, now: float) -> None:
+    def _expire_buckets(self, rate: int, period_s: int, now: float) -> None:
         """Forgets buckets that are full; while there are too many, those that were used least lately."""
         self._buckets = {
             key: (tokens, at)
@@ -202,7 +202,7 @@ def rolls(
         return unread.minutes > 0 and age_s >= unread.minutes * 60
     if applied.retention_minutes > 0 and age_s >= applied.retention_minutes * 60:
         return True
-    return quiet_s >= idle_s and all(holder.passed(tail) for holder in holders)
+    return quiet_s >= idle_s and all(holder.is_past(tail) for holder in holders)
 
 
 def backlog_bytes(shape: LogShape, mark: Position) -> int:

@@ -12,7 +12,7 @@ PR9; invariants 32, 33, 34)
   entry of one that is open, so a replay finds them again, and a commit merges them.
 - A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.
 - The record has deduplication on before an entry is judged by it, so that the next owner continues it.
-- A producer is opened when nothing of it is in flight (`settled`): it learns what is stored, and sends the rest.
+- A producer is opened when nothing of it is in flight (`wait_settled`): it learns what is stored, and sends the rest.
 
 A snapshot is made every `dedup_snapshot_entries`, or `dedup_snapshot_s` after the first entry that is in none (a
 policy; 0: never by time); one at a time. One that cannot be stored is retried at the next occasion; meanwhile the
@@ -131,7 +131,7 @@ class Deduplication:
 
     @staticmethod
     async def _whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> Snapshot:
-        return stored.join(pieces)
+        return stored.assemble(pieces)
 
     def _alarm(self, what: str, error: Exception) -> None:
         _LOG.error("%s: %s, the log is replayed further back: %s", self._log.topic, what, error)
@@ -150,12 +150,12 @@ class Deduplication:
         if self.replays_after is None or position <= self.core.position:
             return
         if counts:
-            self.core.confirmed(name, numbers, position)
+            self.core.on_publish_confirmed(name, numbers, position)
         else:
-            self.core.passed(position)
+            self.core.on_passed(position)
         if aborted:
             back = BitMap64()
-            numbers.note(back)
+            numbers.add_to(back)
             self.core.taken_back({name: back})
         self.replayed += 1
 
@@ -168,7 +168,7 @@ class Deduplication:
     def enabled(self) -> bool:
         return self.core.enabled
 
-    def held(self, applied: Applied) -> Safe | None:
+    def trim_limit(self, applied: Applied) -> Safe | None:
         """Returns the mark of the last stored snapshot: what is after it must be kept; None: nothing has to."""
         held = self._stored if self.core.enabled or self._working is not None else None
         return Safe(held, why=LedgerStays.NOT_IN_SNAPSHOT) if held is not None else None
@@ -177,21 +177,21 @@ class Deduplication:
         place = self._log.record.dedup
         return [place.ledger_id] if place is not None and place.ledger_id >= 0 else []
 
-    def joined(self, name: str) -> None:
-        """Notes a producer of that name; once for each that `left` follows."""
-        self.core.joined(name)
+    def on_producer_joined(self, name: str) -> None:
+        """Notes a producer of that name; once for each that `on_producer_left` follows."""
+        self.core.on_producer_joined(name)
 
-    def left(self, name: str) -> None:
-        self.core.left(name, self._clock.monotonic())
-        self._forget()
+    def on_producer_left(self, name: str) -> None:
+        self.core.on_producer_left(name, self._clock.monotonic())
+        self._expire_producers()
 
-    def _forget(self) -> None:
-        self.core.forget(
+    def _expire_producers(self) -> None:
+        self.core.expire_producers(
             self._clock.monotonic(), inactive_s=self._config.dedup_inactive_minutes * 60.0,
             producers_max=self._config.dedup_producers,
         )  # fmt: skip
 
-    async def settled(self, name: str) -> None:
+    async def wait_settled(self, name: str) -> None:
         """Returns when nothing of the producer is in flight; at once while deduplication is off."""
         if self.core.enabled and not self.core.is_settled(name):
             future: asyncio.Future[None] = self._loop.create_future()
@@ -200,7 +200,7 @@ class Deduplication:
             self.waiting.setdefault(name, []).append(future)
             await future
 
-    def confirmed(self, name: str) -> None:
+    def on_publish_confirmed(self, name: str) -> None:
         """Handles an entry of the producer that was stored, as the core knows. To be called while it is enabled, or
         some are `waiting`."""
         if self.waiting:
@@ -209,19 +209,19 @@ class Deduplication:
             self._since += 1
             self._due()
 
-    def passed(self, position: Position) -> None:
+    def on_passed(self, position: Position) -> None:
         """Handles an entry of a transaction that was stored: its numbers count when the transaction commits."""
-        self.core.passed(position)
+        self.core.on_passed(position)
         if self.core.enabled:
             self._since += 1
             self._due()
 
-    def merged(
+    def on_merged(
         self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64], back: Mapping[str, BitMap64]
     ) -> None:
         """Handles a transaction that ended: its numbers count from now on. What it sent is in the log; what it takes
         back is not."""
-        self.core.merged(numbers, sent)
+        self.core.on_merged(numbers, sent)
         self.core.taken_back(back)
         if self.core.enabled:
             self._since += 1
@@ -231,8 +231,8 @@ class Deduplication:
         """Holds snapshots before the position that `undecided` returns: what follows is in open transactions."""
         self._undecided = undecided
 
-    def failed(self, name: str) -> None:
-        self.core.failed(name)
+    def on_publish_failed(self, name: str) -> None:
+        self.core.on_publish_failed(name)
         self._outcome(name)
 
     def _outcome(self, name: str) -> None:
@@ -250,7 +250,7 @@ class Deduplication:
             if self.core.enabled:
                 self._due()
 
-    def look(self, applied: Applied) -> None:
+    def run_due(self, applied: Applied) -> None:
         self.want(applied.deduplication)
 
     def want(self, enabled: bool) -> None:
@@ -261,7 +261,7 @@ class Deduplication:
     async def _turn_on(self) -> None:
         position = self._snapshot_now().position
         self._stored = position
-        await self._log.note(dedup=DedupPlace(mark_ledger=position[0], mark_entry=position[1]))
+        await self._log.commit_fields(dedup=DedupPlace(mark_ledger=position[0], mark_entry=position[1]))
         self.core.enable()
         self._since = 0
         _LOG.info("%s: publishes are deduplicated from %s on", self._log.topic, position)
@@ -271,7 +271,7 @@ class Deduplication:
         self.core.disable()
         self._cancel_timer()
         if self._log.record.dedup is not None:
-            await self._log.note(dedup=None)
+            await self._log.commit_fields(dedup=None)
             self._stored = None
             await self._ledger.drop()
 
@@ -311,7 +311,7 @@ class Deduplication:
 
     async def _store(self) -> None:
         self._cancel_timer()
-        self._forget()
+        self._expire_producers()
         snapshot, since = self._snapshot_now(), self._since
         self._ledger.sequence += 1
         entries = stored.encode(snapshot, self._ledger.sequence)
@@ -331,7 +331,9 @@ class Deduplication:
 
     async def _name(self, position: Position, ledger_id: int) -> None:
         mark_ledger, mark_entry = position
-        await self._log.note(dedup=DedupPlace(ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry))
+        await self._log.commit_fields(
+            dedup=DedupPlace(ledger_id=ledger_id, mark_ledger=mark_ledger, mark_entry=mark_entry)
+        )
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -389,8 +391,8 @@ class TopicPart(Protocol):
     """A part of a topic; see the module for the order of the calls."""
 
     async def open(self, applied: Applied) -> None: ...
-    def look(self, applied: Applied) -> None: ...
-    def held(self, applied: Applied) -> Safe | None: ...
+    def run_due(self, applied: Applied) -> None: ...
+    def trim_limit(self, applied: Applied) -> Safe | None: ...
     def stop(self) -> None: ...
     async def close(self) -> None: ...
     def own_ledgers(self) -> list[int]: ...

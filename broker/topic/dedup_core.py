@@ -16,7 +16,7 @@ Rules
   stored). Then it sends again from after `persisted`. The log confirms a prefix of what was pushed and fails all after
   it (broker/log/log_queue_core.py), so nothing of that producer is confirmed after a failure.
 - A snapshot is a position and what was persisted up to it, taken together; never what is pushed (invariant 33).
-  Recovery is a snapshot and `confirmed` for each entry after it: the header of an entry has all of it.
+  Recovery is a snapshot and `on_publish_confirmed` for each entry after it: the header of an entry has all of it.
 - Sequence ids of a producer rise. A producer may leave some out; one that goes back gets DUPLICATE. One connection of a
   producer at a time publishes, the latest (publish_core.py): what an earlier one left in flight is waited for.
 - **Gaps.** What a transaction sent and its abort took back is not in the log, though later ids of its producer may be.
@@ -134,7 +134,7 @@ class Dedup:
 
     # ------------------------------------------------------------------ entries
     def judge(self, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Judges an entry. NEW counts as pushed from here on: give it to the log, or call `failed`."""
+        """Judges an entry. NEW counts as pushed from here on: give it to the log, or call `on_publish_failed`."""
         pushed, again = self._pushed.get(name), False
         if self.enabled:
             persisted = self._persisted.get(name, NOTHING)
@@ -160,7 +160,7 @@ class Dedup:
 
     def _in_gap(self, name: str, numbers: SequenceRange) -> bool:
         """Whether none of its ids is in the log."""
-        gaps, last = self._gaps.get(name), self.last(name)
+        gaps, last = self._gaps.get(name), self.last_sequence_id(name)
         end = min(numbers.last, last, ID_END - 1)  # what is above was never stored
         if gaps is None or numbers.first > end:
             return False
@@ -177,7 +177,7 @@ class Dedup:
         beside = pushed.progress if pushed is not None and numbers.last > persisted.number else None
         return verdict(persisted._replace(number=numbers.first - 1), beside, numbers)
 
-    def confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
+    def on_publish_confirmed(self, name: str, numbers: SequenceRange, position: Position) -> None:
         """Notes that the log has an entry after all that are known: one that was NEW, or one of before that is
         replayed."""
         assert position > self.position, "the log is taken in its order"
@@ -206,7 +206,7 @@ class Dedup:
         if not pushed.entries and name not in self._connected:
             del self._pushed[name]
 
-    def failed(self, name: str) -> None:
+    def on_publish_failed(self, name: str) -> None:
         """Notes that an entry that was NEW has no known position in the log. No later entry may pass it: disconnect the
         producer."""
         self._settle(name, self._pushed[name])
@@ -225,7 +225,7 @@ class Dedup:
             del self._gaps[name]
 
     # ------------------------------------------------------------------ entries of transactions
-    def stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
+    def judge_stored(self, name: str, numbers: SequenceRange) -> DedupVerdict:
         """Judges an entry as NEW, or by what is persisted. It does not count as pushed."""
         if not self.enabled:
             return DedupVerdict.NEW
@@ -235,7 +235,7 @@ class Dedup:
             return known
         return self._judge_gap(persisted, pushed, numbers)
 
-    def passed(self, position: Position) -> None:
+    def on_passed(self, position: Position) -> None:
         """Notes that the log has an entry there whose numbers do not count, or not yet (transactions_core.py)."""
         assert position > self.position, "the log is taken in its order"
         self.position = position
@@ -252,7 +252,7 @@ class Dedup:
             if name not in self._connected:
                 self._away.setdefault(name, self._opened)
 
-    def merged(self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT) -> None:
+    def on_merged(self, numbers: Mapping[str, SequenceProgress], sent: Mapping[str, BitMap64] = _NONE_SENT) -> None:
         """Counts, from now on, the numbers of a transaction that is committed."""
         for name in self._gaps.keys() & sent.keys():
             self._fill(name, sent[name])
@@ -264,11 +264,11 @@ class Dedup:
                     self._away.setdefault(name, self._opened)
 
     # ------------------------------------------------------------------ producers
-    def joined(self, name: str) -> None:
+    def on_producer_joined(self, name: str) -> None:
         self._connected[name] = self._connected.get(name, 0) + 1
         self._away.pop(name, None)
 
-    def left(self, name: str, now: float) -> None:
+    def on_producer_left(self, name: str, now: float) -> None:
         connections = self._connected[name] - 1
         if connections:
             self._connected[name] = connections
@@ -280,7 +280,7 @@ class Dedup:
         if name in self._persisted or name in self._pushed or name in self._gaps:
             self._away[name] = now
 
-    def forget(self, now: float, *, inactive_s: float, producers_max: int) -> None:
+    def expire_producers(self, now: float, *, inactive_s: float, producers_max: int) -> None:
         """Forgets producers that have been away for too long, or are too many."""
         for name, since in list(self._away.items()):
             if name in self._pushed:
@@ -292,7 +292,7 @@ class Dedup:
             if self._persisted.pop(name, None) is not None:
                 self.forgotten += 1
 
-    def last(self, name: str) -> int:
+    def last_sequence_id(self, name: str) -> int:
         """The highest sequence id of a producer that is in the log; -1: none is known."""
         return self._persisted.get(name, NOTHING).number
 
@@ -328,7 +328,9 @@ class Dedup:
         for name, pushed in self._pushed.items():
             assert pushed.entries > 0 or name in self._connected, "what is pushed has entries on their way"
             if self.enabled and pushed.entries:
-                assert pushed.progress.number >= self.last(name), "what is pushed is below what is persisted"
+                assert pushed.progress.number >= self.last_sequence_id(name), (
+                    "what is pushed is below what is persisted"
+                )
         assert not self._connected.keys() & self._away.keys(), "a producer is connected and away"
         known = self._persisted.keys() | self._gaps.keys()
         assert known <= self._connected.keys() | self._away.keys(), "a producer is never forgotten"

@@ -87,7 +87,7 @@ def decode_piece(entry: bytes) -> Piece:
     return Piece(sequence, piece, pieces, body)
 
 
-def join(pieces: Sequence[Piece]) -> Snapshot:
+def assemble(pieces: Sequence[Piece]) -> Snapshot:
     """The snapshot of all its pieces, in order. DamagedSnapshot."""
     try:
         found = msgspec.json.decode(b"".join(each.body for each in pieces), type=_Stored)

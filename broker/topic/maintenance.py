@@ -78,7 +78,7 @@ class TopicMaintenance:
         )  # fmt: skip
 
     # ------------------------------------------------------------------ a look
-    async def look(self) -> None:
+    async def run_due(self) -> None:
         """Does all that is due. A step that fails is logged and the others go on: bookies that do not answer must not
         keep a disk full.
         """
@@ -113,14 +113,14 @@ class TopicMaintenance:
         return await self.give_up_whole(subscription, log.shape.before(place.position))
 
     async def give_up_whole(self, subscription: Subscription, mark: Position) -> int:
-        """Gives up messages like `give_up`, and all of a message of which the mark covers some chunks."""
-        entries = self.give_up(subscription, mark)
+        """Gives up messages like `skip_to`, and all of a message of which the mark covers some chunks."""
+        entries = self.skip_to(subscription, mark)
         if entries:
             log = self._topic.readable(uncommitted=subscription.uncommitted)
             subscription.discard(await rest_of(log, mark))
         return entries
 
-    def give_up(self, subscription: Subscription, mark: Position) -> int:
+    def skip_to(self, subscription: Subscription, mark: Position) -> int:
         """Acknowledges everything up to the mark; about how many entries were not acknowledged."""
         before = subscription.cursor.mark
         if mark.entry_id < 0 or mark <= before:
@@ -131,7 +131,7 @@ class TopicMaintenance:
             for span in self._topic.log.shape.spans if before[0] <= span.ledger_id <= mark[0]
         )  # fmt: skip
         holes = subscription.cursor.hole_entries if subscription.cursor.pending is not None else None
-        subscription.give_up(mark)
+        subscription.skip_to(mark)
         if holes is not None and subscription.cursor.mark < mark:  # what is pending in a transaction stays
             return max(0, subscription.cursor.hole_entries - holes)
         return entries
@@ -179,11 +179,11 @@ class TopicMaintenance:
         else:
             _LOG.info("%s: the backlog quota is met again", self._topic.name)
         if before is not None:
-            self._topic.released()
+            self._topic.on_quota_met()
 
     async def look_at_parts(self) -> None:
         for part in self._topic.parts:
-            part.look(self._topic.applied)
+            part.run_due(self._topic.applied)
 
     async def roll(self) -> None:
         log, now = self._topic.log, self._world.clock.monotonic()
@@ -213,11 +213,11 @@ STEPS = (
     TopicMaintenance.expire, TopicMaintenance.heed_quota, TopicMaintenance.look_at_parts, TopicMaintenance.roll,
     TopicMaintenance.trim, TopicMaintenance.drop_idle_subscriptions,
 )  # fmt: skip
-"""The steps of `look`, in this order."""
+"""The steps of `run_due`, in this order."""
 
 
 async def look_after(topics: Callable[[], list[TopicMaintenance]], at_once: int) -> None:
     """Looks at each of the topics, a few at a time."""
     waiting = topics()
     for start in range(0, len(waiting), at_once):
-        await together([life.look() for life in waiting[start : start + at_once]], "topic-maintenance")
+        await together([life.run_due() for life in waiting[start : start + at_once]], "topic-maintenance")

@@ -79,10 +79,10 @@ class RecentEntries:
         """The oldest in flight, or where the next will be."""
         if self._entries:
             return IndexedPosition(self._entries[0].position, self._entries[0].first_index)
-        return self._end
+        return self._end_position
 
     @property
-    def _end(self) -> IndexedPosition:
+    def _end_position(self) -> IndexedPosition:
         return IndexedPosition(self._shape.after(self._shape.last), self._shape.end_index)
 
     def cached(self, position: Position, entries_max: int, bytes_max: int) -> list[StoredEntry]:
@@ -128,7 +128,7 @@ class RecentEntries:
         for entry in self._entries:
             if reached(entry):
                 return IndexedPosition(entry.position, entry.first_index)
-        return self._end
+        return self._end_position
 
     async def last_shown(self) -> tuple[Position, int, int] | None:
         if not self._entries:
@@ -178,7 +178,7 @@ class NonPersistentLog:
 
     def publish(self, publish: Publish) -> None:
         if self.state is not TopicState.SERVING:
-            raise self._refused()
+            raise self._refusal()
         span, now_ms = self.shape.tail, max(self.world.clock.wall_ms(), self._timestamp_ms)
         self._timestamp_ms = now_ms
         index = span.end_index + publish.count - 1
@@ -195,7 +195,7 @@ class NonPersistentLog:
         if len(self._taken) % (IN_FLIGHT_ENTRIES // 2) == 0:
             self._of.crowded()  # many arrived at once: consumers that keep up must not lose any for that
 
-    def _refused(self) -> MagnetarError:
+    def _refusal(self) -> MagnetarError:
         if self.state is TopicState.TERMINATED:
             return TopicTerminated(f"topic {self.topic} is terminated", topic=self.topic)
         return NotOwner(f"topic {self.topic} is {self.state.value}; look it up again", topic=self.topic)
@@ -203,8 +203,8 @@ class NonPersistentLog:
     def _confirm_taken(self) -> None:
         taken, self._taken = self._taken, []
         for publish, position, index in taken:
-            publish.publisher.confirmed(publish, position, index)
-        self._of.confirmed()
+            publish.publisher.on_confirmed(publish, position, index)
+        self._of.on_entries_confirmed()
 
     def left_out(self) -> Iterable[tuple[int, BitMap]]:
         """Returns nothing: no entry was removed from between others."""
@@ -219,13 +219,13 @@ class NonPersistentLog:
     async def trim(self, choose: Callable[[], list[int]]) -> list[int]:
         return []
 
-    async def note(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
+    async def commit_fields(self, *, together: Sequence[Change] = (), within: bool = False, **fields: object) -> None:
         """Notes fields until the topic ends: there is no stored record."""
         self.record = structs.replace(self.record, **fields)
 
     async def terminate(self) -> Position:
         self.state = TopicState.TERMINATED
-        self._of.confirmed()
+        self._of.on_entries_confirmed()
         return self.shape.last
 
     def lose(self, error: MagnetarError) -> None:

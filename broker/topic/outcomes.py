@@ -121,7 +121,7 @@ class OutcomesLedger:
         if self.version >= version:
             return
         if self._closed:
-            raise self._ended()
+            raise self._ended_error()
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append((version, future))
         if self._timer is None and self._writing is None:
@@ -131,7 +131,7 @@ class OutcomesLedger:
     def refresh(self) -> None:
         """Stores the position anew when much of the log is after it: it holds the log, and a load replays that."""
         shape = self._log.shape
-        if self.position[0] != shape.confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES:
+        if self.position[0] != shape.last_confirmed[0] or shape.end_index - self.stored_index >= STALE_ENTRIES:
             self._start()
 
     def _start(self) -> None:
@@ -171,7 +171,7 @@ class OutcomesLedger:
         core, ledger = self.core, self._ledger
         ledger.sequence += 1
         changed, core.changed, self._outcomes = core.changed, set(), 0
-        version, position, end_index = core.version, self._log.shape.confirmed, self._log.shape.end_index
+        version, position, end_index = core.version, self._log.shape.last_confirmed, self._log.shape.end_index
         done = False
         try:
             if ledger.writable and not self._full:
@@ -208,15 +208,17 @@ class OutcomesLedger:
                 row = stored.PartRow(sequence, first + len(entries), len(pieces))
                 entries += pieces
             rows[ledger_id] = row
-        entries += stored.encode_marker(stored.Marker(position, core.opened(), rows, core.ending()), sequence)
+        entries += stored.encode_marker(
+            stored.Marker(position, core.open_transactions(), rows, core.ending()), sequence
+        )
         return entries, rows
 
     async def _name(self, position: Position, ledger_id: int) -> None:
         place = OutcomesPlace(ledger_id=ledger_id, mark_ledger=position[0], mark_entry=position[1])
-        await self._log.note(transactions=place)
+        await self._log.commit_fields(transactions=place)
 
     # ------------------------------------------------------------------ ending
-    def _ended(self) -> MagnetarError:
+    def _ended_error(self) -> MagnetarError:
         return NotOwner(f"topic {self._log.topic} is not served here any more; look it up again")
 
     def stop(self) -> None:
@@ -230,7 +232,7 @@ class OutcomesLedger:
         waiting, self._waiting = self._waiting, []
         for _, future in waiting:
             if not future.done():
-                future.set_exception(self._ended())
+                future.set_exception(self._ended_error())
                 future.exception()
 
     async def close(self) -> None:
@@ -239,10 +241,10 @@ class OutcomesLedger:
         await self._tasks.drain()
         try:
             async with asyncio.timeout(self._config.close_timeout_s):
-                lags = self.core.version > self.version or self.position != self._log.shape.confirmed
+                lags = self.core.version > self.version or self.position != self._log.shape.last_confirmed
                 if lags and self._log.state is TopicState.CLOSED and self._ledger.writable:
                     self._ledger.sequence += 1
-                    plan = self._plan(self._log.shape.confirmed, self._rows, self.core.changed, self._entries)
+                    plan = self._plan(self._log.shape.last_confirmed, self._rows, self.core.changed, self._entries)
                     await self._ledger.append(plan[0])
                 await self._ledger.close()
         except TimeoutError:

@@ -46,15 +46,15 @@ class Outcomes(Protocol):
         """Tells that the entry was stored before; its position is not known."""
         ...
 
-    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+    def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         """Tells that the entry is not stored. `sequence_id`: UNNUMBERED where it names none."""
         ...
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         """Called when the broker closes the producer with this error; nothing more is answered."""
         ...
 
-    def waits(self, error: MagnetarError) -> None:
+    def on_waiting(self, error: MagnetarError) -> None:
         """Tells the publisher why what is on its way has no outcome yet: it is neither stored nor refused."""
         ...
 
@@ -62,11 +62,11 @@ class Outcomes(Protocol):
 class ProducerOutlet(Outcomes, Protocol):
     """The outcomes, and what they free."""
 
-    def stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
+    def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
         """Tells that the entry is stored there, which frees its `size`; `index` is that of its last message."""
         ...
 
-    def freed(self, size: int) -> None:
+    def on_freed(self, size: int) -> None:
         """Called when an entry of `size` bytes in the log has another outcome, or a closed producer is told none.
         Called before the outcome is."""
         ...
@@ -77,10 +77,33 @@ class Producer:
     is exclusive."""
 
     __slots__ = (
-        "_dedup", "_idle", "_logged", "_outlet", "_refused", "_settled", "_topic", "address", "bytes", "client",
-        "connection", "duplicates", "epoch", "id", "instance", "messages", "mode", "name", "over", "principal",
-        "properties", "room", "since_ms", "size_max", "transactions",
-        "turn", "writer",
+        "_dedup",
+        "_idle",
+        "_logged",
+        "_outlet",
+        "_refused",
+        "_settled",
+        "_topic",
+        "address",
+        "bytes",
+        "client",
+        "close_error",
+        "connection",
+        "duplicates",
+        "epoch",
+        "id",
+        "instance",
+        "messages",
+        "mode",
+        "name",
+        "principal",
+        "properties",
+        "room",
+        "since_ms",
+        "size_max",
+        "transactions",
+        "turn",
+        "writer",
     )  # fmt: skip
 
     def __init__(
@@ -109,7 +132,7 @@ class Producer:
         self._outlet = outlet
         self.room = room
         self.size_max = size_max + room
-        self.over: MagnetarError | None = None  # why the broker closed it
+        self.close_error: MagnetarError | None = None  # why the broker closed it
         self._logged = 0  # entries given to the log …
         self._settled = 0  # … and those of them with an outcome
         self._refused: deque[tuple[int, int, MagnetarError | None]] | None = None
@@ -118,7 +141,7 @@ class Producer:
     @property
     def last_sequence_id(self) -> int:
         """The highest sequence id in the log, also of an open transaction; -1: none is known."""
-        return max(self._dedup.core.last(self.name), self.transactions.last(self.name))
+        return max(self._dedup.core.last_sequence_id(self.name), self.transactions.last_sequence_id(self.name))
 
     @property
     def pending(self) -> bool:
@@ -132,10 +155,10 @@ class Producer:
         """
         topic = self._topic
         state = topic.log.state
-        if self.over is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
+        if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:
             why = refusal(
                 size=len(client_part), size_max=self.size_max, terminated=state is TopicState.TERMINATED,
-                owned=state is not TopicState.LOST, fenced=self.over is not None,
+                owned=state is not TopicState.LOST, fenced=self.close_error is not None,
             )  # fmt: skip
             if why is not None:
                 return self._refuse(client_part, why)
@@ -163,7 +186,7 @@ class Producer:
         if txn is None:
             verdict = dedup.judge(self.name, numbers)
         elif self.transactions.joins.join_now(txn, self.writer):
-            verdict = dedup.stored(self.name, numbers)
+            verdict = dedup.judge_stored(self.name, numbers)
             if verdict is DedupVerdict.NEW:
                 verdict = self.transactions.judge(txn, metadata.producer_name, numbers)
         else:
@@ -200,7 +223,7 @@ class Producer:
         return False
 
     def _refuse(self, client_part: Buffer, why: PublishRefusal, cause: MagnetarError | None = None) -> bool:
-        error = self.over or why.error(
+        error = self.close_error or why.error(
             f"topic {self._topic.name}: {cause or why.value}", size=len(client_part), limit=self.size_max
         )
         return self.refuse(client_part, error)
@@ -210,15 +233,15 @@ class Producer:
         sequence_id = sequence_id_of(client_part)
         return self._answer_in_place(UNNUMBERED if sequence_id is None else sequence_id, error)
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Returns when every entry has its outcome, or the producer is closed."""
-        while self.pending and self.over is None:
+        while self.pending and self.close_error is None:
             if self._idle is None:
                 self._idle = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
 
     # ------------------------------------------------------------------ out
-    def confirmed(self, publish: Publish, position: Position, index: int) -> None:
+    def on_confirmed(self, publish: Publish, position: Position, index: int) -> None:
         size, traffic = publish.client_bytes, self._topic.traffic
         self.messages += publish.count
         self.bytes += size
@@ -226,41 +249,41 @@ class Producer:
         traffic.bytes_in += size
         if publish.txn is None:
             dedup = self._dedup
-            dedup.core.confirmed(self.name, publish.numbers, position)
+            dedup.core.on_publish_confirmed(self.name, publish.numbers, position)
             if dedup.waiting or dedup.core.enabled:
-                dedup.confirmed(self.name)
+                dedup.on_publish_confirmed(self.name)
         else:
-            self._dedup.passed(position)
-            self.transactions.confirmed(
+            self._dedup.on_passed(position)
+            self.transactions.on_publish_confirmed(
                 publish.txn, publish.name, publish.numbers, position, index - publish.count + 1, publish.count, size
             )
-        if self.over is None:
-            self._outlet.stored(size, publish.numbers.first, position, index)
+        if self.close_error is None:
+            self._outlet.on_stored(size, publish.numbers.first, position, index)
         else:
-            self._outlet.freed(size)
+            self._outlet.on_freed(size)
         self._settled += 1
         if self._refused or self._idle is not None:
             self._go_on()
 
-    def failed(self, publish: Publish, error: MagnetarError) -> None:
-        self._outlet.freed(publish.client_bytes)
-        if self.over is None:
-            self._outlet.failed(publish.numbers.first, error)
+    def on_failed(self, publish: Publish, error: MagnetarError) -> None:
+        self._outlet.on_freed(publish.client_bytes)
+        if self.close_error is None:
+            self._outlet.on_failed(publish.numbers.first, error)
         self._has_failed(publish)
         if self._dedup.enabled or publish.txn is not None:
             self.close(error)  # later entries of this connection must not pass it
         self._settled += 1
         self._go_on()
 
-    def waits(self, error: MagnetarError) -> None:
-        if self.over is None:
-            self._outlet.waits(error)
+    def on_waiting(self, error: MagnetarError) -> None:
+        if self.close_error is None:
+            self._outlet.on_waiting(error)
 
     def _has_failed(self, publish: Publish) -> None:
         if publish.txn is None:
-            self._dedup.failed(self.name)
+            self._dedup.on_publish_failed(self.name)
         else:
-            self.transactions.failed(publish.txn, publish.name)
+            self.transactions.on_publish_failed(publish.txn, publish.name)
 
     def _go_on(self) -> None:
         """Goes on after the outcome of an entry: answers to refused entries after it may follow."""
@@ -281,12 +304,12 @@ class Producer:
 
     def _answer(self, sequence_id: int, error: MagnetarError | None) -> None:
         """Answers an entry. `error` None: it is a duplicate."""
-        if self.over is not None:
+        if self.close_error is not None:
             return
         if error is None:
             self._outlet.duplicate(sequence_id)
         else:
-            self._outlet.failed(sequence_id, error)
+            self._outlet.on_failed(sequence_id, error)
 
     def _wake(self) -> None:
         if self._idle is not None:
@@ -295,9 +318,9 @@ class Producer:
 
     def close(self, error: MagnetarError) -> None:
         """Closes the producer: its outlet gets the error, and nothing more is answered."""
-        if self.over is None:
-            self.over = error
-            self._outlet.closed(error)
+        if self.close_error is None:
+            self.close_error = error
+            self._outlet.on_closed(error)
         if self.turn is not None and not self.turn.done():
             self.turn.set_exception(error)
             self.turn.exception()  # marks it as retrieved: nothing may wait for it any more
@@ -327,7 +350,7 @@ class PublishGate:
     def __init__(self, clock: Clock, rates: tuple[Rate, Rate], held: Callable[[], bool]) -> None:
         self._clock = clock
         self.rates = rates  # of the topic, and of the broker
-        self._held = held  # by the backlog quota: `look` is called when that may have changed
+        self._held = held  # by the backlog quota: `resume_waiting` is called when that may have changed
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Step, None] | None = None  # in the order of their turns
         self._timer: asyncio.Handle | None = None
@@ -346,10 +369,10 @@ class PublishGate:
     def took(self, messages: int, size: int) -> None:
         for rate in self.rates:
             if rate.limited:
-                rate.take(messages, size, self._clock.monotonic())
+                rate.spend(messages, size, self._clock.monotonic())
 
     @property
-    def closed(self) -> bool:
+    def must_wait(self) -> bool:
         """Whether an entry that arrives now has to wait."""
         if self._held():
             return True
@@ -365,18 +388,18 @@ class PublishGate:
         self._waiting[step] = None
         self._arm()
 
-    def forget(self, step: Step) -> None:
+    def remove(self, step: Step) -> None:
         """Removes `step` from the waiting ones. Idempotent."""
         if self._waiting is not None:
             self._waiting.pop(step, None)
 
-    def look(self) -> None:
+    def resume_waiting(self) -> None:
         """Applies a changed quota or rate: the waiting sessions continue as far as they may, in slices."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         waiting, turns = self._waiting, Turns(self._clock)
-        while waiting and not self.closed and not turns.over:
+        while waiting and not self.must_wait and not turns.is_over:
             step = next(iter(waiting))
             del waiting[step]
             if step():
@@ -387,8 +410,12 @@ class PublishGate:
             self._waiting = None
 
     def _arm(self) -> None:
-        """Checks again when the debt of a rate is paid; what the quota blocks waits for `look`."""
+        """Checks again when the debt of a rate is paid; what the quota blocks waits for `resume_waiting`."""
         if self._timer is not None or self._held():
             return
         seconds = wait_s(self.rates, self._clock.monotonic())
-        self._timer = self._loop.call_later(seconds, self.look) if seconds > 0 else self._loop.call_soon(self.look)
+        self._timer = (
+            self._loop.call_later(seconds, self.resume_waiting)
+            if seconds > 0
+            else self._loop.call_soon(self.resume_waiting)
+        )

@@ -43,7 +43,7 @@ class ProducerRegistry:
         """
         topic = self._topic
         topic.check_open()
-        refusal = topic.life.refusal()
+        refusal = topic.maintenance.refusal()
         if refusal is not None:
             raise refusal
         if producer.mode is not AccessMode.EXCLUSIVE:  # that is alone, or fenced, whatever may be here
@@ -52,7 +52,7 @@ class ProducerRegistry:
         if change is Epoch.FENCED:
             raise ProducerFenced(f"topic {topic.name}, producer {producer.name!r}: {change.value}", topic=topic.name)
         registered = self._register(producer)
-        topic.dedup.joined(producer.name)
+        topic.dedup.on_producer_joined(producer.name)
         if not registered:
             producer.turn = asyncio.get_running_loop().create_future()
             await producer.turn
@@ -61,9 +61,9 @@ class ProducerRegistry:
                 self._epochs = asyncio.Lock()
             async with self._epochs:
                 producer.epoch = next_epoch(topic.log.record.epoch, topic.log.record.created_ms)
-                await topic.log.note(epoch=producer.epoch)
-        await topic.dedup.settled(producer.name)
-        await topic.transactions.settled(producer.name)
+                await topic.log.commit_fields(epoch=producer.epoch)
+        await topic.dedup.wait_settled(producer.name)
+        await topic.transactions.wait_settled(producer.name)
         topic.check_open()
 
     def _register(self, producer: Producer) -> bool:
@@ -87,13 +87,13 @@ class ProducerRegistry:
     def _displace(self, registration: ProducerRegistration, error: MagnetarError) -> None:
         producer = self._here.pop(registration.id, None)
         if producer is not None:
-            self._topic.dedup.left(producer.name)
+            self._topic.dedup.on_producer_left(producer.name)
             producer.close(error)
 
     def leave(self, producer: Producer) -> None:
         """Removes a producer whose stream ended. Idempotent."""
         if self._here.pop(producer.id, None) is not None:
-            self._topic.dedup.left(producer.name)
+            self._topic.dedup.on_producer_left(producer.name)
         for successor in self._table.leave(producer.id):
             waiting = self._here.get(successor.id)
             if waiting is not None and waiting.turn is not None and not waiting.turn.done():

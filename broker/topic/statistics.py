@@ -73,11 +73,12 @@ class TopicStatistics:
 
 # ------------------------------------------------------------------------------------------------------- backlog
 # The backlog of a subscription: its size, a peek at its beginning, and skipping it. For operators; nothing here is in
-# the path of a message. `statistics.py` counts exactly, and reads for it; `size` reads nothing but the place of the
+# the path of a message. `statistics.py` counts exactly, and reads for it; `count_messages` reads nothing but the place
+# of the
 # mark.
 
 
-async def size(log: ReadableLog, subscription: Subscription) -> int:
+async def count_messages(log: ReadableLog, subscription: Subscription) -> int:
     """Messages. Exact at the mark, and inside batches of which some are acknowledged; a batch after it that is
     acknowledged as a whole counts as one message less.
     """
@@ -85,7 +86,7 @@ async def size(log: ReadableLog, subscription: Subscription) -> int:
 
 
 def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
-    """Returns what `size` does; None when something would have to be read."""
+    """Returns what `count_messages` does; None when something would have to be read."""
     after = log.reader.index_now(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 
@@ -112,7 +113,7 @@ async def peek(log: ReadableLog, subscription: Subscription, messages: int) -> l
         found.append(entry)
         messages -= entry.count
         position = shape.after(position)
-        if turns.over:
+        if turns.is_over:
             await turns.next()
     return found
 
@@ -126,7 +127,7 @@ async def skip(log: ReadableLog, subscription: Subscription, messages: int) -> N
         index = shape.ahead(await log.reader.index_after(subscription.cursor.mark), messages)
         place = await log.reader.locate(index)
         mark, acked = shape.before(place.position), max(0, index - place.first_index)
-    subscription.give_up(mark, acked if shape.readable(shape.after(mark)) else 0)
+    subscription.skip_to(mark, acked if shape.readable(shape.after(mark)) else 0)
     subscription.discard(await rest_of(log, mark))
     await subscription.durable_now()
     subscription.pump.wake()

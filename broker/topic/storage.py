@@ -73,8 +73,9 @@ class DurableStorage(msgspec.Struct, frozen=True):
     def log(self, topic: Topic) -> TopicLog:
         return TopicLog(
             self.world, self.metadata, self.ledgers, self.cache, self.config, topic.name,
-            replication=topic.replication, on_confirmed=topic.confirmed, on_delayed=topic.delayed, on_lost=topic.lose,
-            owned=topic.owned, publish_seconds=self.publish_seconds, on_waits=topic.waits,
+            replication=topic.replication, on_confirmed=topic.on_entries_confirmed, on_delayed=topic.delayed,
+            on_lost=topic.lose,
+            owned=topic.owned, publish_seconds=self.publish_seconds, on_waits=topic.on_waiting,
             claims=claims,
         )  # fmt: skip
 
@@ -83,7 +84,7 @@ class DurableStorage(msgspec.Struct, frozen=True):
         for each in await self.metadata.children(paths.cursors(name.tenant, name.namespace, name.stored_local)):
             store = self._store(topic, paths.name(each), topic.log.record.claim)
             await store.open(shape)
-            store.cursor.over(topic.log.shape)
+            store.cursor.rebase(topic.log.shape)
             found.append(self._subscription(topic, store))
         return found
 
@@ -170,7 +171,7 @@ class Deletion:
 
     async def check(self, txns: Sequence[TxnId], *, force: bool) -> None:
         """Whether the topic may go, as far as these are concerned; changes nothing. TransactionsOpen."""
-        found = await self._answers(txns, self._coordinators.tell)
+        found = await self._answers(txns, self._coordinators.get_facts)
         self._refuse([each for each in found if each.state is TxnState.PREPARED or not force])
 
     async def abort(self, txns: Sequence[TxnId]) -> None:

@@ -81,7 +81,7 @@ class SubscriptionRegistry:
         """Commits the record of a new subscription, and in the same commit its name in the topic's record: beside those
         that are there, also of lost ones that are not made anew yet. The caller runs to its end once it has begun."""
         named = self._topic.log.record.subscriptions or ()
-        await self._topic.log.note(together=(record,), within=True, subscriptions=self._names({name, *named}))
+        await self._topic.log.commit_fields(together=(record,), within=True, subscriptions=self._names({name, *named}))
         self._unnamed = False
 
     async def _name_subscriptions(self) -> None:
@@ -91,7 +91,7 @@ class SubscriptionRegistry:
         names = self._names(set())
         if names != self._topic.log.record.subscriptions:
             self._unnamed = True
-            await self._topic.log.note(subscriptions=names)
+            await self._topic.log.commit_fields(subscriptions=names)
         self._unnamed = False
 
     def _names(self, new: set[str]) -> tuple[str, ...] | None:
@@ -102,7 +102,7 @@ class SubscriptionRegistry:
     def add(self, subscription: Subscription) -> Subscription:
         self._by_name[subscription.name], topic = subscription, self._topic
         if topic.shown is not topic.log and not subscription.compacted:  # made before the first transaction, perhaps
-            subscription.show(topic.readable(uncommitted=subscription.uncommitted))
+            subscription.switch_log(topic.readable(uncommitted=subscription.uncommitted))
         topic.apply_to(subscription)
         return subscription
 

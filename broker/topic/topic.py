@@ -61,8 +61,8 @@ class Topic:
         "dedup",
         "gate",
         "is_going",
-        "life",
         "log",
+        "maintenance",
         "name",
         "owned",
         "parts",
@@ -96,8 +96,8 @@ class Topic:
         self._woken_at = NOWHERE  # the last stable position when subscriptions were woken
         self._broker_rates = rates
         self.admission = Admission(name, config.max_same_address_producers, config.max_same_address_consumers)
-        self.life = TopicMaintenance(world, self, config.roll_idle_s)
-        self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), self.life.is_holding)
+        self.maintenance = TopicMaintenance(world, self, config.roll_idle_s)
+        self.gate = PublishGate(world.clock, (self._publish_rate, rates.publish), self.maintenance.is_holding)
         self.replication = self._replication  # one bound method for all that ask
         self.log = storage.log(self)
         self.shown: ReadableLog = self.log  # what readers of committed entries see: whatever shows entries reads this
@@ -127,10 +127,10 @@ class Topic:
     def apply(self, applied: Applied) -> None:
         """Sets other policies from here on."""
         self.applied, now = applied, self.world.clock.monotonic()
-        self._publish_rate.change(applied.publish_rate_messages, applied.publish_rate_bytes, now)
-        self._dispatch_rate.change(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
+        self._publish_rate.set_rate(applied.publish_rate_messages, applied.publish_rate_bytes, now)
+        self._dispatch_rate.set_rate(applied.dispatch_rate_messages, applied.dispatch_rate_bytes, now)
         self.dedup.apply(applied)
-        self.gate.look()
+        self.gate.resume_waiting()
         for producer in self.producers:
             producer.size_max = applied.max_message_bytes + producer.room
         for subscription in self.subscriptions.values():
@@ -139,15 +139,15 @@ class Topic:
     def apply_to(self, subscription: Subscription) -> None:
         applied, own = self.applied, subscription.pump.rates[0]
         messages, size = applied.subscription_dispatch_rate_messages, applied.subscription_dispatch_rate_bytes
-        own.change(messages, size, self.world.clock.monotonic())
+        own.set_rate(messages, size, self.world.clock.monotonic())
         subscription.pump.rates = (own, self._dispatch_rate, self._broker_rates.dispatch)
         subscription.apply(applied)
         if subscription.consumers:
             subscription.pump.wake()
 
-    def released(self) -> None:
+    def on_quota_met(self) -> None:
         """Lets waiting producers continue: the backlog quota is met again."""
-        self.gate.look()
+        self.gate.resume_waiting()
 
     async def _replication(self) -> Replication:
         """The quorums of the next ledger."""
@@ -166,13 +166,13 @@ class Topic:
                 await part.open(self.applied)
             await replay(self.log, self.dedup, self.transactions)
             await self.registry.open()
-            self.transactions.loaded()
+            self.transactions.on_loaded()
         except BaseException:
             self._ended = True
             await self._close_subscriptions()
             raise
 
-    def confirmed(self) -> None:
+    def on_entries_confirmed(self) -> None:
         """Hands out new entries. While a transaction hides them, only subscriptions that read uncommitted are woken."""
         core = self.transactions.core
         waits = core is not None and core.first_hidden is not None and core.stable == self._woken_at
@@ -191,7 +191,7 @@ class Topic:
     def delayed(self, position: Position, at_ms: int) -> None:
         """Tells subscriptions the delivery time of a new entry."""
         for subscription in self.subscriptions.values():
-            subscription.pump.noted(position, at_ms)
+            subscription.pump.delay_entry(position, at_ms)
 
     def check_delay(self, at_ms: int) -> None:
         """Raises NotAllowed if the delivery time is later than the longest delay. (Types that do not delay deliver it
@@ -212,7 +212,7 @@ class Topic:
             return self.compaction.view
         return self.log if uncommitted else self.shown
 
-    def show(self, subscription: Subscription, *, compacted: bool) -> None:
+    def choose_log(self, subscription: Subscription, *, compacted: bool) -> None:
         """Sets how the joining consumer reads: compacted, or not; and by its isolation, which was set before.
         ConsumerBusy: others read the other way.
 
@@ -230,7 +230,7 @@ class Topic:
 
     def _compacted(self) -> None:
         """Starts subscriptions over that read compacted and are before the new horizon, with what is left there: when
-        their next consumer joins (`show`)."""
+        their next consumer joins (`choose_log`)."""
         record = self.compaction.record
         assert record is not None, "it was just written"
         horizon = Position(record.horizon_ledger, record.horizon_entry)
@@ -252,20 +252,20 @@ class Topic:
         return await self.transactions.settle(settlements, timeout_s)
 
     def merge_numbers(self, end: TxnEnd) -> None:
-        self.dedup.merged(end.numbers, end.sent, end.back)
+        self.dedup.on_merged(end.numbers, end.sent, end.back)
 
     def show_committed(self, core: Transactions) -> None:
         self.shown = CommittedView(self.log, core)
         self.compaction.show_committed(self.shown)
         for each in self.subscriptions.values():
-            each.show(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
+            each.switch_log(self.readable(compacted=each.compacted, uncommitted=each.uncommitted))
 
-    def decided(self) -> None:
+    def on_decided(self) -> None:
         """Tells subscriptions that the last stable position, or what is aborted, has changed."""
         if self.transactions.core is not None:
             self._woken_at = self.transactions.core.stable
         for each in self.subscriptions.values():
-            each.decided()
+            each.on_decided()
 
     async def truncate(self) -> None:
         """Makes every durable subscription acknowledge everything, and deletes every ledger that is not written."""
@@ -287,7 +287,7 @@ class Topic:
         """Returns the retention of a topic without durable subscriptions; nothing if it has one, or is compacted, which
         is how its messages are kept then."""
         durable = any(each.durable for each in self.subscriptions.values())
-        if durable or self.compaction.held(self.applied) is not None:
+        if durable or self.compaction.trim_limit(self.applied) is not None:
             return NOTHING
         return Retention(self.applied.unsubscribed_minutes, self.applied.unsubscribed_mib)
 
@@ -306,16 +306,16 @@ class Topic:
         before = {span.ledger_id: span for span in self.log.shape.spans}
         gone = await self.log.trim(lambda: trimmable(self.log.shape, self.holders(), retention, now_ms, unread))
         for ledger_id in gone:
-            self.transactions.trimmed(ledger_id, before[ledger_id].first_index, before[ledger_id].end_index)
+            self.transactions.on_trimmed(ledger_id, before[ledger_id].first_index, before[ledger_id].end_index)
             if self.compaction.shape.span(ledger_id) is None:
                 for subscription in self.subscriptions.values():
-                    subscription.cursor.trimmed(ledger_id)
+                    subscription.cursor.on_trimmed(ledger_id)
         return gone
 
     def holders(self) -> list[Safe]:
         """Returns the marks of durable subscriptions and parts: what each of them no longer needs of the log."""
         cursors = [each.cursor.safe for each in self.subscriptions.values() if each.durable]
-        parts = [part.held(self.applied) for part in self.parts]
+        parts = [part.trim_limit(self.applied) for part in self.parts]
         return [*cursors, *(each for each in parts if each is not None)]
 
     def why_ledgers_stay(self) -> list[tuple[int, LedgerStays | None]]:
@@ -325,7 +325,7 @@ class Topic:
 
     # ------------------------------------------------------------------ ending
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether it takes nothing any more."""
         return self._ended
 
@@ -355,10 +355,10 @@ class Topic:
                 subscription.store.abandon()
         self._on_lost(self)
 
-    def waits(self, error: MagnetarError) -> None:
+    def on_waiting(self, error: MagnetarError) -> None:
         """Tells producers why their publishes have no answer: the log has no ledger now."""
         for producer in self.producers:
-            producer.waits(error)
+            producer.on_waiting(error)
 
     def _disconnect(self, error: MagnetarError) -> None:
         self.producers.close(error)
@@ -406,7 +406,7 @@ class Topic:
         """Whether `delete` would succeed now; changes nothing. Busy, TransactionsOpen."""
         if not force:
             self._check_unused()
-        await self.transactions.check_leave(force=force)
+        await self.transactions.check_deletable(force=force)
 
     async def delete(self, *, force: bool, abort: bool) -> list[int]:
         """Ends the topic for good; returns its ledgers, to be deleted after its record. Busy: in use, and not forced.
@@ -421,7 +421,7 @@ class Topic:
             if not force:
                 self._check_unused()
             try:
-                await self.transactions.leave(force=abort)
+                await self.transactions.block_joins(force=abort)
                 if not force:
                     self._check_unused()  # in the same turn as the next line
                 self.is_going = True  # publishing is refused from here on: the message would have no subscriber
@@ -429,7 +429,7 @@ class Topic:
                     await self.registry.unsubscribe(name, force=True)
             except BaseException:
                 self.is_going = False
-                self.transactions.stay()
+                self.transactions.allow_joins()
                 raise
         await self.close(NotOwner(f"topic {self.name} was deleted", topic=self.name))
         record = self.log.record

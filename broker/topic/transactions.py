@@ -161,12 +161,12 @@ class TopicTransactions:
         if place is None:
             return
         ledger = self._make_ledger()
-        self._begin(ledger, await ledger.recover(place))
+        self._load_core(ledger, await ledger.recover(place))
 
     def _make_ledger(self) -> OutcomesLedger:
         return OutcomesLedger(self.world, self._ledger_client, self._config, self._log, self._replication)
 
-    def _begin(self, ledger: OutcomesLedger, snapshot: TxnSnapshot) -> Transactions:
+    def _load_core(self, ledger: OutcomesLedger, snapshot: TxnSnapshot) -> Transactions:
         core = ledger.core = Transactions(self._log.shape, snapshot)
         self._ledger, self.core = ledger, core
         return core
@@ -185,7 +185,7 @@ class TopicTransactions:
                 txn, header.producer_name, numbers, entry.position, entry.first_index, entry.count, entry.size
             )
             self.replayed += 1
-        return self.core.noted(txn, header.producer_name, numbers, entry.position)
+        return self.core.add_known(txn, header.producer_name, numbers, entry.position)
 
     def undecided(self) -> Position | None:
         """The position after which the first entry of an open transaction is; None: there is none."""
@@ -201,7 +201,7 @@ class TopicTransactions:
         if self.core is not None:
             self.core.replay_done()
 
-    def loaded(self) -> None:
+    def on_loaded(self) -> None:
         """Begins to show what is known, after the log was replayed and the subscriptions are open."""
         if self.core is None:
             return
@@ -224,20 +224,20 @@ class TopicTransactions:
         if awaited.end:
             self.when_over(awaited.txn, then)
             return
-        self.joins.begin(awaited.txn, awaited.owner).add_done_callback(lambda done: then(error_of(done)))
+        self.joins.start_join(awaited.txn, awaited.owner).add_done_callback(lambda done: then(error_of(done)))
 
     async def see(self) -> Transactions:
         """Writes into the topic's record, before its first transaction, that it has seen one."""
         async with self._here.seeing:
             core = self.core
             if core is None:
-                position = self._log.shape.confirmed
-                await self._log.note(
+                position = self._log.shape.last_confirmed
+                await self._log.commit_fields(
                     transactions=OutcomesPlace(mark_ledger=position[0], mark_entry=position[1])
                 )
                 ledger = self._make_ledger()
                 ledger.position, ledger.stored_index = position, self._log.shape.end_index
-                core = self._begin(ledger, TxnSnapshot(position))
+                core = self._load_core(ledger, TxnSnapshot(position))
                 self.topic.show_committed(core)
         return core
 
@@ -248,21 +248,21 @@ class TopicTransactions:
         assert self.core is not None, "it is open"
         return self.core.judge(txn, name, numbers)
 
-    def confirmed(
+    def on_publish_confirmed(
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
         assert self.core is not None, "it was open"
         late = self.core.version
-        self.core.confirmed(txn, name, numbers, position, first_index, count, size)
+        self.core.on_publish_confirmed(txn, name, numbers, position, first_index, count, size)
         if self.core.version != late:
             self._stored_soon()
-            self.topic.decided()
+            self.topic.on_decided()
         self._landed(txn)
 
-    def failed(self, txn: TxnId, name: str) -> None:
+    def on_publish_failed(self, txn: TxnId, name: str) -> None:
         assert self.core is not None, "it was open"
-        self.core.failed(txn, name)
+        self.core.on_publish_failed(txn, name)
         self._landed(txn)
 
     def _landed(self, txn: TxnId) -> None:
@@ -275,11 +275,11 @@ class TopicTransactions:
         """Returns another open transaction in which the producer sent one of those ids."""
         return self.core.holding(name, txn, numbers) if self.core is not None and self.core.known else None
 
-    def last(self, name: str) -> int:
+    def last_sequence_id(self, name: str) -> int:
         """The highest sequence id of the producer in an open transaction; -1: none."""
-        return self.core.last(name) if self.core is not None and self.core.known else -1
+        return self.core.last_sequence_id(name) if self.core is not None and self.core.known else -1
 
-    async def settled(self, name: str) -> None:
+    async def wait_settled(self, name: str) -> None:
         """Returns when nothing of the producer is on its way in a transaction, or the topic has ended."""
         core = self.core
         while core is not None and not self.ended and not core.is_settled(name):
@@ -309,14 +309,14 @@ class TopicTransactions:
         """Applies them at once, but for those that are being settled already. Each is done when its end is durable:
         those that wait for the same writes are one run."""
         if self.ended:
-            return [self._here.runs.refused()] * len(settlements)
+            return [self._here.runs.refused_run()] * len(settlements)
         groups: dict[_Writes, list[TxnId]] = {}
         for txn, each in {each.txn: each for each in settlements if each.txn not in self._here.settles}.items():
             groups.setdefault(self._apply(each), []).append(txn)
         if any(writes.outcome for writes in groups):
-            self.topic.decided()
+            self.topic.on_decided()
         for writes, txns in groups.items():
-            self._here.runs.begin(self._here.settles, txns, partial(self._written, writes))
+            self._here.runs.start(self._here.settles, txns, partial(self._written, writes))
         return [self._here.settles[each.txn] for each in settlements]
 
     def _apply(self, settlement: Settlement) -> _Writes:
@@ -336,7 +336,7 @@ class TopicTransactions:
             each.settle(txn, settlement.committed)
         if end.shown:
             self._stored_soon()
-        self._over(txn)
+        self._on_ended(txn)
         return _Writes(tuple(touched), end.shown, txn if core is not None and core.flying(txn) else None)
 
     async def _written(self, writes: _Writes) -> None:
@@ -353,9 +353,9 @@ class TopicTransactions:
         if not writes.outcome and not writes.acks and not await self._log.is_ours():
             raise self._here.runs.not_here()
 
-    def _over(self, txn: TxnId) -> None:
-        self.joins.forget(txn)
-        self.questions.forget(txn)
+    def _on_ended(self, txn: TxnId) -> None:
+        self.joins.discard(txn)
+        self.questions.discard(txn)
         for then in self._here.ends.pop(txn, ()):
             self._loop.call_soon(then, None)
 
@@ -364,11 +364,11 @@ class TopicTransactions:
         self._ledger.touched()
 
     # ------------------------------------------------------------------ as a part of the topic
-    def look(self, applied: Applied) -> None:
+    def run_due(self, applied: Applied) -> None:
         if self._ledger is not None and not self.ended:
             self._ledger.refresh()
 
-    def held(self, applied: Applied) -> Safe | None:
+    def trim_limit(self, applied: Applied) -> Safe | None:
         """Returns the mark up to which nothing more is needed: the last stored write, and the first entry of an open
         transaction."""
         if self.core is None or self._ledger is None:
@@ -378,9 +378,9 @@ class TopicTransactions:
             return Safe(self._log.shape.before(first), why=LedgerStays.TRANSACTION_OPEN)
         return Safe(stored, why=LedgerStays.NOT_IN_OUTCOMES)
 
-    def trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
+    def on_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
         if self.core is not None:
-            self.core.trimmed(ledger_id, first_index, end_index)
+            self.core.on_trimmed(ledger_id, first_index, end_index)
 
     @property
     def still_open(self) -> list[TxnId]:
@@ -388,24 +388,24 @@ class TopicTransactions:
         return self.core.open if self.core is not None else []
 
     # ------------------------------------------------------------------ deletion (storage.py)
-    async def leave(self, *, force: bool) -> None:
-        """Returns when no transaction has something here that can commit; until `stay`, nothing joins.
+    async def block_joins(self, *, force: bool) -> None:
+        """Returns when no transaction has something here that can commit; until `allow_joins`, nothing joins.
         TransactionsOpen.
         """
         self.joins.is_leaving = True
-        await self.check_leave(force=force)
+        await self.check_deletable(force=force)
         if force and (opened := self.still_open):
             await self._deletion().abort(opened)
 
-    async def check_leave(self, *, force: bool) -> None:
-        """Whether `leave` would succeed; changes nothing."""
+    async def check_deletable(self, *, force: bool) -> None:
+        """Whether `block_joins` would succeed; changes nothing."""
         if opened := self.still_open:
             await self._deletion().check(opened, force=force)
 
     def _deletion(self) -> Deletion:
         return Deletion(self.world.clock, self.topic.name, self.coordinators)
 
-    def stay(self) -> None:
+    def allow_joins(self) -> None:
         """Takes joins again: the topic is not deleted."""
         self.joins.is_leaving = False
 

@@ -236,7 +236,7 @@ class Transactions:
                 self._sends(each.txn, name, own.progress.number)
 
     # ------------------------------------------------------------------ joining
-    def ask(self, txn: TxnId) -> TxnPhase:
+    def begin_resolving(self, txn: TxnId) -> TxnPhase:
         """Notes that the coordinator is about to be asked, if nothing is known of the transaction; returns its phase.
         """
         found = self.known.get(txn)
@@ -253,7 +253,7 @@ class Transactions:
         found = self.known.get(txn)
         return len(self.known) < OPEN_MAX if found is None else found.phase is not TxnPhase.ENDED
 
-    def joined(self, txn: TxnId) -> bool:
+    def on_joined(self, txn: TxnId) -> bool:
         """Notes that the coordinator has the topic as a participant. False: the transaction has ended meanwhile."""
         found = self.known.get(txn)
         if found is None or found.phase is TxnPhase.ENDED:
@@ -261,7 +261,7 @@ class Transactions:
         found.phase = TxnPhase.OPEN
         return True
 
-    def refused(self, txn: TxnId) -> None:
+    def on_join_refused(self, txn: TxnId) -> None:
         """Notes that there was no answer, or another one. A transaction with entries stays: its coordinator is asked
         again."""
         found = self.known.get(txn)
@@ -274,8 +274,8 @@ class Transactions:
 
     # ------------------------------------------------------------------ entries
     def judge(self, txn: TxnId, name: str, numbers: SequenceRange) -> DedupVerdict:
-        """Judges an entry. NEW counts as on its way from here on: give it to the log, or call `failed`. The transaction
-        is open."""
+        """Judges an entry. NEW counts as on its way from here on: give it to the log, or call `on_publish_failed`. The
+        transaction is open."""
         found = self.known[txn]
         assert found.phase is TxnPhase.OPEN, "an entry is judged in an open transaction"
         own = found.numbers.get(name)
@@ -284,7 +284,7 @@ class Transactions:
         answer = verdict(own.progress, own.pushed, numbers)
         if answer is DedupVerdict.NEW:
             own.pushed = own.pushed.after(numbers)
-            numbers.note(own.sent)
+            numbers.add_to(own.sent)
             self._sends(txn, name, numbers.last)
             own.flying += 1
             found.flying += 1
@@ -310,7 +310,7 @@ class Transactions:
                 return other
         return None
 
-    def failed(self, txn: TxnId, name: str) -> None:
+    def on_publish_failed(self, txn: TxnId, name: str) -> None:
         """Notes that an entry that was NEW is not in the log, or nothing is known of it. No later one of its producer
         may pass."""
         own = self._landed(txn, name).numbers[name]
@@ -333,7 +333,7 @@ class Transactions:
             del self.known[txn]
         return found
 
-    def confirmed(
+    def on_publish_confirmed(
         self, txn: TxnId, name: str, numbers: SequenceRange, position: Position, first_index: int, count: int,
         size: int,
     ) -> None:  # fmt: skip
@@ -356,22 +356,22 @@ class Transactions:
         if txn in self._ended:
             self._abort_one(position, first_index, count, size)
             return
-        self.ask(txn)
+        self.begin_resolving(txn)
         self._add(txn, self.known[txn], name, numbers, position, first_index, count, size)
 
-    def noted(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
+    def add_known(self, txn: TxnId, name: str, numbers: SequenceRange, position: Position) -> bool:
         """Notes an entry of the log that is known: its ids are, from now on, where it is open. Returns whether it is
         aborted."""
         if position[1] in self.aborted.get(position[0], ()):
             return True
         found = self.known.get(txn)
         if found is not None and name in found.numbers:
-            numbers.note(found.numbers[name].sent)
+            numbers.add_to(found.numbers[name].sent)
         return False
 
     def replay_done(self) -> None:
         """Ends the replay: every entry of the log was given to `replayed`, or is in no transaction."""
-        self.position, self._ended = self._shape.confirmed, frozenset()
+        self.position, self._ended = self._shape.last_confirmed, frozenset()
 
     def _add(
         self, txn: TxnId, found: TopicTxn, name: str, numbers: SequenceRange, position: Position, first_index: int,
@@ -385,7 +385,7 @@ class Transactions:
         if own is None:
             own = found.numbers[name] = TxnNumbers()
         own.progress, own.last = own.progress.after(numbers), position
-        numbers.note(own.sent)
+        numbers.add_to(own.sent)
         self._sends(txn, name, numbers.last)
         if not own.flying:
             own.pushed = own.progress
@@ -447,7 +447,7 @@ class Transactions:
             self.sizes[ledger_id] = self.sizes.get(ledger_id, 0) + size * len(entries) // total
             self.changed.add(ledger_id)
 
-    def trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
+    def on_trimmed(self, ledger_id: int, first_index: int, end_index: int) -> None:
         """Drops a ledger that was deleted."""
         self._stable = None
         if self.aborted.pop(ledger_id, None) is not None:
@@ -461,7 +461,7 @@ class Transactions:
         """The last stable position; before the first entry when there is none."""
         first = self.first_hidden
         if first is None:
-            return self._shape.confirmed
+            return self._shape.last_confirmed
         if self._stable is None:
             self._stable = self._shape.before(first)
         return self._stable
@@ -502,7 +502,7 @@ class Transactions:
         rest = [txn for txn, each in self.known.items() if each.phase is not TxnPhase.ENDED and txn not in self._hidden]
         return [*self._hidden, *rest]
 
-    def last(self, name: str) -> int:
+    def last_sequence_id(self, name: str) -> int:
         """The highest sequence id of the producer in an open transaction; -1: none is known."""
         sender = self._senders.get(name)
         open_ = sender.txns if sender is not None else ()
@@ -544,7 +544,7 @@ class Transactions:
             indexes &= self.aborted_indexes
         return AbortedPart(self.aborted[ledger_id], indexes, self.sizes[ledger_id])
 
-    def opened(self) -> tuple[OpenTxn, ...]:
+    def open_transactions(self) -> tuple[OpenTxn, ...]:
         """The open transactions as a snapshot has them. An entry on its way is after its position."""
         return tuple(
             OpenTxn(
@@ -564,14 +564,14 @@ class Transactions:
     def snapshot(self) -> TxnSnapshot:
         """Returns all of it, as of the last confirmed entry."""
         parts = {each: self.part(each) for each in self.aborted}
-        return TxnSnapshot(self._shape.confirmed, self.opened(), parts, self.ending())
+        return TxnSnapshot(self._shape.last_confirmed, self.open_transactions(), parts, self.ending())
 
     def check(self) -> None:
         """Checks: what is hidden is in order and not aborted; what is stable is confirmed; counts agree."""
         firsts = [each.first for each in self._hidden.values()]
         assert all(first is not None for first in firsts), "a transaction without entries hides something"
         assert firsts == sorted(each for each in firsts if each is not None), "first entries are not in order"
-        assert self.stable <= self._shape.confirmed, "the last stable position is after the last confirmed entry"
+        assert self.stable <= self._shape.last_confirmed, "the last stable position is after the last confirmed entry"
         assert self.stable_index <= self._shape.end_index, "an index that no message has is stable"
         assert self.aborted.keys() == self.sizes.keys(), "a ledger is not weighed"
         assert self._hidden.keys() <= self.known.keys(), "entries are hidden that no outcome will show"

@@ -47,13 +47,13 @@ class TransactionRuns:
         self.is_over = is_over
         self.tasks = Tasks()
 
-    def begin(
+    def start(
         self, runs: dict[Key, asyncio.Future[None]], txns: Sequence[Key],
         work: Callable[[], Coroutine[Any, Any, None]],
     ) -> asyncio.Future[None]:  # fmt: skip
         """Starts a run of `work`; until it is over, each of `txns` has it."""
         if self.is_over:
-            return self.refused()
+            return self.refused_run()
         future: asyncio.Future[None] = self._loop.create_future()
         runs.update(dict.fromkeys(txns, future))
         self.tasks.spawn(self._run(runs, txns, future, work), "transaction of a topic")
@@ -83,7 +83,7 @@ class TransactionRuns:
             future.set_exception(error)
             future.exception()  # who waits gets it
 
-    def refused(self) -> asyncio.Future[None]:
+    def refused_run(self) -> asyncio.Future[None]:
         refused: asyncio.Future[None] = self._loop.create_future()
         refused.set_exception(self.not_here())
         refused.exception()
@@ -125,7 +125,7 @@ class TxnQuestions:
         self._committed_at: dict[TxnId, float] = {}  # the coordinator said so, and its settlement has not come
         self._suspects: dict[int, asyncio.Task[None]] = {}  # coordinators of which all that is open is asked for now
 
-    def forget(self, txn: TxnId) -> None:
+    def discard(self, txn: TxnId) -> None:
         self._committed_at.pop(txn, None)
 
     async def outcome(self, txn: TxnId) -> TxnState | None:
@@ -156,7 +156,7 @@ class TxnQuestions:
                     over.set_result(None)
 
             self._of.when_over(txn, tell)
-            self.heard(txn, joined)
+            self.on_outcome(txn, joined)
             await over
         return state
 
@@ -164,7 +164,7 @@ class TxnQuestions:
         """Asks for the transactions of acknowledgements that wait, as for those of entries."""
         for each in self._of.topic.registry.durable():
             for txn in each.pending_transactions:
-                core.ask(txn)
+                core.begin_resolving(txn)
 
     def go_on(self) -> None:
         if self._asking is None and not self._of.ended and self._of.core is not None and self._of.core.open:
@@ -219,11 +219,11 @@ class TxnQuestions:
         if txn not in self._of.core.known:
             return  # it was settled meanwhile
         if state_of(joined) in (TxnState.OPEN, TxnState.PREPARED):
-            self._of.core.joined(txn)
+            self._of.core.on_joined(txn)
         else:
-            self.heard(txn, joined)
+            self.on_outcome(txn, joined)
 
-    def heard(self, txn: TxnId, joined: Joined) -> None:
+    def on_outcome(self, txn: TxnId, joined: Joined) -> None:
         """Handles the outcome of a transaction that is not settled here."""
         if isinstance(joined, Settlement):
             self._of.settling([joined])
@@ -265,7 +265,7 @@ class TxnJoins:
         """Whether a join asks its coordinator now."""
         return txn in self._asked
 
-    def forget(self, txn: TxnId) -> None:
+    def discard(self, txn: TxnId) -> None:
         self.since.pop(txn, None)
         self._writers.pop(txn, None)
 
@@ -288,7 +288,7 @@ class TxnJoins:
             return False
         if not self._of.coordinators.join_now(txn, self._of.topic.name.full, owner):
             return False
-        core.ask(txn)
+        core.begin_resolving(txn)
         return self._is_in(core, txn, owner)
 
     def _is_writer(self, txn: TxnId, owner: str | None) -> bool:
@@ -300,12 +300,12 @@ class TxnJoins:
         NotOwner.
         """
         if not (self._of.is_open(txn) and self._is_writer(txn, owner)):
-            await asyncio.shield(self.begin(txn, owner))
+            await asyncio.shield(self.start_join(txn, owner))
 
-    def begin(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
+    def start_join(self, txn: TxnId, owner: str | None) -> asyncio.Future[None]:
         """Begins a join, or returns the run that others of the role asked for."""
         key = txn, owner
-        return self._under_way.get(key) or self._runs.begin(self._under_way, [key], lambda: self._join(txn, owner))
+        return self._under_way.get(key) or self._runs.start(self._under_way, [key], lambda: self._join(txn, owner))
 
     async def _join(self, txn: TxnId, owner: str | None) -> None:
         self._asked[txn] = self._asked.get(txn, 0) + 1
@@ -323,7 +323,7 @@ class TxnJoins:
         core = await self._of.see()
         if core.is_full(txn):
             raise BackPressure(f"topic {self._of.topic.name} has {OPEN_MAX} open transactions")
-        if core.ask(txn) is TxnPhase.ENDED:
+        if core.begin_resolving(txn) is TxnPhase.ENDED:
             raise TransactionEnded(f"transaction {txn} has ended", txn=str(txn))
         try:
             joined = await self._patiently(txn, owner)
@@ -338,7 +338,7 @@ class TxnJoins:
             return
         self._join_refused(core, txn)
         if txn in core.known:  # a load found entries of it
-            self._questions.heard(txn, joined)
+            self._questions.on_outcome(txn, joined)
         if state is TxnState.ABORTED:
             self._questions.suspect(txn.coordinator)
         if state is TxnState.COMMITTED:
@@ -348,11 +348,11 @@ class TxnJoins:
     def _join_refused(self, core: Transactions, txn: TxnId) -> None:
         """Notes a refused join, unless the transaction is asked about for another role as well."""
         if self._asked[txn] == 1:
-            core.refused(txn)
+            core.on_join_refused(txn)
 
     def _is_in(self, core: Transactions, txn: TxnId, owner: str | None) -> bool:
         """Notes that the coordinator has the topic as a participant. False: the transaction has ended meanwhile."""
-        if not core.joined(txn):
+        if not core.on_joined(txn):
             return False
         if owner is not None:
             self._writers[txn] = owner

@@ -26,7 +26,7 @@ from ...proto.errors import (
     Unavailable,
 )
 from ...proto.states import COUNTER_BITS, TxnState
-from .halves_core import Waits
+from .halves_core import MustWait
 from .intents_core import (
     NAME_MAX,
     AbortByAdmin,
@@ -115,9 +115,9 @@ class Ends(Outcomes):
         elif isinstance(found, Ending) and _is_to_wait(found, intent):
             found.visible.append(intent.request)
         else:
-            self._answer(intent, self._ended(intent, state_of(found)))
+            self._answer(intent, self._answer_ended(intent, state_of(found)))
 
-    def _ended(self, intent: End, state: TxnState) -> TxnState:
+    def _answer_ended(self, intent: End, state: TxnState) -> TxnState:
         """Returns the answer to an end of a transaction that has ended, or raises why it was aborted."""
         if state is TxnState.COMMITTED or (intent.verb is Verb.ABORT and intent.txn >= self.state.forgotten):
             return state
@@ -224,15 +224,15 @@ class Batches(Ends):
         self._used_sinks: dict[Key, float] = {}
 
     def _has_batch(self, intent: Begin | CommitBatch, tag: Tag, now: float) -> bool:
-        """Whether the sink has the batch already. InvalidRequest, SinkFenced, BackPressure; Waits while a batch of it
-        is in doubt."""
+        """Whether the sink has the batch already. InvalidRequest, SinkFenced, BackPressure; MustWait while a batch of
+        it is in doubt."""
         owner, limits = intent.owner, self.limits
         if tag.batch < 0:
             raise InvalidRequest(f"the batches of a sink have numbers from 0, and not {tag.batch}")
         waiting = self._sinks_in_doubt.get((owner, tag.sink_id))
         if waiting is not None:
             waiting.append(intent)
-            raise Waits
+            raise MustWait
         sinks = self.state.sinks
         if not sinks.has_room(owner, tag.sink_id, limits.sinks_max, limits.sinks_per_role_max):
             raise BackPressure(f"coordinator {self.number} knows as many sinks as it may, of all roles or of this one")

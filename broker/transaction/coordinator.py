@@ -120,7 +120,7 @@ class RunningCoordinator:
         running = cls(world, log, core, topics, publish, close_s, on_over)
         running.loading_ms, running.loaded_ms = loading_ms, world.clock.wall_ms()
         running._do(core.start(world.clock.monotonic()))
-        running._background.keep(f"transactions-{log.number}-tick", running._tick)
+        running._background.supervise(f"transactions-{log.number}-tick", running._tick)
         return running
 
     # ------------------------------------------------------------------ questions
@@ -224,7 +224,7 @@ class RunningCoordinator:
                 while True:
                     yield await member.next()
             finally:
-                self.core.halves.left(member, self._clock.monotonic())
+                self.core.halves.remove_member(member, self._clock.monotonic())
                 self._do(self.core.take_effects())
 
     def half_rows(self, half: TxnId | None, group: str, limit: int) -> list[HalfRow]:
@@ -256,7 +256,7 @@ class RunningCoordinator:
             "settling_topics": self._settler.topics_waiting,
         }  # fmt: skip
 
-    def aborted(self) -> dict[str, int]:
+    def abort_counts(self) -> dict[str, int]:
         """Returns the aborts by reason, since the take-over."""
         return {reason.name.lower(): self.core.counters.aborted.get(reason, 0) for reason in Reason}
 
@@ -294,9 +294,9 @@ class RunningCoordinator:
                     self._settler.add(participant.topic, self._settlement(txn, committed, participant))
                 case GiveUp(why):
                     _LOG.warning("coordinator %d ends its epoch %d: %s", self.number, self.epoch, why)
-                    self._end(self._close())
+                    self._start_ending(self._close())
                 case AskHalf():
-                    self._halves.ask(effect)
+                    self._halves.put_question(effect)
                 case PublishHalf():
                     self._halves.publish(effect)
                 case HalfIsParked(half, group, why):
@@ -310,7 +310,7 @@ class RunningCoordinator:
             self._loop.call_soon(self._write)  # what is asked in this turn goes together
 
     def _settled(self, settlement: Settlement, topic: str) -> None:
-        self._do(self.core.settled(settlement.txn.least, topic))
+        self._do(self.core.on_settled(settlement.txn.least, topic))
 
     # ------------------------------------------------------------------ writing
     def _write(self) -> None:
@@ -318,7 +318,7 @@ class RunningCoordinator:
         durable."""
         if self._is_stopped:
             return
-        append = self.core.take()
+        append = self.core.take_append()
         if append is None:
             self._is_writing = False
             self._quiet.set()
@@ -349,7 +349,7 @@ class RunningCoordinator:
         try:
             await self.log.append(append.records, self.core.state, failed)
         except MagnetarError as error:
-            self._end(self._lose(error))
+            self._start_ending(self._lose(error))
         except Exception as error:
             self._fail(error)
         else:
@@ -357,7 +357,7 @@ class RunningCoordinator:
 
     def _is_durable(self, append: Append) -> None:
         try:
-            self._do(self.core.appended(append.number, self._clock.monotonic()))
+            self._do(self.core.on_appended(append.number, self._clock.monotonic()))
         except Exception as error:
             self._fail(error)
         else:
@@ -366,7 +366,7 @@ class RunningCoordinator:
     def _fail(self, error: BaseException) -> None:
         """Ends the epoch after a fault of the program, as after an append of unknown outcome."""
         _LOG.error("coordinator %d fails", self.number, exc_info=error)
-        self._end(self._lose(InternalError(f"coordinator {self.number} fails: {error}")))
+        self._start_ending(self._lose(InternalError(f"coordinator {self.number} fails: {error}")))
 
     async def _tick(self) -> None:
         while True:
@@ -385,7 +385,7 @@ class RunningCoordinator:
         """Whether no other broker has taken it over, as the metadata says."""
         return await self.log.is_ours()
 
-    def _end(self, work: Any) -> None:
+    def _start_ending(self, work: Any) -> None:
         if self._ending is not None:
             work.close()
             return
@@ -394,12 +394,12 @@ class RunningCoordinator:
     async def close(self) -> None:
         """Closes the coordinator: it hands over what is open, and the next owner goes on with it. If that fails, it is
         as after a crash."""
-        self._end(self._close())
+        self._start_ending(self._close())
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)
 
     async def lose(self, error: MagnetarError) -> None:
-        self._end(self._lose(error))
+        self._start_ending(self._lose(error))
         assert self._ending is not None, "it is ending"
         await asyncio.shield(self._ending)
 

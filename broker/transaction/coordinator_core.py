@@ -41,7 +41,7 @@ from typing import assert_never
 from ...proto.errors import MagnetarError, NotOwner, OutcomeUnknown, TransactionForgotten
 from ...proto.states import COUNTER_BITS, TxnState
 from .begins_core import BLOCK_MAX, Begins
-from .halves_core import Halves, Waits
+from .halves_core import Halves, MustWait
 from .intents_core import (
     AbortByAdmin,
     AbortOpen,
@@ -117,7 +117,7 @@ class Coordinator(Begins):
             live.participants = {each.topic: each for each in prepared.participants}
             self._add(live)
         for txn, outcome in self.state.unsettled.items():
-            self._end(txn, outcome.committed, outcome.waiting.values(), None, now, is_durable=True)
+            self._decide_end(txn, outcome.committed, outcome.waiting.values(), None, now, is_durable=True)
         self.halves.start(now)
         return self.take_effects()
 
@@ -158,7 +158,7 @@ class Coordinator(Begins):
                     self.halves.receive(intent, now)
                 case _:
                     assert_never(intent)
-        except Waits:
+        except MustWait:
             pass
         except MagnetarError as error:
             self._answer(intent, error)
@@ -267,9 +267,9 @@ class Coordinator(Begins):
             if live is None:
                 continue  # it was empty, and is counted
             self._remove(live)
-            self._end(txn, True, participants(record, shares), live.owned, live.began, is_durable=True)
+            self._decide_end(txn, True, participants(record, shares), live.owned, live.began, is_durable=True)
             self.counters.committed += 1
-            self.counters.ended(now - live.began)
+            self.counters.count_ended(now - live.began)
             ended.append(live)
         if intent is not None:
             self._answer(intent, False)
@@ -278,7 +278,7 @@ class Coordinator(Begins):
         if record.sink is not None:
             self._batch_ended(record.sink, now)
         if record.half:
-            self.halves.over(record.half, "committed", now)
+            self.halves.remove_half(record.half, "committed", now)
 
     # ------------------------------------------------------------------ time
     def tick(self, now: float) -> list[Effect]:
@@ -292,7 +292,7 @@ class Coordinator(Begins):
             self._deadlines = [(each.deadline, txn) for txn, each in self._live.items()]
             self._deadlines += [(each.until, txn) for txn, each in self._unused.items()]
             heapq.heapify(self._deadlines)
-        self._forget(now)
+        self._expire_outcomes(now)
         self.halves.tick(now)
         return self.take_effects()
 
@@ -303,7 +303,7 @@ class Coordinator(Begins):
         elif live is not None and live.deadline <= now and live.phase not in IN_DOUBT:
             self._abort(live, Reason.TIMEOUT, now)
 
-    def _forget(self, now: float) -> None:
+    def _expire_outcomes(self, now: float) -> None:
         limits = self.limits
         if not self._marks or now - self._marks[-1][0] >= limits.retention_s / MARKS:
             self._marks.append((now, self._lowest()))
@@ -321,7 +321,7 @@ class Coordinator(Begins):
         waiting: list[Intent] = [intent for live in self._live.values() for intent in live.later]
         waiting += [each.intent for each in (*self._gathered, *self._writing) if each.intent is not None]
         waiting += [intent for intents in self._sinks_in_doubt.values() for intent in intents]
-        waiting += self.halves.give_up()
+        waiting += self.halves.take_waiting()
         unknown = OutcomeUnknown(f"coordinator {self.number} is moving: ask it again")
         nothing = NotOwner(f"coordinator {self.number} is moving; look it up again")
         answers: dict[object, Result] = {

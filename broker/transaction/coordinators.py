@@ -181,7 +181,13 @@ class TransactionCoordinators:
         log = CoordinatorLog(self._world, self._metadata, ledgers, number, config.reroute_timeout_s)
         try:
             running = await RunningCoordinator.load(
-                self._world, log, limits_of(config), self._topics, self._publish, config.close_timeout_s, self._over
+                self._world,
+                log,
+                limits_of(config),
+                self._topics,
+                self._publish,
+                config.close_timeout_s,
+                self._remove_running,
             )
         except DataLost as error:
             if self._throttle.news(error):
@@ -198,7 +204,7 @@ class TransactionCoordinators:
         config = self._config
         return Replication(config.ensemble_size, config.write_quorum, config.ack_quorum)
 
-    def _over(self, running: RunningCoordinator) -> None:
+    def _remove_running(self, running: RunningCoordinator) -> None:
         if self._loaded.get(running.number) is running:
             del self._loaded[running.number]
 
@@ -209,7 +215,7 @@ class TransactionCoordinators:
             lambda endpoint: self.peers.join(endpoint, txn, topic, owner),
         )  # fmt: skip
 
-    async def tell(self, txn: TxnId) -> TransactionFacts:
+    async def get_facts(self, txn: TxnId) -> TransactionFacts:
         return await self._facts(txn, only_tell=True)
 
     async def abort_open(self, txn: TxnId) -> TransactionFacts:

@@ -1,7 +1,7 @@
 """The work for half messages outside their coordinator's core: members that are asked, and tasks that publish.
 
     work = HalfWork(publish, published, not_published)
-    with work.member() as member: …            what `ask` has for it: `await member.next()`
+    with work.member() as member: …            what `put_question` has for it: `await member.next()`
     work.ask(AskHalf) | work.publish(PublishHalf)      effects of the core
     await work.close()                          members are told; what is being published is given up
 
@@ -52,7 +52,7 @@ class Member:
         self._asked.append(asked)
         self._changed.set()
 
-    def end(self, error: MagnetarError) -> None:
+    def close(self, error: MagnetarError) -> None:
         self._over = error
         self._changed.set()
 
@@ -90,7 +90,7 @@ class HalfWork:
         finally:
             self._members.pop(member, None)
 
-    def ask(self, effect: AskHalf) -> None:
+    def put_question(self, effect: AskHalf) -> None:
         assert isinstance(effect.member, Member), "members are of this object"
         effect.member.put(effect)
 
@@ -115,5 +115,5 @@ class HalfWork:
 
     async def close(self) -> None:
         for member in self._members:
-            member.end(NotOwner("the coordinator moves; look it up again"))
+            member.close(NotOwner("the coordinator moves; look it up again"))
         await self._tasks.close()

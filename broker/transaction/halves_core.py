@@ -119,7 +119,7 @@ _SHOWN = {
 }  # fmt: skip
 
 
-class Waits(Exception):
+class MustWait(Exception):
     """Raised when the intent waits for what is on its way."""
 
 
@@ -187,7 +187,7 @@ class Halves:
             self._add(half)
             if half.phase is Phase.WAITING:
                 self._arm(half, now + record.check_after_s)
-        if ended := self._state.ended():
+        if ended := self._state.ended_ids():
             self._ended.append((now, ended))
 
     # ------------------------------------------------------------------ intents
@@ -213,15 +213,15 @@ class Halves:
         return found.record.owner != owner if found is not None else self._state.is_of_another(half, owner)
 
     def state_of(self, half: int, intent: Intent, owner: str | None) -> TxnState | None:
-        """Returns the state of a half; None: it is none. InvalidRequest: another role has it. Raises Waits while that
-        is being decided."""
+        """Returns the state of a half; None: it is none. InvalidRequest: another role has it. Raises MustWait while
+        that is being decided."""
         self._coordinator.check_owner(half, owner)
         found = self._halves.get(half)
         if found is None:
             return self._state.outcome(half)
         if found.phase in DECIDING:
             found.later.append(intent)
-            raise Waits
+            raise MustWait
         return TxnState.PREPARED
 
     # ------------------------------------------------------------------ prepare
@@ -312,7 +312,7 @@ class Halves:
     def _wait_if_deciding(self, half: Half, intent: Intent) -> None:
         if half.phase in DECIDING:
             half.later.append(intent)
-            raise Waits
+            raise MustWait
 
     def _decided(self, half: Half, intent: Intent, *, is_commit: bool, now: float) -> None:
         self._leave(half)
@@ -369,7 +369,7 @@ class Halves:
         try:
             self._coordinator.commit_own(txn, listed, half, now)
         except MagnetarError as error:
-            self._failed(found, error, now)
+            self._on_publish_failed(found, error, now)
             return
         found.phase = Phase.COMMITTING
 
@@ -377,9 +377,9 @@ class Halves:
         self._coordinator.abort_own(txn, now)
         found = self._halves.get(half)
         if found is not None and found.phase is Phase.PUBLISHING and found.txn == txn:
-            self._failed(found, error, now)
+            self._on_publish_failed(found, error, now)
 
-    def _failed(self, half: Half, error: MagnetarError, now: float) -> None:
+    def _on_publish_failed(self, half: Half, error: MagnetarError, now: float) -> None:
         half.txn, half.why = 0, f"it is not published: {error.message}"[:WHY_MAX]
         stays = error.definite and not error.retryable and not isinstance(error, TransactionAborted)
         if not stays and now < half.try_until:
@@ -423,7 +423,7 @@ class Halves:
         self._answer(intent, None)
         self._ask(key, now)
 
-    def left(self, member: object, now: float) -> None:
+    def remove_member(self, member: object, now: float) -> None:
         """Removes a member that is not connected any more; halves it was asked about wait again."""
         key = self._group_of.pop(member, None)
         if key is None:
@@ -524,7 +524,7 @@ class Halves:
             case HalfNoted():
                 self._is_noted(record, now)
             case HalfRolledBack():
-                self.over(record.half, "rolled_back", now)
+                self.remove_half(record.half, "rolled_back", now)
 
     def _is_noted(self, record: HalfNoted, now: float) -> None:
         half = self._halves.get(record.half)
@@ -542,7 +542,7 @@ class Halves:
             self._make_ready(half, now)
             self._resolved(half, now)
 
-    def over(self, number: int, how: str, now: float) -> None:
+    def remove_half(self, number: int, how: str, now: float) -> None:
         """Ends a half, "committed" or "rolled_back", whose outcome is durable."""
         half = self._halves.pop(number)
         self.counters[how] += 1
@@ -587,7 +587,7 @@ class Halves:
         if len(self._due) > 2 * len(self._halves) + 1000:
             self._due = [(each.due, number) for number, each in self._halves.items() if each.due != float("inf")]
             heapq.heapify(self._due)
-        self._forget(now)
+        self._expire_outcomes(now)
         if now - self._noted >= self._limits.open_s / NOTES:
             self._noted = now
             for note in self.notes(now):
@@ -609,7 +609,7 @@ class Halves:
                 with suppress(NotOwner):
                     self._publish(half, now)
 
-    def _forget(self, now: float) -> None:
+    def _expire_outcomes(self, now: float) -> None:
         """Forgets outcomes that were kept for `retention_s`, up to an eighth longer."""
         kept_s = self._limits.retention_s * (1 + 1 / MARKS)
         while self._ended and now - self._ended[0][0] >= kept_s:
@@ -623,7 +623,7 @@ class Halves:
         ]  # fmt: skip
 
     # ------------------------------------------------------------------ the end of the epoch
-    def give_up(self) -> list[Intent]:
+    def take_waiting(self) -> list[Intent]:
         """Removes and returns all intents that wait."""
         waiting = [intent for half in self._halves.values() for intent in half.later]
         for half in self._halves.values():

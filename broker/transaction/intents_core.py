@@ -173,7 +173,7 @@ class ChangeHalf(msgspec.Struct, frozen=True):
 
 
 class WatchHalves(msgspec.Struct, frozen=True):
-    """Lets a process of the group be asked from now on, until `Halves.left`."""
+    """Lets a process of the group be asked from now on, until `Halves.remove_member`."""
 
     request: object
     member: object
@@ -224,7 +224,7 @@ class Answer(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """Tells the topic how the transaction ended, until it answers; then `settled`."""
+    """Tells the topic how the transaction ended, until it answers; then `on_settled`."""
 
     txn: int
     committed: bool
@@ -325,7 +325,7 @@ class Counters(msgspec.Struct):
     lasted: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LASTED_S) + 1))
     lasted_s: float = 0.0  # of all together
 
-    def ended(self, lasted_s: float) -> None:
+    def count_ended(self, lasted_s: float) -> None:
         """Counts a transaction that has its outcome."""
         self.lasted[bisect_left(LASTED_S, lasted_s)] += 1
         self.lasted_s += lasted_s

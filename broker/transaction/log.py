@@ -259,7 +259,7 @@ class CoordinatorLog:
             await self._change(msgspec.structs.replace(self._record, ledger_id=writer.ledger_id))
             self._unknown = False
         except BaseException as error:
-            await self._ledgers.give_up(writer, unnamed=unnamed and isinstance(error, MagnetarError))
+            await self._ledgers.abandon(writer, unnamed=unnamed and isinstance(error, MagnetarError))
             raise
         self._writer, self._next_entry = writer, len(snapshot)
         self._snapshot_bytes = self._bytes = sum(map(len, snapshot))

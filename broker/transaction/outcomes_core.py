@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from ...proto.errors import NotOwner
 from ...proto.states import COUNTER_BITS, TxnState
-from .halves_core import Waits
+from .halves_core import MustWait
 from .intents_core import Answer, Append, Effect, GiveUp, Intent, Limits, Reason, Result, Settle
 from .records_core import Aborted, AnyRecord, Done, Owned, Participant, committed
 from .state_core import State
@@ -60,7 +60,7 @@ class Outcomes(Table, abc.ABC):
         self._gathered += self._lazy
         self._lazy = []
 
-    def take(self) -> Append | None:
+    def take_append(self) -> Append | None:
         """Returns what is to be appended now; None: nothing, or an append is on its way."""
         if self._writing or not self._gathered:
             return None
@@ -69,7 +69,7 @@ class Outcomes(Table, abc.ABC):
         self._number += 1
         return Append(self._number, [each.record for each in self._writing])
 
-    def appended(self, number: int, now: float) -> list[Effect]:
+    def on_appended(self, number: int, now: float) -> list[Effect]:
         """Notes that the records of an append are durable; returns the effects."""
         assert number == self._number, "one append at a time"
         assert self._writing, "an append has records"
@@ -139,11 +139,11 @@ class Outcomes(Table, abc.ABC):
             self.counters.begun += 1
 
     def _certain(self, txn: int, intent: Intent, now: float, owner: str | None = None) -> Live | Ending | TxnState:
-        """Returns what `_find` finds. Raises Waits while it is in doubt; the intent is received again later."""
+        """Returns what `_find` finds. Raises MustWait while it is in doubt; the intent is received again later."""
         found = self._find(txn, now, owner)
         if isinstance(found, Live) and found.phase in IN_DOUBT:
             found.later.append(intent)
-            raise Waits
+            raise MustWait
         return found
 
     # ------------------------------------------------------------------ outcomes
@@ -155,7 +155,7 @@ class Outcomes(Table, abc.ABC):
         self.state.apply(record)
         self._lazy.append(Decision(record))
         self.counters.committed += 1
-        self.counters.ended(now - live.began)
+        self.counters.count_ended(now - live.began)
 
     def _abort(self, live: Live, reason: Reason, now: float) -> None:
         """Aborts `live`, which is OPEN or PREPARED."""
@@ -169,9 +169,9 @@ class Outcomes(Table, abc.ABC):
         self._aborted(live, now, is_durable=False)
 
     def _aborted(self, live: Live, now: float, *, is_durable: bool) -> None:
-        self.counters.ended(now - live.began)
+        self.counters.count_ended(now - live.began)
         self._remember(live.txn, live.reason, live.owned.owner)
-        self._end(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
+        self._decide_end(live.txn, False, live.participants.values(), live.owned, live.began, is_durable=is_durable)
 
     def _void(self, txn: int, reason: Reason, now: float) -> None:
         """Aborts whatever is not in doubt."""
@@ -196,7 +196,7 @@ class Outcomes(Table, abc.ABC):
             self._abort(live, Reason.SUPERSEDED, now)
 
     # ------------------------------------------------------------------ settling
-    def _end(
+    def _decide_end(
         self, txn: int, is_committed: bool, waiting: Iterable[Participant], owned: Owned | None, began: float, *,
         is_durable: bool,
     ) -> None:  # fmt: skip
@@ -208,7 +208,7 @@ class Outcomes(Table, abc.ABC):
         self._ending[txn] = Ending(is_committed, each_waiting, owned, began, is_durable)
         self._effects += [Settle(txn, is_committed, each) for each in each_waiting.values()]
 
-    def settled(self, txn: int, topic: str) -> list[Effect]:
+    def on_settled(self, txn: int, topic: str) -> list[Effect]:
         """Notes that the topic has stored the outcome; repeated, or late: nothing."""
         self._settled(txn, topic)
         return self.take_effects()

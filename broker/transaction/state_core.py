@@ -96,7 +96,7 @@ class StoredHalves:
             case _:
                 assert_never(record)
 
-    def committed(self, half: int) -> None:
+    def add_committed(self, half: int) -> None:
         self._remove(half)
         self._committed.add(half)
 
@@ -117,7 +117,7 @@ class StoredHalves:
             return False
         return any(half in ids for ids in self._of.values())
 
-    def ended(self) -> BitMap64:
+    def ended_ids(self) -> BitMap64:
         """Returns all that ended and are not forgotten."""
         return self._committed | self._rolled_back
 
@@ -233,9 +233,9 @@ class KeptCommits:
     def is_of_another(self, txn: int, owner: str) -> bool:
         return _has(self._owned, txn) and not _has(self._of.get(owner, {}), txn)
 
-    def forget(self, below: int) -> None:
+    def discard_below(self, below: int) -> None:
         for ids in (self._free, self._owned, *self._of.values()):
-            _forget(ids, below)
+            discard_below(ids, below)
         self._of = {owner: ids for owner, ids in self._of.items() if ids}
 
     def restore(self, record: Kept) -> None:
@@ -255,7 +255,7 @@ class KeptCommits:
             owners = {owner: ids[high].serialize() for owner, ids in self._of.items() if high in ids}
             yield Kept(high, everything.serialize(), owners)
 
-    def listed(self) -> dict[str, set[int]]:
+    def ids_by_owner(self) -> dict[str, set[int]]:
         """Returns the ids by owner."""
         found = {"": self._free, **self._of}
         listed = {
@@ -274,7 +274,7 @@ def _has(ids: Ids, txn: int) -> bool:
     return found is not None and txn & _LOW in found
 
 
-def _forget(ids: Ids, below: int) -> None:
+def discard_below(ids: Ids, below: int) -> None:
     high, low = below >> LOW_BITS, below & _LOW
     for each in [each for each in ids if each < high]:
         del ids[each]
@@ -349,7 +349,7 @@ class State:
                     self.names.remove(owner, name)
             case Forgotten():
                 self.forgotten = record.below
-                self.kept.forget(record.below)
+                self.kept.discard_below(record.below)
             case HandedOver():
                 self.handed.append(record)
             case Kept():
@@ -373,7 +373,7 @@ class State:
         if record.sink is not None:
             self._sink(record.sink)
         if record.half:
-            self.halves.committed(record.half)
+            self.halves.add_committed(record.half)
 
     def _sink(self, sink: SinkBatch) -> None:
         if sink.batch == FORGOTTEN:

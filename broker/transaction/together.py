@@ -53,7 +53,7 @@ class Together:
         if not self._left and self._all is not None and not self._all.done():
             self._all.set_result(None)
 
-    async def answered(self, timeout_s: float) -> list[Result]:
+    async def wait_answers(self, timeout_s: float) -> list[Result]:
         """Waits for all answers; returns each one's result, an error among them."""
         if self._left:
             self._all = asyncio.get_running_loop().create_future()

@@ -146,7 +146,7 @@ def forget(session: Session, query: str, namespace: str) -> None:
     for part, name in parts:
         session.admin.delete_subscription(part, name)
     text = f"query {query} holds nothing any more: {len(parts)} subscriptions are deleted"
-    session.out.done(text, query=query, subscriptions=len(parts))
+    session.out.print_done(text, query=query, subscriptions=len(parts))
 
 
 def _found(session: Session, namespace: str) -> Iterator[tuple[str, str, SubscriptionStats]]:

@@ -69,7 +69,7 @@ def revoke_namespace(session: Session, namespace: str, role: str) -> None:
     Example: magnetar namespaces revoke-permission acme/orders --role billing
     """
     session.admin.revoke_namespace_permission(namespace, role)
-    session.out.done(f"role {role} has no permission of its own in {namespace}", role=role, place=namespace)
+    session.out.print_done(f"role {role} has no permission of its own in {namespace}", role=role, place=namespace)
 
 
 @verb(name="permissions")
@@ -98,7 +98,7 @@ def revoke_topic(session: Session, topic: str, role: str) -> None:
     Example: magnetar topics revoke-permission acme/orders/eu --role web
     """
     session.admin.revoke_topic_permission(topic, role)
-    session.out.done(f"role {role} has no permission of its own for {topic}", role=role, place=topic)
+    session.out.print_done(f"role {role} has no permission of its own for {topic}", role=role, place=topic)
 
 
 @verb(name="permissions")
@@ -117,7 +117,7 @@ def grant_subscription(session: Session, namespace: str, subscription: str, role
     Example: magnetar namespaces grant-subscription-permission acme/orders -s billing --roles billing,audit
     """
     session.admin.grant_subscription_permission(namespace, subscription, _split(roles))
-    session.out.done(f"subscription {subscription} of {namespace} takes {roles}", subscription=subscription)
+    session.out.print_done(f"subscription {subscription} of {namespace} takes {roles}", subscription=subscription)
 
 
 @verb(SUBSCRIPTION, ROLE, name="revoke-subscription-permission")
@@ -127,7 +127,7 @@ def revoke_subscription(session: Session, namespace: str, subscription: str, rol
     Example: magnetar namespaces revoke-subscription-permission acme/orders -s billing --role audit
     """
     session.admin.revoke_subscription_permission(namespace, subscription, role)
-    session.out.done(f"role {role} is not on the list of subscription {subscription}", subscription=subscription)
+    session.out.print_done(f"role {role} is not on the list of subscription {subscription}", subscription=subscription)
 
 
 @verb(name="subscription-permission")
@@ -151,7 +151,7 @@ def set_auth_mode(session: Session, namespace: str, mode: str) -> None:
     Example: magnetar namespaces set-subscription-auth-mode acme/orders --subscription-auth-mode Prefix
     """
     session.admin.set_subscription_prefix_mode(namespace, mode == "Prefix")
-    session.out.done(f"subscriptions of {namespace}: mode {mode}", mode=mode)
+    session.out.print_done(f"subscriptions of {namespace}: mode {mode}", mode=mode)
 
 
 @verb(name="get-subscription-auth-mode")
@@ -161,11 +161,11 @@ def get_auth_mode(session: Session, namespace: str) -> None:
     Example: magnetar namespaces get-subscription-auth-mode acme/orders
     """
     on = session.admin.namespace_permissions(namespace).prefix_mode
-    session.out.record({"subscriptionAuthMode": "Prefix" if on else "None"})
+    session.out.print_record({"subscriptionAuthMode": "Prefix" if on else "None"})
 
 
 def _granted(session: Session, role: str, actions: str, place: str) -> None:
-    session.out.done(f"role {role} may {actions} in {place}", role=role, place=place)
+    session.out.print_done(f"role {role} may {actions} in {place}", role=role, place=place)
 
 
 def _roles(session: Session, roles: object, place: str) -> None:
@@ -262,7 +262,7 @@ def create(session: Session, namespace: str, **given: Any) -> None:
     session.admin.create_namespace(namespace, **own)
     if policies:
         change(session, NAMESPACES, namespace, policies)
-    session.out.done(f"namespace {namespace} created", namespace=namespace)
+    session.out.print_done(f"namespace {namespace} created", namespace=namespace)
 
 
 @verb(policies_given)
@@ -277,7 +277,7 @@ def update(session: Session, namespace: str, **given: Any) -> None:
     session.admin.update_namespace(namespace, **own)
     if policies:
         change(session, NAMESPACES, namespace, policies)
-    session.out.done(f"namespace {namespace} updated", namespace=namespace)
+    session.out.print_done(f"namespace {namespace} updated", namespace=namespace)
 
 
 @verb(option("-ap", "--applied", is_flag=True, help="With what the broker sets."))
@@ -290,7 +290,7 @@ def policies(session: Session, namespace: str = "public/default", *, applied: bo
 
     own = session.admin.namespace(namespace)
     found = msgspec.structs.asdict(read(session, NAMESPACES, namespace, applied=applied))
-    session.out.record(
+    session.out.print_record(
         {
             "bundles": own.bundles,
             "default_partitions": own.default_partitions,
@@ -324,7 +324,7 @@ def delete(session: Session, namespace: str, force: bool, yes: bool) -> None:
     """
     confirm(f"Delete namespace {namespace}" + (" and all its topics" if force else ""), yes)
     session.admin.delete_namespace(namespace, force=force)
-    session.out.done(f"namespace {namespace} deleted", namespace=namespace)
+    session.out.print_done(f"namespace {namespace} deleted", namespace=namespace)
 
 
 @verb()
@@ -347,7 +347,7 @@ def unload(session: Session, namespace: str, bundle: str) -> None:
     """
     found = session.admin.unload_namespace(namespace, bundle)
     text = f"{found.bundles} bundles of {namespace} with {found.topics} loaded topics unloaded"
-    session.out.done(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
+    session.out.print_done(text, namespace=namespace, bundles=found.bundles, topics=found.topics)
 
 
 @verb(
@@ -364,7 +364,7 @@ def clear_backlog(session: Session, namespace: str, subscription: str, yes: bool
     confirm(f"Acknowledge all messages of {whose} in {namespace}", yes)
     topics = session.admin.clear_namespace_backlog(namespace, subscription)
     text = f"the backlog of {whose} is cleared in {topics} topics of {namespace}"
-    session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
+    session.out.print_done(text, namespace=namespace, subscription=subscription, topics=topics)
 
 
 @verb(
@@ -380,7 +380,7 @@ def unsubscribe(session: Session, namespace: str, subscription: str, force: bool
     confirm(f"Delete subscription {subscription} of all topics of {namespace}", yes)
     topics = session.admin.unsubscribe_namespace(namespace, subscription, force=force)
     text = f"subscription {subscription} is deleted of {topics} topics of {namespace}"
-    session.out.done(text, namespace=namespace, subscription=subscription, topics=topics)
+    session.out.print_done(text, namespace=namespace, subscription=subscription, topics=topics)
 
 
 @verb(
@@ -416,7 +416,7 @@ def _change_creation(
     )
     how = f"at first use, with {partitions} partitions" if partitions else "at first use, without partitions"
     text = f"topics of {namespace} are made {how if enabled else 'by hand'}"
-    session.out.done(text, namespace=namespace, enabled=enabled, partitions=partitions)
+    session.out.print_done(text, namespace=namespace, enabled=enabled, partitions=partitions)
 
 
 @verb(name="get-auto-topic-creation")
@@ -426,4 +426,4 @@ def get_creation(session: Session, namespace: str) -> None:
     Example: magnetar namespaces get-auto-topic-creation public/default
     """
     own = session.admin.namespace(namespace)
-    session.out.record({"enabled": own.auto_topic_creation, "partitions": own.default_partitions})
+    session.out.print_record({"enabled": own.auto_topic_creation, "partitions": own.default_partitions})

@@ -147,7 +147,7 @@ def _set(level: str, verb: Policy) -> click.Command:
             _warn_of_risks(session, found)
         shown = {field.name: getattr(found, field.name) for field in verb.fields}
         said = ", ".join(f"{name}={value}" for name, value in shown.items() if value is not None)
-        session.out.done(f"{verb.spelt(level)} of {target}: {said}{verb.note}", target=target, **shown)
+        session.out.print_done(f"{verb.spelt(level)} of {target}: {said}{verb.note}", target=target, **shown)
 
     return _command(level, "set", verb, f"Set: {verb.help}", options_of(verb.fields)(connected(command)))
 
@@ -155,7 +155,7 @@ def _set(level: str, verb: Policy) -> click.Command:
 def _get(level: str, verb: Policy) -> click.Command:
     def command(session: Session, target: str, applied: bool) -> None:
         found = read(session, level, target, applied=applied)
-        session.out.record({field.name: getattr(found, field.name) for field in verb.fields})
+        session.out.print_record({field.name: getattr(found, field.name) for field in verb.fields})
 
     applied = click.option("-ap", "--applied", is_flag=True, help="With what is inherited: topic, namespace, broker.")
     return _command(level, "get", verb, f"Show: {verb.help}", applied(connected(command)))
@@ -166,7 +166,7 @@ def _remove(level: str, verb: Policy) -> click.Command:
         admin = session.admin
         remove = admin.remove_namespace_policies if level == NAMESPACES else admin.remove_topic_policies
         remove(target, *(field.name for field in verb.fields))
-        session.out.done(f"{verb.spelt(level)} of {target} is inherited again{verb.note}", target=target)
+        session.out.print_done(f"{verb.spelt(level)} of {target} is inherited again{verb.note}", target=target)
 
     return _command(level, "remove", verb, f"Inherit again: {verb.help}", connected(command))
 

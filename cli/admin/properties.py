@@ -36,11 +36,11 @@ def _given(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _noted(session: Session, place: str, given: dict[str, str]) -> None:
-    session.out.done(f"{place} has {', '.join(f'{key}={value}' for key, value in given.items())}", place=place)
+    session.out.print_done(f"{place} has {', '.join(f'{key}={value}' for key, value in given.items())}", place=place)
 
 
 def _gone(session: Session, place: str, keys: tuple[str, ...]) -> None:
-    session.out.done(f"{place} has no property {', '.join(keys)}", place=place)
+    session.out.print_done(f"{place} has no property {', '.join(keys)}", place=place)
 
 
 @verb(name="get-properties")
@@ -80,7 +80,7 @@ def clear_of_namespace(session: Session, namespace: str) -> None:
     Example: magnetar namespaces clear-properties acme/orders
     """
     session.admin.remove_namespace_properties(namespace)
-    session.out.done(f"{namespace} has no properties", place=namespace)
+    session.out.print_done(f"{namespace} has no properties", place=namespace)
 
 
 @verb(name="get-properties")

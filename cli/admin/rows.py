@@ -48,7 +48,7 @@ def _command(row: Operation[Any], cli: Cli) -> click.Command:
         method, others = getattr(session.admin, row.method), [of["subscription"]] if "subscription" in of else []
         found = {part: method(*([part] if place else []), *others, **given) for part in parts}
         if cli.done:
-            session.out.done(cli.done.format(**texts), **of)
+            session.out.print_done(cli.done.format(**texts), **of)
         else:
             _show(session, found, place, cli.empty.format(**texts))
 

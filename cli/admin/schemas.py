@@ -13,7 +13,7 @@ from click import option
 
 from ..common.lazy import Lazy, LazyGroup
 from ..common.session import Session, verb
-from .topics import full
+from .topics import full_name
 
 if TYPE_CHECKING:
     from ...proto.schema import SchemaInfo
@@ -52,7 +52,7 @@ def get(session: Session, topic: str, version: int | None, all_: bool) -> None:
     if all_:
         session.out.rows([_row(each) for each in session.admin.schemas(topic)], COLUMNS)
     else:
-        session.out.record(_row(session.admin.schema(topic, version)))
+        session.out.print_record(_row(session.admin.schema(topic, version)))
 
 
 @verb()
@@ -100,7 +100,7 @@ def extract(session: Session, topic: str, classname: str, type_: str, dry_run: b
 
     definition = json.dumps(_class(classname).schema())
     if dry_run:
-        session.out.record({"type": type_.upper(), "schema": definition})
+        session.out.print_record({"type": type_.upper(), "schema": definition})
     else:
         _register(session, topic, info_of(type_, definition, {}, type_.upper()))
 
@@ -128,7 +128,7 @@ def compatibility(session: Session, topic: str, file: str) -> None:
     Example: magnetar schemas compatibility orders -f order.json
     """
     found = session.admin.test_schema(topic, _read(file))
-    session.out.record(
+    session.out.print_record(
         {"compatible": not found.refused, "strategy": found.compatibility.upper(), "why": found.refused}
     )
 
@@ -141,12 +141,14 @@ def delete(session: Session, topic: str, force: bool) -> None:
     """
     version = session.admin.delete_schemas(topic, force=force)
     what = "has no schema" if version is None else f"has no schema any more, up to version {version}"
-    session.out.done(f"topic {full(topic)} {what}", topic=full(topic), version=version)
+    session.out.print_done(f"topic {full_name(topic)} {what}", topic=full_name(topic), version=version)
 
 
 def _register(session: Session, topic: str, info: SchemaInfo) -> None:
     version = session.admin.put_schema(topic, info)
-    session.out.done(f"topic {full(topic)} has it as version {version}", topic=full(topic), version=version)
+    session.out.print_done(
+        f"topic {full_name(topic)} has it as version {version}", topic=full_name(topic), version=version
+    )
 
 
 def _read(file: str) -> SchemaInfo:

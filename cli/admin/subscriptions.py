@@ -16,7 +16,7 @@ from ..common.output import id_text
 from ..common.session import SUBSCRIPTION, Session, confirm, verb
 from ..common.units import duration, message_id
 from .properties import PROPERTIES
-from .topics import full
+from .topics import full_name
 
 subscriptions = LazyGroup(
     "subscriptions",
@@ -41,7 +41,7 @@ subscriptions = LazyGroup(
 
 
 def _done(session: Session, text: str, topic: str, subscription: str) -> None:
-    session.out.done(text, topic=full(topic), subscription=subscription)
+    session.out.print_done(text, topic=full_name(topic), subscription=subscription)
 
 
 @verb(
@@ -57,7 +57,7 @@ def create(session: Session, topic: str, subscription: str, position: str, pairs
     place, given = message_id(position), units.properties(pairs)
     for part in session.admin.parts(topic):
         session.admin.create_subscription(part, subscription, place, given)
-    _done(session, f"subscription {subscription} of {full(topic)} created", topic, subscription)
+    _done(session, f"subscription {subscription} of {full_name(topic)} created", topic, subscription)
 
 
 @verb(SUBSCRIPTION, name="get-subscription-properties")
@@ -92,7 +92,7 @@ def set_properties(session: Session, topic: str, subscription: str, pairs: tuple
     for part in session.admin.parts(topic):
         session.admin.set_subscription_properties(part, subscription, given)
     said = ", ".join(f"{key}={value}" for key, value in given.items()) or "no properties"
-    _done(session, f"subscription {subscription} of {full(topic)} has {said}", topic, subscription)
+    _done(session, f"subscription {subscription} of {full_name(topic)} has {said}", topic, subscription)
 
 
 @verb(option("-s", "--subscription", default=None, help="Only this one."))
@@ -104,10 +104,10 @@ def stats(session: Session, topic: str, subscription: str | None) -> None:
     from ..common.exits import NOT_FOUND, Failure
     from . import stats as tables
 
-    found = tables.subscriptions(tables.replies(session, full(topic)))
+    found = tables.subscriptions(tables.replies(session, full_name(topic)))
     if subscription is not None:
         if subscription not in found:
-            raise Failure(f"{full(topic)} has no subscription {subscription!r}", NOT_FOUND)
+            raise Failure(f"{full_name(topic)} has no subscription {subscription!r}", NOT_FOUND)
         found = {subscription: found[subscription]}
     if session.out.json:
         session.out.document(found if subscription is None else found[subscription])
@@ -124,11 +124,11 @@ def peek(session: Session, topic: str, subscription: str, count: int) -> None:
 
     Example: magnetar topics peek-messages orders -s billing -n 5
     """
-    from ..common.output import show, stored
+    from ..common.output import print_message, shown_of
 
     for part in session.admin.parts(topic):
         for message in session.admin.peek_messages(part, subscription, count):
-            show(stored(message), session.out)
+            print_message(shown_of(message), session.out)
 
 
 @verb(
@@ -203,7 +203,9 @@ def _expire(session: Session, topic: str, name: str, older: str | None, position
     admin = session.admin
     entries = sum(admin.expire_messages(part, name, limit) for part in admin.parts(topic))
     whose = name or "all subscriptions"
-    session.out.done(f"{entries} entries of {whose} expired", topic=full(topic), subscription=name, entries=entries)
+    session.out.print_done(
+        f"{entries} entries of {whose} expired", topic=full_name(topic), subscription=name, entries=entries
+    )
 
 
 @verb(
@@ -242,12 +244,12 @@ def examine(session: Session, topic: str, end: str, number: int) -> None:
     Example: magnetar topics examine-messages orders -i latest -m 1
     """
     from ...proto.errors import NotFound
-    from ..common.output import show, stored
+    from ..common.output import print_message, shown_of
 
     parts, failed = session.admin.parts(topic), list[NotFound]()
     for part in parts:
         try:
-            show(stored(session.admin.nth_message(part, number, from_latest=end == "latest")), session.out)
+            print_message(shown_of(session.admin.nth_message(part, number, from_latest=end == "latest")), session.out)
         except NotFound as error:  # it has not so many
             failed.append(error)
     if len(failed) == len(parts):
@@ -264,10 +266,10 @@ def get_message(session: Session, topic: str, ledger: int, entry: int) -> None:
 
     Example: magnetar topics get-message-by-id orders-partition-0 -l 17 -e 3
     """
-    from ..common.output import show, stored
+    from ..common.output import print_message, shown_of
 
     for message in session.admin.messages(topic, ledger, entry):
-        show(stored(message), session.out)
+        print_message(shown_of(message), session.out)
 
 
 @verb(option("-d", "--datetime", "moment", required=True, help="An ISO time, a time ago (10m, 2h), or milliseconds."))
@@ -327,7 +329,9 @@ def skip_lost(session: Session, topic: str, ledger: int | None, force: bool, yes
 
     Example: magnetar topics skip-lost orders --yes
     """
-    confirm(f"Pass over what {full(topic)} lost, for ever" + (", and what it may not have lost" if force else ""), yes)
+    confirm(
+        f"Pass over what {full_name(topic)} lost, for ever" + (", and what it may not have lost" if force else ""), yes
+    )
     admin, rows, missed = session.admin, [], []
     for part in admin.parts(topic):
         found = admin.skip_lost(part, ledger_id=ledger, force=force)

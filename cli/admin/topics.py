@@ -88,7 +88,7 @@ POLL_S = 0.5
 COMPACTION = ("topic", "state", "step", "progress", "messages", "entries", "bytes", "horizon", "dueBytes", "error")
 
 
-def full(topic: str) -> str:
+def full_name(topic: str) -> str:
     """The topic's full name; InvalidName when it is none."""
     from ...proto.names import TopicName
 
@@ -113,7 +113,7 @@ def create(session: Session, topic: str, partitions: int) -> None:
     """
     session.admin.create_topic(topic, partitions=partitions)
     suffix = f" with {partitions} partitions" if partitions else ""
-    session.out.done(f"topic {full(topic)} created{suffix}", topic=full(topic), partitions=partitions)
+    session.out.print_done(f"topic {full_name(topic)} created{suffix}", topic=full_name(topic), partitions=partitions)
 
 
 @verb(option("-p", "--partitions", type=click.IntRange(1, 10_000), required=True, help="The new number; never fewer."))
@@ -123,7 +123,9 @@ def update(session: Session, topic: str, partitions: int) -> None:
     Example: magnetar topics update orders -p 8
     """
     session.admin.update_topic(topic, partitions=partitions)
-    session.out.done(f"topic {full(topic)} has {partitions} partitions", topic=full(topic), partitions=partitions)
+    session.out.print_done(
+        f"topic {full_name(topic)} has {partitions} partitions", topic=full_name(topic), partitions=partitions
+    )
 
 
 @verb(
@@ -139,7 +141,7 @@ def stats(session: Session, topic: str, per_partition: bool, precise: bool) -> N
     """
     from . import stats as tables
 
-    parts = session.admin.parts(topic) if per_partition else [full(topic)]
+    parts = session.admin.parts(topic) if per_partition else [full_name(topic)]
     records = [tables.topic_stats(session, part, precise=precise) for part in parts]
     if session.out.json:
         session.out.document(records if per_partition else records[0])
@@ -189,7 +191,7 @@ def metadata(session: Session, topic: str) -> None:
 
     Example: magnetar topics get-partitioned-topic-metadata orders
     """
-    session.out.record({"topic": full(topic), "partitions": session.admin.partitions(topic)})
+    session.out.print_record({"topic": full_name(topic), "partitions": session.admin.partitions(topic)})
 
 
 @verb()
@@ -226,9 +228,11 @@ def terminate(session: Session, topic: str, yes: bool) -> None:
 
     Example: magnetar topics terminate orders
     """
-    confirm(f"Seal {full(topic)} for ever", yes)
+    confirm(f"Seal {full_name(topic)} for ever", yes)
     last = {part: str(session.admin.terminate_topic(part).position()) for part in session.admin.parts(topic)}
-    session.out.done(f"topic {full(topic)} terminated at {', '.join(last.values())}", topic=full(topic), last=last)
+    session.out.print_done(
+        f"topic {full_name(topic)} terminated at {', '.join(last.values())}", topic=full_name(topic), last=last
+    )
 
 
 @verb(option("-f", "--force", is_flag=True, help="Although producers, subscriptions or open transactions are there."))
@@ -239,9 +243,9 @@ def delete(session: Session, topic: str, force: bool, yes: bool) -> None:
 
     Example: magnetar topics delete orders -f
     """
-    confirm(f"Delete {full(topic)} and all its messages", yes)
+    confirm(f"Delete {full_name(topic)} and all its messages", yes)
     session.admin.delete_topic(topic, force=force)
-    session.out.done(f"topic {full(topic)} deleted", topic=full(topic))
+    session.out.print_done(f"topic {full_name(topic)} deleted", topic=full_name(topic))
 
 
 @verb(option("-w", "--wait-complete", is_flag=True, help="Wait until none is running."))

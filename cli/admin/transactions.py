@@ -81,7 +81,7 @@ def show(session: Session, txn: str) -> None:
     if session.out.json:
         session.out.document({**record, "at": at})
         return
-    session.out.record(record)
+    session.out.print_record(record)
     if at:
         print()
         session.out.rows([{**each, "pending": _pending(each["pending"])} for each in at], TOPIC_COLUMNS)
@@ -104,7 +104,7 @@ def abort(session: Session, txn: str) -> None:
 
     Example: magnetar transactions abort "(3,1099511627781)"
     """
-    session.out.record({"txn": txn, "state": session.admin.abort_transaction(txn).name})
+    session.out.print_record({"txn": txn, "state": session.admin.abort_transaction(txn).name})
 
 
 @verb()
@@ -155,7 +155,7 @@ def show_half(session: Session, half: str) -> None:
 
     Example: magnetar transactions halves show "(3,1099511627781)"
     """
-    session.out.record(in_seconds(half_form(session.admin.half(half))))
+    session.out.print_record(in_seconds(half_form(session.admin.half(half))))
 
 
 @verb()

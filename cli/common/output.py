@@ -58,7 +58,7 @@ class Output:
         else:
             print("\n".join(names) if names else f"({empty})")
 
-    def record(self, record: Row) -> None:
+    def print_record(self, record: Row) -> None:
         """Prints one record: a line per field, or a JSON object."""
         if self.json:
             self.document(record)
@@ -67,7 +67,7 @@ class Output:
         for name, value in record.items():
             print(f"{name:<{width}}  {cell(value)}")
 
-    def done(self, text: str, **record: Value) -> None:
+    def print_done(self, text: str, **record: Value) -> None:
         """Reports what a command without a result has done."""
         if self.json:
             self.document({"done": text, **record})
@@ -172,7 +172,7 @@ def progress_bar() -> Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PrintedMessage:
     """A message as it is printed, from either client."""
 
     topic: str
@@ -184,9 +184,9 @@ class Shown:
     payload: bytes
 
 
-def received(message: Any) -> Shown:
+def received(message: Any) -> PrintedMessage:
     """Returns a message of the SDK as it is shown."""
-    return Shown(
+    return PrintedMessage(
         message.topic_name(),
         id_text(message.message_id()),
         message.partition_key(),
@@ -202,17 +202,19 @@ def id_text(message_id: MessageId) -> str:
     return ":".join(map(str, parts))
 
 
-def stored(message: StoredMessage) -> Shown:
+def shown_of(message: StoredMessage) -> PrintedMessage:
     """Returns a message of the admin client as it is shown."""
     place = id_text(message.message_id)
-    return Shown(message.topic, place, message.key, message.properties, message.publish_time_ms, 0, message.payload)
+    return PrintedMessage(
+        message.topic, place, message.key, message.properties, message.publish_time_ms, 0, message.payload
+    )
 
 
-def show(message: Shown, out: Output) -> None:
+def print_message(message: PrintedMessage, out: Output) -> None:
     print(as_json(message) if out.json else message.payload.decode("utf-8", "backslashreplace"), flush=True)
 
 
-def as_json(message: Shown) -> str:
+def as_json(message: PrintedMessage) -> str:
     record: dict[str, object] = {
         "topic": message.topic,
         "messageId": message.message_id,

@@ -172,14 +172,14 @@ def read_token(source: str) -> str:
     """Reads a token. `source`: `env:NAME`, or the path of a file that others may not read, with or without `file:`.
     Raises InvalidConfiguration."""
     from ...proto.errors import InvalidConfiguration
-    from ...security.secrets import read_secret, shown
+    from ...security.secrets import read_secret, source_text
 
     if source.startswith("data:"):
         raise InvalidConfiguration("--token names a file or env:NAME, and is never the token itself")
     try:
         return read_secret(source).reveal()[:TOKEN_MAX].decode("ascii").strip()
     except UnicodeDecodeError:
-        raise InvalidConfiguration(f"--token {shown(source)} is no token") from None
+        raise InvalidConfiguration(f"--token {source_text(source)} is no token") from None
 
 
 TOKEN_MAX = 16 << 10

@@ -48,7 +48,18 @@ from ...proto.schema import SchemaInfo, version_bytes
 from ...runtime.access import CallerAccess
 from ...runtime.network import World
 from ...runtime.tasks import together
-from .source import Backlog, CopiedTopic, Ended, Entry, Origin, PartitionReader, Source, copied, number_of, origin_of
+from .source import (
+    Backlog,
+    CopiedTopic,
+    Ended,
+    Origin,
+    PartitionReader,
+    Source,
+    SourceEntry,
+    copied,
+    number_of,
+    origin_of,
+)
 
 # --------------------------------------------------------------------------------------------------- destination
 # The partition that is copied into: where a copy continues, and where a position of the source is.
@@ -133,7 +144,7 @@ class Tally:
         if self.lag is not None:
             self.lag = max(0, self.lag - messages)
 
-    def left(self, count: int, *, entries: bool) -> None:
+    def set_lag(self, count: int, *, entries: bool) -> None:
         """Notes what the source said is not acknowledged."""
         self.lag = round(count * self.messages / self.entries) if entries and self.entries else count
 
@@ -227,10 +238,10 @@ class SchemaVersions:
         if newest is None:
             return 0
         for number in range(int.from_bytes(newest[1]) + 1):
-            await self.of(version_bytes(number))
+            await self.destination_version(version_bytes(number))
         return len([each for each in self._known.values() if each])
 
-    async def of(self, version: bytes) -> bytes:
+    async def destination_version(self, version: bytes) -> bytes:
         """Returns the destination's version. Empty: the source has deleted it."""
         found = self._known.get(version)
         if found is None:
@@ -392,7 +403,7 @@ class Copying:
     async def _move(self, tally: Tally, reader: PartitionReader, writer: EntryWriter) -> None:
         """Copies until the newest entry of this moment is sent; with `follow` until the topic is terminated."""
         after, now = tally.stored, self._world.clock.monotonic
-        tally.left(await reader.backlog(), entries=self._source.counts_entries)
+        tally.set_lag(await reader.backlog(), entries=self._source.counts_entries)
         last = None if self._wanted.follow else await reader.last()
         if last is not None and (last.entry_id < 0 or (after is not None and last <= after)):
             return
@@ -402,19 +413,23 @@ class Copying:
         while True:
             event = await reader.next(ASK_EVERY_S)
             match event:
-                case Entry(position, data):
+                case SourceEntry(position, data):
                     header = parse_header(data)
                     reader.took(header.num_messages)
                     version = None
                     if header.metadata.HasField("schema_version"):
-                        version = b"" if schemas is None else await schemas.of(header.metadata.schema_version)
+                        version = (
+                            b""
+                            if schemas is None
+                            else await schemas.destination_version(header.metadata.schema_version)
+                        )
                     entry = copied(data, header, Origin(number, position), version)
                     after = position
                     await writer.send(entry, Stored(header.sequence_id, position, header.num_messages, len(data)))
                     if last is not None and position >= last:
                         return
                 case Backlog(left):
-                    tally.left(left, entries=self._source.counts_entries)
+                    tally.set_lag(left, entries=self._source.counts_entries)
                     if left == 0 and last is not None and after == tally.stored:
                         return  # what the source calls its newest entry is not for readers
                 case Ended():

@@ -133,7 +133,7 @@ class _Migration:
         if wanted.follow:
             loop.add_signal_handler(signal.SIGINT, interrupt)
         try:
-            async with shown(copying, world.clock.monotonic, quiet=self._session.out.json):
+            async with show_progress(copying, world.clock.monotonic, quiet=self._session.out.json):
                 await copying.run()
         except asyncio.CancelledError:
             if not interrupted:
@@ -184,7 +184,7 @@ class _Migration:
         if self._options["follow"]:
             text += f"; lag {totals.lag:,}" if totals.lag is not None else ""
         text += f". Subscription {PRODUCER} keeps them: delete it when your consumers have subscribed"
-        self._session.out.done(
+        self._session.out.print_done(
             text, topics=len(copying.topics), messages=totals.messages, bytes=totals.bytes, lag=totals.lag
         )
 
@@ -204,7 +204,7 @@ Titled = list[tuple[str, Totals]]
 
 
 @asynccontextmanager
-async def shown(copying: Copying, now: Callable[[], float], *, quiet: bool) -> AsyncIterator[None]:
+async def show_progress(copying: Copying, now: Callable[[], float], *, quiet: bool) -> AsyncIterator[None]:
     if quiet:
         yield
         return

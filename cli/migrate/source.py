@@ -70,7 +70,7 @@ _ERRORS: dict[int, type[errors.MagnetarError]] = {
 """Errors that do not pass; all others may."""
 
 
-class Entry(NamedTuple):
+class SourceEntry(NamedTuple):
     """An entry of the source. `data` is its client-part (proto/entry.py)."""
 
     position: Position
@@ -87,7 +87,7 @@ class Ended(NamedTuple):
     """The topic is terminated: nothing follows."""
 
 
-Event = Entry | Backlog | Ended
+Event = SourceEntry | Backlog | Ended
 
 
 def _error(number: int, text: str, of: str) -> errors.MagnetarError:
@@ -109,7 +109,7 @@ class Source:
         self._encrypted = parsed.encrypted
         self._access = access
         self._world = world
-        self._asking: Connection | None = None
+        self._asking: SourceConnection | None = None
         self._turn = asyncio.Lock()
 
     @property
@@ -117,12 +117,12 @@ class Source:
         return not self.version.startswith("Magnetar")
 
     # ------------------------------------------------------------------------------ connections
-    async def _connect(self, endpoint: Endpoint, proxied: str = "") -> Connection:
+    async def _connect(self, endpoint: Endpoint, proxied: str = "") -> SourceConnection:
         """Connects. Raises Unavailable, WrongProtocol, Unauthenticated."""
         try:
             async with asyncio.timeout(self.timeout_s):
                 stream = await self._world.network.connect_bytes(endpoint, self._access.tls)
-                connection = Connection(stream, self._credentials, endpoint)
+                connection = SourceConnection(stream, self._credentials, endpoint)
                 try:
                     self.version = await connection.shake_hands(proxied)
                 except BaseException:
@@ -141,7 +141,7 @@ class Source:
     def _credentials(self) -> tuple[str, bytes]:
         return credentials_of(self._access.authorization() if self._access.authorization is not None else "")
 
-    async def _any(self) -> Connection:
+    async def _any(self) -> SourceConnection:
         failure: errors.MagnetarError | None = None
         for endpoint in self.endpoints:
             try:
@@ -231,7 +231,7 @@ class Source:
             await self._asking.close()
 
 
-class Connection:
+class SourceConnection:
     """Commands by one TCP connection. PINGs and challenges are answered while it is read."""
 
     def __init__(self, stream: ByteStream, credentials: Callable[[], tuple[str, bytes]], endpoint: Endpoint) -> None:
@@ -325,7 +325,7 @@ class Connection:
 class PartitionReader:
     """Reads one partition of the source."""
 
-    def __init__(self, connection: Connection, topic: TopicName, timeout_s: float) -> None:
+    def __init__(self, connection: SourceConnection, topic: TopicName, timeout_s: float) -> None:
         self._connection = connection
         self._topic = topic
         self._timeout_s = timeout_s
@@ -385,7 +385,7 @@ class PartitionReader:
         match kind:
             case "message":
                 id_ = command.message_id
-                entry = Entry(Position(id_.ledgerId, id_.entryId), bytes(entry_of(split_broker_part(rest)[2])))
+                entry = SourceEntry(Position(id_.ledgerId, id_.entryId), bytes(entry_of(split_broker_part(rest)[2])))
                 if self._after is None or entry.position > self._after:
                     return entry
                 self.took(declared_messages(entry.data))  # Magnetar begins with the entry that is named

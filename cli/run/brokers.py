@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from . import processes as several
-from .members import as_member, join
+from .members import as_member, member_world
 from .metrics import Alone, Voice
 from .servers import (
     LISTEN_HELP,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ...runtime.parent import Spec
 
 
-class Given(NamedTuple):
+class BrokerOptions(NamedTuple):
     """The options of a process with a broker in it."""
 
     settings: BrokerConfig
@@ -68,7 +68,7 @@ LOADED = ("broker.server", "metadata.remote", "metadata.remote", "runtime.config
 """Modules that the processes of several brokers import: once, in the parent."""
 
 
-async def run(given: Given, world: World, voice: Voice) -> None:
+async def run(given: BrokerOptions, world: World, voice: Voice) -> None:
     """Runs a process with a broker in it, until it is cancelled."""
     from ...broker.server import Broker
     from ...runtime.lifecycle import Parts
@@ -86,7 +86,7 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 
     async with Parts(world.clock) as parts:
         store = await parts.start("metadata", session(), disconnect)
-        serving = await join(parts, world, security, "broker", session)
+        serving = await member_world(parts, world, security, "broker", session)
         later: list[MetadataStore] = []
 
         async def next_session() -> MetadataStore:
@@ -109,7 +109,7 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 
 
 def processes_of(
-    given: Given, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
+    given: BrokerOptions, count: int, base: str, ports: several.Ports, log_level: str, log_format: Any
 ) -> list[Spec]:
     """Returns `count` brokers that share what any of them is asked for. The first has the ports, the metrics and the
     warning of `given`, the others ports of their own. Busy, InvalidConfiguration."""
@@ -221,7 +221,7 @@ def broker(
         "http_listen": None if http is None else str(http),
     }  # fmt: skip
     settings = of_cluster(load(BrokerConfig, "broker", file=config, overrides=given))
-    one = Given(
+    one = BrokerOptions(
         settings, tree, wait_s, session_s, security, scraped, metrics_compat, warning, config, memory_bytes,
     )  # fmt: skip
     if processes_ > 1:
@@ -229,7 +229,7 @@ def broker(
     return serve(lambda world: run(one, world, Alone()), log_level, log_format)
 
 
-def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
+def _several(given: BrokerOptions, count: int, log_level: str, log_format: Any) -> int:
     several.check_fork()
     given = given._replace(processes=count)
     base = given.settings.name or f"broker-{os.urandom(4).hex()}"

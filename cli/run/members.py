@@ -26,7 +26,7 @@ def as_member(world: World, settings: str | None, role: str) -> World:
     return replace(world, network=member_network(world.network, members, role, world.clock))
 
 
-async def join(
+async def member_world(
     parts: Parts, world: World, settings: str | None, role: str, session: Callable[[], Awaitable[MetadataStore]]
 ) -> World:
     """The world of a process whose key is known to the other members; `session` opens one with the metadata."""

@@ -346,21 +346,21 @@ async def _topics(
                     unread.append((topic, subscription, partial(backlogs, whose)))
                 else:
                     backlogs(whose, backlog)
-        if turns.over:
+        if turns.is_over:
             await turns.next()
     return degraded, unread
 
 
 async def _backlogs(page: Page, unread: Sequence[_Unread]) -> None:
     """Backlogs that cannot be read, or not in time, are left out and counted."""
-    from ...broker.topic.statistics import size  # there is a broker, so it is loaded
+    from ...broker.topic.statistics import count_messages  # there is a broker, so it is loaded
 
     missing = len(unread)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(BACKLOGS_TIMEOUT_S):
             for topic, subscription, add in unread:
                 try:
-                    add(await size(topic.log, subscription))
+                    add(await count_messages(topic.log, subscription))
                     missing -= 1
                 except MagnetarError as error:
                     _LOG.debug("%s/%s: no backlog: %s", topic.name, subscription.name, error)
@@ -429,7 +429,7 @@ class OneOf:
 
     def ready(self, url: str, **facts: object) -> None:
         self.said = True
-        self.child.ready(url=url, **facts)
+        self.child.report_ready(url=url, **facts)
 
     def measure(self, own: Measure) -> Measure:
         self._own = own

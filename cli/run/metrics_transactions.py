@@ -57,7 +57,7 @@ def coordinators(page: Page, loaded: Sequence[RunningCoordinator], cluster: str 
     from ...broker.transaction.intents_core import LASTED_S  # there is a broker, so it is loaded
 
     for each in loaded:
-        number, aborted, numbers = str(each.number), each.aborted(), each.statistics()
+        number, aborted, numbers = str(each.number), each.abort_counts(), each.statistics()
         numbers.pop("aborted")  # by reason instead
         page.statistics("transactions", numbers, gauges=GAUGES, coordinator=number)
         for reason, count in aborted.items():

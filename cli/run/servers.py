@@ -232,10 +232,10 @@ def serve(
     async def guarded() -> int:
         try:
             if voice is None:
-                await begin(SystemClock(), lambda: main(process.real_world()), is_ready)
+                await run_until_ready(SystemClock(), lambda: main(process.real_world()), is_ready)
             else:
                 await voice.attach()
-                await begin(SystemClock(), lambda: main(process.real_world()), lambda: voice.said)
+                await run_until_ready(SystemClock(), lambda: main(process.real_world()), lambda: voice.said)
         except MagnetarError as error:
             failures.append(error)
             return 1
@@ -250,7 +250,7 @@ def serve(
     return code
 
 
-async def begin(
+async def run_until_ready(
     clock: Clock, start: Callable[[], Awaitable[None]], is_ready: Callable[[], bool], pause_s: float = 0.5
 ) -> None:
     """Runs `start`, again from the beginning when it loses the metadata before it is ready: for WAIT_S, then its error.
@@ -290,9 +290,9 @@ async def serve_metrics(parts: Parts, where: Endpoint | None, measured: Measure)
 
 async def serve_for_ever(warning: str = "") -> NoReturn:
     """Waits until the process is asked to end (runtime/process.py cancels it). Logs the warning now and every hour."""
-    from ...runtime.process import settle
+    from ...runtime.process import freeze_objects
 
-    settle()
+    freeze_objects()
     while True:
         if warning:
             _LOG.warning("%s", warning)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from . import brokers, processes
-from .members import as_member, asks_members, join
+from .members import as_member, asks_members, member_world
 from .metrics import ready
 from .processes import processes_option
 from .servers import (
@@ -62,7 +62,7 @@ CLUSTER = "standalone"
 """Name of the cluster, as Pulsar's standalone and set-up scripts have it."""
 
 
-class Given(NamedTuple):
+class StandaloneOptions(NamedTuple):
     """The options of the command."""
 
     folder: Path
@@ -78,7 +78,7 @@ class Given(NamedTuple):
     memory_bytes: int | None = None
 
 
-def broker_settings(given: Given, bookies: int) -> BrokerConfig:
+def broker_settings(given: StandaloneOptions, bookies: int) -> BrokerConfig:
     from ...broker.common.config import BrokerConfig
     from ...runtime.config import load
 
@@ -104,7 +104,7 @@ def count_bookies(folder: Path, wanted: int | None) -> int:
     return wanted or max(there, 1)
 
 
-def bookie_settings(given: Given, number: int) -> BookieConfig:
+def bookie_settings(given: StandaloneOptions, number: int) -> BookieConfig:
     """Returns the settings of bookie `number`, from 1, in its folder; before the memory is shared out."""
     from ...bookie.server import BookieConfig
     from ...runtime.config import load
@@ -115,7 +115,7 @@ def bookie_settings(given: Given, number: int) -> BookieConfig:
 
 
 async def start_bookie(
-    parts: Parts, world: World, given: Given, number: int, plan: Plan, store: MetadataStore,
+    parts: Parts, world: World, given: StandaloneOptions, number: int, plan: Plan, store: MetadataStore,
     new_session: NewSession | None = None,
 ) -> Bookie:  # fmt: skip
     """Starts bookie `number`, from 1, in its folder. `new_session`: where a session may be lost."""
@@ -179,7 +179,7 @@ def standalone(
     encrypted = asks_and_encrypts(security)
     pulsar = _door(host, port, pulsar_port, PULSAR_PORTS[encrypted], "Pulsar's protocol")
     http = _door(host, port, http_port, HTTP_PORTS[encrypted], "HTTP")
-    given = Given(
+    given = StandaloneOptions(
         Path(data).absolute(), where, pulsar, http, bookies, config, scraped, metrics_compat, warning, security,
         memory_bytes,
     )
@@ -189,7 +189,7 @@ def standalone(
     return serve(lambda world: run(world, given), log_level, log_format)
 
 
-async def run(world: World, given: Given) -> None:
+async def run(world: World, given: StandaloneOptions) -> None:
     from ...bookie.store.identity import lock_directory
 
     world.files.make_directories(str(given.folder))
@@ -197,7 +197,7 @@ async def run(world: World, given: Given) -> None:
         await _serve(world, given)
 
 
-async def _serve(world: World, given: Given) -> None:
+async def _serve(world: World, given: StandaloneOptions) -> None:
     from ...broker.server import Broker
     from ...metadata.sqlite import SqliteStore
     from ...runtime.lifecycle import Parts
@@ -268,7 +268,7 @@ LOADED = ("bookie.server", "metadata.server", "runtime.peer.inside")
 """Modules that the storage imports besides those of a broker: in the parent."""
 
 
-def several(given: Given, count: int, log_level: str, log_format: Any) -> int:
+def several(given: StandaloneOptions, count: int, log_level: str, log_format: Any) -> int:
     """Runs it in `count` processes; returns the exit code. Busy, InvalidConfiguration."""
     from ...runtime.network import Endpoint
 
@@ -280,7 +280,7 @@ def several(given: Given, count: int, log_level: str, log_format: Any) -> int:
     tree = ports.reserve(Endpoint("127.0.0.1", 0))
     settings = broker_settings(given, bookies)
     memory = Memory(STANDALONE_BYTES * (1 + bookies), count)
-    first = brokers.Given(
+    first = brokers.BrokerOptions(
         settings, tree, WAIT_S, SESSION_S, given.security, given.metrics, given.compat, given.warning, given.config,
         given.memory_bytes, *memory,
     )  # fmt: skip
@@ -316,7 +316,7 @@ class Memory(NamedTuple):
     most: int
     processes: int
 
-    def plan(self, given: Given, numbers: list[int], *, metadata: bool) -> Plan:
+    def plan(self, given: StandaloneOptions, numbers: list[int], *, metadata: bool) -> Plan:
         """Returns the plan for the process with these bookies. Raises InvalidConfiguration."""
         return planned(
             given.config, given.memory_bytes, bookie=bookie_settings(given, numbers[0]), bookies=len(numbers),
@@ -325,7 +325,7 @@ class Memory(NamedTuple):
 
 
 async def _storage(
-    given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
+    given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
 ) -> None:
     """Runs the metadata, and these bookies."""
     from ...metadata.server import MetadataServer
@@ -343,7 +343,7 @@ async def _storage(
         async def session() -> MetadataStore:
             return server.store.session()
 
-        serving = await join(parts, _inside(world), given.security, "bookie", session)
+        serving = await member_world(parts, _inside(world), given.security, "bookie", session)
         started = [await start_bookie(parts, serving, given, each, plan, server.store.session()) for each in numbers]
         second = second_names(given.compat, world.clock)
         voice.measure(Measured(metadata=server, bookies=started, second=second, memory=plan))
@@ -352,7 +352,7 @@ async def _storage(
 
 
 async def _bookies(
-    given: Given, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
+    given: StandaloneOptions, memory: Memory, tree: Endpoint, numbers: list[int], world: World, voice: Voice
 ) -> None:
     """Runs these bookies, whose metadata is in another process."""
     from ...runtime.lifecycle import Parts
@@ -365,7 +365,7 @@ async def _bookies(
         return await connect(member, tree, WAIT_S, SESSION_S)
 
     async with Parts(world.clock) as parts:
-        serving = await join(parts, _inside(member), given.security, "bookie", session)
+        serving = await member_world(parts, _inside(member), given.security, "bookie", session)
         started = []
         for number in numbers:
             store = await parts.start("metadata", session(), disconnect)

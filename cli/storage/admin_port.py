@@ -59,7 +59,7 @@ class BookiePeer:
         from ...proto.errors import NotFound
         from ...runtime.peer.keys import CLEAR, PeerCalling
 
-        world, self._members = await (self._operator or Operator()).join()
+        world, self._members = await (self._operator or Operator()).member_world()
         access = CLEAR
         if self._members is not None:
             found = await self._members.record(paths.bookie(self.id), BookieRecord)
@@ -68,7 +68,7 @@ class BookiePeer:
             access = PeerCalling(found.key)
         return self._reach(world, access)
 
-    def join(self, world: World, key: str) -> None:
+    def connect_as(self, world: World, key: str) -> None:
         """Connects as the member that `world` is, to the process that has `key`: of one operator that asks many."""
         from ...runtime.peer.keys import PeerCalling
 
@@ -165,7 +165,7 @@ class Operator(NamedTuple):
     metadata: str = ""
     timeout_s: float = SESSION_S
 
-    async def join(self) -> tuple[World, Members | None]:
+    async def member_world(self) -> tuple[World, Members | None]:
         """The world whose peers take this command for an operator; the members are the caller's to close."""
         from ...metadata.members import Members
         from ...runtime.process import real_world

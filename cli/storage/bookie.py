@@ -15,7 +15,7 @@ import click
 
 from ..common.lazy import Lazy, LazyGroup
 from ..run import processes
-from ..run.members import as_member, asks_members, join
+from ..run.members import as_member, asks_members, member_world
 from ..run.metrics import Alone, Voice
 from ..run.servers import (
     LISTEN_HELP,
@@ -91,7 +91,7 @@ def bookie(
     folder, scraped = Path(data).absolute(), metrics_endpoint(metrics)
     warning = check_reach(insecure, listen=None if asks_members(security) else where, metrics=scraped)
 
-    given = Given(
+    given = BookieOptions(
         folder, where, advertise, rack, config, tree, wait_s, session_s, security, scraped, metrics_compat, warning,
         memory_bytes,
     )
@@ -101,7 +101,7 @@ def bookie(
     return serve(lambda world: run(given, world, Alone()), log_level, log_format)
 
 
-class Given(NamedTuple):
+class BookieOptions(NamedTuple):
     """The options of a process with a bookie in it."""
 
     folder: Path
@@ -129,7 +129,7 @@ class Given(NamedTuple):
         return load(BookieConfig, "bookie", file=self.config, overrides=given)
 
 
-async def run(given: Given, world: World, voice: Voice) -> None:
+async def run(given: BookieOptions, world: World, voice: Voice) -> None:
     """Runs a process with a bookie in it, until it is cancelled."""
     from ...bookie.server import Bookie
     from ...runtime.lifecycle import Parts
@@ -146,7 +146,7 @@ async def run(given: Given, world: World, voice: Voice) -> None:
 
     async with Parts(world.clock) as parts:
         store = await parts.start("metadata", session(), disconnect)
-        serving = await join(parts, world, security, "bookie", session)
+        serving = await member_world(parts, world, security, "bookie", session)
         running = await parts.start("bookie", Bookie.start(serving, settings, store, session), Bookie.close)
         page = voice.measure(
             Measured(bookies=[running], second=second_names(given.compat, world.clock), memory=plan)
@@ -174,7 +174,7 @@ def count_processes(folder: Path, wanted: int | None) -> int:
     return wanted or max(there, 1)
 
 
-def _several(given: Given, count: int, log_level: str, log_format: Any) -> int:
+def _several(given: BookieOptions, count: int, log_level: str, log_format: Any) -> int:
     """Runs several bookies; each holds the folder's lock. Copies of a ledger go to distinct racks first, so the bookies
     of one machine are of one rack of their own, where none is given."""
     processes.check_fork()

@@ -74,19 +74,19 @@ def gc(session: Session, what: str | None, major: bool, roll: bool, force: bool,
         return
     if force:
         confirm("Delete ledgers even if most of them are gone from the metadata (it must be the right metadata)", yes)
-    with shown(session.out.json, peers) as hear:
+    with progress_bars(session.out.json, peers) as hear:
         ended = asyncio.run(_collect(peers, hear, {"major": major, "force": force, "roll": roll}))
     _report(session, peers, ended)
 
 
 def _plan_row(peer: BookiePeer, log: dict[str, Any]) -> Row:
     """Returns a row: JSON has the holders with all their details; the table has the topics of the largest."""
-    owners = list(dict.fromkeys(owner(holder) for holder in log["holders"]))
+    owners = list(dict.fromkeys(owner_text(holder) for holder in log["holders"]))
     more = ["…"] if len(owners) > OWNERS_SHOWN or log["ledgers"] > len(log["holders"]) else []
     return {"bookie": peer.id, **log, "heldBy": owners[:OWNERS_SHOWN] + more}
 
 
-def owner(holder: dict[str, Any]) -> str:
+def owner_text(holder: dict[str, Any]) -> str:
     """The ledger's owner, in a few words."""
     if "topic" in holder:
         name = str(holder["topic"]).removeprefix("persistent://")
@@ -120,7 +120,7 @@ async def _collect(
 
 
 @contextmanager
-def shown(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+def progress_bars(json: bool, peers: list[BookiePeer]) -> Iterator[Callable[[int, dict[str, Any]], None]]:
     """A bar for each bookie on stderr where that is a terminal."""
     if json or not sys.stderr.isatty():
         yield lambda at, status: None

@@ -108,7 +108,7 @@ def forget(bookie: str, metadata_: Where, data: str | None, output: str, yes: bo
     from ...bookie.store import identity
 
     confirm(f"Forget bookie {bookie}; its directory never starts again", yes)
-    _change(metadata_, data, output, lambda store: identity.forget(store, bookie))
+    _change(metadata_, data, output, lambda store: identity.forget_bookie(store, bookie))
 
 
 @click.command()

@@ -47,7 +47,7 @@ def cookie(look: Look) -> None:
     import msgspec
 
     found = look.snapshot.cookie
-    look.out.record({} if found is None else msgspec.to_builtins(found))
+    look.out.print_record({} if found is None else msgspec.to_builtins(found))
 
 
 @click.command()
@@ -58,7 +58,7 @@ def mark(look: Look) -> None:
     Example: magnetar bookie inspect mark magnetar-data/bookie-1
     """
     found = look.snapshot.mark
-    look.out.record({} if found is None else {"marks_written": look.snapshot.marks_written, **found._asdict()})
+    look.out.print_record({} if found is None else {"marks_written": look.snapshot.marks_written, **found._asdict()})
 
 
 # ---------------------------------------------------------------------------------------- journal
@@ -112,14 +112,14 @@ def _journal_row(look: Look, number: int, advance: Callable[[int], None], at: in
                 row |= {"bytes": found.bytes, "previousEnd": found.header.a, "end": ALIGNMENT}
             case journals.Block():
                 blocks, records = blocks + 1, records + len(found.records)
-                row["end"] = found.end
+                row["end"] = found.end_offset
             case journals.Torn():
                 row["torn"] = found.offset
             case Damage():
                 damaged += 1
                 row.setdefault("damage", f"at {found.offset}: {look.damaged(found)}")
             case Gone():
-                look.gone(found)
+                look.warn_gone(found)
                 return {}
     advance(at + 1)
     return {**row, "blocks": blocks, "records": records, "damaged": damaged}
@@ -138,7 +138,7 @@ def _journal_records(
             case Damage():
                 yield damage_row(look, "journal", number, found)
             case Gone():
-                look.gone(found)
+                look.warn_gone(found)
             case journals.Block():
                 for offset, record in found.places():
                     if stop is not None and offset >= stop:
@@ -201,7 +201,7 @@ def _log_records(
             case Damage():
                 yield damage_row(look, "log", number, found)
             case Gone():
-                look.gone(found)
+                look.warn_gone(found)
             case logs.Entry():
                 if stop is not None and found.offset >= stop:
                     return
@@ -248,7 +248,7 @@ def _groups(
         yield damage_row(look, "log", number, opened)
         return
     if isinstance(opened, Gone):
-        look.gone(opened)
+        look.warn_gone(opened)
         return
     try:
         for group in opened.groups(start):
@@ -259,7 +259,7 @@ def _groups(
             elif extents:
                 yield from _extents(look, opened, group, ledger, entry)
             else:
-                size = group.end - group.offset
+                size = group.end_offset - group.offset
                 yield {"log": number, "offset": group.offset, "extents": group.header.extents, "bytes": size}
     finally:
         opened.file.close()

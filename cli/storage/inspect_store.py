@@ -32,11 +32,11 @@ class Look:
     """A command's reading of a directory: its output, and the damage found."""
 
     def __init__(self, directory: str, output: str, limit: int | None = None) -> None:
-        from ...bookie.inspect.snapshot import take
+        from ...bookie.inspect.snapshot import take_snapshot
         from ...runtime.process import real_world
 
         self.out = Output(output)
-        self.snapshot: Snapshot = take(real_world().files, directory)
+        self.snapshot: Snapshot = take_snapshot(real_world().files, directory)
         self.limit = limit
         self._first: Damage | None = None
         self.damages = 0
@@ -49,7 +49,7 @@ class Look:
         self.damages += 1
         return damage.reason
 
-    def gone(self, gone: Gone) -> None:
+    def warn_gone(self, gone: Gone) -> None:
         print(f"magnetar: {gone.path} is gone: the bookie removed it meanwhile", file=sys.stderr)
 
     def limited(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -135,7 +135,7 @@ def store(look: Look, html: str | None) -> None:
 
         with open(html, "w", encoding="utf-8") as page:
             page.write(picture(look.snapshot, summary))
-        look.out.done(f"wrote {html}", html=html)
+        look.out.print_done(f"wrote {html}", html=html)
     elif look.out.json:
         look.out.document(document(look, summary))
     else:
@@ -174,7 +174,7 @@ def _print(look: Look, summary: StoreSummary) -> None:
     names = ("bookie", "directory", "ledgers", "tombstoneIntervals", "quarantinedIntervals", "limboUpto", "fencedUpto")
     sizes = {"journals": len(summary.journals), "journalBytes": journal_bytes, "spareBytes": summary.spare_bytes}
     rest = ("ledgerIndexBytes", "otherBytes", "logBytes", "liveBytes")
-    look.out.record({name: whole[name] for name in names} | sizes | {name: whole[name] for name in rest})
+    look.out.print_record({name: whole[name] for name in names} | sizes | {name: whole[name] for name in rest})
     print()
     look.out.stream((log_row(log) for log in summary.logs), (*LOG_COLUMNS, "holders"), empty="no logs")
     if look.snapshot.reasons:
@@ -208,7 +208,7 @@ def log_rows(look: Look, numbers: Sequence[int], verify: bool) -> Iterator[Row]:
     for number in numbers:
         found = log_summary(look.snapshot, number, seen.facts)
         if isinstance(found, Gone):
-            look.gone(found)
+            look.warn_gone(found)
             continue
         row = log_row(found)
         for damage in found.damages:
@@ -312,7 +312,7 @@ def _one(look: Look, seen: Overview, ledger: int, entries: bool, entry: int | No
         if isinstance(found, Damage):
             look.damaged(found)
         elif isinstance(found, Gone):
-            look.gone(found)
+            look.warn_gone(found)
         else:
             places.append(found)
     row = _row(seen, ledger, state)
@@ -324,7 +324,7 @@ def _one(look: Look, seen: Overview, ledger: int, entries: bool, entry: int | No
         copies = list(look.limited(_copies(look, ledger, places, entry))) if entries else None
         look.out.document(row | {"extents": each} | ({} if copies is None else {"entries": copies}))
         return
-    look.out.record(row)
+    look.out.print_record(row)
     print()
     look.out.stream(each, EXTENT_COLUMNS, empty="no extents in the entry logs")
     if entries:
@@ -362,7 +362,7 @@ def _copies(look: Look, ledger: int, places: list[ExtentPlace], entry: int | Non
             case Damage():
                 yield {"offset": found.offset, "damage": f"{found.path}: {look.damaged(found)}"}
             case Gone():
-                look.gone(found)
+                look.warn_gone(found)
             case _:
                 if found.damage is not None:
                     look.damaged(Damage(found.path, found.offset, found.damage))

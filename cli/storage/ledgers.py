@@ -16,7 +16,7 @@ from ..common.lazy import Lazy, LazyGroup
 from ..common.output import progress
 from ..common.session import YES, Session, confirm
 from ..common.units import Real
-from ..run.members import as_member, join
+from ..run.members import as_member, member_world
 from ..run.metrics import ready
 from ..run.servers import SECURITY, connect, disconnect, metadata_address, metadata_options, serve, serve_for_ever
 from .admin_port import operating
@@ -109,7 +109,7 @@ def show(session: Session, ledger: int) -> None:
     mark = found["underReplicated"]
     record = {name: value for name, value in found.items() if name not in ("ensembles", "underReplicated", "bookies")}
     record["properties"] = [f"{name}={value}" for name, value in found["properties"].items()]
-    session.out.record(record | {"missing": None if mark is None else _missing(mark)})
+    session.out.print_record(record | {"missing": None if mark is None else _missing(mark)})
     click.echo()
     session.out.rows(found["ensembles"], ("firstEntry", "bookies"))
     if mark is not None:
@@ -205,11 +205,11 @@ def decommission(
     id_ = full_id(session, bookie)
     if cancel:
         ask_any(session, "depart", bookie=id_, cancel=True)
-        session.out.done(f"bookie {id_} stays", bookie=id_, departing=False)
+        session.out.print_done(f"bookie {id_} stays", bookie=id_, departing=False)
         return
     confirm(f"Move everything off bookie {id_}", yes)
     ask_any(session, "depart", bookie=id_, forget=forget)
-    _follow(session, id_, wait, wait_s, "empty: stop it" + (", and it is forgotten" if forget else ""))
+    _show_progress(session, id_, wait, wait_s, "empty: stop it" + (", and it is forgotten" if forget else ""))
 
 
 @click.command()
@@ -229,7 +229,7 @@ def recover(session: Session, bookie: str, forget: bool, wait: bool, wait_s: flo
     id_ = full_id(session, bookie)
     confirm(f"Bookie {id_} is dead, and its data lost", yes)
     ask_any(session, "depart", bookie=id_, dead=True, forget=forget)
-    _follow(session, id_, wait, wait_s, "nothing is left on it")
+    _show_progress(session, id_, wait, wait_s, "nothing is left on it")
 
 
 def full_id(session: Session, beginning: str) -> str:
@@ -245,10 +245,10 @@ def full_id(session: Session, beginning: str) -> str:
     return beginning if beginning in found else str(found[0])
 
 
-def _follow(session: Session, bookie: str, wait: bool, wait_s: float | None, done: str) -> None:
+def _show_progress(session: Session, bookie: str, wait: bool, wait_s: float | None, done: str) -> None:
     left = ask_any(session, "departure", bookie=bookie)
     if not wait:
-        session.out.done(f"{left['ledgers']} ledgers move off bookie {bookie}", **left)
+        session.out.print_done(f"{left['ledgers']} ledgers move off bookie {bookie}", **left)
         return
     total = left["ledgers"]
     deadline = None if wait_s is None else SystemClock().monotonic() + wait_s
@@ -260,7 +260,7 @@ def _follow(session: Session, bookie: str, wait: bool, wait_s: float | None, don
             f"{left['ledgers']} of {total} ledgers still lie on bookie {bookie}{f' ({why})' if why else ''}; "
             "the moving goes on, 'magnetar ledgers under-replicated' says how"
         )
-    session.out.done(f"bookie {bookie}: {total} ledgers moved; {done}", **left)
+    session.out.print_done(f"bookie {bookie}: {total} ledgers moved; {done}", **left)
 
 
 def _until_empty(
@@ -339,13 +339,15 @@ def repair(
                     sessions.append(await connect(world, tree, wait_s, session_s))
                     await sessions.pop(0).close()
 
-            serving = await join(parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s))
+            serving = await member_world(
+                parts, world, security, "bookie", lambda: connect(world, tree, wait_s, session_s)
+            )
             keeper = RepairKeeper(serving, lambda: sessions[-1], settings, name or world.rng.randbytes(4).hex(), 1.0)
 
             async def started() -> Supervisor:
                 background = Supervisor()
-                background.keep("repair", keeper.keep)
-                background.keep("repair-session", renew)
+                background.supervise("repair", keeper.run)
+                background.supervise("repair-session", renew)
                 return background
 
             await parts.start("repair", started(), Supervisor.close)
@@ -372,7 +374,7 @@ def status(session: Session) -> None:
     shown = {name: found[name] for name in ("enabled", "auditor", "underReplicated")}
     for name in ("reasons", "stuck"):
         shown[name] = [f"{count} {what}" for what, count in found[name].items()] or None
-    session.out.record(
+    session.out.print_record(
         shown | {
             "bytesLeft": found["bytesLeft"], "bytesPerSecond": found["bytesPerSecond"],
             "timeToGo": span(found["secondsToGo"]),
@@ -399,7 +401,7 @@ def enable(session: Session) -> None:
     Example: magnetar repair enable
     """
     ask_any(session, "repair-enable", on=True)
-    session.out.done("auto-recovery is on", enabled=True)
+    session.out.print_done("auto-recovery is on", enabled=True)
 
 
 @click.command()
@@ -412,4 +414,4 @@ def disable(session: Session) -> None:
     Example: magnetar repair disable
     """
     ask_any(session, "repair-enable", on=False)
-    session.out.done("auto-recovery is off until 'magnetar repair enable'", enabled=False)
+    session.out.print_done("auto-recovery is off until 'magnetar repair enable'", enabled=False)

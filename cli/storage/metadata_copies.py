@@ -111,7 +111,7 @@ def restore(
     """
     from ...metadata import backup as copies
 
-    found = copies.look(str(copy))
+    found = copies.inspect(str(copy))
     target = data.absolute() / "metadata.sqlite"
     copies.check_stopped(str(target))
     before = _contents(target)
@@ -136,7 +136,7 @@ def _contents(path: Path) -> Contents | None:
     from ...proto.errors import MagnetarError
 
     try:
-        return copies.look(str(path))
+        return copies.inspect(str(path))
     except MagnetarError:
         return None
 
@@ -207,7 +207,7 @@ async def _ask_as_member(found: Contents, where: Where, wait_s: float) -> dict[s
     world = as_member(real_world(), where.security, "metadata")
     os.makedirs(os.path.dirname(where.scratch), exist_ok=True)
     async with asking(world, endpoint(where.listen, "--listen"), where.copy, where.scratch):
-        operator, members = await Operator(where.security, where.metadata).join()
+        operator, members = await Operator(where.security, where.metadata).member_world()
         assert members is not None
         try:
             asked = Asking(operator, members, wait_s)
@@ -234,7 +234,7 @@ class Asking:
         while True:
             for key in self._likely(bookie):
                 peer = BookiePeer(bookie.bookie, bookie.endpoint, ASK_S)
-                peer.join(self._world, key)
+                peer.connect_as(self._world, key)
                 answer = await _highest(peer)
                 if isinstance(answer, int):
                     self._taken.add(key)

@@ -29,7 +29,7 @@ from ...proto import statistics as values
 from ...proto.errors import InvalidRequest
 from ...proto.names import check_subscription_name, check_tenant_name
 from ...proto.operations import ANSWERS, On, Operation
-from ..common.checks import INT64_MAX, TEXT, exact, shown
+from ..common.checks import INT64_MAX, TEXT, exact, shown_value
 from ..model.message_id import MessageId
 from .grpc_transport import Caller, StoredMessage, full_namespace, full_topic
 
@@ -78,19 +78,19 @@ def _checked(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
         for name, value in given.items():
             if name in hints:
                 several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
-                one = functools.partial(taken, name, hints[name])
+                one = functools.partial(argument_value, name, hints[name])
                 given[name] = tuple(map(one, value)) if several else one(value)
         return await method(*bound.args, **bound.kwargs)
 
     return call
 
 
-def taken(name: str, hint: Any, value: object) -> Any:
+def argument_value(name: str, hint: Any, value: object) -> Any:
     """Returns the value that the method gets for `value`. Raises TypeError or ValueError, as errors of the SDK."""
     try:
         return _fitted(hint, value)
     except _Unfit as unfit:
-        raise unfit.kind(f"{name} is {_says(hint)}, not {shown(value)}") from None
+        raise unfit.kind(f"{name} is {_says(hint)}, not {shown_value(value)}") from None
 
 
 def _fitted(hint: Any, value: Any) -> Any:

@@ -17,7 +17,7 @@ from ...runtime.network import World
 from ..common.checks import PATH, SECONDS, check_one
 from ..common.closing import ClosedAfterAsyncWith
 from . import namespaces, topics
-from .arguments import checked, made, taken
+from .arguments import argument_value, checked, made
 from .grpc_transport import Caller, GrpcTransport, Transport
 
 C = TypeVar("C", bound=type)
@@ -58,7 +58,7 @@ class AdminClient(Caller, ClosedAfterAsyncWith):
         self, service_url: str = "", *, timeout_s: float = 30.0, world: World | None = None,
         transport: Transport | None = None, authentication: object = None, tls_trust_certs_file_path: str = "",
     ) -> None:  # fmt: skip
-        timeout_s = taken("timeout_s", float, timeout_s)
+        timeout_s = argument_value("timeout_s", float, timeout_s)
         check_one("timeout_s", SECONDS, timeout_s)
         check_one("tls_trust_certs_file_path", PATH, tls_trust_certs_file_path)
         self._timeout_s = timeout_s

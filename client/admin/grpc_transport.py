@@ -124,7 +124,7 @@ class GrpcTransport:
             try:
                 if first or topic is None:
                     return await self._round(ask)
-                return await ask(await self._connections.owner(topic))
+                return await ask(await self._connections.find_owner(topic))
             except MagnetarError as error:
                 delay_s = backoff.next_s()
                 if not error.retryable or not self._reached or now() + delay_s > end_s:

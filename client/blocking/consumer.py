@@ -23,7 +23,7 @@ from ..consume.consumer import Consumer as AsyncConsumer
 from ..consume.partition_consumers import check_timeout
 from ..consume.ranges import Reader as AsyncReader
 from ..consume.receiver_queue import ReceivedBatch, ReceiverQueue
-from ..model.message import ConsumerEventListener, Message, call
+from ..model.message import ConsumerEventListener, Message, call_listener
 from ..model.message_id import MessageId
 from ..model.settings import ConsumerDeadLetterPolicy
 from .loop_thread import Handle, acquire, monotonic
@@ -68,7 +68,7 @@ class _Receiving(Handle[Receiving]):
                 return
             except PulsarException:
                 _LOG.exception("%s: a message was not given to its listener", self.topic())
-                if self._inner.inbox.ended:
+                if self._inner.inbox.is_closed:
                     return
                 continue
             try:
@@ -80,7 +80,7 @@ class _Receiving(Handle[Receiving]):
 
 
 class ConsumerEvents:
-    """Passes events from the event loop to the application's listener, in a thread of its own, until `end`.
+    """Passes events from the event loop to the application's listener, in a thread of its own, until `close`.
 
     The thread does not keep the consumer alive: a dropped consumer is collected, and that ends the thread.
     """
@@ -96,18 +96,18 @@ class ConsumerEvents:
         self._told.put((partition_id, False))
 
     def start(self, consumer: Consumer) -> None:
-        arguments = (self._listener, ref(consumer, lambda _: self.end()), self._told)
-        threading.Thread(target=_tell, args=arguments, name="magnetar-consumer-events", daemon=True).start()
+        arguments = (self._listener, ref(consumer, lambda _: self.close()), self._told)
+        threading.Thread(target=_run_listener, args=arguments, name="magnetar-consumer-events", daemon=True).start()
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._told.put(None)
 
 
-def _tell(
+def _run_listener(
     listener: ConsumerEventListener, whose: ref[Consumer], told: queue.SimpleQueue[tuple[int, bool] | None]
 ) -> None:
     while (event := told.get()) is not None and (consumer := whose()) is not None:
-        call(listener, consumer, *event)
+        call_listener(listener, consumer, *event)
         del consumer
 
 
@@ -135,7 +135,7 @@ class Consumer(_Receiving[AsyncConsumer]):
     ) -> None:  # fmt: skip
         super().__init__(client, open_, listener, turns)
         if events is not None:
-            self._inner.inbox.at_end(events.end)
+            self._inner.inbox.at_end(events.close)
             events.start(self)
 
     def subscription_name(self) -> str:
@@ -298,13 +298,13 @@ class Reader(_Receiving[AsyncReader]):
         ):
             check_timeout(timeout_millis)
         inner = self._current()
-        message = inner.note(inner.inbox.take_nowait() or self._wait(inner.inbox, timeout_millis))
+        message = inner.on_taken(inner.inbox.take_nowait() or self._wait(inner.inbox, timeout_millis))
         self._last = message.message_id()
         return message
 
     def _next(self, timeout_s: float | None) -> Message:
         inner = self._current()
-        return inner.note(take_blocking(inner.inbox, timeout_s))
+        return inner.on_taken(take_blocking(inner.inbox, timeout_s))
 
     def has_message_available(self) -> bool:
         """Whether a message follows the last one read; asks the broker when no message waits in the client."""
@@ -343,11 +343,11 @@ def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
             inbox.wait(wake)
             message = inbox.take_nowait() if inbox.messages else None
             if message is not None:
-                inbox.leave(wake)
+                inbox.stop_waiting(wake)
                 return message
             woken = acquire(gate, deadline)
             if not woken:
-                inbox.leave(wake)
+                inbox.stop_waiting(wake)
             message = inbox.take_nowait()
             if message is not None:
                 return message
@@ -355,7 +355,7 @@ def take_blocking(inbox: ReceiverQueue, timeout_s: float | None) -> Message:
             if not woken:
                 raise Timeout(f"no message within {timeout_s:g} s")
     except BaseException:
-        inbox.leave(wake)
+        inbox.stop_waiting(wake)
         if message is not None:
             inbox.put_back([message])
         raise

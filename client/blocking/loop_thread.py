@@ -97,9 +97,9 @@ class LoopThread:
         self.ident = self._thread.ident  # of the loop's own thread: there nothing may wait
         self._ended = False
         self._tasks = Tasks()
-        atexit.register(self.end)
+        atexit.register(self.stop)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stops the loop and waits for the thread. Registered with the first client, so that a user's `atexit` calls
         that came later still find the loop running."""
         if self._ended or _thread is not self:  # `is not self`: in a forked child, which has no such thread

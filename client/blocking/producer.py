@@ -17,7 +17,7 @@ from weakref import finalize
 
 from ...proto.states import TxnId
 from .. import client as aio
-from ..common.checks import WrongMessageType, check_message, shown
+from ..common.checks import WrongMessageType, check_message, shown_value
 from ..common.closing import EPOCH
 from ..common.errors import (
     CtrlC,
@@ -182,7 +182,7 @@ def inner_of(txn: object) -> AsyncTransaction | None:
     if txn is None:
         return None
     if not isinstance(txn, Transaction):
-        raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown(txn)}")
+        raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown_value(txn)}")
     return txn.inner()
 
 

@@ -50,7 +50,7 @@ class TableView(Handle[AsyncTableView]):
 
         async def listen() -> list[tuple[str, Any]]:
             present = listener.present
-            await view.for_each_and_listen(listener.told)
+            await view.for_each_and_listen(listener.on_change)
             listener.present = None
             return present or []
 
@@ -100,7 +100,7 @@ class _LateListener:
         self._waiting: list[tuple[str, Any]] | None = []  # changes; None: they go on at once
         self._lock = threading.Lock()
 
-    def told(self, key: str, value: Any) -> None:
+    def on_change(self, key: str, value: Any) -> None:
         """Passes a change on, in the loop thread."""
         if self.present is not None:
             self.present.append((key, value))

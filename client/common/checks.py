@@ -89,14 +89,14 @@ def check(table: Table, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         row = table.get(name)
         if row is not None and (problem := row.problem(value)) is not None:
-            raise (WrongType if problem is TypeError else WrongValue)(f"{name} is {row.says}, not {shown(value)}")
+            raise (WrongType if problem is TypeError else WrongValue)(f"{name} is {row.says}, not {shown_value(value)}")
 
 
 def check_one(name: str, row: Check, value: object) -> None:
     check({name: row}, {name: value})
 
 
-def shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """Returns the text of a given value, as much as a message has room for."""
     try:
         text = repr(value)
@@ -209,7 +209,7 @@ def check_message(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if value is not None and (problem := MESSAGE[name].problem(value)) is not None:
             kind = WrongMessageType if problem is TypeError else WrongMessageValue
-            raise kind(f"{name} is {MESSAGE[name].says}, not {shown(value)}")
+            raise kind(f"{name} is {MESSAGE[name].says}, not {shown_value(value)}")
 
 
 def is_plain_key(key: object) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TypeVar
 
-from .loggers import Broke, failed, ignored, run
+from .loggers import Broke, ignored, report_failure, run
 
 # ----------------------------------------------------------------------------------------------------- due_timer
 # The timer of a driver: it calls when the time has come that the driver's core waits for.
@@ -139,4 +139,4 @@ class Wakes:
             try:
                 work()
             except BaseException as error:
-                failed(work, broke, error)
+                report_failure(work, broke, error)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 from weakref import ref
 
-from .checks import WrongType, WrongValue, shown
+from .checks import WrongType, WrongValue, shown_value
 from .errors import ClientEnum
 
 _OURS = logging.getLogger("magnetar.client")
@@ -47,13 +47,13 @@ class FileLogger:
     def __init__(self, log_level: LoggerLevel, log_file: str) -> None:
         self.log_level = _level(log_level)
         if not isinstance(log_file, str):
-            raise WrongType(f"log_file is the path of a file, not {shown(log_file)}")
+            raise WrongType(f"log_file is the path of a file, not {shown_value(log_file)}")
         self.log_file = log_file
 
 
 def _level(level: LoggerLevel) -> LoggerLevel:
     if not isinstance(level, LoggerLevel):
-        raise WrongType(f"log_level is a LoggerLevel, not {shown(level)}")
+        raise WrongType(f"log_level is a LoggerLevel, not {shown_value(level)}")
     return level
 
 
@@ -78,7 +78,7 @@ class _Console(logging.StreamHandler):  # type: ignore[type-arg]
 def check_logger(logger: object) -> None:
     """Raises ValueError and InvalidConfiguration if it is no logger that a client takes."""
     if logger is not None and not isinstance(logger, logging.Logger | ConsoleLogger | FileLogger):
-        raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shown(logger)}")
+        raise WrongValue(f"logger is a logging.Logger, a ConsoleLogger or a FileLogger, not {shown_value(logger)}")
 
 
 def attach(logger: object) -> Callable[[], None] | None:
@@ -131,10 +131,10 @@ def run(work: Callable[[], object], broke: Broke) -> None:
     try:
         work()
     except BaseException as error:
-        failed(work, broke, error)
+        report_failure(work, broke, error)
 
 
-def failed(work: object, broke: Broke, error: BaseException) -> None:
+def report_failure(work: object, broke: Broke, error: BaseException) -> None:
     """Logs the error that `work` raised and tells `broke`. Called while that error is handled."""
     _LOG.exception("%s failed", getattr(work, "__qualname__", work))
     broke(error if isinstance(error, Exception) else RuntimeError(repr(error)))
@@ -147,12 +147,12 @@ def survived(error: BaseException, what: str) -> None:
     _LOG.error("%s failed", what, exc_info=error)
     if isinstance(error, KeyboardInterrupt):
         try:
-            asyncio.get_running_loop().call_soon(_end, error)
+            asyncio.get_running_loop().call_soon(_raise_error, error)
         except RuntimeError:  # a thread without one: Ctrl-C comes to the main thread by itself
             return
 
 
-def _end(error: KeyboardInterrupt) -> None:
+def _raise_error(error: KeyboardInterrupt) -> None:
     raise error
 
 

@@ -54,7 +54,7 @@ class SendMemory:
         """Returns the limit without what receiver queues use."""
         return self.limit_bytes - min(self.claimed(), self.limit_bytes / 2)
 
-    def take(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         """Takes memory. False: there is too little."""
         with self._lock:
             if self.held and self.held + size > self.limit_now:
@@ -141,7 +141,7 @@ class Claim:
             self.window = self._memory.window(self._bytes, FIRST_BYTES, min(self._wanted, FIRST_MESSAGES))
             self._claim(self.window * FIRST_BYTES)
 
-    def came(self, entry_bytes: int, messages: int, circulating: int) -> bool:
+    def count_received(self, entry_bytes: int, messages: int, circulating: int) -> bool:
         """Counts what came, and how many messages are on their way or wait. True: the window is another one now."""
         if not self._memory.limit_bytes or messages <= 0:
             return False
@@ -156,7 +156,7 @@ class Claim:
         self._memory.claimed_bytes += self._bytes - claimed
         return changed
 
-    def leave(self) -> None:
+    def release(self) -> None:
         self._claim(0.0)
 
     def _claim(self, now: float) -> None:

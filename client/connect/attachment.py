@@ -9,9 +9,9 @@
     await attachment.close()        the same, and the broker has forgotten the owner when it returns
 
 Each attempt looks the topic up, attaches to the stream of that broker and sends the owner's first frame. The owner
-calls `opened` or `closed` when it reads the answer, and takes no frame that follows in the same read once it has no id
-(`is_attached`): a broker says `closed` again for each frame that reaches an id after its end. An id is lost once, so
-one loss begins one opening. What to do after an error is the decision of the owner's core
+calls `on_opened` or `on_closed_by_broker` when it reads the answer, and takes no frame that follows in the same read
+once it has no id (`is_attached`): a broker says `closed` again for each frame that reaches an id after its end. An id
+is lost once, so one loss begins one opening. What to do after an error is the decision of the owner's core
 (client/core/producer.py, client/core/consumer.py). Guards: tests/client/produce/test_partition_producer.py,
 tests/client/connect/test_late_frames.py.
 """
@@ -62,20 +62,21 @@ class AttachedOwner(Protocol):
         """Called when the owner has no id (any more), or an attempt to get one failed."""
         ...
 
-    def broke(self, error: Exception) -> None: ...
+    def on_failure(self, error: Exception) -> None: ...
 
 
 class Attachment:
     """The attachment of one producer or consumer to its broker."""
 
     __slots__ = (
-        "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_publish_head", "_stream", "_tasks", "broke",
+        "_answer", "_connections", "_id", "_left", "_owner", "_pause", "_publish_head", "_stream", "_tasks",
+        "on_failure",
         "on_frames", "topic",
     )  # fmt: skip
 
     def __init__(self, connections: Connections, owner: AttachedOwner) -> None:
         self.on_frames = owner.on_frames
-        self.broke = owner.broke
+        self.on_failure = owner.on_failure
         self.topic = owner.topic
         self._connections = connections
         self._owner = owner
@@ -84,7 +85,7 @@ class Attachment:
         self._publish_head = b""  # a ClientFrame's bytes up to the length of its entry
         self._answer: asyncio.Future[None] | None = None  # to the first frame
         self._left: asyncio.Future[None] | None = None
-        self._tasks = Tasks(owner.broke)
+        self._tasks = Tasks(owner.on_failure)
         self._pause: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------------------ to get an id
@@ -127,9 +128,9 @@ class Attachment:
         assert not self.is_attached, "one connection at a time"
         if self._pause is not None:
             self._pause.cancel()
-        self._pause = asyncio.get_running_loop().call_later(after_s, run, self._begin, self.broke)
+        self._pause = asyncio.get_running_loop().call_later(after_s, run, self._start_reopening, self.on_failure)
 
-    def _begin(self) -> None:
+    def _start_reopening(self) -> None:
         self._tasks.spawn(self._reopen(), f"opening of {self._owner.topic}")
 
     async def _reopen(self) -> None:
@@ -164,16 +165,16 @@ class Attachment:
             await answer
         except BaseException:
             if self.is_attached and self._id == id_:
-                self.leave()
+                self.close_at_broker()
             raise
         finally:
             if self._answer is answer:
                 self._answer = None
 
-    def opened(self) -> None:
+    def on_opened(self) -> None:
         """Called when the owner read that it is open."""
         if self._answer is None or self._answer.done():
-            self.closed(ConnectionLost("the broker opened it twice"))
+            self.on_closed_by_broker(ConnectionLost("the broker opened it twice"))
         else:
             self._answer.set_result(None)
 
@@ -193,28 +194,28 @@ class Attachment:
             self._stream.send(self._id, (self._publish_head, varint(size), entry))
 
     # ------------------------------------------------------------------------------ without it
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed_by_broker(self, error: MagnetarError) -> None:
         """Called when the owner read that the broker gave it up."""
         self._detach()
-        self.lost(error)
+        self.on_lost(error)
 
-    def lost(self, error: MagnetarError) -> None:
+    def on_lost(self, error: MagnetarError) -> None:
         self._stream = None
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
             return
         if self._left is not None:
-            self.done()
+            self.on_closed()
             return
         self._owner.on_lost(error)
 
     def out_of_turn(self, kind: str | None) -> None:
         """Called when the owner read a frame that it does not take: the broker and it do not agree on what the id is.
         """
-        self.leave()
-        self.lost(ConnectionLost(f"the broker said {kind} out of turn"))
+        self.close_at_broker()
+        self.on_lost(ConnectionLost(f"the broker said {kind} out of turn"))
 
-    def leave(self) -> None:
+    def close_at_broker(self) -> None:
         if self._stream is not None:
             self.send(close=CLOSE)
             self._detach()
@@ -231,7 +232,7 @@ class Attachment:
         """
         self.stop()
         if self._answer is not None:
-            self.leave()
+            self.close_at_broker()
         elif self._stream is not None:
             if self._left is None:
                 self._left = asyncio.get_running_loop().create_future()
@@ -240,9 +241,9 @@ class Attachment:
                 await asyncio.shield(self._left)
             finally:
                 self._detach()
-                self.done()
+                self.on_closed()
 
-    def done(self) -> None:
+    def on_closed(self) -> None:
         """Called when the owner read that the broker has forgotten it."""
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
@@ -295,7 +296,7 @@ def open_producer(
         topic_epoch=epoch,
         hears_waits=True,
     )
-    _tell(request, settings.schema)
+    _set_schema(request, settings.schema)
     return request
 
 
@@ -319,7 +320,7 @@ def subscribe(
         isolation=ISOLATIONS[settings.isolation],
         redelivery_order=wire.Subscribe.KEY if settings.redelivery_order == "key" else wire.Subscribe.ANY,
     )
-    _tell(request, settings.schema)
+    _set_schema(request, settings.schema)
     if settings.key_shared_policy is not None:
         _describe(request.key_shared, settings.key_shared_policy)
     if start is not None:
@@ -330,7 +331,7 @@ def subscribe(
     return request
 
 
-def _tell(request: wire.OpenProducer | wire.Subscribe, schema: Schema) -> None:
+def _set_schema(request: wire.OpenProducer | wire.Subscribe, schema: Schema) -> None:
     info = schema.info()
     if info is not None:
         told = request.schema

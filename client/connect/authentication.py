@@ -17,7 +17,7 @@ from ...proto.errors import InvalidConfiguration as WireInvalidConfiguration
 from ...proto.errors import MagnetarError, Unauthenticated
 from ...runtime.access import AUTHORIZATION_MAX, CallerAccess, TlsFiles
 from ...runtime.clock import Clock, SystemClock
-from ..common.checks import shown
+from ..common.checks import shown_value
 from ..common.errors import InvalidConfiguration, OperationNotSupported
 from ..common.loggers import own
 from .service_url import ServiceUrl
@@ -72,10 +72,10 @@ class NotLoaded(Authentication):
 
     def __init__(self, name: str) -> None:
         self.auth_method_name = name
-        _LOG.warning("%s: %s", shown(name), _NOT_LOADED)
+        _LOG.warning("%s: %s", shown_value(name), _NOT_LOADED)
 
     def authorization(self) -> str:
-        raise Unauthenticated(f"{shown(self.auth_method_name)}: {_NOT_LOADED}")
+        raise Unauthenticated(f"{shown_value(self.auth_method_name)}: {_NOT_LOADED}")
 
 
 class AuthenticationTLS(Authentication):
@@ -129,11 +129,11 @@ class AuthenticationBasic(Authentication):
         if not isinstance(username, str) or not isinstance(password, str) or not username or ":" in username:
             raise wrong("AuthenticationBasic takes a username without a colon, and a password, as text")
         if not isinstance(method, str):
-            raise wrong(f"the method of AuthenticationBasic is text, not {shown(method)}")
+            raise wrong(f"the method of AuthenticationBasic is text, not {shown_value(method)}")
         self.auth_method_name = method
         self._header = "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode()
         if method != "basic":
-            _LOG.warning("the method %s of AuthenticationBasic is not known here: nothing is sent", shown(method))
+            _LOG.warning("the method %s of AuthenticationBasic is not known here: nothing is sent", shown_value(method))
             self._header = ""
 
     def authorization(self) -> str:
@@ -251,7 +251,7 @@ def _without_tokens(error: BaseException) -> str:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value or "-----BEGIN" in value:
-        raise InvalidConfiguration(f"{name} is the path of a PEM file, not {shown(value)}")
+        raise InvalidConfiguration(f"{name} is the path of a PEM file, not {shown_value(value)}")
     return value
 
 

@@ -7,12 +7,12 @@
 Frames are handed to their owners by id, synchronously, in the order in which they came; an owner gets all frames of one
 read at once. There is one task per stream, none per owner.
 **Silence.** A stream with owners that gets nothing for a while asks another broker who owns their topics
-(`discovery.py`): those of a topic that another broker owns are `lost`, the others wait on.
-**The end.** When the stream breaks, each owner is told once, by `lost`, and a new stream is a new object. A stream
-without owners closes after IDLE_S. An owner that fails does not end the stream for the others: its own `broke` is told.
-**Fairness.** Past HELD_FROM_BYTES that wait to leave, frames are held by their ids, and leave in turns of one frame
-each: an id with much to publish delays another's frame by that much and no more. What an id may have waiting is bounded
-by its credit. A read is handed on in slices, and the loop's other work runs in between after TURN_S.
+(`discovery.py`): those of a topic that another broker owns are `on_lost`, the others wait on.
+**The end.** When the stream breaks, each owner is told once, by `on_lost`, and a new stream is a new object. A stream
+without owners closes after IDLE_S. An owner that fails does not end the stream for the others: its own `on_failure` is
+told. **Fairness.** Past HELD_FROM_BYTES that wait to leave, frames are held by their ids, and leave in turns of one
+frame each: an id with much to publish delays another's frame by that much and no more. What an id may have waiting is
+bounded by its credit. A read is handed on in slices, and the loop's other work runs in between after TURN_S.
 Guards: tests/client/connect/test_broker_stream.py, tests/client/connect/test_silence.py.
 """
 
@@ -35,7 +35,7 @@ from ...runtime.network import (
     rpc,
 )
 from ...runtime.tasks import Tasks
-from ..common.loggers import failed, ignored, run
+from ..common.loggers import ignored, report_failure, run
 from .discovery import ASKED_AT_ONCE, SILENT_S, UNANSWERED_S, Silence
 
 IDLE_S = 60.0
@@ -61,12 +61,12 @@ class Owner(Protocol):
     topic: TopicName
 
     def on_frames(self, frames: Sequence[wire.ServerFrame]) -> None: ...
-    def lost(self, error: MagnetarError) -> None:
+    def on_lost(self, error: MagnetarError) -> None:
         """Called when the stream broke, or another broker owns the topic; the id is not attached any more."""
         ...
 
-    def broke(self, error: Exception) -> None:
-        """Called when `on_frames` or `lost` failed."""
+    def on_failure(self, error: Exception) -> None:
+        """Called when `on_frames` or `on_lost` failed."""
         ...
 
 
@@ -93,7 +93,7 @@ class BrokerStream:
         self._rounds = 0  # of questions while it is silent
         self._idle: asyncio.TimerHandle | None = None
         self._stream: Stream[Any, Any] = channel.stream(rpc("Broker", "Connect"))
-        self._tasks = Tasks(self._failed)
+        self._tasks = Tasks(self._on_failure)
         self._tasks.spawn(self._read(), f"stream to {channel.endpoint}")
 
     # ------------------------------------------------------------------------------ owners
@@ -140,7 +140,7 @@ class BrokerStream:
         held = self._held
         try:
             while held:
-                await self._stream.drained(HELD_FROM_BYTES)
+                await self._stream.wait_drained(HELD_FROM_BYTES)
                 while held and self._stream.queued_bytes <= HELD_FROM_BYTES:
                     id_ = next(iter(held))
                     frames = held.pop(id_)
@@ -178,7 +178,7 @@ class BrokerStream:
             error = ConnectionLost(f"the stream's reader failed: {failed!r}")
             raise
         finally:
-            self._end(error)
+            self._close_with(error)
 
     def _hand_on(self, frames: Sequence[wire.ServerFrame]) -> None:
         by_id: dict[int, list[wire.ServerFrame]] = {}
@@ -194,14 +194,14 @@ class BrokerStream:
                 try:
                     owner.on_frames(own)
                 except BaseException as error:
-                    failed(owner.on_frames, owner.broke, error)
+                    report_failure(owner.on_frames, owner.on_failure, error)
 
     # ------------------------------------------------------------------------------ silence
     def _watch_from(self, since: float) -> None:
         after_s = max(since + SILENT_S - self._now(), 0.0)
-        self._watch = self._loop.call_later(after_s, run, self._look, ignored)
+        self._watch = self._loop.call_later(after_s, run, self._check_silence, ignored)
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         now = self._now()
         if not self._owners:
             self._watch = None  # the next owner begins anew
@@ -221,7 +221,7 @@ class BrokerStream:
                 if self.received_at == since:
                     self._leave(moved)
             if self._owners:
-                self._silence.answered(endpoint)
+                self._silence.on_answered(endpoint)
         finally:
             if not self.is_over:
                 self._watch_from(self._now())
@@ -239,13 +239,13 @@ class BrokerStream:
             if self._owners.get(id_) is owner:  # what one does may detach another
                 self.send(id_, wire.ClientFrame(id=id_, close=CLOSE))
                 self.detach(id_)
-                run(partial(owner.lost, error), owner.broke)
+                run(partial(owner.on_lost, error), owner.on_failure)
 
     # ------------------------------------------------------------------------------ the end
-    def _failed(self, error: Exception) -> None:
-        self._end(ConnectionLost(f"the stream failed: {error!r}"))
+    def _on_failure(self, error: Exception) -> None:
+        self._close_with(ConnectionLost(f"the stream failed: {error!r}"))
 
-    def _end(self, error: MagnetarError) -> None:
+    def _close_with(self, error: MagnetarError) -> None:
         if self.is_over:
             return
         self.is_over = True
@@ -258,10 +258,10 @@ class BrokerStream:
         self._stream.cancel()
         owners, self._owners = self._owners, {}
         for owner in owners.values():
-            run(partial(owner.lost, error), owner.broke)
+            run(partial(owner.on_lost, error), owner.on_failure)
 
     def cancel(self) -> None:
-        self._end(ConnectionLost("the stream was closed"))
+        self._close_with(ConnectionLost("the stream was closed"))
         self._tasks.cancel()
 
     async def close(self) -> None:

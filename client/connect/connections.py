@@ -70,7 +70,7 @@ class FirstContact:
         self._timeout_s = connection_timeout_s
         self._refused: set[str] = set()
 
-    def failed(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
+    def record_failure(self, error: MagnetarError, next_s: float) -> MagnetarError | None:
         """Notes that an attempt failed with `error`; the next one would begin `next_s` after the first. Returns what to
         raise instead; None: try again."""
         how, endpoint = how_unreached(error), error.fields.get("endpoint", "")
@@ -158,7 +158,7 @@ class Connections:
 
     async def broker_stream(self, topic: TopicName) -> BrokerStream:
         """The stream to the topic's owner, after a look-up."""
-        channel = await self.owner(topic)
+        channel = await self.find_owner(topic)
         if self._closed:
             raise ConnectionLost("the client is closed")
         found = self._streams.get(channel.endpoint)
@@ -204,11 +204,11 @@ class Connections:
                 if not error.retryable or self._closed or now() + delay > deadline:
                     raise
                 if how_unreached(error) is not None:
-                    self._discovery.forget()
+                    self._discovery.clear()
                 elif not isinstance(error, TimedOut):
                     self._reached = True
                 if first is not None and not self._reached:
-                    told = first.failed(error, now() + delay - begun)
+                    told = first.record_failure(error, now() + delay - begun)
                     if told is not None:
                         raise told from told.__cause__
             await asyncio.sleep(delay)
@@ -258,11 +258,11 @@ class Connections:
                 except MagnetarError as error:
                     if not error.retryable or self._closed:
                         raise
-            return await call(await self.owner(topic))
+            return await call(await self.find_owner(topic))
 
         return await self.retry(attempt)
 
-    async def owner(self, topic: TopicName) -> Channel:
+    async def find_owner(self, topic: TopicName) -> Channel:
         """Makes one look-up; returns the channel to the broker that serves the topic now. A broker that does not know,
         or does not answer, costs no pause: the others are asked at once, because the one that fails may be the owner.
         An owner that was named with the partitions is used once, instead."""
@@ -276,7 +276,7 @@ class Connections:
                 return await self._owner_by(asked, topic, self.settings.connection_timeout_s)
             except MagnetarError as error:
                 if how_unreached(error) is not None:
-                    self._discovery.forget()  # the broker may have come back at another port
+                    self._discovery.clear()  # the broker may have come back at another port
                 if not error.retryable or not left or self._closed:
                     raise
         raise AssertionError("a service URL names at least one broker")
@@ -398,7 +398,7 @@ class WriterSchemas:
 
     async def fetch(self, version: bytes) -> None:
         """Fetches a schema. Empty: the newest. Raises what the broker answers; that there is none is kept, and told by
-        `of`."""
+        `schema_of`."""
         if self.knows(version):
             return
         if version == BYTES_VERSION:
@@ -421,7 +421,7 @@ class WriterSchemas:
         """Returns a schema that was fetched. None: the topic has no such schema."""
         return self._known.get(version)
 
-    def of(self, version: bytes) -> SchemaInfo:
+    def schema_of(self, version: bytes) -> SchemaInfo:
         """Returns the schema of a version. InvalidMessage: the topic has no such schema. Raises what the broker
         answers."""
         if not self.knows(version):

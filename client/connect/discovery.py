@@ -3,7 +3,7 @@
     pulsar://host[:6650]    the answer to CONNECT has the address (CommandConnected.magnetar_address)
     http://host[:8080]      GET /lookup/v2/service-url answers {"serviceUrl": "magnetar://HOST:PORT"}
 
-The addresses of the URL are asked in turn, and the first answer counts, until `forget`. It gives two endpoints: the
+The addresses of the URL are asked in turn, and the first answer counts, until `clear`. It gives two endpoints: the
 port that was told at the host of the URL, which the program is known to reach, and the address as it was told.
 
 A `pulsar://` URL whose ports nothing listens at, or where something speaks another protocol, means its own endpoints:
@@ -76,7 +76,7 @@ class Discovery:
             return self._url.endpoints
         raise failure
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forgets the answer: the addresses that it has do not answer any more."""
         if self._url.ask:
             self._found = ()
@@ -241,7 +241,7 @@ class Silence:
     def is_silent(self, endpoint: Endpoint) -> bool:
         return bool(self._until) and self._until.get(self._name(endpoint), 0.0) > self._now()
 
-    def answered(self, endpoint: Endpoint) -> None:
+    def on_answered(self, endpoint: Endpoint) -> None:
         self._until.pop(self._name(endpoint), None)
 
     def unanswered(self, endpoint: Endpoint) -> None:

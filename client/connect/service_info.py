@@ -17,7 +17,7 @@ from ...proto.errors import MagnetarError
 from ...runtime.access import CallerAccess
 from ...runtime.network import Endpoint, Network, World
 from ...runtime.tasks import Tasks, together
-from ..common.checks import TEXT, TEXT_OR_NONE, Check, WrongValue, check, check_one, instance, shown, whole
+from ..common.checks import TEXT, TEXT_OR_NONE, Check, WrongValue, check, check_one, instance, shown_value, whole
 from ..common.errors import InvalidConfiguration
 from ..common.loggers import ignored, run, survived
 from ..core.failover import FailoverCore
@@ -65,7 +65,7 @@ class ServiceInfo:
     def wrap(cls, service_info: ServiceInfo) -> ServiceInfo:
         """Returns its argument: in Pulsar's client there are two kinds."""
         if not isinstance(service_info, ServiceInfo):
-            raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shown(service_info)}")
+            raise InvalidConfiguration(f"wrap takes a ServiceInfo, not {shown_value(service_info)}")
         return service_info
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ def first_service_info(
 def checked(info: object) -> ServiceInfo:
     """Returns `info`. InvalidConfiguration: a provider gave something else."""
     if not isinstance(info, ServiceInfo):
-        raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shown(info)}")
+        raise InvalidConfiguration(f"a provider gives a ServiceInfo, not {shown_value(info)}")
     return info
 
 

@@ -25,7 +25,7 @@ from ...proto.errors import ConnectionLost, MagnetarError
 from ...proto.names import NamespaceName, TopicName
 from ...runtime.network import EndOfStream, Stream, rpc
 from ...runtime.tasks import Tasks
-from ..common.checks import WrongTopic, WrongTopicType, shown
+from ..common.checks import WrongTopic, WrongTopicType, shown_value
 from ..core.effects import FINAL
 from ..model.settings import RegexSubscriptionMode
 from .connections import Connections
@@ -47,7 +47,7 @@ class TopicPattern:
         self.persistent = mode is not RegexSubscriptionMode.NonPersistentOnly
         self.non_persistent = mode is not RegexSubscriptionMode.PersistentOnly
         if not isinstance(pattern.pattern, str):
-            raise WrongTopicType(f"a pattern of topics is text, not {shown(pattern.pattern)}")
+            raise WrongTopicType(f"a pattern of topics is text, not {shown_value(pattern.pattern)}")
         self.text = pattern.pattern
         parts = self.text.removeprefix("non-").removeprefix("persistent://").split("/", 2)
         tenant, namespace, local = parts if len(parts) == 3 else ("public", "default", parts[-1])
@@ -55,7 +55,7 @@ class TopicPattern:
             self.namespace = NamespaceName.parse(f"{tenant}/{namespace}")
             self._local = re.compile(local, pattern.flags)
         except (MagnetarError, re.error) as error:
-            raise WrongTopic(f"{shown(self.text)} is not TENANT/NAMESPACE/REGEX: {error}") from error
+            raise WrongTopic(f"{shown_value(self.text)} is not TENANT/NAMESPACE/REGEX: {error}") from error
 
     def matches(self, topic: TopicName) -> bool:
         asked = self.persistent if topic.persistent else self.non_persistent
@@ -146,7 +146,7 @@ class TopicWatch:
                 if self._stream is None:
                     await self._connect()
                 for reply in replies:
-                    await self._take(reply)
+                    await self._on_reply(reply)
                 replies = await self._receive()
                 backoff.reset()
                 continue
@@ -171,7 +171,7 @@ class TopicWatch:
         except EndOfStream as error:
             raise ConnectionLost("the broker ended the watch") from error
 
-    async def _take(self, reply: Any) -> None:
+    async def _on_reply(self, reply: Any) -> None:
         kind = reply.WhichOneof("kind")
         if kind == "topics":
             now = dict.fromkeys(self._wanted(reply.topics.names))
@@ -196,7 +196,7 @@ class TopicWatch:
         if (offered or removed) and self._changed is not None:
             self._waiting = dict.fromkeys(await self._changed(offered, removed))
 
-    def left(self, topic: TopicName) -> None:
+    def on_topic_gone(self, topic: TopicName) -> None:
         """Forgets a topic whose consumer found that it is gone: when it is told again, it is a new one."""
         self._known.pop(topic, None)
 
@@ -241,13 +241,13 @@ class PartitionsWatcher:
         if self._counts and not len(self._tasks):
             self._tasks.spawn(self._run(), "partitions")
 
-    def follow(self, topic: TopicName, partitions: int) -> None:
+    def watch(self, topic: TopicName, partitions: int) -> None:
         """Watches the partitions of this topic too."""
         if partitions:
             self._counts[topic] = partitions
             self._start()
 
-    def forget(self, topic: TopicName) -> None:
+    def remove(self, topic: TopicName) -> None:
         self._counts.pop(topic, None)
 
     async def _run(self) -> None:

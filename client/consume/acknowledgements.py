@@ -1,7 +1,7 @@
 """The acknowledgements of the application, and what it gives back: gathered from any thread, and how that is told to
 the broker.
 
-`acknowledge`, `negative_acknowledge` and `taken` append, from any thread; `gather` gives all of it to the consumer's
+`acknowledge`, `negative_acknowledge` and `on_taken` append, from any thread; `gather` gives all of it to the consumer's
 core (client/core/consumer.py), in the event loop. Guards: tests/client/consume/test_partition_consumer.py.
 """
 
@@ -34,7 +34,7 @@ class AckSender:
     def __init__(
         self, settings: ConsumerSettings, core: ConsumerCore, wake: Callable[[], None], now: Callable[[], float]
     ) -> None:
-        self.times_out = bool(settings.unacked_messages_timeout_ms)  # then `taken` is to be told of each message
+        self.times_out = bool(settings.unacked_messages_timeout_ms)  # then `on_taken` is to be told of each message
         self._core = core
         self._wake = wake
         self._now = now
@@ -44,7 +44,7 @@ class AckSender:
         self._taken: deque[tuple[Position, int]] = deque()
 
     # ------------------------------------------------------------------------------ from any thread
-    def taken(self, message: Message) -> None:
+    def on_taken(self, message: Message) -> None:
         self._taken.append((message.entry.position, message.redelivery_count()))
 
     def acknowledge(self, which: Pending) -> None:
@@ -68,7 +68,7 @@ class AckSender:
         else:
             known, place = which.chunks(), which.position()
         chunks = self._core.chunks
-        found = chunks.given_back(place) if again else chunks.acknowledged(place)
+        found = chunks.given_back(place) if again else chunks.entries_of_message(place)
         return (which, *(MessageId(-1, *each) for each in found or known if each != place))
 
     # ------------------------------------------------------------------------------ in the loop
@@ -77,7 +77,7 @@ class AckSender:
         core, now = self._core, self._now()
         while self._taken:
             position, count = self._taken.popleft()
-            core.watch(position, now, self.longer_s(count))
+            core.track(position, now, self.longer_s(count))
         if self._acked:
             self._gather_acks()
         while self._nacked:
@@ -115,7 +115,7 @@ class AckSender:
         """Returns what acknowledges these, to be sent by a request of its own."""
         tracker = AckTracker()
         self.track(tracker, which, cumulative=cumulative)
-        return tracker.take()
+        return tracker.take_group()
 
     def track(self, tracker: AckTracker, which: Iterable[Pending], *, cumulative: bool) -> None:
         """Puts them into a tracker of a request of its own; messages of one entry after each other in one step."""
@@ -139,7 +139,7 @@ class AckSender:
         if entry is not None:
             tracker.acknowledge_bits(entry.position, bits, bits.bit_count(), entry.size)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forgets acknowledgements, because the cursor is moved: what was acknowledged before says nothing about what
         comes now."""
         self._acked.clear()

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...proto.errors import MagnetarError, TopicNotFound
 from ...proto.names import TopicName, check_subscription_name
-from ..common.checks import ACKNOWLEDGED, DELAY, PROPERTIES, WrongMessageType, check, check_one, instance, shown
+from ..common.checks import ACKNOWLEDGED, DELAY, PROPERTIES, WrongMessageType, check, check_one, instance, shown_value
 from ..common.closing import ClosedAfterAsyncWith
 from ..common.errors import (
     AlreadyClosed,
@@ -83,13 +83,13 @@ class Consumer(ClosedAfterAsyncWith):
             settings = replace(settings, existing_only=True)  # do not create a deleted topic again
         title = watch.title if watch is not None else ",".join(topic.full for topic in topics)
         consumer = cls(connections, title, subscription, settings, policy or ConsumerBatchReceivePolicy())
-        await consumer._begin(topics)
+        await consumer._open_topics(topics)
         if watch is not None:
             consumer._watch = watch
             watch.follow(consumer.change_topics)
         return consumer
 
-    async def _begin(self, topics: Sequence[TopicName]) -> None:
+    async def _open_topics(self, topics: Sequence[TopicName]) -> None:
         topics = list(dict.fromkeys(each for topic in topics for each in self._dead_letters.add(topic)))
         counts = await asyncio.gather(*(self.connections.partitions(topic) for topic in topics))
         names: list[TopicName] = []
@@ -105,9 +105,9 @@ class Consumer(ClosedAfterAsyncWith):
     ) -> PartitionConsumer:
         consumer = PartitionConsumer(
             self.connections, name, self._subscription, settings, inbox, queue_size=self._partitions.share(more),
-            dead_letters=self._dead_letters.of(name), on_gone=self._gone if settings.existing_only else None,
+            dead_letters=self._dead_letters.producer_of(name), on_gone=self._gone if settings.existing_only else None,
         )  # fmt: skip
-        consumer.on_active = self._events.tell if self._events is not None else None
+        consumer.on_active = self._events.notify if self._events is not None else None
         return consumer
 
     # ------------------------------------------------------------------------------ topics and partitions
@@ -142,14 +142,14 @@ class Consumer(ClosedAfterAsyncWith):
             except TopicNotFound:
                 return  # deleted again; the watch reports when it is created again
             await self._grow([each.with_partition(i) for i in range(partitions)] or [each])
-            self._partitions.follow(each, partitions)
+            self._partitions.watch_partitions(each, partitions)
 
     def _gone(self, consumer: PartitionConsumer) -> None:
         """Removes a partition whose topic was deleted."""
         if self._partitions.remove(consumer):
             consumer.was_of = self
             if self._watch is not None:
-                self._watch.left(consumer.topic.base)
+                self._watch.on_topic_gone(consumer.topic.base)
 
     # ------------------------------------------------------------------------------ facts
     def topic(self) -> str:
@@ -194,7 +194,7 @@ class Consumer(ClosedAfterAsyncWith):
             check_timeout(timeout_millis)
         message = self.inbox.take_nowait()
         if message is None:
-            message = await self.inbox.take(check_timeout(timeout_millis))
+            message = await self.inbox.take_message(check_timeout(timeout_millis))
         if self.settings.schema.by_writer:
             await decodable(self.inbox, message)
         return message
@@ -229,7 +229,7 @@ class Consumer(ClosedAfterAsyncWith):
                 return consumer
             raise InvalidMessage("the message was not received by this consumer")
         if not isinstance(which, MessageId):
-            raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shown(which)}")
+            raise WrongMessageType(f"a Message or a MessageId is acknowledged, not {shown_value(which)}")
         (ledger_id, entry_id), batch_index = which.position(), which.batch_index()
         check(ACKNOWLEDGED, {"ledger_id": ledger_id, "entry_id": entry_id, "batch_index": batch_index})
         return self._partitions.of_id(which)

@@ -161,7 +161,7 @@ class DeadLetterProducer:
                     _LOG.exception("%s: %r is not a dead letter yet", self.dead_letter_topic, message)
                 await asyncio.sleep(RETRY_PAUSE_S)
             if message.permits:
-                message.entry.consumer.taken(message)
+                message.entry.consumer.on_taken(message)
 
     async def move(self, message: Message) -> None:
         await self._publish_copy(message, self.dead_letter_topic, _origin(message, self._subscription), None)
@@ -313,13 +313,13 @@ class DeadLetterProducers:
             return [topic]
         return [topic, dead_letters.retry_letter_topic]
 
-    def of(self, topic: TopicName) -> DeadLetterProducer | None:
+    def producer_of(self, topic: TopicName) -> DeadLetterProducer | None:
         return self._by_topic.get(topic.base)
 
     def retries_of(self, topic: TopicName) -> DeadLetterProducer:
         """Returns the producer for a topic's retries. OperationNotSupported: its messages cannot be reconsumed later.
         """
-        dead_letters = self.of(topic)
+        dead_letters = self.producer_of(topic)
         if dead_letters is not None and topic.base in self._no_retries:
             raise OperationNotSupported(f"no consumer receives from {dead_letters.retry_letter_topic}")
         if dead_letters is None or not self._settings.enable_retry:

@@ -76,7 +76,8 @@ class Undecryptable(Exception):
 
 
 class Deliveries:
-    """The deliveries of one partition; `gather` takes deliveries apart, and `take` returns what came of them."""
+    """The deliveries of one partition; `gather` takes deliveries apart, and `take_received` returns what came of
+    them."""
 
     def __init__(
         self, consumer: Origin, settings: ConsumerSettings, core: ConsumerCore, clock: Callable[[], float],
@@ -129,7 +130,7 @@ class Deliveries:
                 return frame
         return None
 
-    def take(self) -> tuple[list[Message], int, int, int]:
+    def take_received(self) -> tuple[list[Message], int, int, int]:
         """Returns what came since the last call: messages for the application, permits of all entries and of those of
         which the application sees nothing, bytes."""
         came = self._came, self._charged, self._hidden, self._bytes
@@ -144,7 +145,7 @@ class Deliveries:
         self._taken.append(size)
 
     def unfold(self) -> bool:
-        """Takes apart what waits, as far as there is room; `take` gives it. False: nothing waits."""
+        """Takes apart what waits, as far as there is room; `take_received` gives it. False: nothing waits."""
         if self._taken:
             self._free_taken()
         if not self._folded:
@@ -217,7 +218,7 @@ class Deliveries:
                     received, bytes(entry[received.header.payload_offset :]) if body is None else body
                 )
             elif core.chunks.begun:
-                core.passed(received.header.producer_name, position, self._clock())
+                core.on_whole_entry(received.header.producer_name, position, self._clock())
         except StaysFolded:
             self._folded.append((entry, position, redelivered, acked))
             return ()

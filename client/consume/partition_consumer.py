@@ -2,9 +2,9 @@
 
 Each fact is given to the core, and each of its effects is done at once, in order. Entries are taken apart when they
 come (client/consume/deliveries.py) and their messages are put into the `inbox`, which several partitions may share.
-`acknowledge`, `taken` and all of `acks` that says so may be called from any thread; all else belongs to the event loop.
-What fails here unforeseen finishes the consumer, and every waiter gets that error (client/common/loggers.py). Guards:
-tests/client/consume/test_partition_consumer.py.
+`acknowledge`, `on_taken` and all of `acks` that says so may be called from any thread; all else belongs to the event
+loop. What fails here unforeseen finishes the consumer, and every waiter gets that error (client/common/loggers.py).
+Guards: tests/client/consume/test_partition_consumer.py.
 """
 
 from __future__ import annotations
@@ -85,16 +85,17 @@ class PartitionConsumer:
         self._attachment = Attachment(connections, self)
         self.requests = Requests(connections, self.core, self.acks, self._attachment.send, self._do)
         self.in_transactions = TransactionalAcks(
-            self, subscription, connections, self.core, self.acks, self.requests, self._attachment.send, self.broke,
+            self, subscription, connections, self.core, self.acks, self.requests, self._attachment.send,
+            self.on_failure,
             self.start_again,
         )  # fmt: skip
         self._wakes = connections.wakes
         self._woken = False
-        self._timer = DueTimer(self._now, self._time_passed, self.broke)
+        self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
         self._durable = start is None
 
     # ------------------------------------------------------------------------------ from any thread
-    def taken(self, message: Message) -> None:
+    def on_taken(self, message: Message) -> None:
         """Called when the last message of an entry (with ack time-outs: any message) was taken from the inbox."""
         wake = self.core.permits.used(message.permits, message.entry.stream)
         message.permits = -message.permits  # given, and still the last of its entry
@@ -102,7 +103,7 @@ class PartitionConsumer:
             self.deliveries.took_large(message.entry)
             wake = True
         if self.acks.times_out:
-            self.acks.taken(message)
+            self.acks.on_taken(message)
             wake = True
         if wake:
             self._wake()
@@ -110,7 +111,7 @@ class PartitionConsumer:
             raise message.error()
 
     def interrupted(self) -> None:
-        """Wakes the consumer after Ctrl-C came into `taken`, anywhere: what it left is attended to."""
+        """Wakes the consumer after Ctrl-C came into `on_taken`, anywhere: what it left is attended to."""
         self._woken = False
         self._wake()
 
@@ -127,7 +128,7 @@ class PartitionConsumer:
     def _wake(self) -> None:
         if not self._woken:
             self._woken = True
-            self._wakes.call(self._turn, self.broke)
+            self._wakes.call(self._turn, self.on_failure)
 
     # ------------------------------------------------------------------------------ facts in
     def _turn(self) -> None:
@@ -151,13 +152,13 @@ class PartitionConsumer:
 
     def _put(self) -> None:
         """Puts all that came into the inbox at once: a waiter for one message is woken once."""
-        messages, charged, hidden, size_bytes = self.deliveries.take()
+        messages, charged, hidden, size_bytes = self.deliveries.take_received()
         core = self.core
         if core.starts_again:
             charged += self.deliveries.forget_waiting()
         if not charged:
             return
-        core.permits.came(charged)
+        core.permits.count_received(charged)
         if core.starts_again:
             core.forget_delivered()
             messages, hidden = [], charged
@@ -169,7 +170,7 @@ class PartitionConsumer:
             self._inbox.put(messages)
         if hidden:
             self._do(core.dropped(hidden))
-        if self._claim.came(size_bytes, charged, core.permits.at_broker + core.permits.held):
+        if self._claim.count_received(size_bytes, charged, core.permits.at_broker + core.permits.held):
             self._do(core.resize(self._claim.window))
         if core.has_new_times:
             core.has_new_times = False
@@ -178,22 +179,22 @@ class PartitionConsumer:
     def _rare(self, kind: str | None, frame: wire.ServerFrame) -> None:
         match kind:
             case "done" if frame.done.request_id == CLOSE:
-                self._attachment.done()
+                self._attachment.on_closed()
             case "done":
                 done = frame.done
                 error = from_wire(done.error) if done.HasField("error") else None
-                self._do(self.core.answered(done.request_id, error))
+                self._do(self.core.on_answered(done.request_id, error))
             case "last":
-                self._do(self.core.answered(frame.last.request_id, None, frame.last))
+                self._do(self.core.on_answered(frame.last.request_id, None, frame.last))
             case "subscribed":
                 self.name = frame.subscribed.consumer_name or self.name
                 self.compacted_end_index = frame.subscribed.compacted_end_index
                 self._is_of(frame.subscribed.incarnation)
-                self._attachment.opened()
+                self._attachment.on_opened()
                 self.acks.gather()
-                self._do(self.core.opened())
+                self._do(self.core.on_opened())
                 self.requests.tell_change()
-                self.in_transactions.connected()
+                self.in_transactions.on_connected()
                 if self.on_connected is not None:
                     self.on_connected(self)
             case "closed":
@@ -201,7 +202,7 @@ class PartitionConsumer:
                 if "moved" in error.fields:  # by another consumer, or an operator
                     self.requests.forget_acknowledged()
                     self.deliveries.forget_moved()
-                self._attachment.closed(error)
+                self._attachment.on_closed_by_broker(error)
             case "end_of_topic":
                 self.end_of_topic = True
             case "active":
@@ -230,7 +231,7 @@ class PartitionConsumer:
     def on_lost(self, error: MagnetarError) -> None:
         if self.core.state is not State.CLOSED:
             _LOG.info("%s: the consumer reconnects: %s", self.topic, error)
-        self._do(self.core.lost(error))
+        self._do(self.core.on_lost(error))
 
     # ------------------------------------------------------------------------------ effects
     def _do(self, effects: list[ConsumerEffect]) -> None:
@@ -240,7 +241,7 @@ class PartitionConsumer:
                     freed = self._inbox.drop(lambda message: message.entry.consumer is self)
                     folded = self.deliveries.forget_waiting()
                     if give_back and folded:
-                        self.core.permits.came(folded)
+                        self.core.permits.count_received(folded)
                         freed += folded
                     if give_back and freed:
                         self._do(self.core.dropped(freed))
@@ -249,14 +250,14 @@ class PartitionConsumer:
                 case Answer(request_id, error, result):
                     self.requests.answer(request_id, error, result)
                 case Sought(to):
-                    self.acks.forget()
+                    self.acks.clear()
                     self.deliveries.sought(to)
                 case Connect(after_s):
                     self._attachment.reopen(after_s)
                 case Leave():
-                    self._attachment.leave()
+                    self._attachment.close_at_broker()
                 case Finished(error, topic_is_gone):
-                    self._end(translate(error), topic_is_gone=topic_is_gone)
+                    self._close_with(translate(error), topic_is_gone=topic_is_gone)
                 case _:
                     inclusive = self._settings.start_message_id_inclusive
                     for kind in frames_of(effect, durable=self._durable, inclusive=inclusive):
@@ -326,7 +327,7 @@ class PartitionConsumer:
     async def open(self) -> None:
         """Raises when it cannot subscribe: at once for good reasons, else at the operation's deadline."""
         self._attachment.open()
-        await self.requests.changed()
+        await self.requests.wait_changed()
         if self.core.error is not None:
             raise translate(self.core.error, by_slots=self._settings.consumer_type is ConsumerType.KeyShared)
 
@@ -339,25 +340,25 @@ class PartitionConsumer:
         """Ends at once, without a word to the broker: acks that wait are not sent."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
-    def broke(self, error: Exception) -> None:
+    def on_failure(self, error: Exception) -> None:
         self._finish(translate(error))
 
     def _finish(self, error: MagnetarError) -> None:
         self._do(self.core.finish(error))
 
-    def _end(self, error: PulsarException, *, topic_is_gone: bool) -> None:
+    def _close_with(self, error: PulsarException, *, topic_is_gone: bool) -> None:
         self._timer.stop()
         self._attachment.stop()
-        self._attachment.leave()
-        self._claim.leave()
+        self._attachment.close_at_broker()
+        self._claim.release()
         self.deliveries.forget_waiting()
         self.requests.tell_change()
-        self.in_transactions.end(error)
+        self.in_transactions.fail_all(error)
         if topic_is_gone and self._on_gone is not None:
             self.retire()
         if isinstance(error, AlreadyClosed):  # nothing of it could be acknowledged
             self._inbox.drop(lambda message: message.entry.consumer is self)
-        self._inbox.end(error)
+        self._inbox.close(error)
         if topic_is_gone and self._on_gone is not None:
             self._on_gone(self)
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from ...proto.names import TopicName
-from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown
+from ..common.checks import PUBLISH_TIME, SOUGHT, TIMEOUT_MS, WrongType, check, check_one, shown_value
 from ..common.closing import close_all
 from ..common.errors import InvalidMessage, OperationNotSupported
 from ..connect.connections import Connections
@@ -74,7 +74,7 @@ class PartitionConsumers:
         self.all.remove(consumer)
         self._share_out()
         if self._watcher is not None:
-            self._watcher.forget(consumer.topic.base)
+            self._watcher.remove(consumer.topic.base)
         return True
 
     def _share_out(self) -> None:
@@ -115,9 +115,9 @@ class PartitionConsumers:
         """Watches for more partitions: `grow(topic, count)` is awaited when a topic of `counts` has more."""
         self._watcher = PartitionsWatcher(connections, counts, grow)
 
-    def follow(self, topic: TopicName, count: int) -> None:
+    def watch_partitions(self, topic: TopicName, count: int) -> None:
         if self._watcher is not None:
-            self._watcher.follow(topic, count)
+            self._watcher.watch(topic, count)
 
     # ------------------------------------------------------------------------------ all of them
     def are_connected(self) -> bool:
@@ -138,7 +138,7 @@ class PartitionConsumers:
             check_one("a publish time", PUBLISH_TIME, to)
             await _seek(self.all, to)
         else:
-            raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shown(to)}")
+            raise WrongType(f"seek takes a MessageId or ms since the epoch, not {shown_value(to)}")
 
     def abort(self) -> None:
         if self._watcher is not None:

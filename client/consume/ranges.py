@@ -121,7 +121,7 @@ class RangeReader:
     ) -> AsyncGenerator[tuple[list[StoredEntry], int], None]:
         """Reads one stream: yields (entries, first index not read yet) as they come, until the range or the topic ends.
         """
-        channel = await self._connections.owner(topic)
+        channel = await self._connections.find_owner(topic)
         stream: Stream[wire.ReadRequest, wire.ReadReply] = channel.stream(rpc("Broker", "Read"))
         at, request_id = first, 0
         try:
@@ -257,7 +257,7 @@ class Reader(ClosedAfterAsyncWith):
         """Whether all its partitions are closed."""
         return self._partitions.are_closed()
 
-    def note(self, message: Message) -> Message:
+    def on_taken(self, message: Message) -> Message:
         """Notes that the application takes the message: a reconnect starts after it; the broker may forget it."""
         consumer: Any = message.entry.consumer
         consumer.core.last_taken = message.message_id()
@@ -272,10 +272,10 @@ class Reader(ClosedAfterAsyncWith):
             check_timeout(timeout_millis)
         message = self.inbox.take_nowait()
         if message is None:
-            message = await self.inbox.take(check_timeout(timeout_millis))
+            message = await self.inbox.take_message(check_timeout(timeout_millis))
         if self._settings.schema.by_writer:
             await decodable(self.inbox, message)
-        return self.note(message)
+        return self.on_taken(message)
 
     async def has_message_available(self) -> bool:
         """Whether a message follows the last one read; asks the broker when no message waits in the client."""

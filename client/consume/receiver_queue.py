@@ -4,9 +4,9 @@ A deque does the work: `put` and `take_nowait` need no lock. A waiter leaves a w
 many calls as there are messages. A wake-up is a hint: the waiter looks again, and waits again when another was faster.
 
 **No wake-up is lost.** A waiter that stops for another reason (a time-out, a cancelled task, Ctrl-C) takes its call
-back; if that was made already, it is made to the next who waits (`leave`). A task takes a message and returns it in one
-step, so a cancelled one has taken none. Ctrl-C at any point of `take_nowait` leaves the message, and its permits, here.
-Guards: tests/client/blocking/test_waking.py.
+back; if that was made already, it is made to the next who waits (`stop_waiting`). A task takes a message and returns it
+in one step, so a cancelled one has taken none. Ctrl-C at any point of `take_nowait` leaves the message, and its
+permits, here. Guards: tests/client/blocking/test_waking.py.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ReceiverQueue:
         except IndexError:
             return None
         try:
-            message.entry.consumer.taken(message)
+            message.entry.consumer.on_taken(message)
         except PulsarException:  # a damaged one
             raise
         except BaseException:
@@ -95,7 +95,7 @@ class ReceiverQueue:
             self.messages.appendleft(message)
         self.put(())
 
-    def end(self, error: PulsarException) -> None:
+    def close(self, error: PulsarException) -> None:
         """Ends the queue: every receiver that waits, now or later, gets this error."""
         self._error = error
         for _ in range(len(self._waiting)):
@@ -105,11 +105,11 @@ class ReceiverQueue:
             call()
 
     @property
-    def ended(self) -> bool:
+    def is_closed(self) -> bool:
         return self._error is not None
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """Calls `call` once, when it ends; now when it has."""
+        """Calls `register` once, when it ends; now when it has."""
         if self._error is not None:
             call()
         else:
@@ -126,7 +126,7 @@ class ReceiverQueue:
         if self._error is not None:
             raise type(self._error)(self._error.message) from self._error
 
-    async def take(self, timeout_s: float | None) -> Message:
+    async def take_message(self, timeout_s: float | None) -> Message:
         """Takes a message, in the event loop. Raises Timeout when nothing came in time."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -159,12 +159,12 @@ class ReceiverQueue:
         try:
             await ready
         except BaseException:
-            self.leave(wake)
+            self.stop_waiting(wake)
             raise
 
     def wait(self, wake: Callable[[], object]) -> None:
         """Calls `wake` once, when there may be something to take. Look again after this: something may be there. Raises
-        what ended it, also then: `leave`."""
+        what ended it, also then: `stop_waiting`."""
         self._waiting.append(wake)
         if self._error is not None:
             self.raise_if_ended()
@@ -186,12 +186,12 @@ class ReceiverQueue:
         self.put(())
         return dropped
 
-    def leave(self, wake: Callable[[], object]) -> None:
+    def stop_waiting(self, wake: Callable[[], object]) -> None:
         """Waits no more; a wake-up that was already spent goes to the next who waits."""
-        if not self._forget(wake) and self.messages:
+        if not self._remove_waiting(wake) and self.messages:
             self._wake_one()
 
-    def _forget(self, wake: Callable[[], object]) -> bool:
+    def _remove_waiting(self, wake: Callable[[], object]) -> bool:
         try:
             self._waiting.remove(wake)
         except ValueError:
@@ -374,7 +374,7 @@ class Requests:
     def forget_acknowledged(self) -> None:
         """Forgets, because the subscription is moved, what was acknowledged before and is not told yet: it is delivered
         again."""
-        self._acks.forget()
+        self._acks.clear()
         self._core.forget_acknowledged()
 
     async def unsubscribe(self) -> None:
@@ -428,7 +428,7 @@ class Requests:
         async def attempt() -> Any:
             while self._core.state is not State.CONNECTED:
                 self.raise_if_closed()
-                await self.changed()
+                await self.wait_changed()
             request_id = self._core.request()
             answer = self._expect(request_id)
             send(request_id)
@@ -443,7 +443,7 @@ class Requests:
         answer = self._answers[request_id] = self._loop.create_future()
         return answer
 
-    def call(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
+    def register(self, request_id: int, told: Callable[[MagnetarError | None], None]) -> None:
         """Calls `told` with the outcome of a request that its caller sends itself."""
         self._calls[request_id] = told
 
@@ -460,7 +460,7 @@ class Requests:
         else:
             answer.set_exception(error)
 
-    async def changed(self) -> None:
+    async def wait_changed(self) -> None:
         """Returns when it is connected, or finished."""
         if self._changed is None:
             self._changed = self._loop.create_future()

@@ -170,12 +170,12 @@ class TableView(ClosedAfterAsyncWith):
                 self._error = CryptoError(f"the table is not kept up to date any more: {message!r} is not decrypted")
                 _LOG.error("%s: %s", reader.topic(), self._error)
                 return
-            await self._take(message)
+            await self._on_message(message)
 
     def _broke(self, error: Exception) -> None:
         self._error = self._error or translate(error)
 
-    async def _take(self, message: Message) -> None:
+    async def _on_message(self, message: Message) -> None:
         consumer: Any = message.entry.consumer
         self._last[consumer] = max(self._last.get(consumer, -1), message.index())
         self._horizons.setdefault(consumer, consumer.compacted_end_index)
@@ -249,9 +249,9 @@ class TableView(ClosedAfterAsyncWith):
         else:
             del self._of[key]
         for listener in list(self._listeners):
-            await self._tell(listener, key, _empty(consumer) if value is None else value)
+            await self._call_listener(listener, key, _empty(consumer) if value is None else value)
 
-    async def _tell(self, listener: Listener, key: str, value: Any) -> None:
+    async def _call_listener(self, listener: Listener, key: str, value: Any) -> None:
         what = f"{self.topic()}: a listener of the table"
         try:
             outcome = listener(key, value)

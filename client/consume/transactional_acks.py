@@ -93,10 +93,10 @@ class TransactionalAcks:
         txn.enter(self._where, self._connections)
         if not cumulative and (twice := self._delivered_twice(txn, every)) is not None:
             error = TransactionConflict(f"{twice} was delivered twice, and this transaction acknowledges both")
-            txn.acknowledged(error)
+            txn.on_acknowledged(error)
             raise translate(error)
         if cumulative:
-            txn.gives_back(self._deliver_again)
+            txn.on_abort_of_cumulative_ack(self._deliver_again)
         group = self._groups.get(txn)
         if group is None:
             group = self._groups[txn] = _Group(txn)
@@ -131,17 +131,17 @@ class TransactionalAcks:
             self._request(group, ack)
         groups, self._groups = self._groups, {}
         for group in groups.values():
-            acks = acks_of(group.tracker.take())
+            acks = acks_of(group.tracker.take_group())
             group.left = len(acks)
             if not acks:
-                self._over(group)
+                self._finish_group(group)
             for ack in acks:
                 ack.txn.most, ack.txn.least = group.txn.id
                 self._request(group, ack)
 
     def _request(self, group: _Group, ack: wire.Ack) -> None:
         ack.request_id = self._core.request()
-        self._requests.call(ack.request_id, lambda error: self._answered(group, ack, error))
+        self._requests.register(ack.request_id, lambda error: self._answered(group, ack, error))
         self._send(ack=ack)
 
     def _answered(self, group: _Group, ack: wire.Ack, error: MagnetarError | None) -> None:
@@ -154,12 +154,12 @@ class TransactionalAcks:
         group.error = group.error or error
         group.left -= 1
         if not group.left:
-            self._over(group)
+            self._finish_group(group)
 
     def _may_pass(self, error: MagnetarError) -> bool:
         return self._core.state is not State.CLOSED and (error.retryable or isinstance(error, ConnectionLost))
 
-    def _over(self, group: _Group) -> None:
+    def _finish_group(self, group: _Group) -> None:
         for waiter in group.waiters:
             if not waiter.done():
                 if group.error is None:
@@ -167,18 +167,18 @@ class TransactionalAcks:
                 else:
                     waiter.set_exception(translate(group.error))
         for _ in range(group.operations):
-            group.txn.acknowledged(group.error)
+            group.txn.on_acknowledged(group.error)
 
     # ------------------------------------------------------------------------------ the connection
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         if self._groups or self._again:
             self._turn()
 
-    def end(self, error: MagnetarError) -> None:
+    def fail_all(self, error: MagnetarError) -> None:
         groups, self._groups = list(self._groups.values()), {}
         again, self._again = self._again, []
         for group in groups:
             group.error = error
-            self._over(group)
+            self._finish_group(group)
         for group, ack in again:
             self._answered(group, ack, error)

@@ -141,7 +141,7 @@ class Batcher:
         if self._key_based:
             return self.add_message(OutgoingMessage(payload, txn=txn), callback)
         if txn is not self._txn:
-            self._change(txn)
+            self._switch_txn(txn)
         size = len(payload)
         if not self._batching:
             alone = Batch(self.next_sequence_id)
@@ -171,13 +171,13 @@ class Batcher:
             return True
         return len(self.ready) > 0
 
-    def _change(self, txn: InTransaction | None) -> None:
+    def _switch_txn(self, txn: InTransaction | None) -> None:
         self.close()
         self._txn = txn
 
     def add_message(self, message: OutgoingMessage, callback: Callback) -> bool:
         if message.txn is not self._txn:
-            self._change(message.txn)
+            self._switch_txn(message.txn)
         goes_back = message.sequence_id is not None and message.sequence_id <= self._given
         if message.alone or goes_back or not self._batching:
             self.close()

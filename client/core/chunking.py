@@ -173,16 +173,16 @@ class Chunks:
         _check(metadata, len(body))
         begun = self.begun.get(metadata.uuid)
         if begun is None:
-            return self._begin(metadata, place, body, now, entry)
+            return self._start_chunked(metadata, place, body, now, entry)
         if metadata.chunk_id in begun.bodies:
             begun.places[place] = None
             return ChunkOutcome(None, [], [])
         if metadata.chunk_id > len(begun.bodies) and not self._comes_again(metadata.uuid):
             del self.begun[metadata.uuid]
             return ChunkOutcome(None, [*begun.places, place], [])
-        return self._take(begun, metadata, place, body, now, entry)
+        return self._add_chunk(begun, metadata, place, body, now, entry)
 
-    def passed(self, producer: str, place: Position) -> list[Position]:
+    def on_entry(self, producer: str, place: Position) -> list[Position]:
         """Notes that an entry of the producer came: drops what it has begun and not ended; returns the places."""
         if not self.log_order:
             return []
@@ -197,12 +197,12 @@ class Chunks:
         outcome, wanted = ChunkOutcome(None, [], []), list[Position]()
         for uuid, begun in list(self.begun.items()):
             if now - begun.since >= self.expire_s:
-                self._note(self._made_room, uuid, self._made_room.get(uuid, 0) + 1)
+                self._remember(self._made_room, uuid, self._made_room.get(uuid, 0) + 1)
                 wanted += self._next_waiting()
                 self._make_room(uuid, outcome)
         return outcome._replace(wanted=wanted)
 
-    def acknowledged(self, last: Position) -> tuple[Position, ...]:
+    def entries_of_message(self, last: Position) -> tuple[Position, ...]:
         """Returns all entries of the complete message that ends there; none: it is not one."""
         begun = self._whole.pop(last, None)
         return () if begun is None else tuple(begun.places)
@@ -217,7 +217,7 @@ class Chunks:
         if begun is None:
             return ()
         self.expect_again(begun.metadata.uuid)
-        return self.acknowledged(last)
+        return self.entries_of_message(last)
 
     def clear(self) -> None:
         """Clears: all that is not acknowledged comes again, in order."""
@@ -248,14 +248,14 @@ class Chunks:
         return place if lowest is None else Position(lowest[0], lowest[1] - 1)
 
     # ------------------------------------------------------------------ how
-    def _begin(
+    def _start_chunked(
         self, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any
     ) -> ChunkOutcome:
-        outcome = ChunkOutcome(None, self.passed(metadata.producer_name, place), [])
+        outcome = ChunkOutcome(None, self.on_entry(metadata.producer_name, place), [])
         if metadata.chunk_id > 0:
             if self._comes_again(metadata.uuid):
                 if place == next(iter(self._waiting.get(metadata.uuid, ())), None):  # it came once more in vain
-                    self._note(self._given_back, metadata.uuid, self.rounds(metadata.uuid) + 1)
+                    self._remember(self._given_back, metadata.uuid, self.rounds(metadata.uuid) + 1)
                 self._wait(metadata.uuid, place, metadata.chunk_id)
                 outcome.given_back.append(place)
             else:
@@ -264,13 +264,13 @@ class Chunks:
         while not self._has_room(metadata.total_chunk_msg_size):
             uuid = self._gives_way_to(metadata.uuid)
             if uuid is None:
-                self._note(self._given_back, metadata.uuid, self.rounds(metadata.uuid) + 1)
+                self._remember(self._given_back, metadata.uuid, self.rounds(metadata.uuid) + 1)
                 self._wait(metadata.uuid, place, 0)
                 outcome.given_back.append(place)
                 return outcome
             self._make_room(uuid, outcome)
         begun = self.begun[metadata.uuid] = Begun(metadata, now)
-        self._take(begun, metadata, place, body, now, entry)
+        self._add_chunk(begun, metadata, place, body, now, entry)
         waiting = self._waiting.pop(metadata.uuid, {})
         return outcome._replace(wanted=[each for each in waiting if each != place])
 
@@ -286,7 +286,7 @@ class Chunks:
         uuid = max(self.begun, key=lambda each: times(each, 0))
         return uuid if times(uuid, 0) > times(newcomer, 0) else None
 
-    def _take(
+    def _add_chunk(
         self, begun: Begun, metadata: MessageMetadata, place: Position, body: bytes, now: float, entry: Any
     ) -> ChunkOutcome:
         total, of = begun.metadata.total_chunk_msg_size, begun.metadata.num_chunks_from_msg
@@ -335,9 +335,9 @@ class Chunks:
 
     def expect_again(self, uuid: str) -> None:
         """Notes that a chunk of the message came and is not kept, but delivered again later."""
-        self._note(self._given_back, uuid, self.rounds(uuid))
+        self._remember(self._given_back, uuid, self.rounds(uuid))
 
-    def _note(self, of: dict[str, int], uuid: str, times: int) -> None:
+    def _remember(self, of: dict[str, int], uuid: str, times: int) -> None:
         of[uuid] = times
         if len(of) > GIVEN_BACK_MAX:
             del of[next(iter(of))]

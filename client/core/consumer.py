@@ -171,7 +171,7 @@ class ConsumerCore:
         """Forgets, in a reader, its place: its topic is another one, none of whose messages was taken."""
         self.last_taken = self._begun = None
 
-    def opened(self) -> list[ConsumerEffect]:
+    def on_opened(self) -> list[ConsumerEffect]:
         if self.state is State.CLOSED:
             return []
         self.state = State.CONNECTED
@@ -180,7 +180,7 @@ class ConsumerCore:
         effects: list[ConsumerEffect] = [Drop(give_back=False)]
         self.forget_delivered()
         self._send_acks(effects)
-        first = self.permits.start()
+        first = self.permits.start_stream()
         self._first_permits = 0
         if self._time is not None and self.last_taken is None:
             self._first_permits = first
@@ -189,7 +189,7 @@ class ConsumerCore:
             effects.append(Grant(first))
         return effects
 
-    def lost(self, error: MagnetarError) -> list[ConsumerEffect]:
+    def on_lost(self, error: MagnetarError) -> list[ConsumerEffect]:
         """Notes that the connection broke, the broker gave the consumer up, or an attempt to open it again failed."""
         if self.state is State.CLOSED:
             return []
@@ -261,7 +261,7 @@ class ConsumerCore:
         dropped."""
         self.has_new_times = True
         self._withheld.add(place, permits)
-        self.watch(place, now, longer_s)
+        self.track(place, now, longer_s)
         if self._unacked and self._tick_due is None:
             self._tick_due = now + UNACKED_TICK_S
         if metadata.num_chunks_from_msg > 1:
@@ -279,9 +279,9 @@ class ConsumerCore:
         if permits:
             self.permits.used(permits, self.permits.stream)
 
-    def passed(self, producer: str, place: Position, now: float) -> None:
+    def on_whole_entry(self, producer: str, place: Position, now: float) -> None:
         """Notes that an entry came that is no chunk."""
-        self._settle_chunks(ChunkOutcome(None, self.chunks.passed(producer, place), []), now)
+        self._settle_chunks(ChunkOutcome(None, self.chunks.on_entry(producer, place), []), now)
 
     def _settle_chunks(self, outcome: ChunkOutcome, now: float, rounds: int = 0) -> None:
         for place in outcome.dropped:
@@ -291,18 +291,18 @@ class ConsumerCore:
             longer_s = min(GIVEN_BACK_S_MAX, first_s * 2 ** min(rounds, 16))
             for place in outcome.given_back:
                 if place not in self._nacks:
-                    self._pieces.watch(place, int(now * 1000) + 1, int(longer_s * 1000))
-                self._unacked.forget(place)
+                    self._pieces.track(place, int(now * 1000) + 1, int(longer_s * 1000))
+                self._unacked.discard(place)
         for place in outcome.wanted:
             if place in self._pieces:
-                self._pieces.forget(place)
-                self._pieces.watch(place, int(now * 1000), 0)
+                self._pieces.discard(place)
+                self._pieces.track(place, int(now * 1000), 0)
 
     # ------------------------------------------------------------------------------ what the application does
-    def watch(self, place: Position, now: float, longer_s: float) -> None:
+    def track(self, place: Position, now: float, longer_s: float) -> None:
         """Watches an entry of which a message was taken: it is to be acknowledged in time."""
         if self._options.ack_timeout_s:
-            self._unacked.watch(place, now, longer_s)
+            self._unacked.track(place, now, longer_s)
 
     def acknowledge(self, place: Position, index: int, size: int) -> None:
         """Acknowledges a message. `index` -1: the whole entry. `size`: messages in it, 0 when not known."""
@@ -310,13 +310,13 @@ class ConsumerCore:
         if self.moving:
             self._moved(place, 1 << index if index >= 0 else -1)
         if self._unacked.watched:
-            self._unacked.forget(place)
+            self._unacked.discard(place)
         if self._withheld.permits and index < 0:
             self.release(place)
         if self._nacks.watched and (index < 0 or size == 1):
-            self._nacks.forget(place)
+            self._nacks.discard(place)
         if self._pieces.watched:
-            self._pieces.forget(place)
+            self._pieces.discard(place)
 
     def acknowledge_bits(self, place: Position, bits: int, messages: int, size: int) -> None:
         """Acknowledges so many messages of an entry of that size: the bits of their indexes."""
@@ -324,9 +324,9 @@ class ConsumerCore:
         if self.moving:
             self._moved(place, bits)
         if self._unacked.watched:
-            self._unacked.forget(place)
+            self._unacked.discard(place)
         if self._nacks.watched and size == 1:
-            self._nacks.forget(place)
+            self._nacks.discard(place)
 
     def acknowledge_cumulative(self, place: Position, index: int, size: int) -> None:
         """Acknowledges up to `place`; but in front of the first message in chunks that is not acknowledged and ends
@@ -356,18 +356,18 @@ class ConsumerCore:
 
     def taken_over(self, place: Position) -> None:
         """Forgets an entry that a request acknowledges."""
-        self._unacked.forget(place)
+        self._unacked.discard(place)
 
     def give_back(self, place: Position, redeliveries: int, now: float) -> None:
         """Gives an entry back: it is asked for again after the delay of a negative ack; where what failed holds back
         what follows it, the broker has the delay, and it is asked in the next `turn` (`_fail`)."""
         if self._pieces.watched:
-            self._pieces.forget(place)
+            self._pieces.discard(place)
         if self._options.holds_order:
             self.failed.add(place)
             return
-        self._nacks.watch(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
-        self._unacked.forget(place)
+        self._nacks.track(place, int(now * 1000) + 1, self._options.nack_delay_ms(redeliveries))
+        self._unacked.discard(place)
 
     def _fail(self, effects: list[ConsumerEffect]) -> None:
         """Asks the broker, where what failed holds back what follows it, to take back all of that at once. What waits
@@ -378,7 +378,7 @@ class ConsumerCore:
             return
         effects.append(DropAfter(tuple(self.failed)))
         for place in self.failed:
-            self._unacked.forget(place)
+            self._unacked.discard(place)
         asked: EntrySets = {}
         for place in [each for each in self.failed if each not in self.moving]:
             asked.setdefault(place.ledger_id, BitMap()).add(place.entry_id)
@@ -459,7 +459,7 @@ class ConsumerCore:
         if self._tick_due is not None and now >= self._tick_due:
             self._tick_due = None
             late: EntrySets = {}
-            late_places = self._unacked.take(now)
+            late_places = self._unacked.take_due(now)
             self._free(self._withheld.asked_again(late_places))
             for place in late_places:
                 for ledger_id, entry_id in (place, *self.chunks.given_back(place)):
@@ -468,7 +468,7 @@ class ConsumerCore:
         for given_back in (self._nacks, self._pieces):
             due_ms = given_back.next_ms()
             if due_ms is not None and now >= due_ms / 1000:
-                due = given_back.take(max(due_ms, int(now * 1000)))
+                due = given_back.take_due(max(due_ms, int(now * 1000)))
                 self._ask_again(due, effects, counted=given_back is self._nacks)
         return effects + self.turn(now)
 
@@ -482,7 +482,7 @@ class ConsumerCore:
     def _send_acks(self, effects: list[ConsumerEffect], request_id: int = 0) -> None:
         if self.state is State.CONNECTED and self._acks.pending:
             self.ack_due = None
-            effects.append(SendAcks(self._acks.take(), request_id))
+            effects.append(SendAcks(self._acks.take_group(), request_id))
 
     def _grant(self, effects: list[ConsumerEffect]) -> None:
         granted = self.permits.grant()
@@ -514,7 +514,7 @@ class ConsumerCore:
         self._send_acks(effects, request_id)
         return request_id, effects
 
-    def answered(self, request_id: int, error: MagnetarError | None, result: Any = None) -> list[ConsumerEffect]:
+    def on_answered(self, request_id: int, error: MagnetarError | None, result: Any = None) -> list[ConsumerEffect]:
         effects: list[ConsumerEffect] = []
         if request_id not in self._requests:
             return effects
@@ -528,7 +528,7 @@ class ConsumerCore:
                 self._arrive(seek[1], effects)
             elif self._first_permits:
                 why = ConnectionLost(f"the reader did not come back to its place: {error.message}")
-                return [Leave(), *self.lost(why)]
+                return [Leave(), *self.on_lost(why)]
         self._requests.remove(request_id)
         effects.append(Answer(request_id, error, result))
         return effects

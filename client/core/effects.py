@@ -221,7 +221,7 @@ class ErrorLogThrottle:
         self.last = ""
         self._said: dict[str, float] = {}  # by kind, which is the name of an error class: bounded
 
-    def note(self, error: MagnetarError, now: float) -> str | None:
+    def admit(self, error: MagnetarError, now: float) -> str | None:
         """Notes an error that the broker gave; returns what to log now, if anything. A lost connection says nothing."""
         if isinstance(error, ConnectionLost | TimedOut):
             return None

@@ -111,7 +111,7 @@ class ProducerCore:
             txn = None
             if share is not None and not share.left:
                 return Added.NOT_IN
-            if self.memory is not None and not self.memory.take(len(payload)):
+            if self.memory is not None and not self.memory.reserve(len(payload)):
                 return Added.NO_MEMORY
             if share is not None:
                 share.left -= 1
@@ -135,7 +135,7 @@ class ProducerCore:
         with self.lock:
             if self.pending >= self.max_pending or self.error is not None:
                 return self._refusal()
-            if self.memory is not None and not self.memory.take(len(message.payload)):
+            if self.memory is not None and not self.memory.reserve(len(message.payload)):
                 return Added.NO_MEMORY
             if self._early is None:
                 try:
@@ -285,7 +285,7 @@ class ProducerCore:
         self.connections += 1
         return self.connections
 
-    def opened(
+    def on_opened(
         self, name: str, last_sequence_id: int, entry_max: int, credit: int, epoch: int, now: float, wall_ms: int,
         schema_version: bytes = b"",
     ) -> list[ProducerEffect]:  # fmt: skip
@@ -338,12 +338,12 @@ class ProducerCore:
         self._publish(effects)
         return effects
 
-    def lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
+    def on_lost(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Notes that the connection broke, the broker gave the producer up, or an attempt to open it again failed."""
         effects: list[ProducerEffect] = []
         if self.state in (State.CLOSED, State.CLOSING):
             return effects
-        if (text := self._reasons.note(error, now)) is not None:
+        if (text := self._reasons.admit(error, now)) is not None:
             effects.append(Warn(f"messages are not acknowledged and are sent again: {text}"))
         if isinstance(error, PRODUCER_FINAL):
             return effects + self.finish(error)
@@ -357,7 +357,7 @@ class ProducerCore:
             effects.append(Connect(self._backoff.next_s()))
 
     # ------------------------------------------------------------------------------ outcomes
-    def confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> Batch | None:
+    def take_confirmed(self, sequence_id: int, ledger_id: int, entry_id: int) -> Batch | None:
         """Takes a receipt; returns the oldest entry, if the receipt is for it. None: `receipt` says what follows."""
         sent = self._entries.sent
         if not sent or sequence_id != sent[0].sequence_id:
@@ -377,19 +377,19 @@ class ProducerCore:
         return batch
 
     def receipt(self, sequence_id: int, ledger_id: int, entry_id: int, now: float) -> list[ProducerEffect]:
-        batch = self.confirmed(sequence_id, ledger_id, entry_id)
+        batch = self.take_confirmed(sequence_id, ledger_id, entry_id)
         if batch is not None:
             return [Settle(batch, None, ledger_id, entry_id)]
         sent = self._entries.sent
         if not sent or sequence_id < sent[0].sequence_id:
             return []  # of an entry that has its outcome
         error = ConnectionLost(f"a receipt for {sequence_id} while {sent[0].sequence_id} is the oldest")
-        return [Leave(), *self.lost(error, now)]
+        return [Leave(), *self.on_lost(error, now)]
 
-    def failed(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
+    def on_refused(self, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Notes that the broker refused the oldest entry, for good or for now."""
         if not error.definite or error.retryable or isinstance(error, SEALED):
-            return [Leave(), *self.lost(error, now)]
+            return [Leave(), *self.on_lost(error, now)]
         effects: list[ProducerEffect] = []
         sent = self._entries.sent
         if sent and sent[0].sequence_id == sequence_id:
@@ -398,9 +398,9 @@ class ProducerCore:
                 self._settle(batch, why if batch.connections <= 1 else uncertain(why), effects)
         return effects
 
-    def waits(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
+    def on_waiting(self, error: MagnetarError, now: float) -> list[ProducerEffect]:
         """Notes why what was sent has no answer yet, as the broker says: it is neither stored nor refused."""
-        if self._entries.sent and (text := self._reasons.note(error, now)) is not None:
+        if self._entries.sent and (text := self._reasons.admit(error, now)) is not None:
             return [Warn(f"messages are not acknowledged yet: {text}")]
         return []
 

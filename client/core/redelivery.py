@@ -45,14 +45,14 @@ class RedeliveryTracker:
     def __len__(self) -> int:
         return len(self.watched)
 
-    def watch(self, position: Position, now: float, longer_s: float = 0.0) -> None:
+    def track(self, position: Position, now: float, longer_s: float = 0.0) -> None:
         if position in self.watched:
             return
         tick = int((now + self._delay_s + longer_s) / self.tick_s) + 1
         self.watched[position] = tick
         self._buckets.setdefault(tick, {})[position] = None
 
-    def forget(self, position: Position) -> None:
+    def discard(self, position: Position) -> None:
         tick = self.watched.pop(position, None)
         if tick is not None:
             bucket = self._buckets[tick]
@@ -62,9 +62,9 @@ class RedeliveryTracker:
 
     def forget_up_to(self, position: Position) -> None:
         for covered in [each for each in self.watched if each <= position]:
-            self.forget(covered)
+            self.discard(covered)
 
-    def take(self, now: float) -> list[Position]:
+    def take_due(self, now: float) -> list[Position]:
         """The entries that are due, forgotten from now on."""
         current = int(now / self.tick_s)
         due: list[Position] = []
@@ -108,7 +108,7 @@ class NackTracker:
     def __contains__(self, position: Position) -> bool:
         return position[0] in self.watched and position[1] in self.watched[position[0]]
 
-    def watch(self, position: Position, now_ms: int, delay_ms: int) -> None:
+    def track(self, position: Position, now_ms: int, delay_ms: int) -> None:
         ledger_id, entry_id = position
         watched = self.watched.get(ledger_id)
         if watched is None:
@@ -123,7 +123,7 @@ class NackTracker:
             bucket[ledger_id] = BitMap()
         bucket[ledger_id].add(entry_id)
 
-    def forget(self, position: Position) -> None:
+    def discard(self, position: Position) -> None:
         if position in self:
             for bucket in self._buckets.values():
                 if position[0] in bucket and position[1] in bucket[position[0]]:
@@ -152,7 +152,7 @@ class NackTracker:
         """Returns when the next entry is due; None: nothing is watched."""
         return min(self._buckets, default=None)
 
-    def take(self, now_ms: int) -> EntrySets:
+    def take_due(self, now_ms: int) -> EntrySets:
         """The entries that are due, forgotten from now on."""
         due: EntrySets = {}
         for time_ms in sorted(each for each in self._buckets if each <= now_ms):
@@ -258,7 +258,7 @@ class AckTracker:
         self._whole = kept
         self._parts = {each: bits for each, bits in self._parts.items() if each >= before}
 
-    def take(self) -> AckGroup:
+    def take_group(self) -> AckGroup:
         """Returns what to send now; an empty group when nothing waits."""
         whole = self._whole
         parts = {each: bits for each, bits in self._parts.items() if each[1] not in whole.get(each[0], ())}
@@ -286,7 +286,8 @@ def _order(position: Position, last: int) -> tuple[Position, float]:
 #
 # A consumer grants its queue size when it subscribes; what the application took, or the client threw away, is granted
 # again in blocks of at least a quarter of the queue: with half of it, consumers of Key_Shared that take turns ran out
-# of permits, and a tenth of the messages waited at the broker for theirs. Permits die with the stream: `start` begins
+# of permits, and a tenth of the messages waited at the broker for theirs. Permits die with the stream: `start_stream`
+# begins
 # anew, and what came over an earlier stream gives none back.
 #
 # **The rule of both sides.** A delivery costs what its entry's head declares (proto/entry.py `declared_messages`), less
@@ -314,7 +315,7 @@ class Permits:
         self.at_broker = 0  # granted and not charged yet
         self.held = 0  # charged, and what they were charged for is not used yet
 
-    def start(self) -> int:
+    def start_stream(self) -> int:
         """Begins a new stream; returns the permits to grant it."""
         with self._lock:
             self.stream += 1
@@ -330,7 +331,7 @@ class Permits:
             self._size = max(1, queue_size)
             self._block = max(1, self._size // 4)
 
-    def came(self, messages: int) -> None:
+    def count_received(self, messages: int) -> None:
         """Counts messages that the broker charged."""
         with self._lock:
             self.at_broker -= messages

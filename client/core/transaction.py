@@ -21,8 +21,8 @@ would be shown.
 no receipt, and does not count. When the place of one is not known (a broker that had it already) the topic is told as
 -1 entries: every entry of the transaction counts, and each of them has its receipt.
 **Nothing to end.** A transaction without an operation has no trace anywhere; it ends without a request.
-**Threads.** `enter`, `share` and `left` may be called from any thread; `lock` guards what they touch, and a share that
-of its producer, which is taken after `lock`. All else belongs to one thread.
+**Threads.** `enter`, `share` and `cancel_operation` may be called from any thread; `lock` guards what they touch, and a
+share that of its producer, which is taken after `lock`. All else belongs to one thread.
 Guard: tests/client/core/test_transaction.py.
 """
 
@@ -92,7 +92,7 @@ class Receipts(NamedTuple):
 
 
 class End(NamedTuple):
-    """Asks the coordinator; `answered` or `unanswered` is to be told."""
+    """Asks the coordinator; `on_answered` or `unanswered` is to be told."""
 
     verb: Verb
     participants: tuple[Receipts, ...]
@@ -173,24 +173,24 @@ class InTransaction:
         `lock`: that of the producer, which must not have it now."""
         raise NotImplementedError
 
-    def leave(self, *, message: bool) -> None:
+    def cancel_operation(self, *, message: bool) -> None:
         """Takes back an `enter`: nothing was sent after all."""
         raise NotImplementedError
 
-    def gives_back(self, again: Callable[[], None]) -> None:
+    def on_abort_of_cumulative_ack(self, again: Callable[[], None]) -> None:
         """Notes a cumulative acknowledgement. If the transaction aborts, `again` is called when that may be delivered
         again, and before its end is told."""
         raise NotImplementedError
 
-    def stored(self, where: Part, messages: int, position: Position) -> None:
+    def on_stored(self, where: Part, messages: int, position: Position) -> None:
         """Notes that an entry has its receipt; `messages` 0: a chunk, which is not the last of its message."""
         raise NotImplementedError
 
-    def refused(self, messages: int, error: MagnetarError) -> None:
+    def on_refused(self, messages: int, error: MagnetarError) -> None:
         """Notes that an entry is not stored, or may not be."""
         raise NotImplementedError
 
-    def acknowledged(self, error: MagnetarError | None) -> None:
+    def on_acknowledged(self, error: MagnetarError | None) -> None:
         """Notes the outcome of an acknowledgement; None: it is durable."""
         raise NotImplementedError
 
@@ -289,15 +289,15 @@ class TransactionCore:
             self._begun += 1
             return True
 
-    def left(self, *, message: bool) -> list[TransactionEffect]:
+    def cancel_operation(self, *, message: bool) -> list[TransactionEffect]:
         """Takes back an operation that was not begun after all: refused before anything was sent."""
         with self._lock:
             self._allowed -= message
             self._begun -= 1
-            return self._look()
+            return self._check_idle()
 
     # ------------------------------------------------------------------------------ outcomes
-    def stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
+    def on_stored(self, topic: str, messages: int, position: Position) -> list[TransactionEffect]:
         """Notes that an entry of so many messages has its receipt; 0: a chunk of a message."""
         if self._entries[topic] >= 0:
             self._entries[topic] += 1
@@ -307,27 +307,27 @@ class TransactionCore:
                 self._last[topic] = position
         with self._lock:
             self._over += messages
-            return self._look()
+            return self._check_idle()
 
-    def refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
+    def on_refused(self, messages: int, error: MagnetarError) -> list[TransactionEffect]:
         """Notes that an entry of so many messages is not stored, or may not be."""
-        self._note(error)
+        self._set_failure(error)
         with self._lock:
             self._over += messages
-            return self._look()
+            return self._check_idle()
 
-    def acknowledged(self, error: MagnetarError | None) -> list[TransactionEffect]:
+    def on_acknowledged(self, error: MagnetarError | None) -> list[TransactionEffect]:
         if error is not None:
-            self._note(error)
+            self._set_failure(error)
         with self._lock:
             self._over += 1
-            return self._look()
+            return self._check_idle()
 
-    def _note(self, error: MagnetarError) -> None:
+    def _set_failure(self, error: MagnetarError) -> None:
         if self.failure is None:
             self.failure = translate(error)
 
-    def _look(self) -> list[TransactionEffect]:
+    def _check_idle(self) -> list[TransactionEffect]:
         if self._waiting and self._begun == self._over:
             self._waiting = False
             return [Idle()]
@@ -349,23 +349,23 @@ class TransactionCore:
             self.state = state
             self._close_shares()
             self._waiting = True
-            return self._look()
+            return self._check_idle()
 
     def decide(self) -> list[TransactionEffect]:
-        """Decides, after Idle, or when the operations took too long (`give_up`)."""
+        """Decides, after Idle, or when the operations took too long (`expire`)."""
         assert self.state in WAITING, "an end waits for this"
         if self.failure is not None:
             return self._abort(self._reason())
         if self.state is TransactionState.PREPARING:
             return [End(Verb.PREPARE, self._participants())]
         if not self._entries and not self._named:
-            return self._end(TransactionState.COMMITTED, None)
+            return self._set_ended(TransactionState.COMMITTED, None)
         return [End(Verb.COMMIT, self._participants())]
 
-    def give_up(self, error: MagnetarError) -> list[TransactionEffect]:
+    def expire(self, error: MagnetarError) -> list[TransactionEffect]:
         """Gives the operations up, which have no outcome in time: the transaction aborts."""
         self._waiting = False
-        self._note(error)
+        self._set_failure(error)
         return self.decide()
 
     def abort(self) -> list[TransactionEffect]:
@@ -378,48 +378,48 @@ class TransactionCore:
             self.state, self.error = TransactionState.ABORTING, error
             self._close_shares()
         if not self._entries and not self._named:
-            return self._end(TransactionState.ABORTED, error)
+            return self._set_ended(TransactionState.ABORTED, error)
         return [End(Verb.ABORT, ())]
 
-    def answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
+    def on_answered(self, state: TxnState, error: MagnetarError | None) -> list[TransactionEffect]:
         """Handles the coordinator's answer to End, or to a question for the status."""
         if error is not None:
-            return self._refused(error)
+            return self._on_refused(error)
         committing = self.state in WAITING
         if state is TxnState.PREPARED and self.state is TransactionState.PREPARING:
-            return self._end(TransactionState.PREPARED, None)
+            return self._set_ended(TransactionState.PREPARED, None)
         if state is TxnState.COMMITTED:
             why = None if committing else TransactionEnded(f"transaction {self.txn} is committed")
-            return self._end(TransactionState.COMMITTED, why)
+            return self._set_ended(TransactionState.COMMITTED, why)
         if state is TxnState.ABORTED:
             lost = TransactionAborted(f"transaction {self.txn} was aborted: nothing of it counts; run all of it again")
-            return self._end(TransactionState.ABORTED, lost if committing else self.error)
+            return self._set_ended(TransactionState.ABORTED, lost if committing else self.error)
         return self.unanswered()
 
-    def _refused(self, error: MagnetarError) -> list[TransactionEffect]:
+    def _on_refused(self, error: MagnetarError) -> list[TransactionEffect]:
         if self.state is TransactionState.ABORTING and not self._was_prepared:  # it was never committed, and cannot be
             known = self.error if self.error is not None or not isinstance(error, WireFenced) else translate(error)
-            return self._end(TransactionState.ABORTED, known)
+            return self._set_ended(TransactionState.ABORTED, known)
         if isinstance(error, WireAborted | WireConflict | WireFenced):
             found = translate(error)
             if isinstance(found, TransactionConflict):
                 found = aborted(self.txn, "conflict", found)
-            return self._end(TransactionState.ABORTED, found)
+            return self._set_ended(TransactionState.ABORTED, found)
         if error.definite and not error.retryable:
-            return self._end(TransactionState.ERROR, translate(error))
+            return self._set_ended(TransactionState.ERROR, translate(error))
         return self.unanswered()
 
     def unanswered(self) -> list[TransactionEffect]:
         """Ends the transaction without an answer: none came in the time that was allowed."""
         if self.state is TransactionState.ABORTING and not self._was_prepared:
-            return self._end(TransactionState.ABORTED, self.error)
+            return self._set_ended(TransactionState.ABORTED, self.error)
         unknown = OutcomeUnknown(
             f"transaction {self.txn}: its end got no answer, and its coordinator does not tell what became of it;"
             " ask for it later by transaction_status", txn=self.txn,
         )  # fmt: skip
-        return self._end(TransactionState.ERROR, unknown)
+        return self._set_ended(TransactionState.ERROR, unknown)
 
-    def _end(self, state: TransactionState, error: PulsarException | None) -> list[TransactionEffect]:
+    def _set_ended(self, state: TransactionState, error: PulsarException | None) -> list[TransactionEffect]:
         with self._lock:
             self.state, self.error = state, error
         return [Ended(error)]

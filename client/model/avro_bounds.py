@@ -73,14 +73,14 @@ class _Walk:
         self._at = 0
         self._empty = EMPTY_ITEMS_MAX * len(data)
 
-    def of(self, schema: Any, depth: int) -> None:
+    def walk(self, schema: Any, depth: int) -> None:
         if depth > DEPTH_MAX:
             raise InvalidMessage(f"the payload is deeper than {DEPTH_MAX} types")
         if isinstance(schema, list):
             number = self._varint()
             if not 0 <= number < len(schema):
                 raise InvalidMessage(f"the payload has branch {number} of a union of {len(schema)}")
-            self.of(schema[number], depth + 1)
+            self.walk(schema[number], depth + 1)
             return
         if isinstance(schema, str) and schema in self._names:
             schema = self._names[schema]
@@ -95,11 +95,11 @@ class _Walk:
             self._skip(schema["size"])
         elif kind in ("record", "error"):
             for field in schema["fields"]:
-                self.of(field["type"], depth + 1)
+                self.walk(field["type"], depth + 1)
         elif kind in ("array", "map"):
             self._blocks(schema, depth)
         else:
-            self.of(kind, depth + 1)
+            self.walk(kind, depth + 1)
 
     def _blocks(self, schema: dict[str, Any], depth: int) -> None:
         while count := self._varint():
@@ -110,7 +110,7 @@ class _Walk:
                 before = self._at
                 if "values" in schema:
                     self._skip(self._varint())
-                self.of(schema.get("items", schema.get("values")), depth + 1)
+                self.walk(schema.get("items", schema.get("values")), depth + 1)
                 if self._at == before:
                     self._empty -= 1
                     if self._empty < 0:
@@ -148,7 +148,7 @@ class Parsed:
         """Raises InvalidMessage if the payload is too deep, claims too much, or is not of the schema. Linear in its
         bytes."""
         if self._names is not None:
-            _Walk(payload, self._names).of(self.schema, 0)
+            _Walk(payload, self._names).walk(self.schema, 0)
 
 
 # ---------------------------------------------------------------------------------------------------- avro_names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ...proto.entry import Encrypt, client_part, parse_header, split_broker_part
 from ...proto.entry_pb2 import EncryptionKeys, MessageMetadata
-from ..common.checks import PATH, check, shown
+from ..common.checks import PATH, check, shown_value
 from ..common.errors import CryptoError, OperationNotSupported
 from ..common.loggers import own
 
@@ -143,13 +143,15 @@ def _oaep() -> Any:
 # ------------------------------------------------------------------------------ keys of readers
 def public_key(pem: bytes, name: str) -> RSAPublicKey:
     """Parses a public key. CryptoError: it is no public RSA key of RSA_BITS_MIN or more."""
-    found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shown(name)}"), name)
+    found: RSAPublicKey = _rsa(_parsed("load_pem_public_key", (pem,), f"the public key of {shown_value(name)}"), name)
     return found
 
 
 def private_key(pem: bytes, name: str) -> RSAPrivateKey:
     """Parses a private key. CryptoError: it is no private RSA key of RSA_BITS_MIN or more, or has a password."""
-    found: RSAPrivateKey = _rsa(_parsed("load_pem_private_key", (pem, None), f"the private key of {shown(name)}"), name)
+    found: RSAPrivateKey = _rsa(
+        _parsed("load_pem_private_key", (pem, None), f"the private key of {shown_value(name)}"), name
+    )
     return found
 
 
@@ -168,11 +170,13 @@ def _rsa(key: Any, name: str) -> Any:
     rsa, ec = _load("hazmat.primitives.asymmetric.rsa"), _load("hazmat.primitives.asymmetric.ec")
     if isinstance(key, ec.EllipticCurvePublicKey | ec.EllipticCurvePrivateKey):
         why = "only Pulsar's Java client can read what is wrapped with it"
-        raise CryptoError(f"the key of {shown(name)} is an EC key: {why}; use RSA")
+        raise CryptoError(f"the key of {shown_value(name)} is an EC key: {why}; use RSA")
     if not isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey):
-        raise CryptoError(f"the key of {shown(name)} is not an RSA key")
+        raise CryptoError(f"the key of {shown_value(name)} is not an RSA key")
     if not RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
-        raise CryptoError(f"the key of {shown(name)} has {key.key_size} bits: use {RSA_BITS_MIN} to {RSA_BITS_MAX}")
+        raise CryptoError(
+            f"the key of {shown_value(name)} has {key.key_size} bits: use {RSA_BITS_MIN} to {RSA_BITS_MAX}"
+        )
     return key
 
 
@@ -318,7 +322,7 @@ class Encryptor:
         except CryptoError:
             raise
         except BaseException as error:  # the reader's; its text may hold a secret
-            raise CryptoError(f"there is no public key of {shown(name)}: {type(error).__name__}") from own(error)
+            raise CryptoError(f"there is no public key of {shown_value(name)}: {type(error).__name__}") from own(error)
         return found
 
 
@@ -481,7 +485,7 @@ class Decryptor:
 def _unwrapped_with(private: RSAPrivateKey, key: EncryptionKeys) -> AESGCM | CryptoError:
     found = unwrapped(key.value, private)
     if found is None:
-        return CryptoError(f"the private key of {shown(key.key)} is not the one that it is encrypted for")
+        return CryptoError(f"the private key of {shown_value(key.key)} is not the one that it is encrypted for")
     return data_key(found)
 
 
@@ -489,10 +493,10 @@ def _pem(reader: KeyReader, key: EncryptionKeys) -> bytes | CryptoError:
     try:
         info = reader.get_private_key(key.key, {str(pair.key): str(pair.value) for pair in key.metadata})
         pem = info.key if isinstance(info, EncryptionKeyInfo) else info
-        return pem if isinstance(pem, bytes) else CryptoError(f"the private key of {shown(key.key)} is not bytes")
+        return pem if isinstance(pem, bytes) else CryptoError(f"the private key of {shown_value(key.key)} is not bytes")
     except CryptoError as error:
         return error
     except BaseException as error:  # the reader's; its text may hold a secret
-        found = CryptoError(f"there is no private key of {shown(key.key)}: {type(error).__name__}")
+        found = CryptoError(f"there is no private key of {shown_value(key.key)}: {type(error).__name__}")
         found.__cause__ = own(error)
         return found

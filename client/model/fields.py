@@ -79,11 +79,11 @@ class Field(Generic[V]):
             return self.initial()
         val = self.made(val)
         named = copy.copy(self)
-        named.call(name)
+        named.set_name(name)
         named.check(val)
         return val
 
-    def call(self, name: str) -> None:
+    def set_name(self, name: str) -> None:
         """Gives the field a name, which errors of the field, and of what is in it, say."""
         self.name = name
 

@@ -16,7 +16,7 @@ from ...proto.entry_pb2 import MessageMetadata, SingleMessageMetadata
 from ...proto.errors import CorruptEntry
 from ...proto.names import Position, TopicName
 from ...proto.schema import SchemaInfo
-from ..common.checks import WrongMessageType, WrongMessageValue, check_one, instance, shown, whole
+from ..common.checks import WrongMessageType, WrongMessageValue, check_one, instance, shown_value, whole
 from ..common.errors import ChecksumError, PulsarException
 from ..common.loggers import survived
 from .encryption import EncryptionContext
@@ -27,7 +27,7 @@ from .schema import BytesSchema, Schema
 class Writers(Protocol):
     """The schemas with which the messages of a topic were written (client/connect/connections.py)."""
 
-    def of(self, version: bytes) -> SchemaInfo: ...
+    def schema_of(self, version: bytes) -> SchemaInfo: ...
     def has(self, version: bytes) -> SchemaInfo | None: ...
     async def fetch(self, version: bytes) -> None: ...
 
@@ -49,12 +49,12 @@ class Origin(Protocol):
         is left."""
         ...
 
-    def taken(self, message: Message) -> None:
+    def on_taken(self, message: Message) -> None:
         """Called when the application (or a filter) took the last message of an entry: its permits are free."""
         ...
 
     def interrupted(self) -> None:
-        """Called when Ctrl-C came into `taken`."""
+        """Called when Ctrl-C came into `on_taken`."""
         ...
 
     def acknowledge(self, which: Message) -> None: ...
@@ -164,7 +164,7 @@ class Message:
     def writer(self) -> SchemaInfo | None:
         """The schema with which it was written; None: it names none, and the consumer's own counts. InvalidMessage."""
         writers = self._decoded_by()
-        return None if writers is None else writers.of(self.writer_version)
+        return None if writers is None else writers.schema_of(self.writer_version)
 
     async def know_writer(self) -> None:
         """Asks for the schema with which it was written, when it matters and is not known."""
@@ -313,7 +313,7 @@ class MessageBatch:
         """Returns the `size` messages of a batch."""
         check_one("size", whole(1, MESSAGES_MAX), size)
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise WrongMessageType(f"a batch is bytes, not {shown(data)}")
+            raise WrongMessageType(f"a batch is bytes, not {shown_value(data)}")
         header = EntryHeader(MessageMetadata(num_messages_in_batch=size), 0)
         try:
             fields, payloads = decode_columns(header, bytes(data))
@@ -350,7 +350,7 @@ class _Unconnected(Origin):
     def holds_order(self) -> bool:
         return False
 
-    def taken(self, message: Message) -> None: ...
+    def on_taken(self, message: Message) -> None: ...
     def interrupted(self) -> None: ...
     def acknowledge(self, which: Message) -> None: ...
     def encrypt_like(self, message: Message) -> None: ...
@@ -388,7 +388,7 @@ class ActiveEvents:
         self._consumer: Any = None
         self._told: deque[tuple[int, bool]] = deque()
 
-    def tell(self, partition: int, active: bool) -> None:
+    def notify(self, partition: int, active: bool) -> None:
         self._told.append((partition, active))
         if self._consumer is not None:
             self._call()
@@ -400,10 +400,10 @@ class ActiveEvents:
 
     def _call(self) -> None:
         while self._told:
-            call(self._listener, self._consumer, *self._told.popleft())
+            call_listener(self._listener, self._consumer, *self._told.popleft())
 
 
-def call(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
+def call_listener(listener: ConsumerEventListener, consumer: Any, partition: int, active: bool) -> None:
     """Calls the listener; what the application raises is logged, and does not end the consumer."""
     try:
         if active:

@@ -21,7 +21,7 @@ from ..common.checks import (
     WrongValue,
     check,
     check_one,
-    shown,
+    shown_value,
 )
 
 _U64 = 1 << 64
@@ -115,14 +115,14 @@ class MessageId:
     def wrap(cls, msg_id: MessageId | Any) -> MessageId:
         """Returns the id itself: a method of Pulsar's client, which has two kinds."""
         if not isinstance(msg_id, MessageId):
-            raise WrongMessageType(f"wrap takes a MessageId, not {shown(msg_id)}")
+            raise WrongMessageType(f"wrap takes a MessageId, not {shown_value(msg_id)}")
         return msg_id
 
     @staticmethod
     def deserialize(message_id_bytes: Bytes, topic: Text | None = None) -> MessageId:
         """The id that `serialize` wrote; `topic`: its full name. InvalidMessage: the bytes are not an id."""
         if not isinstance(message_id_bytes, bytes | bytearray | memoryview):
-            raise WrongMessageType(f"a message id is made of bytes, not of {shown(message_id_bytes)}")
+            raise WrongMessageType(f"a message id is made of bytes, not of {shown_value(message_id_bytes)}")
         check_one("topic", TEXT_OR_NONE, topic)
         try:
             data = MessageIdData.FromString(bytes(message_id_bytes))

@@ -27,7 +27,7 @@ from enum import EnumMeta
 from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeVar, overload
 
-from ..common.checks import WrongType, shown
+from ..common.checks import WrongType, shown_value
 from ..common.errors import InvalidMessage
 from .fields import Boolean, Bytes, CustomEnum, Double, Field, Float, Integer, Long, Names, Null, String, Text, V
 
@@ -59,7 +59,7 @@ def _field(kind: Any) -> Field[Any]:
         return _field(kind())
     if isinstance(kind, type) and issubclass(kind, Record):
         return _Nested(kind)
-    raise WrongType(f"the elements of a field are a field, an enum, or a record, not {shown(kind)}")
+    raise WrongType(f"the elements of a field are a field, an enum, or a record, not {shown_value(kind)}")
 
 
 class Array(Field[V]):
@@ -106,10 +106,10 @@ class Array(Field[V]):
                 raise InvalidMessage(f"Array field {self.name} items should all be of type {self.items.type()}")
             self.items.check(each)
 
-    def call(self, name: str) -> None:
-        super().call(name)
+    def set_name(self, name: str) -> None:
+        super().set_name(name)
         self.items = copy.copy(self.items)  # a program may have given the same field to others
-        self.items.call(name)
+        self.items.set_name(name)
 
     def plain(self, value: Any, text: Text) -> Any:
         return [self.items.plain(each, text) for each in value]
@@ -170,10 +170,10 @@ class Map(Field[V]):
                 raise InvalidMessage(f"Map values for field {self.name} should all be of type {said}")
             self.values.check(each)
 
-    def call(self, name: str) -> None:
-        super().call(name)
+    def set_name(self, name: str) -> None:
+        super().set_name(name)
         self.values = copy.copy(self.values)
-        self.values.call(name)
+        self.values.set_name(name)
 
     def plain(self, value: Any, text: Text) -> Any:
         return {key: self.values.plain(each, text) for key, each in value.items()}
@@ -242,7 +242,7 @@ class _RecordType(type):
                 found = _field(value)
             else:
                 continue
-            found.call(key)
+            found.set_name(key)
             fields[key] = found
             del namespace[key]
         namespace["_fields"] = fields

@@ -11,7 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...proto.schema import SchemaInfo, SchemaType
-from ..common.checks import TEXT, WrongMessageType, WrongValue, check_one, enum, shown
+from ..common.checks import TEXT, WrongMessageType, WrongValue, check_one, enum, shown_value
 from ..common.errors import ClientEnum, InvalidMessage
 from .avro_bounds import Parsed, reader_for
 from .fields import Text
@@ -119,7 +119,9 @@ class Schema:
             if number > 0:
                 self._told = _told(SchemaType(number), schema_definition, schema_name)
         except (TypeError, ValueError) as error:
-            raise WrongValue(f"a schema of type {shown(schema_type)} and this definition cannot be: {error}") from error
+            raise WrongValue(
+                f"a schema of type {shown_value(schema_type)} and this definition cannot be: {error}"
+            ) from error
 
     def encode(self, obj: Any) -> bytes:
         """Returns the payload of a value."""
@@ -293,7 +295,7 @@ class AvroSchema(Schema):
 
 def _class_of_records(given: Any) -> type[Record]:
     if not (isinstance(given, type) and issubclass(given, Record)):
-        raise WrongMessageType(f"a schema is made of a class of Record, not of {shown(given)}")
+        raise WrongMessageType(f"a schema is made of a class of Record, not of {shown_value(given)}")
     return given
 
 

@@ -139,7 +139,7 @@ class OutboxAdmin:
         if not known:
             raise OutboxError(f"the outbox has no shard {shard} yet: nothing is numbered")
         store = Store(self._engine, self._outbox, shard, known[0].shards)
-        taken = store.take("magnetar outbox renumber")
+        taken = store.claim_shard("magnetar outbox renumber")
         destinations = {*taken.stored, *(row.destination for row in taken.claimed)}
         for topic in store.topics():
             try:

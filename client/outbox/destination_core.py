@@ -8,7 +8,7 @@ a row that was refused before a crash, while later ones were stored, would count
 | state | left by |
 |---|---|
 | CLOSED | `open_wanted` → OPENING |
-| OPENING | `opened` → READY; refused → WAITS |
+| OPENING | `on_opened` → READY; refused → WAITS |
 | READY | `next_group` → SENDING |
 | SENDING | stored → READY; a row refused → RECORDS, or READY to send its rows one by one; put off → WAITS |
 | RECORDS | the refusal is in the database → READY |
@@ -101,7 +101,7 @@ class Destination:
         self.flight, self.state = (), state
 
     # ------------------------------------------------------------------------------ outcomes
-    def opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
+    def on_opened(self, last: int, *, sure: bool) -> list[ClaimedRow]:
         """Notes that its producer is open. `last`: the highest id that the topic has. Returns the rows that it has
         stored; not `sure`: an open transaction may have them, so they are sent again, one by one, and the topic drops
         what it has."""
@@ -158,7 +158,7 @@ class Destination:
         self.due = now + min(self._settings.back_off_last_s, 0.1 * 2 ** min(self._failed, 20))
         self._failed += 1
 
-    def lost(self, error: str, now: float, *, sure: bool) -> None:
+    def on_flight_lost(self, error: str, now: float, *, sure: bool) -> None:
         """Ends a flight and opens the destination anew. Not `sure`: the flight may be stored."""
         self.flight = ()
         self.last_open = self.last_open if sure else ANY

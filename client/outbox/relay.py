@@ -165,7 +165,7 @@ class Relay:
         if not self._wait_turn():
             return
         holder = f"{socket.gethostname()}:{os.getpid()}"
-        taken = self._store.take(holder, atomic=self._atomic)
+        taken = self._store.claim_shard(holder, atomic=self._atomic)
         self._facts = SimpleQueue()  # what concerns an earlier life is not told to this one
         facts = self._facts
         core = RelayCore(self._shard, self._shards, self._settings, name=self.name, atomic=self._atomic)
@@ -174,14 +174,14 @@ class Relay:
         self._phase, self._trouble = "running", ""
         self._ready.set()
         try:
-            self._run_effects(core, sender, core.taken(taken, _clock.monotonic()))
-            self._follow(core, sender, facts)
+            self._run_effects(core, sender, core.on_claimed(taken, _clock.monotonic()))
+            self._run_steps(core, sender, facts)
         finally:
             self._before = self._counters()
             self._core = self._sender = None
             sender.close()
 
-    def _follow(self, core: RelayCore, sender: Sender, facts: SimpleQueue[Fact | None]) -> None:
+    def _run_steps(self, core: RelayCore, sender: Sender, facts: SimpleQueue[Fact | None]) -> None:
         ends_at = float("inf")
         while True:
             now = _clock.monotonic()
@@ -230,7 +230,7 @@ class Relay:
         except RelayFenced:
             return core.fenced()
         except OutboxUnreachable as error:
-            self._note(error)
+            self._log_trouble(error)
             return core.turn_failed(_clock.monotonic())
         self._trouble = ""
         return core.turned(turn, rows, next_seq, _clock.monotonic())
@@ -239,11 +239,11 @@ class Relay:
         try:
             topics = self._store.topics()
         except OutboxUnreachable as error:
-            self._note(error)
+            self._log_trouble(error)
             return core.find_failed(_clock.monotonic())
-        return core.found(topics, _clock.monotonic())
+        return core.on_found(topics, _clock.monotonic())
 
-    def _note(self, error: OutboxUnreachable) -> None:
+    def _log_trouble(self, error: OutboxUnreachable) -> None:
         if not self._trouble:
             _LOG.warning("%s: %s", self.name, error)
         self._trouble = error.message

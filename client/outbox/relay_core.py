@@ -1,7 +1,8 @@
 """The decisions of a relay for its shard: what it claims, sends, records, and when it must stop. Pure; times are
 seconds of one clock that does not go back.
 
-Facts in (`taken`, `found`, `resolved`, `opened`, `settled`, `turned`, …), effects out (values_core.py).
+Facts in (`on_claimed`, `on_found`, `on_resolved`, `on_opened`, `on_settled`, `turned`, …), effects out
+(values_core.py).
 
 **Shards.** Each destination has one shard: a hash of its topic's name, plus the partition, modulo the number of shards.
 So no two relays ever send to one destination, and the producer there can be exclusive.
@@ -120,7 +121,7 @@ class RelayCore:
         self._first: frozenset[str] | None = None  # the topics that were found first
 
     # ------------------------------------------------------------------------------ facts
-    def taken(self, found: Taken, now: float) -> list[Effect]:
+    def on_claimed(self, found: Taken, now: float) -> list[Effect]:
         """Takes the shard, which is ours. Its destinations are opened: each says what it has."""
         self._epoch, self._next_seq, self._absent_s = found.epoch, found.next_seq, found.absent_s
         self._known = dict(found.stored)
@@ -128,10 +129,10 @@ class RelayCore:
             if shard_of(name, self.shards) == self.shard:
                 self._destination(name)
         self._sure = self._sure and not found.was_atomic
-        self._take(sorted(found.claimed, key=lambda row: row.seq))
+        self._add_rows(sorted(found.claimed, key=lambda row: row.seq))
         return self.time_passed(now)
 
-    def _take(self, rows: Sequence[ClaimedRow]) -> None:
+    def _add_rows(self, rows: Sequence[ClaimedRow]) -> None:
         for row in rows:
             at = self._destination(row.destination)
             if self.together is None:
@@ -139,7 +140,7 @@ class RelayCore:
         if self.together is not None:
             self.together.add(rows)
 
-    def found(self, topics: Sequence[str], now: float) -> list[Effect]:
+    def on_found(self, topics: Sequence[str], now: float) -> list[Effect]:
         """Notes the topics for which rows wait."""
         self._finding = False
         self._find_due = now + self._settings.find_s
@@ -154,7 +155,7 @@ class RelayCore:
         self._find_due = now + 1.0
         return []
 
-    def resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
+    def on_resolved(self, topic: str, partitions: int, now: float) -> list[Effect]:
         """Notes the partitions of a topic; 0: it has none."""
         known = self.topics[topic]
         known.asked, known.failed, known.error, known.deduplicates = False, 0, "", True
@@ -178,7 +179,7 @@ class RelayCore:
         known.failed += 1
         return []
 
-    def opened(self, destination: str, last: int, now: float) -> list[Effect]:
+    def on_opened(self, destination: str, last: int, now: float) -> list[Effect]:
         """Handles a producer that is open; `last`: the highest sequence id that the topic has of its name."""
         at = self.destinations[destination]
         given = at.last_claimed if self._sure else self._next_seq - 1  # ids of what was aborted were given back
@@ -196,8 +197,8 @@ class RelayCore:
         absent = self._absent_s or 0.0
         if last == at.stored == NONE and waiting and absent > self._settings.remembered_s:
             return self._stop(self._forgotten(f"{destination} knows nothing after {absent:,.0f} s", waiting))
-        for row in at.opened(last, sure=self._sure):
-            self._done(row, at)
+        for row in at.on_opened(last, sure=self._sure):
+            self._on_stored(row, at)
         return self.time_passed(now)
 
     def _forgotten(self, what: str, rows: int) -> SequencesForgotten:
@@ -211,15 +212,15 @@ class RelayCore:
         self._put_off(self.destinations[destination], error, now)
         return []
 
-    def settled(self, destination: str, outcome: Outcome, error: str, now: float) -> list[Effect]:
+    def on_settled(self, destination: str, outcome: Outcome, error: str, now: float) -> list[Effect]:
         """Handles the outcome of the group in flight."""
         at = self.destinations[destination]
         match outcome:
             case Outcome.STORED:
                 for row in at.group_stored():
-                    self._done(row, at)
+                    self._on_stored(row, at)
             case Outcome.ROW_REFUSED:
-                self._refused(at, error, now)
+                self._on_refused(at, error, now)
             case Outcome.PUT_OFF | Outcome.UNKNOWN:
                 self._put_off(at, error, now)
         return self.time_passed(now)
@@ -233,12 +234,12 @@ class RelayCore:
         if outcome is Outcome.STORED:
             for at in flying.values():
                 at.group_stored()
-            for row in together.stored():
-                self._done(row, flying[row.destination])
+            for row in together.take_stored():
+                self._on_stored(row, flying[row.destination])
         elif outcome is Outcome.ROW_REFUSED and not together.is_unclear:
             for at in flying.values():
                 at.lands()
-            if unit := together.refused():
+            if unit := together.take_refused():
                 self._unit_refused(unit, error)
         else:
             together.back()
@@ -247,7 +248,7 @@ class RelayCore:
                 if sure and failed and at.name not in failed:
                     at.lands()
                 else:
-                    at.lost(error, now, sure=sure)
+                    at.on_flight_lost(error, now, sure=sure)
                     self._ours_wanted[at.name] = self._begun
         return self.time_passed(now)
 
@@ -258,9 +259,9 @@ class RelayCore:
             self.destinations[row.destination].lands(State.RECORDS)
         attempts = max(row.attempts for row in unit)
         for row in unit:
-            self._failed(row._replace(attempts=attempts), error)
+            self._on_row_failed(row._replace(attempts=attempts), error)
         assert self.together is not None, "a unit is of an atomic relay"
-        self._release += self.together.release()
+        self._release += self.together.take_unstored()
 
     def _put_off(self, at: Destination, error: str, now: float) -> None:
         """Puts a destination off. It is opened again when the database has said, after this moment, that the shard is
@@ -271,21 +272,21 @@ class RelayCore:
     def _may_open(self, at: Destination) -> bool:
         return self.turns > self._ours_wanted.get(at.name, NONE)
 
-    def _done(self, row: ClaimedRow, at: Destination) -> None:
+    def _on_stored(self, row: ClaimedRow, at: Destination) -> None:
         self.stored_rows += 1
         self._delete.append(row.id)
         self._stored[at.name] = at.stored
 
-    def _refused(self, at: Destination, error: str, now: float) -> None:
+    def _on_refused(self, at: Destination, error: str, now: float) -> None:
         if not self._sure and len(at.flight) == 1 and at.flight[0].seq <= at.last_open:
             self._put_off(at, error, now)  # it may be stored, so its id is not given up
             return
         row, followers = at.group_refused()
         if row is not None:
-            self._failed(row, error)
+            self._on_row_failed(row, error)
             self._release += followers
 
-    def _failed(self, row: ClaimedRow, error: str) -> None:
+    def _on_row_failed(self, row: ClaimedRow, error: str) -> None:
         parked = row.attempts + 1 >= self._settings.attempts_max
         wait = min(self._settings.retry_last_s, self._settings.retry_first_s * 2 ** min(row.attempts, 30))
         self.refused_rows += 1
@@ -308,7 +309,7 @@ class RelayCore:
         else:
             refused = {(each.row.destination, each.row.key) for each in self._failures if each.row.key is not None}
             self._release += [row for row in rows if (row.destination, row.key) in refused]  # likewise
-            self._take([row for row in rows if (row.destination, row.key) not in refused])
+            self._add_rows([row for row in rows if (row.destination, row.key) not in refused])
         if turn.claim is not None and not rows:
             self._claim_due = now + self._settings.poll_s
         return self.time_passed(now)
@@ -390,7 +391,7 @@ class RelayCore:
 
     def _fly(self, together: Together, effects: list[Effect]) -> None:
         if together.waits_in_vain():
-            self._release += together.release()
+            self._release += together.take_unstored()
         if parts := together.take_off():
             for name, entries in parts.items():
                 rows = tuple(row for entry in entries for row in entry)

@@ -1,6 +1,6 @@
 """The relay's side of the broker: asks for topics, opens one producer per destination, sends groups of rows.
 
-Each call returns at once; its answer is a fact that is given to `tell`, from the client's loop thread. A group is one
+Each call returns at once; its answer is a fact that is given to `report`, from the client's loop thread. A group is one
 entry: its messages are added one after the other, nothing closes their batch before the last one, and nothing else is
 in flight in that producer.
 
@@ -86,7 +86,7 @@ class Sender:
             wrong = error if isinstance(error, MagnetarError) else translate(error)
             self._tell(lambda core, now: core.resolve_failed(topic, wrong, now))
         else:
-            self._tell(lambda core, now: core.resolved(topic, partitions, now))
+            self._tell(lambda core, now: core.on_resolved(topic, partitions, now))
 
     async def _check_deduplication(self, topic: str) -> None:
         if self._admin is None:
@@ -130,7 +130,7 @@ class Sender:
             return
         self._producers[destination], self._schemas[destination] = producer, schema
         last = producer.last_sequence_id()
-        self._tell(lambda core, now: core.opened(destination, last, now))
+        self._tell(lambda core, now: core.on_opened(destination, last, now))
 
     async def open_producer(self, destination: str, schema: Schema | None = None) -> Producer:
         """Opens a producer, which fences the one before: nothing of that one is in flight when this returns."""
@@ -198,7 +198,7 @@ class Sender:
         try:
             extras = [_extras(row)._replace(txn=txn) for row in rows]
         except (ValueError, RecursionError) as error:  # another program wrote the row; nothing is sent
-            group.tell(Outcome.ROW_REFUSED, f"the row cannot be read: {error}")
+            group.report(Outcome.ROW_REFUSED, f"the row cannot be read: {error}")
             return
         added = 0
         try:
@@ -213,12 +213,12 @@ class Sender:
             if refused and added and txn is not None:  # which is aborted: what is sent of it is sent again
                 group.ends_at(added, text)
             else:  # without one the producer is opened anew, and says how far those before it came
-                group.tell(Outcome.ROW_REFUSED if refused and not added else Outcome.PUT_OFF, text)
+                group.report(Outcome.ROW_REFUSED if refused and not added else Outcome.PUT_OFF, text)
             return
         partition.flush_soon()
 
     def _settled(self, destination: str, outcome: Outcome, text: str) -> None:
-        self._tell(lambda core, now: core.settled(destination, outcome, text, now))
+        self._tell(lambda core, now: core.on_settled(destination, outcome, text, now))
 
     # ------------------------------------------------------------------------------ flights
     def fly(self, parts: Parts) -> None:
@@ -254,7 +254,7 @@ class Sender:
     async def _begin(self) -> Transaction:
         """Begins a transaction. If the name has a later holder, this relay is fenced in the database, too, or the name
         is taken again when that has said that the shard is still ours."""
-        home = Transactions.of(self._client.inner().connections)
+        home = Transactions.of_client(self._client.inner().connections)
         if not self._named:
             home.coordinators.take_anew(self._name)
         self._named = False
@@ -313,7 +313,7 @@ def _answer(to: asyncio.Future[tuple[Outcome, str]], outcome: Outcome, text: str
 
 
 class _Group:
-    """Counts the outcomes of a group's rows; `tell` is called once."""
+    """Counts the outcomes of a group's rows; `report` is called once."""
 
     __slots__ = ("_left", "_producer", "_refusal", "_results", "_rows", "_tell", "_told")
 
@@ -340,13 +340,13 @@ class _Group:
 
     def _tell_all(self) -> None:
         if self._results == {Result.Ok}:
-            self.tell(Outcome.ROW_REFUSED if self._refusal else Outcome.STORED, self._refusal)
+            self.report(Outcome.ROW_REFUSED if self._refusal else Outcome.STORED, self._refusal)
             return
         why = self._producer.partitions[0].why or ", ".join(each.name for each in self._results)
         refused = self._results <= _OF_THE_ROW and not self._producer.is_over
-        self.tell(Outcome.ROW_REFUSED if refused else Outcome.PUT_OFF, why)
+        self.report(Outcome.ROW_REFUSED if refused else Outcome.PUT_OFF, why)
 
-    def tell(self, outcome: Outcome, text: str) -> None:
+    def report(self, outcome: Outcome, text: str) -> None:
         if not self._told:
             self._told = True
             self._tell(outcome, text)

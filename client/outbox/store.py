@@ -72,7 +72,7 @@ class UnitClaim:
             after = 0
             for _ in range(WINDOWS):
                 heads = self._heads(phase, after)
-                if not heads or not self._look(heads) or self._taken:
+                if not heads or not self._claim_heads(heads) or self._taken:
                     break
                 after = heads[-1].id
             if self._taken:
@@ -84,7 +84,7 @@ class UnitClaim:
         query = select(columns.id, columns.unit).where(*phase, columns.id > after).order_by(columns.id)
         return self._connection.execute(query.limit(self._claim.rows_max)).all()
 
-    def _look(self, heads: Sequence[Any]) -> bool:
+    def _claim_heads(self, heads: Sequence[Any]) -> bool:
         """Takes what can be taken. False: there is no more room."""
         whole = self._whole(heads)
         free = self._free([row.id for rows in whole.values() for row in rows])
@@ -95,11 +95,11 @@ class UnitClaim:
             places = {(row.topic, row.key) for row in rows if row.key is not None}
             if not free.issuperset(row.id for row in rows) or places & self._kept:
                 self._kept |= places
-            elif not self._take(rows):
+            elif not self._add_unit(rows):
                 return False
         return True
 
-    def _take(self, rows: Sequence[Any]) -> bool:
+    def _add_unit(self, rows: Sequence[Any]) -> bool:
         claim, size = self._claim, sum(row.size for row in rows)
         is_large = len(self._taken) + len(rows) > claim.rows_max or self._size + size > claim.bytes_max
         if self._taken and is_large:
@@ -185,7 +185,7 @@ class Store:
             ).one_or_none()
         return (0, 0) if found is None else (found.epoch, found.seen)
 
-    def take(self, holder: str, *, atomic: bool = False) -> Taken:
+    def claim_shard(self, holder: str, *, atomic: bool = False) -> Taken:
         """Takes the shard; who had it is fenced. `atomic`: noted, for ever, before anything is sent. ShardsDiffer."""
         shards, now = self._shards, now_ms()
         noted = {"atomic": 1} if atomic else {}
@@ -275,7 +275,7 @@ class Store:
         for destination, seq in turn.stored.items():
             self._store_position(connection, destination, seq)
         for failure in turn.failures:
-            self._refused(connection, failure)
+            self._store_refused(connection, failure)
         for ids in chunks([each.id for each in turn.release]):
             connection.execute(
                 update(rows).where(rows.c.id.in_(ids), rows.c.state == RowState.CLAIMED)
@@ -290,7 +290,7 @@ class Store:
             if there is None:
                 connection.execute(insert(positions).values(shard=self._shard, destination=destination, seq=seq))
 
-    def _refused(self, connection: Connection, failure: Failure) -> None:
+    def _store_refused(self, connection: Connection, failure: Failure) -> None:
         rows, row = self._rows, failure.row
         state = RowState.PARKED if failure.parked else RowState.HELD
         connection.execute(

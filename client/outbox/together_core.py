@@ -111,7 +111,7 @@ class Together:
         return [*entries, tuple(group)]
 
     # ------------------------------------------------------------------------------ how it ended
-    def stored(self) -> list[ClaimedRow]:
+    def take_stored(self) -> list[ClaimedRow]:
         flight, self.flight = self.flight, ()
         return [row for unit in flight for row in unit]
 
@@ -125,7 +125,7 @@ class Together:
         """Whether the flight is one unit, which may be stored: when it is refused nothing is known."""
         return len(self.flight) == 1 and self.may_be_stored(self.flight[0])
 
-    def refused(self) -> Unit:
+    def take_refused(self) -> Unit:
         """The unit of which a row was refused. Empty: it is not known which; all are sent again, one by one."""
         assert not self.is_unclear, "what may be stored is not given up"
         flight = self.flight
@@ -135,7 +135,7 @@ class Together:
             return ()
         return self.queue.popleft()
 
-    def release(self) -> list[ClaimedRow]:
+    def take_unstored(self) -> list[ClaimedRow]:
         """Removes and returns all that is certainly not stored, and nothing that follows what may be: ids of a
         destination rise."""
         if any(map(self.may_be_stored, self.queue)):

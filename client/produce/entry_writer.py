@@ -29,7 +29,7 @@ from ..common.checks import (
     are_plain,
     check_message,
     is_plain_key,
-    shown,
+    shown_value,
 )
 from ..common.errors import InvalidMessage
 from ..connect.attachment import Attachment
@@ -124,24 +124,24 @@ class EntryWriter:
                     self._credit += frame.credit
                 case "producer_opened":
                     self._credit = frame.producer_opened.credit
-                    self._attachment.opened()
+                    self._attachment.on_opened()
                 case "failed":
-                    self._end(from_wire(frame.failed.error))
+                    self._fail(from_wire(frame.failed.error))
                 case "done":
-                    self._attachment.done()
+                    self._attachment.on_closed()
                 case "closed":
-                    self._attachment.closed(from_wire(frame.closed))
+                    self._attachment.on_closed_by_broker(from_wire(frame.closed))
                 case kind:
-                    self._end(ConnectionLost(f"the broker said {kind} out of turn"))
+                    self._fail(ConnectionLost(f"the broker said {kind} out of turn"))
         self._changed.set()
 
     def _receipt(self, sequence_id: int) -> None:
         if not self._sent or self._sent[0].sequence_id != sequence_id:
-            self._end(ConnectionLost(f"a receipt for {sequence_id} out of turn"))
+            self._fail(ConnectionLost(f"a receipt for {sequence_id} out of turn"))
             return
         self._done(self._sent.popleft())
 
-    def _end(self, error: MagnetarError) -> None:
+    def _fail(self, error: MagnetarError) -> None:
         if self._error is None:
             self._error = error
         self._changed.set()
@@ -155,10 +155,10 @@ class EntryWriter:
             self._opened.set_exception(error)
 
     def on_lost(self, error: MagnetarError) -> None:
-        self._end(error)
+        self._fail(error)
 
-    def broke(self, error: Exception) -> None:
-        self._end(ConnectionLost(f"the producer failed: {error}"))
+    def on_failure(self, error: Exception) -> None:
+        self._fail(ConnectionLost(f"the producer failed: {error}"))
 
 
 # ------------------------------------------------------------------------------------------------------ messages
@@ -264,7 +264,7 @@ def outgoing(content: Any, extras: Extras, schema: Schema, wall_ms: Callable[[],
 
 def check_txn(txn: object) -> None:
     if not isinstance(txn, InTransaction):
-        raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown(txn)}")
+        raise WrongMessageType(f"txn is a transaction of this client, or None, not {shown_value(txn)}")
 
 
 def _encoded(content: Any, schema: Schema) -> bytes:
@@ -288,7 +288,7 @@ def _made(encode: Callable[[Any], Any], content: Any, schema: Schema) -> Any:
         raise WrongMessageType(error.message) from error
     except Exception as error:
         kind = WrongMessageType if isinstance(error, TypeError) else WrongMessageValue
-        raise kind(f"{shown(content)} cannot be encoded as {schema}: {error}") from error
+        raise kind(f"{shown_value(content)} cannot be encoded as {schema}: {error}") from error
 
 
 def _check_extras(extras: Extras) -> None:
@@ -297,7 +297,7 @@ def _check_extras(extras: Extras) -> None:
     if txn is not None:
         check_txn(txn)
     if key_bytes is not None and (key is not None or type(key_bytes) is not bytes):
-        raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shown(key_bytes)}")
+        raise WrongMessageType(f"key_bytes is bytes, without a partition_key, not {shown_value(key_bytes)}")
     if key is not None and not is_plain_key(key):
         check_message({"partition_key": key})
     if ordering is not None and not is_plain_key(ordering):

@@ -64,7 +64,7 @@ from ..model.settings import ProducerAccessMode, ProducerSettings
 _LOG = logging.getLogger("magnetar.client")
 
 
-def settle(outcome: Settle, topic: TopicName) -> None:
+def complete(outcome: Settle, topic: TopicName) -> None:
     batch, error, ledger_id, entry_id = outcome
     if error is None:
         confirm(batch, topic.partition, ledger_id, entry_id)
@@ -76,13 +76,13 @@ def settle(outcome: Settle, topic: TopicName) -> None:
         _call(callback, result, missing)
 
 
-def tell(txn: InTransaction, where: Part, outcome: Settle) -> None:
+def notify_transaction(txn: InTransaction, where: Part, outcome: Settle) -> None:
     """Tells the transaction that an entry belongs to, after the callbacks of its messages."""
     batch, error, ledger_id, entry_id = outcome
     if error is None:
-        txn.stored(where, batch.count, Position(ledger_id, entry_id))
+        txn.on_stored(where, batch.count, Position(ledger_id, entry_id))
     else:
-        txn.refused(batch.count, error)
+        txn.on_refused(batch.count, error)
 
 
 def result_of(error: MagnetarError) -> Result:
@@ -147,7 +147,7 @@ class PartitionProducer:
         self._attachment = Attachment(connections, self)
         self._loop = asyncio.get_running_loop()
         self._wakes = connections.wakes
-        self._timer = DueTimer(self._now, self._time_passed, self.broke)
+        self._timer = DueTimer(self._now, self._time_passed, self.on_failure)
         self._opened: asyncio.Future[None] | None = None
         self._share: Share | None = None  # of the transaction in which a message was sent last
 
@@ -185,7 +185,7 @@ class PartitionProducer:
         try:
             self._add_message(message, callback)
         except PulsarException:
-            message.txn.leave(message=True)
+            message.txn.cancel_operation(message=True)
             raise
 
     def _add_message(self, message: OutgoingMessage, callback: Callback) -> None:
@@ -245,7 +245,7 @@ class PartitionProducer:
 
     def _wake(self) -> None:
         self.core.turn_wanted = True
-        self._wakes.call(self._turn, self.broke)
+        self._wakes.call(self._turn, self.on_failure)
 
     def exception(self, result: Result) -> PulsarException:
         """The outcome of a message that failed just now."""
@@ -277,13 +277,13 @@ class PartitionProducer:
                 if kind == "receipt":
                     receipt = frame.receipt
                     ledger_id, entry_id = receipt.ledger_id, receipt.entry_id
-                    batch = core.confirmed(receipt.sequence_id, ledger_id, entry_id)
+                    batch = core.take_confirmed(receipt.sequence_id, ledger_id, entry_id)
                     if batch is None:
                         effects += core.receipt(receipt.sequence_id, ledger_id, entry_id, now)
                         continue
                     confirm(batch, partition, ledger_id, entry_id)
                     if batch.txn is not None:
-                        tell(batch.txn, self, Settle(batch, None, ledger_id, entry_id))
+                        notify_transaction(batch.txn, self, Settle(batch, None, ledger_id, entry_id))
                     if batch.waiters is not None:
                         wake(batch.waiters)
                 elif kind == "credit":
@@ -300,20 +300,20 @@ class PartitionProducer:
     def _rare(self, kind: str | None, frame: wire.ServerFrame, now: float) -> list[ProducerEffect]:
         match kind:
             case "failed":
-                return self.core.failed(frame.failed.sequence_id, from_wire(frame.failed.error), now)
+                return self.core.on_refused(frame.failed.sequence_id, from_wire(frame.failed.error), now)
             case "producer_opened":
                 opened = frame.producer_opened
-                self._attachment.opened()
-                return self.core.opened(
+                self._attachment.on_opened()
+                return self.core.on_opened(
                     opened.producer_name, opened.last_sequence_id, opened.max_message_size, opened.credit,
                     opened.topic_epoch, now, self._wall_ms(), opened.schema_version,
                 )  # fmt: skip
             case "waits":
-                return self.core.waits(from_wire(frame.waits), now)
+                return self.core.on_waiting(from_wire(frame.waits), now)
             case "done":
-                self._attachment.done()
+                self._attachment.on_closed()
             case "closed":
-                self._attachment.closed(from_wire(frame.closed))
+                self._attachment.on_closed_by_broker(from_wire(frame.closed))
             case _:
                 self._attachment.out_of_turn(kind)
         return []
@@ -323,7 +323,7 @@ class PartitionProducer:
             _LOG.warning("%s: the producer is finished: %s", self.topic, error)
         elif self.core.state is not State.CLOSED:
             _LOG.info("%s: the producer reconnects: %s", self.topic, error)
-        self._do(self.core.lost(error, self._now()))
+        self._do(self.core.on_lost(error, self._now()))
 
     # ------------------------------------------------------------------------------ effects
     def _do(self, effects: list[ProducerEffect]) -> None:
@@ -351,11 +351,11 @@ class PartitionProducer:
             case Connect(after_s):
                 self._attachment.reopen(after_s)
             case Leave():
-                self._attachment.leave()
+                self._attachment.close_at_broker()
             case Warn(text):
                 _LOG.warning("%s: %s", self.topic, text)
             case Finished(error):
-                self._end(error)
+                self._close_with(error)
 
     def _after_outcomes(self) -> None:
         core = self.core
@@ -363,7 +363,7 @@ class PartitionProducer:
             self._make_room()
         if core.urgent and core.wants_flush:
             core.turn_wanted = True
-            self._loop.call_soon(run, self._turn, self.broke)
+            self._loop.call_soon(run, self._turn, self.on_failure)
         if core.delay_due is not None or self._timer.at == inf:  # else it is set for the oldest entry, or an older one
             self._timer.arm(core.due)
 
@@ -375,10 +375,10 @@ class PartitionProducer:
     def _settle(self, outcome: Settle) -> None:
         if outcome.error is not None:
             self.why, self._failure = outcome.error.message, outcome.error
-        settle(outcome, self.topic)
+        complete(outcome, self.topic)
         batch = outcome.batch
         if batch.txn is not None:
-            tell(batch.txn, self, outcome)
+            notify_transaction(batch.txn, self, outcome)
         if batch.waiters is not None:
             wake(batch.waiters)
 
@@ -415,7 +415,7 @@ class PartitionProducer:
             self._do(self.core.flush(reached, self._now(), self._wall_ms()))
         except Exception as error:
             _LOG.exception("%s: the flush failed", self.topic)
-            self.broke(error)
+            self.on_failure(error)
             return
         await reached
 
@@ -423,17 +423,17 @@ class PartitionProducer:
         """Ends at once: what is under way gets AlreadyClosed and has an unknown outcome."""
         self._finish(AlreadyClosed(self._connections.why_closed))
 
-    def broke(self, error: Exception) -> None:
+    def on_failure(self, error: Exception) -> None:
         """Handles an unforeseen failure: every waiter gets that error."""
         self._finish(translate(error))
 
     def _finish(self, error: PulsarException) -> None:
         self._do(self.core.finish(error))
 
-    def _end(self, error: MagnetarError) -> None:
+    def _close_with(self, error: MagnetarError) -> None:
         self._timer.stop()
         self._attachment.stop()
-        self._attachment.leave()
+        self._attachment.close_at_broker()
         if self._opened is not None and not self._opened.done():
             self._opened.set_exception(translate(error))
         self._make_room()

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ...proto.names import TopicName
 from ...proto.states import TxnId
-from ..common.checks import Check, WrongValue, check_message, check_one, shown
+from ..common.checks import Check, WrongValue, check_message, check_one, shown_value
 from ..common.closing import ClosedAfterAsyncWith, close_all
 from ..common.errors import (
     AlreadyClosed,
@@ -202,7 +202,7 @@ class PartitionProducers:
             return self.all[self._router.route(key, len(message.payload), self._now())]
         number = choose(MessageDraft(message, self._settings.schema), self._router.partitions)
         if not isinstance(number, int) or not 0 <= number < len(self.all):
-            raise WrongValue(f"message_router chose partition {shown(number)} of {len(self.all)}")
+            raise WrongValue(f"message_router chose partition {shown_value(number)} of {len(self.all)}")
         return self.all[number]
 
     # ------------------------------------------------------------------------------ the end

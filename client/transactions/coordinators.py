@@ -63,7 +63,7 @@ class LeasedIds:
         self._lock = Lock()
         self._blocks: deque[tuple[TxnId, int, float]] = deque()  # next one, how many, when they are void
 
-    def take(self, now: float) -> TxnId | None:
+    def take_id(self, now: float) -> TxnId | None:
         with self._lock:
             while self._blocks:
                 first, count, void_at = self._blocks.popleft()
@@ -83,7 +83,7 @@ class LeasedIds:
             if count >= self.wanted:
                 self.wanted = min(MOST, 2 * self.wanted)
 
-    def forget(self, coordinator: int) -> None:
+    def discard(self, coordinator: int) -> None:
         """Forgets the ids of a coordinator that aborted one of them, or is not where it was: those of a coordinator
         that was lost are void."""
         with self._lock:
@@ -142,7 +142,7 @@ class Coordinators:
             if len(self._leases) >= LANES_MAX:
                 return (await self._begin(wire.BeginRequest(count=1, timeout_ms=timeout_ms)))[0]
             ids = self._leases[timeout_ms] = LeasedIds()
-        while (found := ids.take(self._now())) is None:
+        while (found := ids.take_id(self._now())) is None:
             failed = await asyncio.shield(self._refill(timeout_ms, ids))
             if failed is not None:
                 raise failed
@@ -153,7 +153,7 @@ class Coordinators:
     def begin_now(self, timeout_ms: int, soon: Callable[[Callable[[], None]], None]) -> TxnId | None:
         """Returns an id, from any thread: of what was leased ahead. `soon` runs work in the event loop."""
         ids = self._leases.get(timeout_ms)
-        found = ids.take(self._now()) if ids is not None else None
+        found = ids.take_id(self._now()) if ids is not None else None
         if ids is not None and found is not None and ids.runs_out:
             soon(lambda: self._refill_quietly(timeout_ms, ids))
         return found
@@ -248,7 +248,7 @@ class Coordinators:
             reply: wire.StatusReply = await self._ask_once(txn.most, "Status", request, longest)
             answer = answer_of(reply.items[0]) if reply.items else Answer(TxnState.OPEN, Unavailable("no answer"))
             if answer.error is not None and answer.error.retryable:
-                self.forget(txn.most)  # it moved, or is moving
+                self.discard(txn.most)  # it moved, or is moving
                 raise answer.error
             return answer
 
@@ -295,15 +295,15 @@ class Coordinators:
         try:
             return await channel.call(rpc("Transactions", method), request, timeout_s=timeout_s)
         except MagnetarError:
-            self.forget(coordinator)
+            self.discard(coordinator)
             raise
 
-    def forget(self, coordinator: int) -> None:
+    def discard(self, coordinator: int) -> None:
         """Forgets a coordinator that is not where it was, or lost transactions: it is looked for again, and no id that
         it leased is used."""
         self._owners.pop(coordinator, None)
         for each in self._leases.values():
-            each.forget(coordinator)
+            each.discard(coordinator)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -352,7 +352,7 @@ class EndQueue:
             reply = await self._coordinators.send_ends(self._coordinator, request)
             answers = [answer_of(each) for each in reply.items]
             if any(each.error is not None and each.error.retryable for each in answers):
-                self._coordinators.forget(self._coordinator)
+                self._coordinators.discard(self._coordinator)
             missing = ConnectionLost("the coordinator did not answer to all")
         except MagnetarError as error:
             missing = error

@@ -30,7 +30,7 @@ from ...proto.names import TopicName
 from ...proto.states import HALF_BYTES_MAX, HALF_MESSAGES_MAX, TxnId, TxnState, coordinator_of
 from ...runtime.network import EndOfStream, Stream, rpc
 from ...runtime.tasks import Tasks, unbroken
-from ..common.checks import Check, WrongValue, check, shown
+from ..common.checks import Check, WrongValue, check, shown_value
 from ..common.errors import AlreadyClosed, MessageTooBig, OutcomeUnknown, translate
 from ..common.loggers import ignored, is_cancelled, run
 from ..connect.connections import Connections
@@ -72,13 +72,13 @@ class Halves:
         self._watches: dict[str, Watch] = {}
 
     @classmethod
-    def of(cls, connections: Connections) -> Halves:
+    def of_client(cls, connections: Connections) -> Halves:
         """Returns the halves of a client, made when first used."""
         from .transaction import Transactions
 
         found = connections.halves
         if found is None:
-            found = connections.halves = cls(Transactions.of(connections))
+            found = connections.halves = cls(Transactions.of_client(connections))
         assert isinstance(found, cls), "a client has its halves"
         return found
 
@@ -156,7 +156,7 @@ class Halves:
 
     async def _id(self, number: int) -> TxnId:
         ids, now = self._ids.setdefault(number, LeasedIds()), self._home.now
-        while (found := ids.take(now())) is None:
+        while (found := ids.take_id(now())) is None:
             asked_at = now()
             reply: wire.BeginReply = await self.coordinators.ask(
                 number, "Begin", wire.BeginRequest(coordinator=number, count=ids.wanted)
@@ -329,7 +329,7 @@ class CheckWatch:
         except EndOfStream as error:
             raise ConnectionLost("the broker ended the stream") from error
         finally:
-            coordinators.forget(number)
+            coordinators.discard(number)
             if stream is not None:
                 stream.cancel()
 
@@ -353,7 +353,7 @@ class CheckWatch:
             async with asyncio.timeout(answer_s):
                 found = await (self._call(half) if self._in_loop else self._call_in_thread(half))
             if not isinstance(found, Decision):
-                raise TypeError(f"it returned {shown(found)}, which is no Decision")
+                raise TypeError(f"it returned {shown_value(found)}, which is no Decision")
         except TimeoutError:
             why = f"no answer within {answer_s:g} s"
             _LOG.error("half %s: the check of group %s has %s", id_, self.group, why)

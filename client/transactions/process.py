@@ -43,7 +43,7 @@ from ..common.checks import (
     check,
     check_one,
     instance,
-    shown,
+    shown_value,
     whole,
 )
 from ..common.errors import (
@@ -225,7 +225,7 @@ class Batch:
         self.sent = 0
         self.ending: asyncio.Task[bool | PulsarException] | None = None
 
-    async def end(self) -> bool | PulsarException:
+    async def wait_ended(self) -> bool | PulsarException:
         assert self.ending is not None, "it is under way"
         return await asyncio.shield(self.ending)
 
@@ -243,7 +243,7 @@ class Loop:
         self._options = options
         self._statistics = options.statistics
         self._in_order = consumer.settings.consumer_type is not ConsumerType.Shared
-        self._home = Transactions.of(consumer.connections)
+        self._home = Transactions.of_client(consumer.connections)
         self._backoff = consumer.connections.backoff()
         self._under_way: deque[Batch] = deque()
         self._tasks = Tasks()
@@ -252,7 +252,7 @@ class Loop:
         """Runs until it was idle for long enough; returns the statistics."""
         try:
             while True:
-                messages = await self._take()
+                messages = await self._next_batch()
                 if messages:
                     await self._do(messages)
                 elif messages is None and await self._end_all():
@@ -264,7 +264,7 @@ class Loop:
             await self._tasks.close()
 
     # ------------------------------------------------------------------------------ what comes
-    async def _take(self) -> list[Message] | None:
+    async def _next_batch(self) -> list[Message] | None:
         """The next batch; None: nothing came for so long. Empty: an abort gave back what was delivered."""
         if len(self._consumer.inbox) >= self._options.messages_max:
             return self._gathered() if await self._reap() else []
@@ -288,7 +288,7 @@ class Loop:
         try:
             await inbox.wait_filled(None if idle_ms is None else idle_ms / 1000)
         except Timeout as late:
-            return late if inbox.ended else False
+            return late if inbox.is_closed else False
         except PulsarException as ended:
             return ended
         if linger_ms and len(inbox) < self._options.messages_max:
@@ -320,7 +320,7 @@ class Loop:
         try:
             for message, outputs, error in results:
                 if error is not None:
-                    await self._failed(message, error)
+                    await self._on_failure(message, error)
                     continue
                 for output in outputs:
                     await self._send(output, batch.txn)
@@ -346,11 +346,11 @@ class Loop:
         self._under_way.append(batch)
         batch.ending = self._tasks.spawn(self._commit(batch, before), "commit of a batch")
         while len(self._under_way) >= self._options.transactions_max:
-            await self._under_way[0].end()
+            await self._under_way[0].wait_ended()
             if not await self._reap():
                 return
 
-    async def _failed(self, message: Message, error: Exception) -> None:
+    async def _on_failure(self, message: Message, error: Exception) -> None:
         """Handles a failure of the function on a message."""
         self._statistics.failed += 1
         if self._options.on_error == "raise":
@@ -369,7 +369,7 @@ class Loop:
             if output.producer is not None:
                 producer = output.producer
             if not isinstance(producer, Producer):
-                raise InvalidMessage(f"the producer of an Output is one of the client's, not {shown(producer)}")
+                raise InvalidMessage(f"the producer of an Output is one of the client's, not {shown_value(producer)}")
         while True:
             try:
                 producer.enqueue(value, None, extras)
@@ -381,7 +381,7 @@ class Loop:
     async def _commit(self, batch: Batch, before: Batch | None) -> bool | PulsarException:
         """Whether it counts; an error ends all of it."""
         try:
-            if before is not None and await before.end() is not True:
+            if before is not None and await before.wait_ended() is not True:
                 await batch.txn.abort()
                 return False
             await batch.txn.commit()
@@ -426,7 +426,7 @@ class Loop:
         failed: PulsarException | None = None
         while self._under_way:
             batch = self._under_way[0]
-            outcome = await batch.end()
+            outcome = await batch.wait_ended()
             if outcome is True:
                 self._count(batch)
             else:
@@ -441,7 +441,7 @@ class Loop:
 
     async def _end_all(self) -> bool:
         while self._under_way:
-            await self._under_way[0].end()
+            await self._under_way[0].wait_ended()
             if not await self._reap():
                 return False
         return True
@@ -450,7 +450,7 @@ class Loop:
         """Stops a call that was cancelled, or failed: what is being committed is committed, the rest is given back."""
         try:
             while self._under_way:
-                if await self._under_way[0].end() is True:
+                if await self._under_way[0].wait_ended() is True:
                     self._count(self._under_way[0])
                 self._under_way.popleft()
         except asyncio.CancelledError:

@@ -146,7 +146,7 @@ class Transaction(InTransaction):
         if kind is None:
             await self.commit()
             return
-        ending = self._end(self._abort(visible=False))
+        ending = self._start_ending(self._abort(visible=False))
         with suppress(TimeoutError, asyncio.CancelledError, PulsarException):
             async with asyncio.timeout(LEAVE_S):
                 await asyncio.shield(ending)
@@ -198,31 +198,31 @@ class Transaction(InTransaction):
         if connections is not self._home.connections:
             raise WrongValue("the transaction is another client's: nothing was sent")
 
-    def leave(self, *, message: bool) -> None:
-        self._home.soon(lambda: self._do(self._known.left(message=message)))
+    def cancel_operation(self, *, message: bool) -> None:
+        self._home.soon(lambda: self._do(self._known.cancel_operation(message=message)))
 
-    def gives_back(self, again: Callable[[], None]) -> None:
+    def on_abort_of_cumulative_ack(self, again: Callable[[], None]) -> None:
         self._again[again] = None
 
-    def stored(self, where: Part, messages: int, position: Position) -> None:
-        self._do(self._known.stored(where.topic.full, messages, position))
+    def on_stored(self, where: Part, messages: int, position: Position) -> None:
+        self._do(self._known.on_stored(where.topic.full, messages, position))
 
-    def refused(self, messages: int, error: MagnetarError) -> None:
+    def on_refused(self, messages: int, error: MagnetarError) -> None:
         first = self._known.failure is None
-        self._do(self._known.refused(messages, error))
+        self._do(self._known.on_refused(messages, error))
         if first:
             self._forget_lost()
 
-    def acknowledged(self, error: MagnetarError | None) -> None:
+    def on_acknowledged(self, error: MagnetarError | None) -> None:
         first = self._known.failure is None
-        self._do(self._known.acknowledged(error))
+        self._do(self._known.on_acknowledged(error))
         if first and error is not None:
             self._forget_lost()
 
     def _forget_lost(self) -> None:
         """Forgets the coordinator that lost the transaction, also where the program drops it now, and never ends it."""
         if self._known.was_lost:
-            self._home.coordinators.forget(self.id.most)
+            self._home.coordinators.discard(self.id.most)
 
     def _do(self, effects: list[TransactionEffect]) -> None:
         for effect in effects:
@@ -232,7 +232,7 @@ class Transaction(InTransaction):
             elif isinstance(effect, Ended):
                 self._parts.clear()
                 self.deliveries.clear()
-                self._home.ended(self)
+                self._home.on_transaction_ended(self)
                 self._forget_lost()
 
     # ------------------------------------------------------------------------------ the end
@@ -247,7 +247,7 @@ class Transaction(InTransaction):
         if core.state is TransactionState.PREPARING and self._ending is not None:
             await self._outlive(self._ending)
         if core.state in (TransactionState.OPEN, TransactionState.PREPARED, TransactionState.ERROR):
-            self._end(self._commit(visible=wait == "visible"))
+            self._start_ending(self._commit(visible=wait == "visible"))
         elif core.state is TransactionState.ABORTED and core.error is None:
             raise TransactionEnded(f"transaction {core.txn} was aborted by this program")
         if self._ending is not None:
@@ -263,7 +263,7 @@ class Transaction(InTransaction):
         check_one("until", UNTIL, until)
         core = self._known
         if core.state is TransactionState.OPEN:
-            self._end(self._prepare(until))
+            self._start_ending(self._prepare(until))
         elif core.state not in (TransactionState.PREPARING, TransactionState.PREPARED):
             self._raise_error()
             raise TransactionEnded(f"transaction {core.txn} is {core.state.name.lower()}: it cannot be prepared")
@@ -282,7 +282,7 @@ class Transaction(InTransaction):
         if core.state in (TransactionState.COMMITTING, TransactionState.COMMITTED, TransactionState.ERROR):
             raise TransactionEnded(f"transaction {core.txn}: its commit was asked for ({core.state.name})")
         if core.state in (TransactionState.OPEN, TransactionState.PREPARED):
-            self._end(self._abort(visible=wait == "visible"))
+            self._start_ending(self._abort(visible=wait == "visible"))
         if self._ending is not None:
             await self._outlive(self._ending)
         if core.state is not TransactionState.ABORTED:
@@ -298,7 +298,7 @@ class Transaction(InTransaction):
             with suppress(MagnetarError):
                 await self._home.coordinators.end(item)
 
-    def _end(self, work: Any) -> asyncio.Task[None]:
+    def _start_ending(self, work: Any) -> asyncio.Task[None]:
         self._ending = self._home.spawn(work, f"end of transaction {self._known.txn}")
         return self._ending
 
@@ -343,7 +343,7 @@ class Transaction(InTransaction):
                     each.send_now()
                 await self._home.coordinators.deadlines.wait(self._idle, self._deadline)
         except TimeoutError:
-            return core.give_up(TimedOut(f"its operations have no outcome within its time, {self.timeout_s:g} s"))
+            return core.expire(TimedOut(f"its operations have no outcome within its time, {self.timeout_s:g} s"))
         return core.decide()
 
     async def _abort(self, *, visible: bool) -> None:
@@ -376,12 +376,12 @@ class Transaction(InTransaction):
                 if core.state is TransactionState.ABORTED:
                     _LOG.info("transaction %s is aborted by its time-out: %s", core.txn, lost)
                 return
-            state, error = await self._look(item)
+            state, error = await self._resolve_outcome(item)
             if visible and state is TxnState.COMMITTED and error is None:
                 self._unseen = Timeout(f"transaction {core.txn} is committed, and not visible everywhere in time")
-        self._do(core.answered(state, error))
+        self._do(core.on_answered(state, error))
 
-    async def _look(self, item: wire.EndItem) -> tuple[TxnState, MagnetarError | None]:
+    async def _resolve_outcome(self, item: wire.EndItem) -> tuple[TxnState, MagnetarError | None]:
         """Returns what the coordinator knows of a commit that got no answer in time. One that still is open is
         committed."""
         deadline = self._home.now() + self._home.connections.settings.operation_timeout_s
@@ -431,7 +431,7 @@ class Transactions:
         self._tasks = Tasks()
 
     @classmethod
-    def of(cls, connections: Connections) -> Transactions:
+    def of_client(cls, connections: Connections) -> Transactions:
         """Returns the transactions of a client, made when first used."""
         found = connections.transactions
         if found is None:
@@ -470,7 +470,7 @@ class Transactions:
         self._open[transaction] = None
         return transaction
 
-    def ended(self, transaction: Transaction) -> None:
+    def on_transaction_ended(self, transaction: Transaction) -> None:
         self._open.pop(transaction, None)
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:

@@ -108,7 +108,7 @@ class _UnaryCall(MessageStream):
     def is_over(self) -> bool:
         return self.done.done()
 
-    def begin(self, connection: _ClientConnection, head: bytes) -> None:
+    def start(self, connection: _ClientConnection, head: bytes) -> None:
         if connection.out.fits(self, len(self.data)):
             data, self.data = bytes(self.data), memoryview(b"")
             connection.out.send_headers(self, head, ends=True, data=data)
@@ -133,7 +133,7 @@ class _UnaryCall(MessageStream):
                 self.done.set_result(self._reply)
 
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
-        self.read(cost)
+        self.on_read(cost)
         if self._reply is not None:
             self.fail(WrongProtocol(f"{self._endpoint} answered twice", endpoint=self._endpoint))
         self._reply = data
@@ -146,7 +146,7 @@ class _UnaryCall(MessageStream):
         if not self.done.done():
             self.fail(ConnectionLost(f"{self._endpoint} ended the call without a status", endpoint=self._endpoint))
 
-    def lost(self, error: MagnetarError, code: int | None) -> None:
+    def on_lost(self, error: MagnetarError, code: int | None) -> None:
         self.fail(_lost(error, code, self._endpoint))
 
     def fail(self, error: MagnetarError) -> None:
@@ -157,7 +157,7 @@ class _UnaryCall(MessageStream):
     def expire(self) -> None:
         self.fail(TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Gives the call up: no caller waits any more; or the answer was there before the whole request had left."""
         self.done.cancel()
         if self.connection is not None:
@@ -174,7 +174,7 @@ class _ClientStream(GrpcStream):
     def is_over(self) -> bool:
         return self.is_broken
 
-    def begin(self, connection: _ClientConnection, head: bytes) -> None:
+    def start(self, connection: _ClientConnection, head: bytes) -> None:
         connection.out.send_headers(self, head, ends=False)
         if self.queued_bytes:
             self._flush()
@@ -183,27 +183,29 @@ class _ClientStream(GrpcStream):
         outcome = _outcome(head, self._endpoint, ended=ended, begun=self._begun)
         self._begun = True
         if isinstance(outcome, MagnetarError):
-            self.over(outcome)
+            self.close_with(outcome)
         elif outcome is _WELL:
             if self.is_torn:
-                self.over(ConnectionLost(f"{self._endpoint} ended the stream in the middle of a message"))
+                self.close_with(ConnectionLost(f"{self._endpoint} ended the stream in the middle of a message"))
             else:
                 self.fail(ConnectionLost(f"{self._endpoint} ended the stream"))
-                self.end(EndOfStream())
+                self.end_receiving(EndOfStream())
                 self._reset(Code.CANCEL)
 
-    def over(self, error: MagnetarError) -> None:
+    def close_with(self, error: MagnetarError) -> None:
         """Ends the stream with an error: of the server, or of the connection."""
         self.fail(_broken_by(error))
-        self.end(error)
+        self.end_receiving(error)
         self._reset(Code.CANCEL)
 
     def input_ended(self) -> None:
         if self._end is None:
-            self.over(ConnectionLost(f"{self._endpoint} ended the stream without a status", endpoint=self._endpoint))
+            self.close_with(
+                ConnectionLost(f"{self._endpoint} ended the stream without a status", endpoint=self._endpoint)
+            )
 
-    def lost(self, error: MagnetarError, code: int | None) -> None:
-        self.over(_lost(error, code, self._endpoint))
+    def on_lost(self, error: MagnetarError, code: int | None) -> None:
+        self.close_with(_lost(error, code, self._endpoint))
 
     def cut(self, error: MagnetarError) -> None:
         self._reset(Code.CANCEL)
@@ -222,11 +224,11 @@ class _ClientStream(GrpcStream):
                     self.connection.out.send_data(self, memoryview(b""), ends=True)
                 self._credit()  # without a reader it reads on
                 while self._end is None:
-                    await self._change()
+                    await self._wait_change()
         except TimeoutError:
             _LOG.debug("the stream to %s did not end in order", self._endpoint)
         finally:
-            self.over(ConnectionLost("the stream is closed"))
+            self.close_with(ConnectionLost("the stream is closed"))
 
 
 def _broken_by(error: MagnetarError) -> MagnetarError:
@@ -278,7 +280,7 @@ class _ClientConnection(Http2Connection[_Head]):
             self.ready.set_result(None)
         waiting, self._waiting = self._waiting, deque()
         for call, _ in waiting:
-            call.lost(error, None)
+            call.on_lost(error, None)
 
     def break_off(self, code: Code, text: str) -> None:
         self.came_in_vain = not self.is_ready
@@ -300,7 +302,7 @@ class _ClientConnection(Http2Connection[_Head]):
             return
         self.open(call, self._next, has_head=False)
         self._next += 2
-        call.begin(self, head)
+        call.start(self, head)
 
     def _start_waiting(self) -> None:
         while self._waiting and len(self.streams) < self.peer_streams and not self.is_lost:
@@ -322,10 +324,10 @@ class _ClientConnection(Http2Connection[_Head]):
         waiting, self._waiting = self._waiting, deque()
         not_begun = [stream for id_, stream in self.streams.items() if id_ > last]
         for stream in not_begun:
-            self._forget(stream)
-            stream.lost(ConnectionLost(f"{self.peer} takes no more calls"), Code.REFUSED_STREAM)
+            self._remove_stream(stream)
+            stream.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), Code.REFUSED_STREAM)
         for call, _ in waiting:
-            call.lost(ConnectionLost(f"{self.peer} takes no more calls"), Code.REFUSED_STREAM)
+            call.on_lost(ConnectionLost(f"{self.peer} takes no more calls"), Code.REFUSED_STREAM)
         self.drain()
 
 
@@ -356,7 +358,7 @@ class GrpcChannel:
     def _check(self) -> None:
         if self._closed:
             raise ConnectionLost(f"the channel to {self._endpoint} is closed", endpoint=self._endpoint)
-        if self._tls is not None and self._tls.changed():
+        if self._tls is not None and self._tls.reload():
             self._connecting = None
             if self._connection is not None:
                 old, self._connection = self._connection, None
@@ -478,7 +480,7 @@ class GrpcChannel:
         finally:
             timer.cancel()
             self._calls.discard(call)
-            call.give_up()
+            call.cancel()
         try:
             return rpc.reply.FromString(reply)  # type: ignore[arg-type]
         except DecodeError as error:
@@ -522,9 +524,9 @@ class GrpcChannel:
         if isinstance(found, _ClientConnection) and found.is_open:
             found.start(stream, head)
         elif isinstance(found, MagnetarError):
-            stream.over(copy_of(found))
+            stream.close_with(copy_of(found))
         else:
-            stream.over(ConnectionLost(f"{self._endpoint}: the connection was closed", endpoint=self._endpoint))
+            stream.close_with(ConnectionLost(f"{self._endpoint}: the connection was closed", endpoint=self._endpoint))
 
     async def answers(self, timeout_s: float) -> bool:
         connection = self._opened()

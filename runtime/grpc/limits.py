@@ -95,7 +95,7 @@ class OpenStreams:
     def add(self, stream: Watched, peer: str) -> None:
         self._seen[stream] = _Seen(peer)
         if self._next is None:
-            self._next = asyncio.get_running_loop().call_later(self._pause, self._look)
+            self._next = asyncio.get_running_loop().call_later(self._pause, self._check_streams)
 
     def remove(self, stream: Watched) -> None:
         self._seen.pop(stream, None)
@@ -103,8 +103,8 @@ class OpenStreams:
             self._next.cancel()
             self._next = None
 
-    def _look(self) -> None:
-        self._next = asyncio.get_running_loop().call_later(self._pause, self._look)
+    def _check_streams(self) -> None:
+        self._next = asyncio.get_running_loop().call_later(self._pause, self._check_streams)
         for stream, seen in list(self._seen.items()):
             if why := self._why_cut(stream, seen):
                 self._seen.pop(stream, None)
@@ -153,17 +153,17 @@ class Callers:
         self._next: asyncio.TimerHandle | None = None
 
     @property
-    def asks(self) -> bool:
+    def requires_authentication(self) -> bool:
         return self._guard is not None
 
-    async def admitted(self, caller: Caller, path: str) -> Principal:
+    async def admit(self, caller: Caller, path: str) -> Principal:
         """Raises what the guard raises."""
         if self._guard is None:
             return LOCAL
         try:
             principal = await self._guard.authenticate(caller)
         except MagnetarError as refusal:
-            self.refused(caller, path, refusal)
+            self.record_refusal(caller, path, refusal)
             raise
         try:
             self._guard.authorize(principal, path)
@@ -172,8 +172,8 @@ class Callers:
             raise
         return principal
 
-    def refused(self, caller: Caller, path: str, refusal: MagnetarError) -> None:
-        self._audit.refused(caller, _act(path), refusal.message)
+    def record_refusal(self, caller: Caller, path: str, refusal: MagnetarError) -> None:
+        self._audit.record_refusal(caller, _act(path), refusal.message)
 
     @contextmanager
     def holding(self, principal: Principal, end: End) -> Iterator[None]:
@@ -199,16 +199,16 @@ class Callers:
 
     def _look_later(self) -> None:
         if self._next is None:
-            self._next = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+            self._next = asyncio.get_running_loop().call_later(LOOK_S, self._check_expired)
 
-    def _look(self) -> None:
+    def _check_expired(self) -> None:
         assert self._guard is not None
         self._next = None
         why: dict[tuple[Principal, bytes], str] = {}
         for key, (principal, end) in list(self._held.items()):
             known = principal, principal.proof
             if known not in why:
-                why[known] = self._guard.lapsed(principal)
+                why[known] = self._guard.why_lapsed(principal)
             if why[known]:
                 del self._held[key]
                 end(_ended(f"lapsed: {why[known]}"))
@@ -262,7 +262,7 @@ class ChannelTls:
         self.context = channel_context(tls)
         self._stamps = _stamps(tls)
 
-    def changed(self) -> bool:
+    def reload(self) -> bool:
         """Whether there is a new `context`, for another connection than those before."""
         try:
             stamps = _stamps(self._tls)

@@ -53,7 +53,7 @@ class MessageStream(Http2Stream):
         self._has_waiting = False  # a message came and is not read
 
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
-        """Called with a message. `cost`: what the service says when it has `read` it."""
+        """Called with a message. `cost`: what the service says when it has `on_read` it."""
         raise NotImplementedError
 
     def message_refused(self, size: int) -> None:
@@ -101,12 +101,12 @@ class MessageStream(Http2Stream):
                 offset += size
                 whole += 1
             else:
-                self._begin(size)
+                self._reserve(size)
         return end
 
-    def _begin(self, size: int) -> None:
+    def _reserve(self, size: int) -> None:
         is_long = self._arrivals is not None and 2 * size > self._window
-        if is_long and not (self.is_read and self._arrivals.begin(self, size)):  # type: ignore[union-attr]
+        if is_long and not (self.is_read and self._arrivals.admit(self, size)):  # type: ignore[union-attr]
             self._early, self._size = bytearray(), size
         else:
             self._make_place(size)
@@ -117,7 +117,7 @@ class MessageStream(Http2Stream):
 
     def window_opened(self) -> None:
         """Called when the service reads the stream: a long message that began before is read on."""
-        if self._early is not None and self._arrivals is not None and self._arrivals.begin(self, self._size):
+        if self._early is not None and self._arrivals is not None and self._arrivals.admit(self, self._size):
             self.place()
 
     def place(self) -> None:
@@ -147,7 +147,7 @@ class MessageStream(Http2Stream):
         """Drops the message: the stream is over, or is not read any more."""
         self._early = None
         if self._arrivals is not None:
-            self._arrivals.end(self)
+            self._arrivals.discard(self)
 
     def direct_room(self) -> memoryview | None:
         if self._message is None or len(self._message) - self._filled < DIRECT_BYTES:
@@ -169,11 +169,11 @@ class MessageStream(Http2Stream):
                 self._arrivals.whole(self)
             self.message_came(message, self._cost)
 
-    def read(self, cost: int) -> None:
+    def on_read(self, cost: int) -> None:
         """Notes that the service has read all messages that came, of this `cost`."""
         self._has_waiting = False
         if self._arrivals is not None:
-            self._arrivals.read(self)
+            self._arrivals.on_read(self)
         if self.connection is not None:
             self.connection.window.consumed(self, cost)
             if self._message is not None:

@@ -181,11 +181,11 @@ class _Listener:
 
     def takes(self, connection: _ServerConnection) -> bool:
         """Whether there is room for it, and a place among the strangers."""
-        if self.closed or not self.strangers.came(connection, connection.peer):
+        if self.closed or not self.strangers.add(connection, connection.peer):
             return False
         if len(self.connections) < self.access.limits.connections and PROCESS.connection():
             return True
-        self.strangers.left(connection)
+        self.strangers.remove(connection)
         return False
 
     def spawn(self, coroutine: Any, connection: _ServerConnection) -> None:
@@ -193,9 +193,9 @@ class _Listener:
         task = asyncio.get_running_loop().create_task(coroutine)
         self.handlers[task] = None
         connection.calls += 1
-        task.add_done_callback(lambda task: self._done(task, connection))
+        task.add_done_callback(lambda task: self._on_call_ended(task, connection))
 
-    def _done(self, task: asyncio.Task[None], connection: _ServerConnection) -> None:
+    def _on_call_ended(self, task: asyncio.Task[None], connection: _ServerConnection) -> None:
         self.handlers.pop(task, None)
         connection.calls -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -205,16 +205,16 @@ class _Listener:
         """Asks who calls. Raises what the guard raises; BackPressure: too many callers are asked who they are. The
         connection is known with its first call that is admitted, and is charged for one that is not: its header block
         had this `cost`."""
-        if not self.callers.asks:
+        if not self.callers.requires_authentication:
             found = CallContext(connection.peer)
         else:
             try:
                 found = await self._asked(connection, head)
             except MagnetarError:
-                connection.refused(cost)
+                connection.charge_refused(cost)
                 raise
         if not connection.patience.is_known:
-            connection.admitted()
+            connection.on_admitted()
         return found
 
     async def _asked(self, connection: _ServerConnection, head: _Head) -> CallContext:
@@ -224,11 +224,11 @@ class _Listener:
         try:
             caller = connection.caller(_authorization(head))
         except MagnetarError as refusal:
-            self.callers.refused(Caller(connection.peer), head.path, refusal)
+            self.callers.record_refusal(Caller(connection.peer), head.path, refusal)
             raise
         self._under_way += 1
         try:
-            return CallContext(caller.peer, await self.callers.admitted(caller, head.path))
+            return CallContext(caller.peer, await self.callers.admit(caller, head.path))
         finally:
             self._under_way -= 1
 
@@ -293,18 +293,18 @@ class _ServerConnection(Http2Connection[_Head]):
         """Whether its first call is being authenticated."""
         return self.calls > 0
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         self.abort(ConnectionLost("others wait, and no call of this connection was admitted"))
 
-    def admitted(self) -> None:
+    def on_admitted(self) -> None:
         """Notes that a call of the connection was admitted, for the first time."""
         self.patience.allow(PATIENCE_KNOWN, PATIENCE_RATE)
-        self._listener.strangers.left(self)
+        self._listener.strangers.remove(self)
 
     def was_lost(self, error: MagnetarError) -> None:
         if self in self._listener.connections:
             del self._listener.connections[self]
-            self._listener.strangers.left(self)
+            self._listener.strangers.remove(self)
             self._listener.memory.connections -= 1
             PROCESS.connection_over()
 
@@ -337,7 +337,7 @@ class _ServerConnection(Http2Connection[_Head]):
             self.is_draining = True
             self.out.write(frames.goaway(self._last, Code.NO_ERROR))
 
-    def refused(self, cost: int) -> None:
+    def charge_refused(self, cost: int) -> None:
         """Charges for a call of the connection that was refused, whose header block has this cost."""
         try:
             self.patience.charge(REFUSED + cost)
@@ -377,7 +377,7 @@ class _ServerConnection(Http2Connection[_Head]):
         call = kind(self._listener, method, head, cost)
         self.open(call, id_, has_head=True)
         call.in_ended = ended
-        call.begin(self)
+        call.start(self)
 
     def _refusal(self, head: _Head) -> list[Header] | None:
         if not head.is_post:
@@ -418,11 +418,11 @@ class _UnaryCall(MessageStream):
         self._refused: MagnetarError | None = None
         self._changed: asyncio.Future[None] | None = None
 
-    def begin(self, connection: _ServerConnection) -> None:
+    def start(self, connection: _ServerConnection) -> None:
         self._listener.spawn(self._run(connection), connection)
 
     def message_came(self, data: bytes | bytearray, cost: int) -> None:
-        self.read(cost)
+        self.on_read(cost)
         if self._request and self.connection is not None:
             self.connection.patience.charge(REFUSED)
             self._stop(WrongProtocol("a unary call has one request"))
@@ -444,7 +444,7 @@ class _UnaryCall(MessageStream):
     def input_ended(self) -> None:
         self._wake()
 
-    def lost(self, error: MagnetarError, code: int | None) -> None:
+    def on_lost(self, error: MagnetarError, code: int | None) -> None:
         self._wake()
 
     def _wake(self) -> None:
@@ -543,7 +543,7 @@ class _ServerStream(GrpcStream):
         self._ending = False
         self._trailers: list[Header] | None = None  # None: of a call that went well
 
-    def begin(self, connection: _ServerConnection) -> None:
+    def start(self, connection: _ServerConnection) -> None:
         self._listener.spawn(self._run(connection), connection)
 
     async def _run(self, connection: _ServerConnection) -> None:
@@ -613,9 +613,9 @@ class _ServerStream(GrpcStream):
         if self.ends_early():
             return
         torn = self.is_torn
-        self.end(ConnectionLost("the caller ended in the middle of a message") if torn else EndOfStream())
+        self.end_receiving(ConnectionLost("the caller ended in the middle of a message") if torn else EndOfStream())
 
-    def lost(self, error: MagnetarError, code: int | None) -> None:
+    def on_lost(self, error: MagnetarError, code: int | None) -> None:
         gone = ConnectionLost("the caller is gone")
         self.fail(gone)
-        self.end(gone)
+        self.end_receiving(gone)

@@ -126,25 +126,25 @@ class GrpcStream(MessageStream):
     async def send(self, item: Message | bytes | Pieces) -> None:
         limit = STREAM_QUEUE_BYTES if self._answers.held <= self._answers.tight else CROWDED_BYTES
         if self.queued_bytes > limit:
-            await self.drained(limit)
+            await self.wait_drained(limit)
         self.send_nowait(item)
 
-    async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
+    async def wait_drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
         while self.queued_bytes > bytes_max and self._broken is None:
-            await self._change()
+            await self._wait_change()
         if self._broken is not None:
             raise copy_of(self._broken)
 
-    async def left(self, offset: int) -> None:
+    async def wait_sent(self, offset: int) -> None:
         while self.left_bytes < offset and self._broken is None:
-            await self._change()
+            await self._wait_change()
         if self._broken is not None:
             raise copy_of(self._broken)
 
     async def finish(self) -> None:
         """Returns when all queued items have been given to the connection (or the stream is broken)."""
         while self.queued_bytes and self._broken is None:
-            await self._change()
+            await self._wait_change()
 
     def writable(self) -> None:
         self._flush()
@@ -230,7 +230,7 @@ class GrpcStream(MessageStream):
 
     def _credit(self) -> None:
         cost, self._came_cost = self._came_cost, 0
-        self.read(cost)
+        self.on_read(cost)
 
     async def receive(self) -> Sequence[Any]:
         assert not self._reading, "one reader of a stream at a time"
@@ -271,7 +271,7 @@ class GrpcStream(MessageStream):
         self._requests.held += taken
         self._came_bytes = 0
         cost, self._came_cost = self._came_cost, 0
-        self.read(cost)
+        self.on_read(cost)
         if sum(map(len, came)) > 4 * ITEMS_AT_ONCE:  # an item has at least two bytes
             try:
                 is_long = are_long(came, self._copied)
@@ -335,19 +335,19 @@ class GrpcStream(MessageStream):
         self._answers.held -= self.queued_bytes
         self.queued_bytes = 0
         self._closing = True
-        self._changed()
+        self._wake_waiting()
 
-    def end(self, how: EndOfStream | MagnetarError) -> None:
+    def end_receiving(self, how: EndOfStream | MagnetarError) -> None:
         """Ends what is received: nothing more comes, and `receive` says so after the items that arrived."""
         self._end = self._end or how
-        self._changed()
+        self._wake_waiting()
 
     def break_off(self, error: MagnetarError) -> None:
         """Ends both directions now, for `error`."""
         self.fail(error)
         self._forget_received()
         self._end = error
-        self._changed()
+        self._wake_waiting()
         self.cut(error)
 
     def cut(self, error: MagnetarError) -> None:
@@ -374,7 +374,7 @@ class GrpcStream(MessageStream):
     def is_broken(self) -> bool:
         return self._broken is not None
 
-    async def _change(self) -> None:
+    async def _wait_change(self) -> None:
         """Waits until something of this stream has left, or the stream has ended."""
         change = self._loop.create_future()
         self._waiting.append(change)
@@ -390,7 +390,7 @@ class GrpcStream(MessageStream):
             if not change.done():
                 change.set_result(None)
 
-    def _changed(self) -> None:
+    def _wake_waiting(self) -> None:
         """Wakes all that wait: the end has come."""
         self._has_left()
         if self._arrival is not None and not self._arrival.done():

@@ -137,7 +137,7 @@ class ZmqPeer:
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
         asker = Awaiting(self._loop)
         if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
-            asker.failed(refused)
+            asker.on_failed(refused)
         return asker.future
 
     def post(
@@ -146,7 +146,7 @@ class ZmqPeer:
         size = bytes_of(head, frames)
         if self._closed:
             return ConnectionLost(f"the peer {self._endpoint} is closed")
-        if self._outbox.full(size):
+        if self._outbox.is_full_for(size):
             return BackPressure(f"{self._outbox.bytes} bytes wait to leave for {self._endpoint}")
         self.requests += 1
         self._outbox.add(size, (self._in_flight.add(asker, timeout_s), head, frames))
@@ -184,7 +184,7 @@ class ZmqPeer:
             size, batch = outbox.head()
             if not self._link.wire.send(encode(EnvelopeKind.REQUESTS, self._identity, batch)):
                 break
-            outbox.sent(size, len(batch))
+            outbox.remove_sent(size, len(batch))
             self.multiparts_sent += 1
         self._link.wire.recheck()
 
@@ -218,7 +218,7 @@ class ZmqPeer:
         )
 
     # ---------------------------------------------------------------------------------- failing
-    def connected(self) -> None:
+    def on_connected(self) -> None:
         self._handshakes_failed = 0
         self.flush()
 
@@ -255,9 +255,9 @@ class ZmqPeer:
     def mismatched(self) -> None:
         clear = self.access.own is None
         asks = "asks for keys: give --security" if clear else "speaks in clear, without keys"
-        self.refused(f"{asks}, as the other processes of its cluster")
+        self.on_refused(f"{asks}, as the other processes of its cluster")
 
-    def refused(self, why: str) -> None:
+    def on_refused(self, why: str) -> None:
         """Fails all requests: the other end refused, or we did, before anything was sent."""
         self._forget_link()
         self._fail_all(Unauthorized(f"{self._endpoint} {why}", endpoint=self._endpoint))
@@ -330,7 +330,7 @@ class _Link:
         zmq = self._zmq
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self.connected = True
-            self._peer.connected()
+            self._peer.on_connected()
         elif event == zmq.EVENT_CONNECT_RETRIED:
             self.close()
             self._peer.link_broke("refused")
@@ -341,7 +341,7 @@ class _Link:
             self._peer.link_broke()
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self.close()
-            self._peer.refused("does not know this process' key: it is no member of that cluster, or is no more")
+            self._peer.on_refused("does not know this process' key: it is no member of that cluster, or is no more")
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
             self.close()
             self._peer.mismatched()

@@ -25,11 +25,11 @@ class Awaiting:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.future: asyncio.Future[Reply] = loop.create_future()
 
-    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
+    def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
         if not self.future.done():
             self.future.set_result(Reply(head, frames))
 
-    def failed(self, error: BaseException) -> None:
+    def on_failed(self, error: BaseException) -> None:
         if not self.future.done():
             self.future.set_exception(error)
 
@@ -64,7 +64,7 @@ class InFlight:
             self.late += 1
             return
         try:
-            entry[0].answered(head, frames)
+            entry[0].on_answered(head, frames)
         except Exception as error:  # a fault of ours: the requests beside it are answered all the same
             self._broke(error)
 
@@ -81,7 +81,7 @@ class InFlight:
 
     def _fail(self, asker: Asker, error: MagnetarError) -> None:
         try:
-            asker.failed(error)
+            asker.on_failed(error)
         except Exception as fault:
             self._broke(fault)
 
@@ -134,12 +134,12 @@ class Outbox:
         self.items.append((size, item))
         self.bytes += size
 
-    def full(self, size: int) -> bool:
+    def is_full_for(self, size: int) -> bool:
         """Whether `size` more exceeds the bound. A single item is always taken, of any size."""
         return bool(self.items) and self.bytes + size > QUEUE_BYTES_MAX
 
     def head(self) -> tuple[int, list[Queued]]:
-        """Returns (bytes, items) of the next multipart; they stay in the queue until `sent`."""
+        """Returns (bytes, items) of the next multipart; they stay in the queue until `remove_sent`."""
         size = 0
         batch: list[Queued] = []
         for item_bytes, item in self.items:
@@ -149,7 +149,7 @@ class Outbox:
             size += item_bytes
         return size, batch
 
-    def sent(self, size: int, count: int) -> None:
+    def remove_sent(self, size: int, count: int) -> None:
         self.bytes -= size
         if count == len(self.items):
             self.items.clear()

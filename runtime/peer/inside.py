@@ -111,7 +111,7 @@ class InsideServer:
             self._next.cancel()
             self._arm()
 
-    def forget(self, peer: InsidePeer) -> None:
+    def remove_peer(self, peer: InsidePeer) -> None:
         self._peers.discard(peer)
         self._turns.pop(peer, None)
 
@@ -122,7 +122,7 @@ class InsideServer:
         self._turns.clear()
         peers, self._peers = self._peers, set()
         for peer in peers:
-            peer.broke()
+            peer.on_server_closed()
 
 
 class InsidePeer:
@@ -154,7 +154,7 @@ class InsidePeer:
     def request(self, head: bytes, frames: Sequence[Buffer] = (), *, timeout_s: float) -> Future[Reply]:
         asker = Awaiting(self._loop)
         if (refused := self.post(asker, head, frames, timeout_s=timeout_s)) is not None:
-            asker.failed(refused)
+            asker.on_failed(refused)
         return asker.future
 
     def post(
@@ -192,11 +192,11 @@ class InsidePeer:
         self._queued_bytes -= size
         return size
 
-    def broke(self) -> None:
+    def on_server_closed(self) -> None:
         """Fails all requests: the server is closed."""
-        self._end(ConnectionLost(f"no connection to {self._endpoint}: it broke", endpoint=self._endpoint))
+        self._close_with(ConnectionLost(f"no connection to {self._endpoint}: it broke", endpoint=self._endpoint))
 
-    def _end(self, error: ConnectionLost) -> None:
+    def _close_with(self, error: ConnectionLost) -> None:
         self._queue.clear()
         self._queued_bytes = 0
         self.in_flight.fail_all(error)
@@ -204,8 +204,8 @@ class InsidePeer:
     async def close(self) -> None:
         self._closed = True
         if self._server is not None:
-            self._server.forget(self)
-        self._end(ConnectionLost(f"the peer {self._endpoint} was closed"))
+            self._server.remove_peer(self)
+        self._close_with(ConnectionLost(f"the peer {self._endpoint} was closed"))
         self.in_flight.close()
         await self._outside.close()
 

@@ -260,7 +260,7 @@ class ZmqPeerServer:
 
     def _drain(self) -> bool:
         came: list[ZmqRequest] = []
-        more = self._take(came)
+        more = self._receive_turn(came)
         if came and not self._closed:
             self.requests += len(came)
             self._service(came)
@@ -269,7 +269,7 @@ class ZmqPeerServer:
             return False
         return more
 
-    def _take(self, came: list[ZmqRequest]) -> bool:
+    def _receive_turn(self, came: list[ZmqRequest]) -> bool:
         """Adds the requests of a turn's multiparts, of one when slowed down; returns whether more may wait."""
         size = 0
         for _ in range(1 if self._slow else MULTIPARTS_PER_TURN):
@@ -307,7 +307,7 @@ class ZmqPeerServer:
             outbox = self._outboxes[route] = Outbox()
         size = bytes_of(head, frames)
         crowded = self._queued + size > ANSWERS_BYTES_MAX and outbox.bytes > LAGGARD_BYTES
-        if outbox.full(size) or crowded:
+        if outbox.is_full_for(size) or crowded:
             self.answers_dropped += 1
             return
         self._queued += size
@@ -326,7 +326,7 @@ class ZmqPeerServer:
                 size, batch = outbox.head()
                 if not self._send(route, encode(EnvelopeKind.REPLIES, self._identity, batch)):
                     break
-                outbox.sent(size, len(batch))
+                outbox.remove_sent(size, len(batch))
                 self._queued -= size
             if not outbox.items:
                 del self._outboxes[route]
@@ -368,7 +368,7 @@ async def serve(
 
     def leave() -> None:
         if domain:
-            context.leave(domain)
+            context.remove_server(domain)
 
     try:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

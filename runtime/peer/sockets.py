@@ -90,9 +90,9 @@ class Admission:
                 question = self.socket.recv_multipart(self._zmq.NOBLOCK)
             except self._zmq.Again:
                 return
-            self._take(question)
+            self._judge(question)
 
-    def _take(self, question: list[bytes]) -> None:
+    def _judge(self, question: list[bytes]) -> None:
         if len(question) != _FIELDS or question[2] != b"1.0" or question[7] != b"CURVE" or len(question[8]) != 32:
             self._answer(question, b"400", b"a key is wanted")
             return
@@ -234,7 +234,7 @@ class Context:
         socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(own.public))
         socket.setsockopt(zmq.CURVE_SECRETKEY, own.secret)
 
-    def leave(self, domain: str) -> None:
+    def remove_server(self, domain: str) -> None:
         """Forgets the server of this domain, which has ended."""
         if self._admission is not None and self._admission.remove(domain):
             admission, self._admission = self._admission, None

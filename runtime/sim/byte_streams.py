@@ -51,7 +51,7 @@ class SimByteStream:
     def caller(self) -> Caller:
         return Caller(self.peer)
 
-    def admitted(self) -> None:
+    def on_admitted(self) -> None:
         """Does nothing: simulated connections are not bounded."""
 
     @property
@@ -65,7 +65,7 @@ class SimByteStream:
                     return 0
                 if self._closed:
                     raise ConnectionLost(f"{self.peer}: the connection was closed")
-                await self._change()
+                await self._wait_change()
             into = room()
             size = min(len(into), len(self._in))
             into[:size] = self._in[:size]
@@ -79,9 +79,9 @@ class SimByteStream:
             self._out += data
             self._flush()
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         while len(self._out) > STREAM_QUEUE_BYTES and not self._lost:
-            await self._change()
+            await self._wait_change()
         if self._lost:
             raise ConnectionLost(f"{self.peer}: the connection is lost")
 
@@ -89,10 +89,10 @@ class SimByteStream:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 while self._out and not self._lost:
-                    await self._change()
+                    await self._wait_change()
         self._closed = True
         self._end.close()
-        self._changed()
+        self._wake_waiting()
 
     # ------------------------------------------------------------------ the cable
     def _flush(self) -> None:
@@ -108,19 +108,19 @@ class SimByteStream:
         else:
             self._on_the_way -= message[1]
             self._flush()
-        self._changed()
+        self._wake_waiting()
 
     def _is_lost(self) -> None:
         self._lost = True
         self._out.clear()
-        self._changed()
+        self._wake_waiting()
 
-    async def _change(self) -> None:
+    async def _wait_change(self) -> None:
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(change)
         await change
 
-    def _changed(self) -> None:
+    def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, []
         for change in waiting:
             if not change.done():

@@ -164,7 +164,7 @@ class Inode:
         self.durable = Pages()
         self.volatile: list[Write | Resize] = []
 
-    def change(self, change: Write | Resize) -> None:
+    def apply(self, change: Write | Resize) -> None:
         _apply(self.now, change)
         self.volatile.append(change)
 

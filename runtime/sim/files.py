@@ -61,7 +61,7 @@ class SimFile:
         if offset < 0 or (self.direct and (offset % DIRECT_ALIGNMENT or len(data) % DIRECT_ALIGNMENT)):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
         if data:
-            self._inode.change(Write(offset, data))
+            self._inode.apply(Write(offset, data))
         if self.direct:
             self._sync(len(data))  # a second operation: a crash between the two leaves any part of the write
         return len(data)
@@ -81,13 +81,13 @@ class SimFile:
     def allocate(self, size: int) -> None:
         self._operate("allocate", writes=True, size=size, more_bytes=size - self._inode.now.size)
         if size > self._inode.now.size:
-            self._inode.change(Resize(size))
+            self._inode.apply(Resize(size))
 
     def truncate(self, size: int) -> None:
         self._operate("truncate", writes=True, size=size)
         if size < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._path)
-        self._inode.change(Resize(size))
+        self._inode.apply(Resize(size))
 
     def size(self) -> int:
         self._check()

@@ -49,7 +49,7 @@ _FLUSH_LINES = 512
 
 
 class Trace:
-    """The trace of a simulation. `note`: a line of the story; `detail`: a line of its details; `step`: of the loop,
+    """The trace of a simulation. `add_line`: a line of the story; `detail`: a line of its details; `step`: of the loop,
     hashed and never shown."""
 
     def __init__(self, show: Callable[[str], None] | None = None, *, details: bool = True) -> None:
@@ -71,7 +71,7 @@ class Trace:
         self.steps += 1
         self._feed(f"{now:.9f} {what}")
 
-    def note(self, now: float, text: str) -> None:
+    def add_line(self, now: float, text: str) -> None:
         if self._frozen:
             return
         self.lines += 1

@@ -145,9 +145,9 @@ class SimPeer:
         if parts[0] == keys.WELCOME:
             self._joined(end)
         else:
-            self._refused(end, parts)
+            self._on_refused(end, parts)
 
-    def _refused(self, end: End, parts: list[bytes]) -> None:
+    def _on_refused(self, end: End, parts: list[bytes]) -> None:
         end.close()
         self._end = None
         self._fail_all(errors.Unauthorized(f"{self._endpoint} {parts[1].decode()}", endpoint=self._endpoint))
@@ -171,13 +171,13 @@ class SimPeer:
     def _receive(self, parts: list[bytes]) -> None:
         if parts[0] == keys.REFUSED:
             assert self._end is not None, "it was connected"
-            self._refused(self._end, parts)
+            self._on_refused(self._end, parts)
             return
         envelope = decoded(parts)
         match envelope.kind:
             case EnvelopeKind.REPLIES:
                 for item in envelope.items:
-                    future = self._take(item.id)
+                    future = self._take_waiting(item.id)
                     if future is None:
                         self.late_replies += 1
                     else:
@@ -199,7 +199,7 @@ class SimPeer:
     def _expire(self, id_: int) -> None:
         self._fail(id_, errors.TimedOut(f"no answer from {self._endpoint} in time", endpoint=self._endpoint))
 
-    def _take(self, id_: int) -> asyncio.Future[Reply] | None:
+    def _take_waiting(self, id_: int) -> asyncio.Future[Reply] | None:
         entry = self._waiting.pop(id_, None)
         if entry is None:
             return None
@@ -207,7 +207,7 @@ class SimPeer:
         return entry[0] if not entry[0].done() else None
 
     def _fail(self, id_: int, error: errors.MagnetarError) -> None:
-        future = self._take(id_)
+        future = self._take_waiting(id_)
         if future is not None:
             future.set_exception(error)
 
@@ -328,7 +328,7 @@ class SimPeerServer:
             self._tick = None
         self._arm()
 
-    def take(self, connection: _Connection, envelope: Envelope) -> None:
+    def on_envelope(self, connection: _Connection, envelope: Envelope) -> None:
         """Passes the requests to the service, or keeps them for later while slowed down."""
         if not self._slow and not self._came:
             self._serve(connection, envelope)
@@ -366,7 +366,7 @@ class SimPeerServer:
     def closed(self) -> bool:
         return self._closed
 
-    def forget(self, connection: _Connection) -> None:
+    def remove_connection(self, connection: _Connection) -> None:
         self._connections.remove(connection)
         self._came.pop(connection, None)
 
@@ -411,10 +411,10 @@ class _Connection:
             ids = [item.id for item in envelope.items]
             self.end.send([refuse(EnvelopeKind.WRONG_IDENTITY, self._server.identity, ids)], "wrong identity")
             return
-        self._server.take(self, envelope)
+        self._server.on_envelope(self, envelope)
 
     def _lost(self) -> None:
-        self._server.forget(self)
+        self._server.remove_connection(self)
 
     def answer(self, item: PeerItem) -> None:
         self._outbox.append(item)

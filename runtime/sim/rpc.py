@@ -131,7 +131,7 @@ class SimChannel:
         try:
             end = await self._connected()
         except errors.MagnetarError as error:
-            stream.broke(error)
+            stream.end_with(error)
             return
         if stream.broken:
             return
@@ -174,7 +174,7 @@ class SimChannel:
                 answer.set_exception(type(error)(error.message))
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.broke(type(error)(error.message))
+            stream.end_with(type(error)(error.message))
 
     def _give_up(self, id_: int) -> None:
         if id_ in self._calls and self._end is not None:
@@ -221,7 +221,7 @@ class SimServing:
             return
         self._connections.append(_Connection(self, end))
 
-    def forget(self, connection: _Connection) -> None:
+    def remove_connection(self, connection: _Connection) -> None:
         self._connections.remove(connection)
 
     async def close(self, grace_s: float = 0.0) -> None:
@@ -261,7 +261,7 @@ class _Connection:
             self._open(id_, *message[2:])
         elif kind == "cancel":
             if id_ in self._streams:  # the handler of a unary call runs on, as in runtime/grpc/server.py
-                self._streams[id_].broke(errors.ConnectionLost("the caller is gone"))
+                self._streams[id_].end_with(errors.ConnectionLost("the caller is gone"))
         elif id_ in self._streams:
             self._streams[id_].arrived(message)
 
@@ -282,7 +282,7 @@ class _Connection:
 
     async def _context(self, authorization: str, path: str) -> CallContext:
         caller = Caller(self._end.peer, authorization, is_encrypted=True)
-        return CallContext(self._end.peer, await self._server.callers.admitted(caller, path))
+        return CallContext(self._end.peer, await self._server.callers.admit(caller, path))
 
     async def _call(self, id_: int, path: str, authorization: str, data: bytes) -> None:
         try:
@@ -314,7 +314,7 @@ class _Connection:
             lost = errors.ConnectionLost("the handler was cancelled")
             if not stream.broken:
                 self._send(("end", id_, _error_bytes(lost)), f"end {id_} cancelled")
-                stream.broke(lost)
+                stream.end_with(lost)
             raise
         except Exception as error:
             failure = _error_bytes(error)
@@ -322,21 +322,21 @@ class _Connection:
             while stream.queued_bytes and not stream.broken:
                 stream.flush()
                 if stream.queued_bytes:
-                    await stream.changed()
+                    await stream.wait_changed()
             self._send(("end", id_, failure), f"end {id_} {len(failure)} B")
-            stream.broke(errors.ConnectionLost("the stream's handler has returned"))
+            stream.end_with(errors.ConnectionLost("the stream's handler has returned"))
 
     def _end_of(self, id_: int, stream: SimStream, error: errors.MagnetarError) -> None:
         """Ends a stream before its handler's end, by this side."""
         if not stream.broken:
             self._send(("end", id_, _error_bytes(error)), f"end {id_} expired")
-            stream.broke(error)
+            stream.end_with(error)
 
     def _send(self, message: Any, what: str) -> None:
         self._end.send(message, what)
 
     def _lost(self) -> None:
-        self._server.forget(self)
+        self._server.remove_connection(self)
         self._gone()
 
     def shut(self) -> None:
@@ -345,7 +345,7 @@ class _Connection:
 
     def _gone(self) -> None:
         for stream in list(self._streams.values()):
-            stream.broke(errors.ConnectionLost("the caller is gone"))
+            stream.end_with(errors.ConnectionLost("the caller is gone"))
 
 
 def _methods(services: Sequence[tuple[str, object]]) -> dict[str, tuple[Rpc[Any, Any], Callable[..., Any]]]:

@@ -73,9 +73,9 @@ class SimStream:
     def left_bytes(self) -> int:
         return self._left_bytes
 
-    async def left(self, offset: int) -> None:
+    async def wait_sent(self, offset: int) -> None:
         while self._left_bytes < offset and not self.broken:
-            await self.changed()
+            await self.wait_changed()
         self._check_open()
 
     @property
@@ -94,12 +94,12 @@ class SimStream:
 
     async def send(self, item: Message | bytes | Pieces) -> None:
         if self._queued_bytes > STREAM_QUEUE_BYTES:
-            await self.drained()
+            await self.wait_drained()
         self.send_nowait(item)
 
-    async def drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
+    async def wait_drained(self, bytes_max: int = STREAM_QUEUE_BYTES) -> None:
         while self._queued_bytes > bytes_max and not self.broken:
-            await self.changed()
+            await self.wait_changed()
         self._check_open()
 
     async def close(self) -> None:
@@ -114,11 +114,11 @@ class SimStream:
                 while not self.broken:
                     if not self._reading:
                         self._in.clear()
-                    await self.changed()
+                    await self.wait_changed()
         except TimeoutError:
             self.cancel()
         finally:
-            self.broke(errors.ConnectionLost("the stream was closed"))
+            self.end_with(errors.ConnectionLost("the stream was closed"))
 
     def cancel(self) -> None:
         if not self.broken:
@@ -128,7 +128,7 @@ class SimStream:
             elif self._end is not None:
                 data = errors.to_wire(error).SerializeToString(deterministic=True)
                 self._end.send(("end", self._id, data), f"end {self._id} cancelled")
-            self.broke(error)
+            self.end_with(error)
 
     def _check_open(self) -> None:
         if self._broken is not None:
@@ -172,7 +172,7 @@ class SimStream:
                     raise self._failure
                 if self._in_over:
                     raise EndOfStream
-                await self.changed()
+                await self.wait_changed()
             return self._take()
         finally:
             self._reading = False
@@ -203,15 +203,15 @@ class SimStream:
             case "half":
                 self._in_over = True
             case "end" if message[2]:
-                self.broke(errors.from_wire(wire.Error.FromString(message[2])))
+                self.end_with(errors.from_wire(wire.Error.FromString(message[2])))
             case "end":
                 self._in_over = True
-                self.broke(errors.ConnectionLost(f"{self.path}: the other end closed the stream"), in_order=True)
+                self.end_with(errors.ConnectionLost(f"{self.path}: the other end closed the stream"), in_order=True)
             case _:
                 raise AssertionError(f"a stream message {message[0]}")
         self._wake()
 
-    def broke(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
+    def end_with(self, error: errors.MagnetarError, *, in_order: bool = False) -> None:
         """Ends it: senders get `error` (ConnectionLost), and `receive` after the items unless it ended in order."""
         if self._broken is not None:
             return
@@ -228,7 +228,7 @@ class SimStream:
         if self._out or self._half_closed:
             self._flush_soon()
 
-    async def changed(self) -> None:
+    async def wait_changed(self) -> None:
         changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(changed)
         await changed

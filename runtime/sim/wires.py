@@ -91,7 +91,7 @@ class End:
         """Closes in order: the other end gets what was sent before, then `lost`."""
         if self.open:
             self.open = False
-            self._wires._forget(self)
+            self._wires._remove_end(self)
             self._wires._tell_lost(self.other)
 
 
@@ -125,7 +125,7 @@ class Wires:
             raise errors.Busy(f"{endpoint} is in use by {taken.owner.node}; choose another port")
         self._listeners[port] = listener
         host = "127.0.0.1" if endpoint.host in _WILDCARDS else endpoint.host
-        self._trace.note(self._loop.elapsed_s, f"{listener.owner.node} listens on {port}")
+        self._trace.add_line(self._loop.elapsed_s, f"{listener.owner.node} listens on {port}")
         return Endpoint(host, port)
 
     def unlisten(self, port: int, listener: Listener) -> None:
@@ -169,7 +169,7 @@ class Wires:
     # ------------------------------------------------------------------ faults
     def partition(self, source: str, target: str, *, both: bool = True) -> None:
         """Lets nothing from `source` reach `target` (and back, with `both`) until `heal`."""
-        self._trace.note(self._loop.elapsed_s, f"fault: {source} -{'/' if not both else 'X'}- {target}")
+        self._trace.add_line(self._loop.elapsed_s, f"fault: {source} -{'/' if not both else 'X'}- {target}")
         self._blocked[source, target] = True
         if both:
             self._blocked[target, source] = True
@@ -179,7 +179,7 @@ class Wires:
 
         The messages that waited are delivered, in order.
         """
-        self._trace.note(self._loop.elapsed_s, f"heal: {source or 'all'} {target or ''}")
+        self._trace.add_line(self._loop.elapsed_s, f"heal: {source or 'all'} {target or ''}")
         if source is None:
             self._clogged.clear()
         pairs = [pair for pair in self._blocked if source is None or {source, target} == set(pair)]
@@ -208,7 +208,7 @@ class Wires:
     def half_open(self, source: str, target: str, noticed_s: float) -> int:
         """Silences every connection between two nodes; each breaks up to `noticed_s` later; returns their number."""
         ends = [end for end in self._ends.values() if {end.owner.node, end.other.owner.node} == {source, target}]
-        self._trace.note(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
+        self._trace.add_line(self._loop.elapsed_s, f"fault: {len(ends) // 2} silent connections {source}-{target}")
         for end in ends:
             end.receive = _ignore
             self._tell_lost(end, after_s=self._rng.uniform(0.0, noticed_s))
@@ -216,7 +216,7 @@ class Wires:
 
     def clog(self, source: str, target: str, seconds: float) -> None:
         """Delays messages between the two by up to so much more; 0 ends it."""
-        self._trace.note(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
+        self._trace.add_line(self._loop.elapsed_s, f"fault: {source}-{target} up to {seconds:.3f} s slow")
         for pair in ((source, target), (target, source)):
             if seconds:
                 self._clogged[pair] = seconds
@@ -228,7 +228,7 @@ class Wires:
         keep-alive fails."""
         for end in [end for end in self._ends.values() if end.owner is owner]:
             end.open = False
-            self._forget(end)
+            self._remove_end(end)
             self._tell_lost(end.other, after_s=self._rng.uniform(0.1, self.faults.silence_s) if silent else 0.0)
 
     # ------------------------------------------------------------------ pings
@@ -288,10 +288,10 @@ class Wires:
         if not end.open or not end.other.open:
             return
         self.cuts += 1
-        self._trace.note(self._loop.elapsed_s, f"fault: cut {end.owner.node}-{end.other.owner.node}#{end.number}")
+        self._trace.add_line(self._loop.elapsed_s, f"fault: cut {end.owner.node}-{end.other.owner.node}#{end.number}")
         lose = self._rng.random() < 0.5
         for side in (end, end.other):
-            self._forget(side)
+            self._remove_end(side)
             if lose:
                 side.receive = _ignore
             self._tell_lost(side, after_s=self._delay() if self._rng.random() < 0.7 else self._rng.random())
@@ -303,11 +303,11 @@ class Wires:
     def _lose(self, end: End) -> None:
         if end.open:
             end.open = False
-            self._forget(end)
+            self._remove_end(end)
             self._trace.detail(self._loop.elapsed_s, f"{end.owner.node} lost #{end.number}")
             end.lost()
 
-    def _forget(self, end: End) -> None:
+    def _remove_end(self, end: End) -> None:
         for side in (0, 1):
             if self._ends.get((end.number, side)) is end:
                 del self._ends[end.number, side]

@@ -210,7 +210,7 @@ class SimProcess:
         """Ends, after the run, its remaining coroutines. Their `finally` blocks run now, without any effect."""
         self.alive = False
         for task in self._tasks:
-            _end(task)
+            _end_task(task)
 
 
 class Simulation:
@@ -259,8 +259,8 @@ class Simulation:
     def stream(self, purpose: str) -> random.Random:
         return random.Random(f"{self.seed}/{purpose}")
 
-    def note(self, text: str) -> None:
-        self.trace.note(self.loop.elapsed_s, text)
+    def add_line(self, text: str) -> None:
+        self.trace.add_line(self.loop.elapsed_s, text)
 
     # ------------------------------------------------------------------ nodes
     def node(self, name: str) -> Node:
@@ -312,7 +312,7 @@ class Simulation:
         if process is None or not process.alive:
             return
         reason = "power loss" if power_loss else "killed"
-        self.note(f"fault: {name} {reason}")
+        self.add_line(f"fault: {name} {reason}")
         node.process = None
         process.die(reason)
         self._ended.append(process)
@@ -340,7 +340,7 @@ class Simulation:
         process = self.node(name).process
         if process is None or process.held is not None:
             return False
-        self.note(f"fault: {name} is stopped")
+        self.add_line(f"fault: {name} is stopped")
         process.held = []
         return True
 
@@ -348,7 +348,7 @@ class Simulation:
         """Continues a process as SIGCONT does, with its timers late."""
         process = self.node(name).process
         if process is not None and process.held is not None:
-            self.note(f"{name} goes on")
+            self.add_line(f"{name} goes on")
             held, process.held = process.held, None
             self.loop.go_on(held)
 
@@ -380,7 +380,7 @@ class Simulation:
         for process in self._ended:
             process.end_tasks()
         for task in sorted(asyncio.all_tasks(self.loop), key=_serial):
-            _end(task)
+            _end_task(task)
         self._ended.clear()
         self.loop.close()
 
@@ -390,12 +390,12 @@ class Simulation:
         node = self.node(name)
         if node.process is None or not node.process.alive:
             node.process = SimProcess(self, node)
-            self.note(f"{name} starts, life {node.lives}")
+            self.add_line(f"{name} starts, life {node.lives}")
         return node.process
 
     def _on_death(self, name: str) -> Callable[[str], None]:
         def died(reason: str) -> None:
-            self.note(f"{name} dies: {reason}")
+            self.add_line(f"{name} dies: {reason}")
             self.crash(name)
 
         return died
@@ -430,7 +430,7 @@ def _pass_on(done: asyncio.Future[T], outer: asyncio.Future[T]) -> None:
         outer.set_result(done.result())
 
 
-def _end(task: asyncio.Task[Any]) -> None:
+def _end_task(task: asyncio.Task[Any]) -> None:
     if task.done():
         if not task.cancelled():
             task.exception()

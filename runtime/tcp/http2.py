@@ -159,7 +159,7 @@ class Http2Stream:
     def writable(self) -> None:
         """Called when there may be room for `send_data`."""
 
-    def lost(self, error: MagnetarError, code: int | None) -> None:
+    def on_lost(self, error: MagnetarError, code: int | None) -> None:
         """Called when the stream is over: reset by the other end with `code`, or its connection is lost."""
 
 
@@ -300,9 +300,9 @@ class Http2Output:
             stream.send_left += change
             if stream.send_left > frames.WINDOW_MAX:
                 raise BrokenRules(Code.FLOW_CONTROL_ERROR, "a window above its maximum")
-            self.opened(stream)
+            self.on_window_opened(stream)
 
-    def opened(self, stream: Http2Stream) -> None:
+    def on_window_opened(self, stream: Http2Stream) -> None:
         """Handles that the other end has opened the stream's window."""
         if stream.is_shut and stream.send_left > 0 and stream.connection is not None:
             stream.is_shut = False
@@ -378,10 +378,10 @@ class Liveness:
         self.timer: asyncio.TimerHandle | None = None
         self._answer: asyncio.Future[None] | None = None  # to a PING of `answers`
 
-    def look(self) -> None:
+    def check_alive(self) -> None:
         """Looks whether anything was received, and again in LOOK_S."""
         connection = self._connection
-        self.timer = connection.loop.call_later(LOOK_S, self.look)
+        self.timer = connection.loop.call_later(LOOK_S, self.check_alive)
         self._looks += 1
         self._silent = 0 if self.received else self._silent + 1
         self.received = False
@@ -478,7 +478,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         own.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self.peer = peer_of(transport)
         own.write(self._first)
-        self.liveness.timer = self.loop.call_later(LOOK_S, self.liveness.look)
+        self.liveness.timer = self.loop.call_later(LOOK_S, self.liveness.check_alive)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._data_left > DIRECT_BYTES and (stream := self._data_stream) is not None and stream.connection:
@@ -513,11 +513,11 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
                 view = self._view[:nbytes]
                 if not self.is_greeted:
                     view = self.preface(view)
-                taken = 0 if not self.patience.is_known and self.patience.must_wait else self._take(view)
+                taken = 0 if not self.patience.is_known and self.patience.must_wait else self._read_frames(view)
                 if (taken < len(view) or self._ahead) and not self.is_lost:
                     self._wait(memoryview(self._ahead + bytes(view[taken:])))
         except Exception as error:
-            self._failed(error)
+            self._on_failure(error)
         if self._is_full and self._later is None and not self.is_lost and perf_counter() >= self._until:
             self._wait(self._rest)
 
@@ -547,9 +547,9 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         patience.charged = max(patience.charged - CHARGED_A_TURN, least)
         rest = self._rest
         try:
-            taken = self._take(rest)
+            taken = self._read_frames(rest)
         except Exception as error:
-            self._failed(error)
+            self._on_failure(error)
             return
         if self.is_lost:
             return
@@ -560,7 +560,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         if not self.out.transport.is_closing():
             self.out.transport.resume_reading()
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         if isinstance(error, BrokenRules):
             self.break_off(error.code, str(error))
         else:
@@ -573,7 +573,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._leaves is not None:
             self._leaves.cancel()
-        self._end(ConnectionLost(f"{self.peer}: the connection is lost" + (f": {exc}" if exc else "")))
+        self._close_with(ConnectionLost(f"{self.peer}: the connection is lost" + (f": {exc}" if exc else "")))
 
     def pause_writing(self) -> None:
         self.out.is_paused = True
@@ -583,7 +583,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.out.unblock()
 
     # ------------------------------------------------------------------ in
-    def _take(self, view: memoryview) -> int:
+    def _read_frames(self, view: memoryview) -> int:
         """Takes what came, until the slice is over; returns how many bytes it took. `_ahead` comes before the rest."""
         step = SLICE_BYTES if self.patience.is_known else STRANGERS_BYTES
         offset, end, look = 0, len(view), step
@@ -719,7 +719,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def _input_ended(self, stream: Http2Stream) -> None:
         stream.in_ended = True
         if stream.out_ended:
-            self._forget(stream)
+            self._remove_stream(stream)
         stream.input_ended()
 
     def _take_frame(self, kind: int, flags: int, id_: int, payload: bytes) -> None:
@@ -729,7 +729,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             raise BrokenRules(Code.PROTOCOL_ERROR, "the first frame is not SETTINGS")
         match kind:
             case frames.HEADERS:
-                self._header_block(self._blocks.begin(flags, id_, payload))
+                self._header_block(self._blocks.start_block(flags, id_, payload))
             case frames.DATA:  # padded
                 data, padding = unpadded(flags, payload)
                 if padding and len(data) < SMALL_DATA:
@@ -815,7 +815,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             code = Code.FLOW_CONTROL_ERROR if size else Code.PROTOCOL_ERROR
             self.reset(stream, code, ConnectionLost("the other end broke the rules of the stream's window"))
         else:
-            self.out.opened(stream)
+            self.out.on_window_opened(stream)
 
     def _take_settings(self, flags: int, id_: int, payload: bytes) -> None:
         if id_ or len(payload) % 6 or (flags & frames.ACK and payload):
@@ -854,8 +854,8 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         self.patience.charge(REFUSED if stream is not None else 1)
         if stream is not None:
             code = int.from_bytes(payload, "big")
-            self._forget(stream)
-            stream.lost(ConnectionLost(f"{self.peer} reset the stream: {frames.code_name(code)}"), code)
+            self._remove_stream(stream)
+            stream.on_lost(ConnectionLost(f"{self.peer} reset the stream: {frames.code_name(code)}"), code)
         elif self.is_idle(id_):
             raise BrokenRules(Code.PROTOCOL_ERROR, f"an RST_STREAM for stream {id_}, which is not open")
 
@@ -870,19 +870,19 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
     def output_ended(self, stream: Http2Stream) -> None:
         stream.out_ended = True
         if stream.in_ended:
-            self._forget(stream)
+            self._remove_stream(stream)
 
     def reset(self, stream: Http2Stream, code: Code, error: MagnetarError | None = None) -> None:
-        """Ends the stream at once. With `error` it is `lost` for that, which the other end did."""
+        """Ends the stream at once. With `error` it is lost for that, which the other end did."""
         if stream.connection is None:
             return
         self.out.write(frames.rst_stream(stream.id, code))
-        self._forget(stream)
+        self._remove_stream(stream)
         if error is not None:
-            stream.lost(error, None)
+            stream.on_lost(error, None)
             self.patience.charge(REFUSED)
 
-    def _forget(self, stream: Http2Stream) -> None:
+    def _remove_stream(self, stream: Http2Stream) -> None:
         stream.connection = None
         self.streams.pop(stream.id, None)
         self.out.blocked.pop(stream, None)
@@ -900,13 +900,13 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
             return
         _LOG.debug("%s broke the rules of HTTP/2: %s", self.peer, text)
         self.out.write(frames.goaway(max(self.streams, default=0), code, text))
-        self._end(ConnectionLost(f"{self.peer}: {text}"))
+        self._close_with(ConnectionLost(f"{self.peer}: {text}"))
         self._let_leave()
 
     def close(self, error: MagnetarError) -> None:
         """Ends the connection in order: what was written leaves."""
         if not self.is_lost:
-            self._end(error)
+            self._close_with(error)
             self._let_leave()
 
     def _let_leave(self) -> None:
@@ -925,10 +925,10 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
 
     def abort(self, error: MagnetarError) -> None:
         if not self.is_lost:
-            self._end(error)
+            self._close_with(error)
             self.out.transport.abort()
 
-    def _end(self, error: MagnetarError) -> None:
+    def _close_with(self, error: MagnetarError) -> None:
         if self.is_lost:
             return
         self.is_lost, self.lost_for = True, error
@@ -941,7 +941,7 @@ class Http2Connection(asyncio.BufferedProtocol, Generic[T]):
         streams, self.streams = list(self.streams.values()), {}
         for stream in streams:
             stream.connection = None
-            stream.lost(error, None)
+            stream.on_lost(error, None)
         self.was_lost(error)
 
     def check(self) -> None:

@@ -509,7 +509,7 @@ class HeaderBlocks:
         self.continued: tuple[int, int, bytearray] | None = None  # stream, flags, and what of it has come
         self._continuations = 0
 
-    def begin(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
+    def start_block(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
         """Takes HEADERS. Returns (flags, stream, block) when it is whole; None: its continuations have to come."""
         if not id_:
             raise BrokenRules(Code.PROTOCOL_ERROR, "HEADERS without a stream")
@@ -524,7 +524,7 @@ class HeaderBlocks:
         return None
 
     def go_on(self, flags: int, id_: int, payload: bytes) -> tuple[int, int, bytes] | None:
-        """Takes a CONTINUATION, as `begin`."""
+        """Takes a CONTINUATION, as `start_block`."""
         if self.continued is None or self.continued[0] != id_:
             raise BrokenRules(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
         _, first, block = self.continued

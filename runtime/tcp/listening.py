@@ -50,7 +50,7 @@ class Stranger(Protocol):
     @property
     def is_busy(self) -> bool: ...
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         """Ends its connection at once: others wait."""
         ...
 
@@ -78,7 +78,7 @@ class Strangers:
     def most(self) -> int:
         return min(self._half, max(PROCESS.connections_max // 8, STRANGERS_MIN))
 
-    def came(self, stranger: Stranger, peer: str) -> bool:
+    def add(self, stranger: Stranger, peer: str) -> bool:
         """Adds a stranger. False: there is no room for it, and none leaves."""
         if len(self._address) >= self.most and not self._push_out():
             return False
@@ -87,7 +87,7 @@ class Strangers:
         self._of.setdefault(address, {})[stranger] = None
         return True
 
-    def left(self, stranger: Stranger) -> None:
+    def remove(self, stranger: Stranger) -> None:
         address = self._address.pop(stranger, None)
         if address is not None:
             group = self._of[address]
@@ -100,8 +100,8 @@ class Strangers:
             for oldest in group:
                 if not oldest.is_busy:
                     self.pushed_out += 1
-                    self.left(oldest)
-                    oldest.leave()
+                    self.remove(oldest)
+                    oldest.evict()
                     return True
         return False
 
@@ -309,21 +309,21 @@ class _Handshake:
         self._door = door
         self._connection = connection
         self._task: asyncio.Task[None] | None = None
-        if not door.handshakes.came(self, peer):
+        if not door.handshakes.add(self, peer):
             connection.close()
         elif not PROCESS.connection():
-            door.handshakes.left(self)
+            door.handshakes.remove(self)
             connection.close()
         else:
             self._task = door.tasks.spawn(door.shaken(connection, peer), "tls-handshake")
-            self._task.add_done_callback(self._over)
+            self._task.add_done_callback(self._on_task_ended)
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
-    def _over(self, task: asyncio.Task[None]) -> None:
-        self._door.handshakes.left(self)
+    def _on_task_ended(self, task: asyncio.Task[None]) -> None:
+        self._door.handshakes.remove(self)
         PROCESS.connection_over()
         if task.cancelled():
             self._connection.close()  # it may not have begun; else it is closed already

@@ -76,9 +76,9 @@ class Share:
 
     def _look_later(self) -> None:
         if self._timer is None and (self._light or self._heavy):
-            self._timer = self._loop.call_later(LOOK_S, self._look)
+            self._timer = self._loop.call_later(LOOK_S, self._give_turns)
 
-    def _look(self) -> None:
+    def _give_turns(self) -> None:
         """Gives each that waits now one turn at most; what it does is spent before the next one's."""
         self._timer = None
         left = self._refilled()
@@ -88,12 +88,12 @@ class Share:
             self._tidy_above = 2 * (len(self._light) + len(self._heavy)) + TIDY_MIN
         light, self._light = self._light, []
         while light and left > 0:
-            left = self._take(light.pop())
+            left = self._run_turn(light.pop())
         self._light = light + self._light
         for _ in range(len(self._heavy)):
             if left <= 0:
                 break
-            left = self._take(self._heavy.popleft())
+            left = self._run_turn(self._heavy.popleft())
         self._look_later()
 
     async def turn(self, frames: int, *, is_light: bool) -> None:
@@ -113,7 +113,7 @@ class Share:
         finally:
             turn.cancel()
 
-    def _take(self, turn: Turn) -> float:
+    def _run_turn(self, turn: Turn) -> float:
         if turn.go_on is not None:
             turn.go_on()
         return self._left

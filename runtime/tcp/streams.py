@@ -114,12 +114,12 @@ class TcpStream(asyncio.BufferedProtocol):
         found = tls.getpeercert(binary_form=True)
         return Caller(self.peer, "", ssl.DER_cert_to_PEM_cert(found).encode() if found else b"", is_encrypted=True)
 
-    def admitted(self) -> None:
+    def on_admitted(self) -> None:
         self._known(self)
 
     is_busy = False
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         self.abort()
 
     async def read_into(self, room: Room, enough: Enough | None = None) -> int:
@@ -148,7 +148,7 @@ class TcpStream(asyncio.BufferedProtocol):
     def queued_bytes(self) -> int:
         return self._transport.get_write_buffer_size()
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         if self._writable is not None and not self._lost.done():
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._writable.append(waiting)
@@ -191,10 +191,10 @@ class TcpServing:
         self.endpoint = Endpoint(endpoint.host, self._server.port)
 
     def _accept(self, stream: TcpStream) -> None:
-        if self._handlers.closed or not self.strangers.came(stream, stream.peer):
+        if self._handlers.closed or not self.strangers.add(stream, stream.peer):
             stream.abort()
         elif len(self.strangers) + len(self._known) > self._access.limits.connections or not PROCESS.connection():
-            self.strangers.left(stream)
+            self.strangers.remove(stream)
             stream.abort()
         else:
             self._handlers.spawn(self._handle(stream), "bytes-connection")
@@ -203,7 +203,7 @@ class TcpServing:
         """Admits a connection. ConnectionLost: its address has as many connections as it may have."""
         if stream in self._known or stream not in self.strangers:
             return
-        self.strangers.left(stream)
+        self.strangers.remove(stream)
         place, most = network_of(stream.peer), self._access.limits.streams_per_address
         if self._of_address[place] >= most:
             stream.abort()
@@ -223,7 +223,7 @@ class TcpServing:
             self._access.memory.connections -= 1
             PROCESS.connection_over()
             await stream.close()
-            self.strangers.left(stream)
+            self.strangers.remove(stream)
             place = self._known.pop(stream, None)
             if place is not None:
                 self._of_address[place] -= 1

@@ -41,7 +41,7 @@ def watched(bookie: Bookie, most: dict[str, int]) -> None:
 
     def noting() -> None:
         press()
-        note("held", adds.held[1])
+        note("held", adds.held_counts[1])
         note("memtable", store.memtable.size_bytes)
         note("queued", store._journal.queued_bytes)
 
@@ -204,7 +204,7 @@ async def test_over_real_sockets_memory_is_bounded_while_the_disk_does_nothing_a
         outcomes = await answers
         assert outcomes.count([Status.OK] * 4) > 5
         assert {status for outcome in outcomes for status in outcome} <= {Status.OK, Status.BUSY, Status.FENCED, None}
-        assert service.adds.held == (0, 0)
+        assert service.adds.held_counts == (0, 0)
     finally:
         gate.opened.set()
         await writer.close()
@@ -322,7 +322,7 @@ async def test_many_small_adds_that_wait_count_with_what_python_keeps_of_them(tm
     try:
         for turn in range(10):
             service.serve(adds("stranger", 1000 * turn, 1000))
-        count, size = service.adds.held
+        count, size = service.adds.held_counts
         assert size <= 0.75 * (1 << 20)
         assert count <= 768
         other = adds("another", 100_000, 1)
@@ -354,6 +354,6 @@ async def _most_kept(adds: Adds, store: Store, until: Callable[[], bool]) -> int
     most = 0
     async with asyncio.timeout(30):
         while not until():
-            most = max(most, adds.held[1] + store.memtable.size_bytes + store._journal.queued_bytes)
+            most = max(most, adds.held_counts[1] + store.memtable.size_bytes + store._journal.queued_bytes)
             await asyncio.sleep(0)
     return most

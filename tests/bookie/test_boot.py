@@ -214,7 +214,7 @@ def test_what_was_found_survives_a_crash_at_any_operation_of_the_start(case: Cas
                     await start(simulation)
                     simulation.crash(NODE)
                 except NodeCrashed:
-                    simulation.note("the start was cut short")
+                    simulation.add_line("the start was cut short")
             store = await start(simulation)
             assert store.descriptors.limbo_upto == (LAST_LEDGER if case.limbo else -1)
             assert (await judge(simulation, store, case) > 0) == case.lost

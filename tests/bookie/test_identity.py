@@ -108,16 +108,16 @@ def test_wiped_directory_is_refused_until_its_bookie_is_forgotten_and_comes_back
     async def main(cluster: Cluster) -> None:
         first = (await cluster.start()).id
         with pytest.raises(Busy, match=r"is registered: stop it first"):
-            await identity.forget(cluster.metadata, first)
+            await identity.forget_bookie(cluster.metadata, first)
         cluster.simulation.crash(NODE)
         cluster.simulation.node(NODE).disk.wipe()
         with pytest.raises(InvalidConfiguration, match=rf"knows bookie {first} at .*`magnetar bookies forget {first}`"):
             await cluster.start()
         await cluster.metadata.delete(paths.bookie(first))  # its session ends
-        await identity.forget(cluster.metadata, first)
+        await identity.forget_bookie(cluster.metadata, first)
         assert (await cluster.restart()).id != first
         with pytest.raises(NotFound, match=r"knows no bookie"):
-            await identity.forget(cluster.metadata, first)
+            await identity.forget_bookie(cluster.metadata, first)
 
     with_cluster(main)
 
@@ -346,7 +346,7 @@ def test_first_start_that_was_cut_short_is_finished_or_explained() -> None:
             try:
                 await cluster.start()
             except Exception:
-                cluster.simulation.note("the first start died")
+                cluster.simulation.add_line("the first start died")
             bookie = await cluster.restart()
             assert await cluster.metadata.children(paths.COOKIES) == [bookie.id]
 
@@ -442,10 +442,10 @@ def test_of_a_forget_and_a_start_at_the_same_moment_one_loses(moment: str, monke
 
         async def complete(*arguments: Any) -> None:
             if moment == "before the start is counted":
-                await identity.forget(cluster.metadata, bookie.id)
+                await identity.forget_bookie(cluster.metadata, bookie.id)
             await honest(*arguments)
             if moment == "before it registers":
-                await identity.forget(cluster.metadata, bookie.id)
+                await identity.forget_bookie(cluster.metadata, bookie.id)
 
         monkeypatch.setattr(identity, "complete", complete)
         with pytest.raises((Unavailable, InvalidConfiguration)):

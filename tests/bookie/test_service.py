@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from magnetar.bookie import service
-from magnetar.bookie.adds import Waiting
+from magnetar.bookie.adds import RequestBudget
 from magnetar.bookie.server import Bookie
 from magnetar.bookie.service import READ_BYTES_MIN
 from magnetar.ledger.peer_format import Flags, Op, Status
@@ -319,7 +319,7 @@ def test_reads_past_the_bound_wait_for_each_other_and_only_too_many_of_them_are_
         statuses = [head.status for head, _ in await asyncio.gather(*[caller.read(1, entry) for entry in range(30)])]
         assert set(statuses) == {Status.OK}
         assert (await caller.read(1, 3))[0].status is Status.OK, "a lone one is taken, whatever the bound"
-        bookie._service._waiting_reads = Waiting(8_000)
+        bookie._service._waiting_reads = RequestBudget(8_000)
         statuses = [head.status for head, _ in await asyncio.gather(*[caller.read(1, entry) for entry in range(30)])]
         assert set(statuses) == {Status.OK, Status.BUSY}
         assert (bookie.statistics()["disk_reads_bytes"], bookie.statistics()["reads_waiting_bytes"]) == (0, 0)

@@ -184,7 +184,7 @@ class Writer:
         if outcome.cancelled() or outcome.exception() is not None:
             self.listener.append_failed(self)
         else:
-            self.listener.appended(self, outcome.result())
+            self.listener.on_appended(self, outcome.result())
 
     async def _append(self, entry_id: int, payload: bytes) -> int:
         async with self._order:

@@ -46,10 +46,12 @@ async def _serving(folder: Path, port: int | None, monkeypatch: pytest.MonkeyPat
         await asyncio.gather(serving, return_exceptions=True)
 
 
-def _given(folder: Path, port: int | None) -> standalone.Given:
+def _given(folder: Path, port: int | None) -> standalone.StandaloneOptions:
     pulsar = standalone._door("127.0.0.1", port, None, standalone.PULSAR_PORTS[0], "Pulsar's protocol")
     http = standalone._door("127.0.0.1", port, None, standalone.HTTP_PORTS[0], "HTTP")
-    return standalone.Given(folder, Endpoint("127.0.0.1", standalone.PORT if port is None else port), pulsar, http)
+    return standalone.StandaloneOptions(
+        folder, Endpoint("127.0.0.1", standalone.PORT if port is None else port), pulsar, http
+    )
 
 
 async def _tenants(port: int) -> list[str]:

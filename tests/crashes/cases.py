@@ -21,7 +21,7 @@ from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
 from magnetar.metadata.store import MetadataStore, Put, Versioned
 from magnetar.metadata.store import Operation as MetadataOperation
-from magnetar.runtime.files import join
+from magnetar.runtime.files import join_path
 from magnetar.runtime.network import World
 from magnetar.runtime.sim.disk import Disk, Operation
 from magnetar.runtime.sim.files import SimFiles
@@ -138,7 +138,7 @@ def hold(sentence: str, holds: bool) -> None:
 async def _three_starts(stage: Stage) -> None:
     for _ in range(3):
         claimed = await identity.claim(stage.world, stage.metadata, DATA, PLACE)
-        stage.world.files.make_directories(join(DATA, "journal"))  # its store
+        stage.world.files.make_directories(join_path(DATA, "journal"))  # its store
         await identity.complete(stage.world, stage.metadata, DATA, claimed, JournalPosition(1, 0))
         claimed.lock.close()
         stage.say(claimed.text)
@@ -190,7 +190,7 @@ async def _start_after_loss(stage: Stage, said: Sequence[str]) -> None:
 async def _nothing_to_lose(stage: Stage) -> None:
     """A mark is gone, and no ledger was ever given out: a first start that was cut short."""
     await (await stage.open(-1)).close()
-    stage.world.files.remove(join(DATA, "mark"))
+    stage.world.files.remove(join_path(DATA, "mark"))
     stage.world.files.sync_directory(DATA)
     stage.crash_from_here()
     store = await stage.open(-1)
@@ -232,7 +232,7 @@ async def _read_all(stage: Stage, said: Sequence[str]) -> None:
 CASES = {
     "owner": Case(("lock_directory", "_make_cookie", "complete"), _three_starts, _claim_again),
     "loss": Case(("DataLossLog._write", "rebuild_index"), _loss, _start_after_loss),
-    "nothing-to-lose": Case(("DataLossLog.forget",), _nothing_to_lose, _start_without_loss),
+    "nothing-to-lose": Case(("DataLossLog.delete_log",), _nothing_to_lose, _start_without_loss),
     "scrub": Case(("mend_table",), _scrub, _read_all),
 }
 

@@ -22,7 +22,7 @@ START_EVERY = 20
 STATES_MAX = 8_000
 """Of one site: then it counts as not missed. Those that are missed took less than a tenth of that."""
 
-IN_CASES = ("DataLossLog._write", "DataLossLog.forget")
+IN_CASES = ("DataLossLog._write", "DataLossLog.delete_log")
 """Workloads enter limbo without damage that a second start could miss: nothing rests on the note of a loss there."""
 
 NOTHING = Cut("none", ())

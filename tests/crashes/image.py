@@ -111,7 +111,7 @@ class SharedInode(Inode):
         self.now = pages
         self._shared = True
 
-    def change(self, change: Write | Resize) -> None:
+    def apply(self, change: Write | Resize) -> None:
         if self._shared:
             self.now = self.now.copy()
             self._shared = False

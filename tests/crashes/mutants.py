@@ -29,7 +29,7 @@ from magnetar.bookie.store.memtable import Memtable
 from magnetar.bookie.store.state_log import StateLog
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.files import Files, join
+from magnetar.runtime.files import Files, join_path
 from tests.bookie.stores import DATA
 from tests.crashes.enumerate import Enumeration, Failure
 from tests.crashes.stops import KINDS, STOP, record_named
@@ -152,7 +152,7 @@ def sources_removed_before_the_commit(stack: contextlib.ExitStack) -> None:
 
     async def commit(self: Checkpoint, moved: Any, facts: Sequence[Any], drop: Collection[int]) -> None:
         for number in drop:
-            await self._worker.run(log_files.remove, self._files, join(DATA, "entries"), number)
+            await self._worker.run(log_files.remove, self._files, join_path(DATA, "entries"), number)
         await real(self, moved, facts, drop)
 
     async def remove(self: Compactor, numbers: Sequence[int], *, data_only: bool = False) -> None:
@@ -167,7 +167,7 @@ def dead_logs_without_a_trace(stack: contextlib.ExitStack) -> None:
 
     def remove(files: Files, directory: str, number: int) -> None:
         real(files, directory, number)
-        index = join(directory, log_files.index_name(number))
+        index = join_path(directory, log_files.index_name(number))
         if files.exists(index):
             files.remove(index)
 
@@ -211,7 +211,7 @@ def extent_lost_when_a_flush_ends_beside_its_move(stack: contextlib.ExitStack) -
         self.publish()
 
     def finish(self: Mover) -> Written | None:
-        extents, tables = self._out.end()
+        extents, tables = self._out.finish()
         if began[id(self)] != flushes:
             extents, tables = extents[:-1], tables[:-1]
         return self._cold.write_index(extents, tables) if extents else None
@@ -283,7 +283,7 @@ def flush_waits_for_its_last_write(stack: contextlib.ExitStack) -> None:
         if table is None or not table.ledgers:
             return
         flush = TableFlush(self._hot, table)
-        await self._worker.run(flush.begin)
+        await self._worker.run(flush.start)
         written: asyncio.Future[None] | None = None
         while slices := await self._worker.run(flush.next_slices, self._at_once(flush)):
             written = self.writer.run(self._hot.append_all, slices)

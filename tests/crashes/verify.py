@@ -24,7 +24,7 @@ from magnetar.bookie.store.checkpoint import MARK
 from magnetar.bookie.store.state_log import Known
 from magnetar.bookie.store.store import Store
 from magnetar.ledger.peer_format import Status
-from magnetar.runtime.files import join
+from magnetar.runtime.files import join_path
 from magnetar.runtime.sim.disk import Disk, Inode, Operation
 from magnetar.runtime.sim.files import SimFiles
 from tests.bookie.entries import KEY
@@ -146,7 +146,7 @@ def start(
 
 
 def mark_of(disk: Disk) -> tuple[int, int]:
-    path = join(DATA, MARK)
+    path = join_path(DATA, MARK)
     node = disk.find(path)
     if not isinstance(node, Inode):
         return 0, 0

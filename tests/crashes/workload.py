@@ -284,7 +284,7 @@ class Life:
             await self.settle()
 
     async def _look_for_room(self) -> None:
-        await self.store.room.keep(0.0)
+        await self.store.room.ensure(0.0)
 
     async def _compaction_without_room(self) -> None:
         """No room for the mark of a move: its logs are moved one by one, or not; what was copied is cut off."""

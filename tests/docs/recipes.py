@@ -30,7 +30,7 @@ def stores_table() -> str:
 
 
 def tasks_table() -> str:
-    """The long-lived tasks of a broker: the calls of `Supervisor.keep`."""
+    """The long-lived tasks of a broker: the calls of `Supervisor.supervise`."""
     lines = ["| task | begun in |", "|---|---|"]
     for module in layout.modules("broker", "ledger"):
         for name, owner in _kept(module.tree, ""):

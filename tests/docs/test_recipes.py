@@ -66,7 +66,7 @@ async def test_a_new_background_part_begins_again_is_shown_by_its_name_and_ends_
         await asyncio.Event().wait()
 
     async with cluster(tmp_path) as running:
-        kept = running.brokers[0].background.keep("broker-new", work)
+        kept = running.brokers[0].background.supervise("broker-new", work)
         await asyncio.wait_for(again.wait(), 20)
         assert begun == [0, 1]
         assert Supervisor.failing_now()["broker-new"] == 1, "until it has run for a while"

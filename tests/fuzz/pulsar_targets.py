@@ -59,7 +59,7 @@ def run_frames(data: bytes) -> None:
             part = part[size:]
             for each in cutter.took(size):
                 _take(each)
-            assert cutter.held <= 2 * FRAME_BYTES_MAX, "more is held than a frame may have"
+            assert cutter.held_bytes <= 2 * FRAME_BYTES_MAX, "more is held than a frame may have"
 
 
 def _take(each: memoryview) -> None:
@@ -100,7 +100,7 @@ _TEXT = json.dumps(_RECORD).encode()
 _DEFINED = (
     SchemaType.AVRO, SchemaType.JSON, SchemaType.PROTOBUF_NATIVE, SchemaType.KEY_VALUE, SchemaType.STRING
 )  # fmt: skip
-_OLD = Definition.of(SchemaInfo(type=SchemaType.AVRO, data=_TEXT))
+_OLD = Definition.parse(SchemaInfo(type=SchemaType.AVRO, data=_TEXT))
 
 
 def schemas() -> list[bytes]:
@@ -113,7 +113,7 @@ def run_schemas(data: bytes) -> None:
     for type_ in _DEFINED:
         properties = {"key.schema.type": "AVRO", "value.schema.type": "JSON", "kv.encoding.type": "INLINE"}
         try:
-            new = Definition.of(SchemaInfo(type=type_, data=data, properties=properties))
+            new = Definition.parse(SchemaInfo(type=type_, data=data, properties=properties))
         except MagnetarError:
             continue
         for mode in (Compatibility.FULL_TRANSITIVE, Compatibility.BACKWARD):

@@ -260,7 +260,7 @@ def _rows() -> list[bytes]:
 
 
 def _dedup(data: bytes) -> None:
-    dedup.join([dedup.Piece(1, 0, 1, data)])
+    dedup.assemble([dedup.Piece(1, 0, 1, data)])
 
 
 # ---------------------------------------------------------------------------------- files of bookies

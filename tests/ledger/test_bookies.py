@@ -49,7 +49,7 @@ async def test_distinct_racks_come_first_and_read_only_bookies_never(metadata: M
     for number, rack in enumerate(("/a", "/a", "/a", "/a", "/b", "/c")):
         await register(metadata, number, rack=rack)
     await register(metadata, 9, rack="/d", read_only=True)
-    await bookies.ready()
+    await bookies.wait_listed()
     for _ in range(20):
         chosen = bookies.choose(3)
         assert {name(4), name(5)} < set(chosen)
@@ -65,7 +65,7 @@ async def test_the_mapping_in_the_metadata_is_above_the_racks_that_bookies_say(
 ) -> None:
     for number in range(4):
         await register(metadata, number)
-    await bookies.ready()
+    await bookies.wait_listed()
     await metadata.put(paths.RACKS, encode(RacksRecord(racks={name(3): "/b"}), paths.RACKS))
     await bookies.look_again()
     assert bookies.rack(name(3)) == "/b"
@@ -82,17 +82,17 @@ async def test_the_mapping_in_the_metadata_is_above_the_racks_that_bookies_say(
 async def test_a_replacement_keeps_the_racks_of_the_ensemble_apart(metadata: MetadataStore, bookies: Bookies) -> None:
     for number, rack in enumerate(("/a", "/b", "/c", "/a", "/b", "/c")):
         await register(metadata, number, rack=rack)
-    await bookies.ready()
+    await bookies.wait_listed()
     ensemble = [name(0), name(1), name(2)]
     await metadata.delete(paths.bookie(name(1)))
     await bookies.look_again()
     for _ in range(10):
         assert bookies.replace(ensemble, [1], 3) == {1: name(4)}
         assert set(bookies.replace(ensemble, [0, 2], 3).values()) == {name(3), name(5)}
-    bookies.failed(name(4))
+    bookies.record_failure(name(4))
     assert bookies.replace(ensemble, [1], 3)[1] in (name(3), name(5))
-    bookies.failed(name(3))
-    bookies.failed(name(5))
+    bookies.record_failure(name(3))
+    bookies.record_failure(name(5))
     assert bookies.replace(ensemble, [1], 3) == {}
 
 
@@ -104,7 +104,7 @@ async def test_too_few_racks_are_told_once_or_refused_as_configured(
     for enforce in (False, True):
         config = replace(QUICK, min_racks_per_write_quorum=2, enforce_min_racks=enforce)
         table = Bookies(real_world(seed=1), metadata, config)
-        await table.ready()
+        await table.wait_listed()
         if enforce:
             with pytest.raises(NotEnoughBookies, match=r"2 racks .*on too few racks: /a; start bookies"):
                 table.choose(3, write_quorum=3)
@@ -118,7 +118,7 @@ async def test_too_few_racks_are_told_once_or_refused_as_configured(
 async def test_the_choice_spreads(metadata: MetadataStore, bookies: Bookies) -> None:
     for number in range(6):
         await register(metadata, number)
-    await bookies.ready()
+    await bookies.wait_listed()
     chosen = [bookie for _ in range(200) for bookie in bookies.choose(3)]
     assert all(60 < chosen.count(name(number)) < 140 for number in range(6))
 
@@ -128,8 +128,8 @@ async def test_a_bookie_that_failed_is_chosen_only_when_the_others_do_not_suffic
 ) -> None:
     for number in range(4):
         await register(metadata, number)
-    await bookies.ready()
-    bookies.failed(name(0))
+    await bookies.wait_listed()
+    bookies.record_failure(name(0))
     assert all(name(0) not in bookies.choose(3) for _ in range(20))
     assert name(0) in bookies.choose(4)
     assert bookies.quarantined() == {name(0)}
@@ -138,7 +138,7 @@ async def test_a_bookie_that_failed_is_chosen_only_when_the_others_do_not_suffic
 async def test_a_bookie_that_has_just_registered_is_found_although_the_watch_is_behind(
     metadata: MetadataStore, bookies: Bookies
 ) -> None:
-    await bookies.ready()
+    await bookies.wait_listed()
     await register(metadata, 1)
     assert await bookies.choose_now(1) == [name(1)]
     await metadata.delete(paths.bookie(name(1)))
@@ -151,14 +151,14 @@ async def test_a_damaged_registration_costs_that_bookie_only(metadata: MetadataS
     await metadata.put(paths.bookie(name(2)), b"not a record")
     await put_record(metadata, paths.bookie("no-uuid"), BookieRecord(bookie="no-uuid", endpoint="127.0.0.1:1"))
     await put_record(metadata, paths.bookie(name(3)), BookieRecord(bookie=name(3), endpoint="nowhere"))
-    await bookies.ready()
+    await bookies.wait_listed()
     assert bookies.choose(1) == [name(1)]
     with pytest.raises(NotEnoughBookies):
         bookies.choose(2)
 
 
 async def test_a_request_to_a_bookie_nobody_knows_fails_at_once(bookies: Bookies) -> None:
-    await bookies.ready()
+    await bookies.wait_listed()
     with pytest.raises(Unavailable, match="not registered"):
         await bookies.request(name(7), b"", timeout_s=60)
     assert await bookies.ask(name(7), b"", timeout_s=60) is None
@@ -168,10 +168,10 @@ async def test_a_lost_session_is_told_instead_of_waiting_for_ever(metadata: Meta
     await metadata.close()
     async with asyncio.timeout(5):
         with pytest.raises(SessionExpired):
-            await bookies.ready()
+            await bookies.wait_listed()
 
 
 async def test_a_closed_table_says_so(bookies: Bookies) -> None:
     await bookies.close()
     with pytest.raises(Unavailable, match="closed"):
-        await bookies.ready()
+        await bookies.wait_listed()

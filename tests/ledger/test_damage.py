@@ -62,7 +62,7 @@ async def test_a_reader_reports_wrong_bytes_once_and_reads_on(cluster: Cluster) 
     for _ in range(3):  # whoever is asked first: all replicas are, one after the other
         reader = await client.open(writer.ledger_id)
         for other in cluster.bookies[1:]:
-            client._bookies.note(other.id, TroubleKind.FAILED)
+            client._bookies.record_trouble(other.id, TroubleKind.FAILED)
         for entry in range(6):
             assert [bytes(e.payload) for e in await reader.read(entry, entry)] == [b"%d" % entry]
             client._bookies._trouble.forgive(rotten.id)
@@ -107,10 +107,10 @@ async def test_a_report_that_the_metadata_did_not_take_is_made_again_when_the_en
 
     with monkeypatch.context() as patched:
         patched.setattr(damage, "put_record", refuse)
-        reports.note(7, "b", 1)
+        reports.add(7, "b", 1)
         await reports.flushed()
     assert await said(cluster.metadata, 7, "b") is None
-    reports.note(7, "b", 1)
+    reports.add(7, "b", 1)
     await reports.flushed()
     assert await said(cluster.metadata, 7, "b") == ((1, 1),)
     await reports.close()
@@ -123,12 +123,12 @@ async def test_what_waits_and_what_is_remembered_is_bounded(
     monkeypatch.setattr(damage, "KNOWN_MAX", 15)
     reports = DamageReports(cluster.metadata)
     for entry in range(50):
-        reports.note(7, "b", entry)
+        reports.add(7, "b", entry)
     assert reports.dropped == 40
     await reports.flushed()
     assert await said(cluster.metadata, 7, "b") == ((0, 9),)
     for entry in range(50):
-        reports.note(7, "b", entry)
+        reports.add(7, "b", entry)
     await reports.flushed()
     assert await said(cluster.metadata, 7, "b") == ((0, 14),)
     await reports.close()

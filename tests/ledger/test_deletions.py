@@ -25,7 +25,7 @@ async def test_any_deletions_by_several_processes_are_all_noted_and_only_they(tm
 
         async def work(number: int) -> None:
             for ids in wanted[number::4]:
-                await deletions.note(sessions[number], ids)
+                await deletions.record_deletions(sessions[number], ids)
 
         await asyncio.gather(*(work(number) for number in range(4)))
         everything = BitMap64(each for ids in wanted for each in ids)
@@ -39,7 +39,7 @@ async def test_ids_that_follow_each_other_are_one_range(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         session = running.store.session()
         for ids in ([5], [7], [6], [5], range(8, 100)):
-            await deletions.note(session, ids)
+            await deletions.record_deletions(session, ids)
         found = await get_record(session, paths.deleted(0), DeletedLedgersRecord)
         assert found is not None
         assert found[0].ranges == ((5, 99),)

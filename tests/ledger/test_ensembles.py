@@ -128,7 +128,7 @@ async def test_a_bookie_that_failed_lately_replaces_nobody(five: Cluster) -> Non
     writer = await client.create()
     for bookie in five.bookies:
         if bookie.id not in writer.record.fragments[0].bookies:
-            client._bookies.failed(bookie.id)
+            client._bookies.record_failure(bookie.id)
     await standing(five, writer).stop()
     await asyncio.gather(*(writer.append(b"x") for _ in range(5)))
     await writer.wait_finished()
@@ -363,7 +363,7 @@ async def test_an_append_beyond_the_bounds_fails_definitely_and_ready_waits_for_
         await writer.append(b"one too many")
     assert caught.value.definite
     assert writer.writable
-    waiting = asyncio.ensure_future(writer.ready())
+    waiting = asyncio.ensure_future(writer.wait_room())
     await asyncio.sleep(0)
     assert not waiting.done()
     for bookie in five.bookies:
@@ -384,7 +384,7 @@ async def test_what_a_hanging_bookie_has_not_answered_is_bounded_though_it_is_co
     with pytest.raises(BackPressure, match="not answered"):
         await writer.append(b"x")
     hanging.status.clear()
-    await writer.ready()
+    await writer.wait_room()
     assert await writer.append(b"x") == writer.last_confirmed
 
 
@@ -397,7 +397,7 @@ async def test_bytes_are_bounded_too_and_ready_returns_when_the_handle_ends(five
     assert not writer.has_room
     with pytest.raises(BackPressure):
         await writer.append(b"")
-    waiting = asyncio.ensure_future(writer.ready())
+    waiting = asyncio.ensure_future(writer.wait_room())
     await writer.abandon()
     await waiting
     with pytest.raises(OutcomeUnknown):

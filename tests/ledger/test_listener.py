@@ -21,7 +21,7 @@ class Listener:
         self.failures = 0
         self.changed = asyncio.Event()
 
-    def appended(self, writer: LedgerWriter, last_entry: int) -> None:
+    def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
         assert writer.last_confirmed >= last_entry
         self.told.append(last_entry)
         self.changed.set()

@@ -31,7 +31,7 @@ async def test_a_bookie_that_does_not_answer_stops_all_ledgers_at_one_bound_and_
     assert LIMIT <= held < LIMIT + 8 * 700, "one entry of each ledger exceeds it at most"
     assert not any(writer.pending_entries for writer in writers), "the other two have confirmed all"
     async with asyncio.timeout(10):
-        await asyncio.gather(*(writer.ready() for writer in writers))
+        await asyncio.gather(*(writer.wait_room() for writer in writers))
     assert client.bookies.memory.held < LIMIT, "the bookie failed, and nothing is kept for it"
     hanging.silent.clear()
 
@@ -44,7 +44,7 @@ async def test_what_cannot_wait_is_taken_past_the_bound(cluster: Cluster) -> Non
     assert not cursor.has_room
     assert await cursor.append(b"acknowledged") == 0
     cluster.bookies[0].status.clear()
-    await cursor.ready()
+    await cursor.wait_room()
 
 
 @pytest.mark.asyncio
@@ -86,7 +86,7 @@ def test_as_many_that_wait_are_told_as_there_is_room_for_and_all_when_nothing_is
     looks = [lambda number=number: told.append(number) for number in range(20)]
     for look in looks:
         memory.when_room(look)
-    memory.forget(looks[1])
+    memory.cancel(looks[1])
     memory.release(4 * LOOK_BYTES)
     assert told == [0, 2], "in the order of waiting"
     memory.release(4 * LOOK_BYTES)

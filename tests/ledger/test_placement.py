@@ -151,26 +151,26 @@ def test_bookies_are_drawn_by_their_free_disk_but_an_empty_one_is_not_hammered()
 def test_repeated_failures_lengthen_a_quarantine_up_to_a_bound_and_time_heals() -> None:
     quarantine, now = Quarantine(10, 35), 0.0
     for length in (10, 20, 35, 35):
-        quarantine.failed("b", now)
-        quarantine.failed("b", now)  # of the same trouble: every append on its way fails
+        quarantine.record_failure("b", now)
+        quarantine.record_failure("b", now)  # of the same trouble: every append on its way fails
         assert quarantine.holds("b", now + length - 1)
         assert not quarantine.holds("b", now + length)
         assert quarantine.failed_lately("b", now + 9)
         assert not quarantine.failed_lately("b", now + 10)
         now += length
-    quarantine.failed("b", now + 35)  # well for so long
+    quarantine.record_failure("b", now + 35)  # well for so long
     assert quarantine.holds("b", now + 44)
     assert not quarantine.holds("b", now + 45)
 
 
 def test_a_restart_ends_a_quarantine_but_not_the_memory_of_what_led_to_it() -> None:
     quarantine = Quarantine(10, 100)
-    quarantine.failed("b", 0)
+    quarantine.record_failure("b", 0)
     quarantine.started("b", 1)
-    assert quarantine.held(1) == []
-    quarantine.failed("b", 2)
-    assert quarantine.held(21) == ["b"]
-    assert quarantine.held(22) == []
+    assert quarantine.quarantined(1) == []
+    quarantine.record_failure("b", 2)
+    assert quarantine.quarantined(21) == ["b"]
+    assert quarantine.quarantined(22) == []
 
 
 # ------------------------------------------------------------------------------------------ shape

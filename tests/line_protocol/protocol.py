@@ -154,7 +154,7 @@ class _Connection:
         return self._stream.queued_bytes > STREAM_QUEUE_BYTES
 
     async def drained(self) -> None:
-        await self._stream.drained()
+        await self._stream.wait_drained()
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -186,16 +186,16 @@ class _ProducerLines:
     def duplicate(self, sequence_id: int) -> None:
         self._connection.send("receipt", self._id, sequence_id, "-1:-1", -1)
 
-    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+    def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         self._connection.send("failed", self._id, sequence_id, error.code)
 
-    def waits(self, error: MagnetarError) -> None:
+    def on_waiting(self, error: MagnetarError) -> None:
         self._connection.send("waits", self._id, error.message)
 
     def credit(self, size: int) -> None:
         self._connection.send("credit", self._id, size)
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         self._connection.closed(self._id, error)
 
 
@@ -213,14 +213,14 @@ class _ConsumerLines:
             self._connection.send("message", self._id, each.entry.position, each.redelivery_count + 1, texts)
         return self._connection.full
 
-    def ended(self) -> None:
+    def on_end_of_topic(self) -> None:
         self._connection.send("ended", self._id)
 
     def active(self, active: bool) -> None:
         self._connection.send("active", self._id, int(active))
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         self._connection.closed(self._id, error)
 
-    async def drained(self) -> None:
+    async def wait_drained(self) -> None:
         await self._connection.drained()

@@ -156,7 +156,7 @@ class ZookeeperBackend:
     async def vanish(self, store: MetadataStore) -> None:
         """Its connection is closed, nobody says anything, and nobody comes back."""
         store._keeper.cancel()  # type: ignore[attr-defined]
-        store._line.end(farewell=False)  # type: ignore[attr-defined]
+        store._line.disconnect(farewell=False)  # type: ignore[attr-defined]
 
     async def close(self) -> None:
         for store in self._stores:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar.metadata.backup import look, restore
+from magnetar.metadata.backup import inspect, restore
 from magnetar.metadata.sqlite import SqliteStore
 from magnetar.runtime.process import real_world
 
@@ -33,7 +33,7 @@ async def test_the_file_its_log_and_its_copies_are_of_their_owner_alone(tmp_path
     assert set(modes(tmp_path)) >= {"metadata.sqlite", "metadata.sqlite-wal", "copy.backup"}
     assert set(modes(tmp_path).values()) == {0o600}
     await store.close()
-    look(str(backup))
+    inspect(str(backup))
     restore(str(backup), str(file), 0, "token")
     assert set(modes(tmp_path).values()) == {0o600}
 

@@ -45,7 +45,7 @@ async def test_what_was_read_is_read_again_without_a_thread(
 ) -> None:
     session, other = store.session(), store.session()
     await session.put("/a", b"1")
-    store._known.forget("/a")
+    store._known.discard("/a")
     calls = counted(store, monkeypatch)
     for each in (session, other, session):
         assert await each.get("/a") == Versioned(b"1", 0)
@@ -59,7 +59,7 @@ async def test_what_a_commit_changed_stays_known_and_is_what_the_tree_has(
 ) -> None:
     session = store.session()
     await session.commit([Put("/a", b"1"), Put("/d", b"1")])
-    store._known.forget("/d")
+    store._known.discard("/d")
     for path in ("/a", "/b", "/c"):
         await session.get(path)
     many = [Put("/a", b"2"), Put("/a", bytearray(b"3")), Put("/b", b"", ephemeral=True), Put("/c", b"x")]
@@ -186,12 +186,12 @@ def test_what_is_known_is_bounded_and_the_longest_unread_goes_first(steps: list[
     for path, size in steps:
         if size is None:
             if path in known.nodes:
-                node = known.read(path)
+                node = known.get(path)
                 assert node is not None
                 assert len(node.value) == model[path]
                 model[path] = model.pop(path)
             else:
-                known.forget(path)
+                known.discard(path)
         else:
             known.learn(path, Node(bytes(size), 0, False))
             model.pop(path, None)

@@ -74,7 +74,7 @@ def test_without_a_next_session_a_call_is_unavailable_and_after_the_end_expired(
             await held.put("/a", b"1")
         waiting = asyncio.create_task(held.get("/a"))
         await asyncio.sleep(1.0)
-        held.end()
+        held.stop_reconnecting()
         with pytest.raises(SessionExpired):
             await waiting
         with pytest.raises(SessionExpired):

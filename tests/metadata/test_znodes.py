@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from magnetar.metadata import znodes_core as znodes
 from magnetar.metadata.store import ABSENT, ANY, Check, Delete, Operation, Put
 from magnetar.metadata.tree_core import check_operations, check_version
-from magnetar.metadata.znodes_core import Create, Found, Listed, Plan, Remove, Require, Set, Step, plan
+from magnetar.metadata.znodes_core import Create, Listed, NodeRead, Plan, Remove, Require, Set, Step, plan
 from magnetar.proto.errors import BadVersion, InvalidName, InvalidRequest
 
 ME, OTHER = 7, 8
@@ -43,15 +43,15 @@ def test_every_key_comes_back_from_its_znode_and_is_found_in_its_folder(segments
         return
     assert znodes.key(znodes.value(path)) == path
     above, _, last = znodes.value(path).rpartition("/")
-    assert Listed.of([last]).values == [segments[-1]]
+    assert Listed.from_names([last]).values == [segments[-1]]
     assert above == (znodes.folders(path) or [""])[-1]
     for depth, folder in enumerate(znodes.folders(path), 1):
         assert folder == znodes.folder("/" + "/".join(segments[:depth]))
         assert znodes.key(folder) is None
-        assert Listed.of([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
+        assert Listed.from_names([folder.rpartition("/")[2]]).below == [segments[depth - 1]]
 
 
-def _apply(steps: list[Step], nodes: dict[str, Found | None]) -> dict[str, Found | None]:
+def _apply(steps: list[Step], nodes: dict[str, NodeRead | None]) -> dict[str, NodeRead | None]:
     """What ZooKeeper does with a transaction; None: a step does not hold."""
     after = dict(nodes)
     for step in steps:
@@ -59,7 +59,7 @@ def _apply(steps: list[Step], nodes: dict[str, Found | None]) -> dict[str, Found
         match step:
             case Create():
                 assert node is None, f"{step} on {node}"
-                after[step.path] = Found(0, ME if step.ephemeral else 0)
+                after[step.path] = NodeRead(0, ME if step.ephemeral else 0)
             case Set() | Remove() | Require():
                 assert node is not None, f"{step} on nothing"
                 assert node.version == step.version
@@ -70,7 +70,9 @@ def _apply(steps: list[Step], nodes: dict[str, Found | None]) -> dict[str, Found
     return after
 
 
-def _model(operations: list[Operation], nodes: dict[str, Found | None]) -> tuple[list[int], dict[str, Found | None]]:
+def _model(
+    operations: list[Operation], nodes: dict[str, NodeRead | None]
+) -> tuple[list[int], dict[str, NodeRead | None]]:
     """What metadata/store.py promises."""
     after, versions = dict(nodes), []
     for operation in operations:
@@ -78,7 +80,7 @@ def _model(operations: list[Operation], nodes: dict[str, Found | None]) -> tuple
         check_version(operation.path, operation.expected, ABSENT if node is None else node.version)
         if isinstance(operation, Put):
             owner = ME if operation.ephemeral else 0
-            node = after[operation.path] = Found(0 if node is None else node.version + 1, owner)
+            node = after[operation.path] = NodeRead(0 if node is None else node.version + 1, owner)
         elif isinstance(operation, Delete):
             node = after[operation.path] = None
         versions.append(ABSENT if node is None else node.version)
@@ -96,12 +98,12 @@ OPERATIONS = st.lists(
     min_size=1,
     max_size=6,
 )
-NODE = st.none() | st.builds(Found, st.integers(0, 3), st.sampled_from([0, ME, OTHER]))
+NODE = st.none() | st.builds(NodeRead, st.integers(0, 3), st.sampled_from([0, ME, OTHER]))
 
 
 @given(OPERATIONS, NODE, NODE)
 def test_the_steps_of_a_plan_do_what_the_commit_promises(
-    operations: list[Operation], a: Found | None, b: Found | None
+    operations: list[Operation], a: NodeRead | None, b: NodeRead | None
 ) -> None:
     found = {"/a": a, "/b": b}
     try:
@@ -117,7 +119,7 @@ def test_the_steps_of_a_plan_do_what_the_commit_promises(
 
 @given(OPERATIONS, NODE, NODE, NODE)
 def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
-    operations: list[Operation], a: Found | None, b: Found | None, later: Found | None
+    operations: list[Operation], a: NodeRead | None, b: NodeRead | None, later: NodeRead | None
 ) -> None:
     """Or does what the commit promises all the same: at the versions of now."""
     found = {"/a": a, "/b": b}
@@ -125,7 +127,7 @@ def test_a_plan_fails_when_a_node_it_stands_on_was_changed(
         planned = plan(operations, found, ME)
     except BadVersion:
         return
-    now: dict[str, Found | None] = {"/a": later, "/b": b}
+    now: dict[str, NodeRead | None] = {"/a": later, "/b": b}
     version = ABSENT if later is None else later.version
     if not planned.steps or "/a" not in {each.path for each in operations} or version == (a.version if a else ABSENT):
         return
@@ -142,7 +144,7 @@ def test_absence_alone_needs_no_transaction_and_is_proved_beside_a_write() -> No
 
 
 def test_a_node_far_on_does_not_change_its_kind() -> None:
-    far = {"/a": Found(znodes.RETYPED_VERSION_MAX, 0)}
+    far = {"/a": NodeRead(znodes.RETYPED_VERSION_MAX, 0)}
     assert plan([Put("/a", b"")], far, ME).versions == [znodes.RETYPED_VERSION_MAX + 1]
     with pytest.raises(InvalidRequest, match="delete it first"):
         plan([Put("/a", b"", ephemeral=True)], far, ME)

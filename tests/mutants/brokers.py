@@ -61,7 +61,7 @@ def deleted_before_the_list(stack: Stack) -> None:
     honest = TopicLog.trim
 
     async def trim(self: TopicLog, choose: Callable[[], list[int]]) -> list[int]:
-        await self._chain.delete([each for each in choose() if each != self.shape.tail.ledger_id])
+        await self._managed_ledger.delete([each for each in choose() if each != self.shape.tail.ledger_id])
         return await honest(self, choose)
 
     put(stack, TopicLog, "trim", trim)
@@ -103,7 +103,7 @@ def failed_but_still_queued(stack: Stack) -> None:
         self.ledger_id = -1
         return [*self._sent, *self.pending]
 
-    put(stack, LogQueue, "give_up", give_up)
+    put(stack, LogQueue, "take_all", give_up)
 
 
 def key_moves_with_its_owner(stack: Stack) -> None:
@@ -164,7 +164,7 @@ def commit_sets_numbers_back(stack: Stack) -> None:
             if name not in self._connected:
                 self._away.setdefault(name, self._opened)
 
-    put(stack, Dedup, "merged", merged)
+    put(stack, Dedup, "on_merged", merged)
 
 
 # ------------------------------------------------------------------------------------ compaction
@@ -181,13 +181,13 @@ def end_index_passes_an_open_transaction(stack: Stack) -> None:
 
 def first_compaction_holds_nothing(stack: Stack) -> None:
     """M87: the log is trimmed while the first compaction of a topic reads it."""
-    honest = Compaction.held
+    honest = Compaction.trim_limit
 
     def held(self: Compaction, applied: Applied) -> Safe | None:
         first = self.record is None and not applied.compaction_threshold_bytes
         return None if first else honest(self, applied)
 
-    put(stack, Compaction, "held", held)
+    put(stack, Compaction, "trim_limit", held)
 
 
 def chunks_of_another_round(stack: Stack) -> None:

@@ -35,14 +35,14 @@ def wake_up_dies_with_its_waiter(stack: Stack) -> None:
         try:
             await ready
         finally:
-            self._forget(wake)
+            self._remove_waiting(wake)
 
     put(stack, ReceiverQueue, "_woken", woken)
 
 
 def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:
     """M42: a refusal is told to every message under way of that sequence id, also to one that was not judged yet."""
-    honest = ProducerCore.failed
+    honest = ProducerCore.on_refused
 
     def failed(self: ProducerCore, sequence_id: int, error: MagnetarError, now: float) -> list[ProducerEffect]:
         effects = honest(self, sequence_id, error, now)
@@ -50,7 +50,7 @@ def refusal_of_one_settles_its_namesakes(stack: Stack) -> None:
             self._settle(self._entries.sent.popleft(), error, effects)
         return effects
 
-    put(stack, ProducerCore, "failed", failed)
+    put(stack, ProducerCore, "on_refused", failed)
 
 
 def sent_after_the_commit(stack: Stack) -> None:

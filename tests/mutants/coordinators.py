@@ -8,7 +8,7 @@ from typing import Any
 from magnetar.broker.transaction import log
 from magnetar.broker.transaction.begins_core import Ends
 from magnetar.broker.transaction.coordinator_core import Coordinator
-from magnetar.broker.transaction.halves_core import Waits
+from magnetar.broker.transaction.halves_core import MustWait
 from magnetar.broker.transaction.intents_core import Reason, Settle
 from magnetar.broker.transaction.log import CoordinatorLog
 from magnetar.broker.transaction.outcomes_core import Decision
@@ -25,7 +25,7 @@ def answered_while_in_doubt(stack: Stack) -> None:
         found = self._find(txn, now, owner)
         if getattr(found, "phase", None) is Phase.COMMITTING and not self._writing:
             found.later.append(intent)  # type: ignore[union-attr]
-            raise Waits
+            raise MustWait
         return found
 
     put(stack, Coordinator, "_certain", certain)

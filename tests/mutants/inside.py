@@ -17,7 +17,7 @@ def lost_with_its_bookie(stack: Stack) -> None:
         self._queue.clear()
         self.in_flight._waiting.clear()
 
-    put(stack, InsidePeer, "broke", broke)
+    put(stack, InsidePeer, "on_server_closed", broke)
 
 
 def answered_twice(stack: Stack) -> None:

@@ -55,16 +55,16 @@ def partitioned_of_any_life(stack: Stack) -> None:
 
 def schemas_and_grants_by_name(stack: Stack) -> None:
     """M64d: what goes with a topic goes by its name, also when that topic was taken over or is another one."""
-    forget_grants = Grants.forget
+    forget_grants = Grants.delete_topic
 
     async def grants(self: Grants, topic: TopicName, *still: Check) -> None:
         await forget_grants(self, topic)
 
     async def schemas(self: SchemaRegistry, topic: TopicName, commit: Callable[..., Awaitable[None]]) -> None:
-        await self._end(topic)
+        await self._delete_versions(topic)
         await commit(())
 
-    put(stack, Grants, "forget", grants)
+    put(stack, Grants, "delete_topic", grants)
     put(stack, SchemaRegistry, "end_with", schemas)
 
 

@@ -10,7 +10,7 @@ from magnetar.broker.subscription.core import pending_acks
 from magnetar.broker.subscription.core.cursor import Cursor
 from magnetar.broker.subscription.core.cursor_state import NOWHERE, TxnAcks
 from magnetar.broker.subscription.core.dispatch import Dispatcher
-from magnetar.broker.subscription.core.pending_acks import Clash, Settled
+from magnetar.broker.subscription.core.pending_acks import Clash, SettledAcks
 from magnetar.broker.subscription.core.pending_set import PendingAcks
 from magnetar.client.consume.transactional_acks import TransactionalAcks
 from magnetar.proto.names import Position
@@ -22,7 +22,7 @@ def commit_takes_the_batch(stack: Stack) -> None:
     """M70: a commit acknowledges all messages of a batch that are pending, those of other transactions too."""
     honest = pending_acks.settle
 
-    def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
+    def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
         pending = cursor.pending
         parts = {each: part.bits for each, part in pending.parts.items()} if pending is not None else {}
         settled = honest(cursor, txn, committed=committed)
@@ -38,7 +38,7 @@ def commit_takes_the_batch(stack: Stack) -> None:
 
 def settled_and_still_pending(stack: Stack) -> None:
     """M71: what a transaction had pending is applied, and is pending still: it is applied again."""
-    honest = PendingAcks.take
+    honest = PendingAcks.take_acks
 
     def take(self: PendingAcks, txn: TxnId) -> TxnAcks | None:
         taken = honest(self, txn)
@@ -46,7 +46,7 @@ def settled_and_still_pending(stack: Stack) -> None:
             self.add(txn, taken)
         return taken
 
-    put(stack, PendingAcks, "take", take)
+    put(stack, PendingAcks, "take_acks", take)
 
 
 def pending_comes_again(stack: Stack) -> None:
@@ -76,7 +76,7 @@ def aborted_is_acknowledged(stack: Stack) -> None:
     """M74: an abort acknowledges what it should give back."""
     honest = pending_acks.settle
 
-    def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
+    def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
         return honest(cursor, txn, committed=True)
 
     put(stack, pending_acks, "settle", settle)

@@ -35,7 +35,7 @@ from tests.mutants.ledgers import Stack, put
 # ------------------------------------------------------------------------------------ grants
 def open_ones_stay(stack: Stack) -> None:
     """M50: a revocation is not told to producers and consumers that are open."""
-    put(stack, Authorizer, "changed", lambda *_: None)
+    put(stack, Authorizer, "on_grants_changed", lambda *_: None)
 
 
 def broken_watch_changes_nothing(stack: Stack) -> None:

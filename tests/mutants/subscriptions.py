@@ -19,7 +19,7 @@ def freed_twice(stack: Stack) -> None:
     def freed(self: Dispatcher, positions: Iterable[Position]) -> None:
         self.release([each for each in positions if each not in self.held])
 
-    put(stack, Dispatcher, "freed", freed)
+    put(stack, Dispatcher, "add_freed", freed)
 
 
 def persisted_mark_is_safe(stack: Stack) -> None:

@@ -26,7 +26,7 @@ def join_is_skipped(stack: Stack) -> None:
     def join_now(self: TxnJoins, txn: TxnId, owner: str | None = None) -> bool:
         core = self._of.core
         if core is not None and core.may_join(txn):
-            core.ask(txn)
+            core.begin_resolving(txn)
             self._is_in(core, txn, owner)
         return self._of.is_open(txn)
 
@@ -45,7 +45,7 @@ def settled_before_it_is_stored(stack: Stack) -> None:
 
 def aborted_by_id(stack: Stack) -> None:
     """M82: an entry that comes after the end aborts its transaction, and not itself alone."""
-    honest = Transactions.confirmed
+    honest = Transactions.on_publish_confirmed
 
     def confirmed(self: Transactions, txn: TxnId, *args: Any) -> None:
         found = self.known[txn]
@@ -54,7 +54,7 @@ def aborted_by_id(stack: Stack) -> None:
             self._abort(found.entries, found.size)
             self.aborted_indexes |= found.indexes or BitMap64()
 
-    put(stack, Transactions, "confirmed", confirmed)
+    put(stack, Transactions, "on_publish_confirmed", confirmed)
 
 
 def outcomes_ahead_of_their_position(stack: Stack) -> None:
@@ -69,14 +69,14 @@ def outcomes_ahead_of_their_position(stack: Stack) -> None:
 
 def numbers_at_append(stack: Stack) -> None:
     """M84: sequence ids of a transaction count when its entries are stored, and an abort does not take them back."""
-    honest = TopicTransactions.confirmed
+    honest = TopicTransactions.on_publish_confirmed
 
     def confirmed(self: TopicTransactions, txn: TxnId, name: str, *args: Any) -> None:
         honest(self, txn, name, *args)
         if self.core is not None and (found := self.core.known.get(txn)) is not None:
             self.topic.merge_numbers(TxnEnd({name: found.numbers[name].progress}, shown=False))
 
-    put(stack, TopicTransactions, "confirmed", confirmed)
+    put(stack, TopicTransactions, "on_publish_confirmed", confirmed)
 
 
 def snapshot_after_an_open_transaction(stack: Stack) -> None:
@@ -96,4 +96,4 @@ def forgotten_without_an_answer(stack: Stack) -> None:
         if found is not None and found.phase is TxnPhase.ASKED:
             del self.known[txn]
 
-    put(stack, Transactions, "refused", refused)
+    put(stack, Transactions, "on_join_refused", refused)

@@ -12,13 +12,13 @@ from tests.mutants.ledgers import Stack, put
 
 def reset_and_not_credited(stack: Stack) -> None:
     """M65: bytes of a stream that is reset before it is read are never credited to the connection's window."""
-    honest = Http2Connection._forget
+    honest = Http2Connection._remove_stream
 
     def forget(self: Http2Connection[object], stream: Http2Stream) -> None:
         stream.unread = 0
         honest(self, stream)
 
-    put(stack, Http2Connection, "_forget", forget)
+    put(stack, Http2Connection, "_remove_stream", forget)
 
 
 def patient_for_ever(stack: Stack) -> None:

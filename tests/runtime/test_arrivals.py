@@ -43,30 +43,30 @@ def test_windows_are_shared_out_and_the_first_ones_are_whole() -> None:
 async def test_long_messages_wait_in_turn_until_those_before_are_read() -> None:
     arrivals = Arrivals(20)
     a, b, c, d = (Message(name) for name in "abcd")
-    assert arrivals.begin(a, 100), "a lone one fits"
-    assert not arrivals.begin(b, 6)
-    assert not arrivals.begin(c, 6)
-    assert not arrivals.begin(d, 4)
-    arrivals.read(a)
+    assert arrivals.admit(a, 100), "a lone one fits"
+    assert not arrivals.admit(b, 6)
+    assert not arrivals.admit(c, 6)
+    assert not arrivals.admit(d, 4)
+    arrivals.on_read(a)
     assert not b.placed.is_set(), "it is not whole: what was read came before it"
     arrivals.whole(a)
-    arrivals.read(a)
+    arrivals.on_read(a)
     assert [each.placed.is_set() for each in (b, c, d)] == [True, False, False], "d would fit, and it is not its turn"
-    arrivals.end(c)
+    arrivals.discard(c)
     assert d.placed.is_set()
     arrivals.whole(b)
     b.placed.clear()
-    assert not arrivals.begin(b, 1), "there is no room"
-    arrivals.read(b)
+    assert not arrivals.admit(b, 1), "there is no room"
+    arrivals.on_read(b)
     assert b.placed.is_set()
     arrivals.whole(d)
-    assert arrivals.begin(d, 5), "the one before it is not read, and there is room"
+    assert arrivals.admit(d, 5), "the one before it is not read, and there is room"
     assert arrivals.long == 1 + 4 + 5
-    arrivals.read(d)
+    arrivals.on_read(d)
     assert arrivals.long == 1 + 5, "it is not whole: what was read came before it"
     arrivals.check()
     for each in (b, d):
-        arrivals.end(each)
+        arrivals.discard(each)
     assert arrivals.long == 0
     arrivals.check()
 
@@ -78,18 +78,18 @@ async def test_while_others_wait_one_that_does_not_come_is_cut_and_one_that_is_n
     monkeypatch.setattr(module, "SLOW_S", 0.05)
     arrivals = Arrivals(20)
     slow, unread, waits = Message(), Message(), Message()
-    assert arrivals.begin(slow, 5)
-    assert arrivals.begin(unread, 5)
+    assert arrivals.admit(slow, 5)
+    assert arrivals.admit(unread, 5)
     arrivals.whole(unread)
     await asyncio.sleep(0.15)
     assert not slow.cut, "none waits"
-    assert not arrivals.begin(waits, 5)
+    assert not arrivals.admit(waits, 5)
     async with asyncio.timeout(5):
         await waits.placed.wait()
     assert (slow.cut, unread.cut) == (True, False)
-    arrivals.end(slow)
+    arrivals.discard(slow)
     for each in (unread, waits):
-        arrivals.end(each)
+        arrivals.discard(each)
     assert arrivals.long == 0
 
 
@@ -103,18 +103,18 @@ async def test_under_any_order_the_bound_holds_and_every_message_gets_its_place(
         nonlocal placed
         for _ in range(30):
             size = rng.randrange(1, 90)
-            if not arrivals.begin(stream, size):
+            if not arrivals.admit(stream, size):
                 await stream.placed.wait()
                 stream.placed.clear()
             assert arrivals.long <= 100
             placed += 1
             await asyncio.sleep(0)
             if rng.random() < 0.2:
-                arrivals.end(stream)
+                arrivals.discard(stream)
                 continue
             arrivals.whole(stream)
             await asyncio.sleep(0)
-            arrivals.read(stream)
+            arrivals.on_read(stream)
             arrivals.check()
 
     async with asyncio.timeout(20):

@@ -41,16 +41,16 @@ def test_an_address_that_is_refused_again_and_again_writes_ten_lines_a_second_an
     audit = AuditLog(clock)
     with caplog.at_level(logging.INFO, "magnetar.audit"):
         for port in range(50):
-            audit.refused(Caller(f"10.0.0.1:{port}"), "Broker.Lookup", "the token has expired")
-        audit.refused(Caller("10.0.0.2:1"), "Broker.Lookup", "x" * 10_000)
+            audit.record_refusal(Caller(f"10.0.0.1:{port}"), "Broker.Lookup", "the token has expired")
+        audit.record_refusal(Caller("10.0.0.2:1"), "Broker.Lookup", "x" * 10_000)
         clock.now_ms += 1000
-        audit.refused(Caller("10.0.0.1:50"), "Broker.Lookup", "the token has expired")
+        audit.record_refusal(Caller("10.0.0.1:50"), "Broker.Lookup", "the token has expired")
     lines = [json.loads(each.getMessage()) for each in caplog.records]
     first = [f"10.0.0.1:{port}" for port in range(10)]
     assert [line["from"] for line in lines] == [*first, "10.0.0.2:1", "10.0.0.1:50"]
     assert (len(lines[10]["why"]), lines[11]["left_out"]) == (256, 40)
     for number in range(2 * CALLERS_MAX):
-        audit.refused(Caller(f"10.{number}.0.1:1"), "Broker.Lookup", "the token has expired")
+        audit.record_refusal(Caller(f"10.{number}.0.1:1"), "Broker.Lookup", "the token has expired")
     assert len(audit._denials) <= CALLERS_MAX
 
 

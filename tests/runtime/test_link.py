@@ -14,11 +14,11 @@ SENT = [Frame(Kind.READY, 0, b'{"url": "x"}'), Frame(Kind.ASK, 7), Frame(Kind.PA
 @pytest.mark.parametrize("size", [1, 4, 9, 10, 1000, 10_000])
 def test_frames_come_whole_and_in_order(size: int) -> None:
     data, frames = b"".join(map(packed, SENT)), Frames()
-    came = [frame for at in range(0, len(data), size) for frame in frames.take(data[at : at + size])]
+    came = [frame for at in range(0, len(data), size) for frame in frames.feed(data[at : at + size])]
     assert came == SENT
 
 
 @pytest.mark.parametrize("data", [struct.pack(">IBI", FRAME_BYTES_MAX + 1, 1, 0), struct.pack(">IBI", 5, 99, 0)])
 def test_what_is_no_frame_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
-        list(Frames().take(data))
+        list(Frames().feed(data))

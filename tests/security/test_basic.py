@@ -232,7 +232,7 @@ async def test_two_passwords_are_compared_at_once_a_hundred_wait_and_a_caller_th
     monkeypatch.setattr(basic, "_verify", slow)
     ours = provider(path)
     for _ in range(5):
-        ours._guessing.failed("user guessed", ours._clock.monotonic())
+        ours._guessing.record_failure("user guessed", ours._clock.monotonic())
     tasks = [asyncio.ensure_future(login(ours, f"u{number}", "x")) for number in range(102)]
     await asyncio.sleep(0.1)
     with pytest.raises(Unavailable, match="wait for their turn"):

@@ -10,7 +10,7 @@ def test_five_failures_are_free_then_the_wait_doubles_from_a_second_to_a_minute(
     for _ in range(FAILURES_FREE + 8):
         waits.append(guessing.wait_s("k", now_s))
         now_s += waits[-1]
-        guessing.failed("k", now_s)
+        guessing.record_failure("k", now_s)
     assert waits == [0.0] * FAILURES_FREE + [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, WAIT_MAX_S, WAIT_MAX_S]
     assert guessing.wait_s("other", now_s) == 0.0
 
@@ -18,21 +18,21 @@ def test_five_failures_are_free_then_the_wait_doubles_from_a_second_to_a_minute(
 def test_a_success_and_ten_minutes_forget_the_failures() -> None:
     guessing = Guessing()
     for _ in range(2 * FAILURES_FREE):
-        guessing.failed("k", 0.0)
-        guessing.failed("l", 0.0)
+        guessing.record_failure("k", 0.0)
+        guessing.record_failure("l", 0.0)
     assert guessing.wait_s("k", FORGET_S - 1) == 0.0
     assert guessing.wait_s("k", 1.0) > 0
     guessing.succeeded("k")
     assert guessing.wait_s("k", 1.0) == 0.0
-    guessing.failed("l", FORGET_S)
+    guessing.record_failure("l", FORGET_S)
     assert guessing.wait_s("l", FORGET_S) == 0.0
 
 
 def test_the_number_of_keys_is_bounded_and_the_oldest_goes_first() -> None:
     guessing = Guessing()
     for number in range(FAILURES_FREE):
-        guessing.failed("first", number)
+        guessing.record_failure("first", number)
     for number in range(KEYS_MAX):
-        guessing.failed(f"k{number}", FAILURES_FREE)
+        guessing.record_failure(f"k{number}", FAILURES_FREE)
     assert len(guessing._failed) == KEYS_MAX
     assert guessing.wait_s("first", FAILURES_FREE) == 0.0

@@ -81,8 +81,8 @@ class _Seen:
     def authorize(self, principal: Principal, path: str) -> None:
         self.inner.authorize(principal, path)
 
-    def lapsed(self, principal: Principal) -> str:
-        return self.inner.lapsed(principal)
+    def why_lapsed(self, principal: Principal) -> str:
+        return self.inner.why_lapsed(principal)
 
 
 async def _role(endpoint: Endpoint, access: CallerAccess) -> str:

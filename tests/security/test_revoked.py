@@ -163,7 +163,7 @@ async def test_a_file_that_is_written_anew_with_the_same_content_ends_no_stream(
     for name in ("secret.key", "users.htpasswd"):
         replaced(folder / name, (folder / name).read_bytes())
     clock.now_ms += 60_000
-    assert guard.lapsed(ada) == guard.lapsed(bob) == ""
+    assert guard.why_lapsed(ada) == guard.why_lapsed(bob) == ""
     assert repr(ada.proof) not in repr(ada)
 
 

@@ -85,7 +85,7 @@ class Cluster:
         self.security = Security(simulation, options) if options.secured else None
         uses = {CHANGING: CHANGING, STRANGER_ROLE: "intruder", READING: "letters"}
         self.coordination = Coordination(simulation)
-        self.owners = Owners(simulation.note)
+        self.owners = Owners(simulation.add_line)
         self.rights = RightsJudge(simulation, (*options.rates, *options.times), uses)
         if options.secured:
             observer.on_commit = self.rights.committed
@@ -169,7 +169,7 @@ class Cluster:
         except NodeCrashed:
             return
         except Exception as error:
-            self.simulation.note(f"{name} did not start: {type(error).__name__}: {error}")
+            self.simulation.add_line(f"{name} did not start: {type(error).__name__}: {error}")
             self._refusals[name] = self._refusals.get(name, 0) + 1
             if self._refusals[name] >= REFUSALS_MAX and isinstance(error, InvalidConfiguration | DataLost):
                 self._refused = DoesNotStart(f"{name}: {type(error).__name__}: {error}")
@@ -178,7 +178,7 @@ class Cluster:
         self._refusals[name] = 0
         self.starts[name] = self.starts.get(name, 0) + 1
         self.serving[name] = None
-        self.simulation.note(f"{name} is up")
+        self.simulation.add_line(f"{name} is up")
 
     def _crashed(self, name: str, power_loss: bool) -> None:
         self.serving.pop(name, None)
@@ -229,13 +229,13 @@ class Cluster:
         parts = [part for part in (self.brokers.get(name), self.bookies.get(name)) if part is not None]
         if not parts or not self.simulation.is_up(name):
             return
-        self.simulation.note(f"fault: {name} is stopped")
+        self.simulation.add_line(f"fault: {name} is stopped")
         try:
             async with asyncio.timeout(STOP_S):
                 for part in parts:
                     await self.simulation.spawn(name, part.close())
         except (TimeoutError, NodeCrashed, MagnetarError, OSError) as error:
-            self.simulation.note(f"{name} does not stop in order: {error!r}")
+            self.simulation.add_line(f"{name} does not stop in order: {error!r}")
         self.simulation.crash(name)
 
     async def renew_bookie(self, name: str, slower: int, pause_s: float) -> None:
@@ -249,7 +249,7 @@ class Cluster:
             healthy_s, delays.mean_s = delays.mean_s, delays.mean_s * slower
             try:
                 await asyncio.sleep(0.1)
-                self.simulation.note(f"fault: the bookie in {name} is stopped")
+                self.simulation.add_line(f"fault: the bookie in {name} is stopped")
                 async with asyncio.timeout(STOP_S):
                     await self.simulation.spawn_in(process, bookie.close())
             finally:
@@ -258,11 +258,11 @@ class Cluster:
             if not process.alive:
                 return
             await self.simulation.spawn_in(process, self._start_bookie(name, self._bookie_names.index(name))(world))
-            self.simulation.note(f"the bookie in {name} is up")
+            self.simulation.add_line(f"the bookie in {name} is up")
         except NodeCrashed:
             return
         except (TimeoutError, MagnetarError, OSError) as error:
-            self.simulation.note(f"the bookie in {name} is not renewed: {error!r}")
+            self.simulation.add_line(f"the bookie in {name} is not renewed: {error!r}")
             self.simulation.crash(name)
 
     async def session(self, world: World) -> MetadataStore:
@@ -345,7 +345,7 @@ class Cluster:
         bookie = self.bookies[name].id
         self.gone[name] = None
         self.simulation.crash(name, power_loss=True)
-        self.simulation.note(f"fault: {name} loses its disk")
+        self.simulation.add_line(f"fault: {name} loses its disk")
         self.simulation.node(name).disk.wipe()
         self.observer.disk_lost(name, bookie)
         while not await self.ask("forget", lambda world, store: _forget(store, bookie)):  # noqa: ASYNC110
@@ -367,15 +367,15 @@ class Cluster:
         try:
             await self.simulation.spawn(ADMIN, ask())
         except (MagnetarError, NodeCrashed, TimeoutError) as error:
-            self.simulation.note(f"admin: {what} did not work: {error!r}"[:300])
+            self.simulation.add_line(f"admin: {what} did not work: {error!r}"[:300])
             return False
-        self.simulation.note(f"admin: {what}")
+        self.simulation.add_line(f"admin: {what}")
         return True
 
     async def heal(self) -> None:
         """Nothing fails any more, and everything is up when this returns."""
         self.healed = True
-        self.simulation.note("heal: the whole cluster")
+        self.simulation.add_line("heal: the whole cluster")
         self.simulation.wires.faults = NetworkFaults(latency_s=self.options.latency_s)
         self.simulation.wires.heal()
         self.service.rates, self.service.mute = {}, False
@@ -456,7 +456,7 @@ async def _awaited(work: Awaitable[T]) -> T:
 
 async def _forget(store: MetadataStore, bookie: str) -> None:
     with contextlib.suppress(NotFound):  # an earlier try did it, and its answer was lost
-        await identity.forget(store, bookie)
+        await identity.forget_bookie(store, bookie)
 
 
 async def _run(starter: Callable[[World], Awaitable[None]], world: World) -> None:

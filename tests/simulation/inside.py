@@ -77,13 +77,13 @@ class _Watched:
     def __init__(self, asked: dict[object, float], asker: Asker) -> None:
         self._asked, self._asker = asked, asker
 
-    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
+    def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
         self._over()
-        self._asker.answered(head, frames)
+        self._asker.on_answered(head, frames)
 
-    def failed(self, error: BaseException) -> None:
+    def on_failed(self, error: BaseException) -> None:
         self._over()
-        self._asker.failed(error)
+        self._asker.on_failed(error)
 
     def _over(self) -> None:
         del self._asked[self]

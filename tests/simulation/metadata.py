@@ -24,13 +24,13 @@ class ObservedStore(SqliteStore):
 
     observer: Observer
 
-    def _publish(self, job: Any, done: Any) -> None:
+    def _apply_done(self, job: Any, done: Any) -> None:
         if isinstance(job, Commit):
             for operation, version in zip(job.operations, done.versions, strict=True):
                 self.observer.committed(operation, version)
         elif isinstance(job, EndSession):
             self.observer.session_ended(done)
-        super()._publish(job, done)
+        super()._apply_done(job, done)
 
 
 class FaultyService(MetadataService):

@@ -59,7 +59,7 @@ def run_seed(
     options = draw(seed) if change is None else change(draw(seed))
     begun = time.perf_counter()
     simulation = Simulation(seed, show=show, details=details, steps_max=STEPS_MAX, seconds_max=SECONDS_MAX)
-    simulation.note(f"options {options.describe()}")
+    simulation.add_line(f"options {options.describe()}")
     observer = Observer(simulation)
     failures: list[str] = []
     figures: dict[str, int] = {}
@@ -180,10 +180,10 @@ class _ObservedListener:
         self.append_failed = listener.append_failed
         self.payloads: dict[int, bytes] = {}  # of the entries that have no outcome
 
-    def appended(self, writer: LedgerWriter, last_entry: int) -> None:
+    def on_appended(self, writer: LedgerWriter, last_entry: int) -> None:
         for entry in [entry for entry in self.payloads if entry <= last_entry]:
             self._observer.confirmed(writer.ledger_id, entry, self.payloads.pop(entry))
-        self._listener.appended(writer, last_entry)
+        self._listener.on_appended(writer, last_entry)
 
 
 def _confirmed(observer: Observer, ledger: int, payload: bytes, done: Any) -> None:

@@ -157,13 +157,13 @@ def _no_recovery() -> Iterator[None]:
 @_sabotage("resend out of order")
 def _resend_reversed() -> Iterator[None]:
     """A producer that has reconnected sends what is not answered newest first (invariant 31)."""
-    original = ProducerCore.opened
+    original = ProducerCore.on_opened
 
     def opened(core: ProducerCore, *args: Any) -> list[ProducerEffect]:
         core._entries.unsent.reverse()
         return original(core, *args)
 
-    with mock.patch.object(ProducerCore, "opened", opened):
+    with mock.patch.object(ProducerCore, "on_opened", opened):
         yield
 
 
@@ -175,7 +175,7 @@ def _no_delays() -> Iterator[None]:
     def assign(dispatcher: Dispatcher, entries: Sequence[Entry], now_ms: int = ALL_TIME) -> Any:
         return original(dispatcher, entries)
 
-    with mock.patch.object(Dispatcher, "assign", assign), mock.patch.object(DelayedDelivery, "noted"):
+    with mock.patch.object(Dispatcher, "assign", assign), mock.patch.object(DelayedDelivery, "delay_until"):
         yield
 
 

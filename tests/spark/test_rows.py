@@ -151,7 +151,7 @@ def test_what_messages_carry_beside_their_payload_counts_for_the_size_of_a_batch
     builder = RowBuilder(columns(parse_source(BASE, streaming=True)), PARTITION, 2)
     for first in range(0, 200, 40):
         builder.add(Entry(delivery(first, *((heavy, b"") for _ in range(40)))), first, first + 40)
-    assert builder.full
+    assert builder.is_full
 
 
 def test_an_entry_that_is_no_batch_is_one_row() -> None:

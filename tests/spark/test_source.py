@@ -39,7 +39,7 @@ class _Topics:
         self._deliveries = deliveries
         self._aborted = aborted
 
-    def aborted(self, _partition: object, first: int, end: int) -> int:
+    def count_aborted(self, _partition: object, first: int, end: int) -> int:
         return sum(first <= index < end for index in self._aborted)
 
     def name(self, _partition: object) -> TopicName:

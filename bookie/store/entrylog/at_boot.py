@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ....runtime.files import File, Files, join
+from ....runtime.files import File, Files, join_path
 from ...format import entry_log, index
 from ...format.journal import (
     FILE_HEADER_BYTES,
@@ -65,7 +65,7 @@ _PLAUSIBLE = re.compile(rb"\x00(?!\x00{3})[\x00-\x7f].{6}\x00.{7}\x00", re.DOTAL
 below 2^56."""
 
 
-class Found(NamedTuple):
+class FoundRecord(NamedTuple):
     """A record found in a log: where it begins and ends, and its ids."""
 
     start: int
@@ -73,7 +73,7 @@ class Found(NamedTuple):
     ids: entry_log.EntryIds
 
 
-class Lost(NamedTuple):
+class LostStretch(NamedTuple):
     """A stretch of a log, between two offsets, in which no record can be read."""
 
     start: int
@@ -89,9 +89,9 @@ class Scan:
         self._size = file.size()
         self._data = b""
         self._start = 0
-        self.lost: list[Lost] = []
+        self.lost: list[LostStretch] = []
 
-    def records(self) -> Iterator[Found]:
+    def records(self) -> Iterator[FoundRecord]:
         offset = entry_log.DATA_OFFSET
         while offset < self._size:
             found = self._record(offset)
@@ -99,13 +99,13 @@ class Scan:
                 if not self._exact and self._zeros_from(offset):
                     return
                 found = self._behind(offset) or self._search(offset)
-                self.lost.append(Lost(offset, self._size if found is None else found.start))
+                self.lost.append(LostStretch(offset, self._size if found is None else found.start))
                 if found is None:
                     return
             yield found
             offset = found.end
 
-    def _record(self, offset: int) -> Found | None:
+    def _record(self, offset: int) -> FoundRecord | None:
         at = self._window(offset, entry_log.RECORD_HEADER_BYTES)
         length = int.from_bytes(self._data[at : at + 4], "big")
         end = offset + entry_log.RECORD_HEADER_BYTES + length
@@ -114,19 +114,19 @@ class Scan:
         at = self._window(offset, end - offset)
         stored = entry_log.decode_record(self._data, at, at + end - offset)
         ids = None if stored is None else entry_log.entry_ids(stored)
-        return None if ids is None else Found(offset, end, ids)
+        return None if ids is None else FoundRecord(offset, end, ids)
 
     def _zeros_from(self, offset: int) -> bool:
         return not any(
             self._file.pread(_WINDOW_BYTES, at).strip(b"\0") for at in range(offset, self._size, _WINDOW_BYTES)
         )
 
-    def _behind(self, offset: int) -> Found | None:
+    def _behind(self, offset: int) -> FoundRecord | None:
         """The record after the bad one at `offset`, if its length is right."""
         at = self._window(offset, entry_log.RECORD_HEADER_BYTES)
         return self._record(offset + entry_log.RECORD_HEADER_BYTES + int.from_bytes(self._data[at : at + 4], "big"))
 
-    def _search(self, offset: int) -> Found | None:
+    def _search(self, offset: int) -> FoundRecord | None:
         """The first valid record after `offset`."""
         offset += 1
         while offset < self._size:
@@ -163,10 +163,10 @@ class _Groups:
         self._extents: list[index.Extent] = []
         self._tables: list[bytes] = []
         self._waiting = 0
-        self._run: list[Found] = []
+        self._run: list[FoundRecord] = []
         self.entries = 0
 
-    def add(self, found: Found) -> None:
+    def add(self, found: FoundRecord) -> None:
         self.entries += 1
         last = self._run[-1] if self._run else None
         if last is not None and not (
@@ -204,10 +204,10 @@ class _Groups:
 
 
 def rebuild_index(
-    files: Files, directory: str, number: int, uuid: bytes, tell: Callable[[list[Lost]], None], *, exact: bool
+    files: Files, directory: str, number: int, uuid: bytes, tell: Callable[[list[LostStretch]], None], *, exact: bool
 ) -> None:
     """Rebuilds the index of log `number`. Calls `tell` with what is lost before it replaces a file. NoSpace."""
-    log_path, path = join(directory, log_name(number)), join(directory, index_name(number))
+    log_path, path = join_path(directory, log_name(number)), join_path(directory, index_name(number))
     temporary = path + TEMPORARY
     source = files.open(log_path)
     try:
@@ -267,7 +267,7 @@ class Logs:
     def open(self) -> list[Group]:
         """The groups of all indexes; every loss is recorded before a file is changed."""
         self._take_inventory()
-        self._losses.record()
+        self._losses.write()
         self._tidy()
         groups: list[Group] = []
         for number in log_files.numbers(self._files, self._directory):
@@ -281,10 +281,10 @@ class Logs:
         return groups
 
     def _log(self, number: int) -> str:
-        return join(self._directory, log_files.log_name(number))
+        return join_path(self._directory, log_files.log_name(number))
 
     def _index(self, number: int) -> str:
-        return join(self._directory, log_files.index_name(number))
+        return join_path(self._directory, log_files.index_name(number))
 
     # ------------------------------------------------------------------------------------ which there are
     def _take_inventory(self) -> None:
@@ -296,13 +296,13 @@ class Logs:
             self.facts.append(Drained(INVENTORY))
             missing = [number for number in missing if number in self._opened]
         for number in missing:
-            self._losses.found(f"{self._log(number)} is gone, and its index")
+            self._losses.add_loss(f"{self._log(number)} is gone, and its index")
 
     def _tidy(self) -> None:
         """Removes what a checkpoint, a move, a removal or a rebuild that did not end left."""
         for name in self._files.list_directory(self._directory):
             if name.endswith(TEMPORARY):
-                self._files.remove(join(self._directory, name))
+                self._files.remove(join_path(self._directory, name))
         for number in log_files.numbers(self._files, self._directory):
             if number > self._mark.last_log or number in self._drained:
                 log_files.remove(self._files, self._directory, number)
@@ -359,30 +359,34 @@ class Logs:
         _LOG.error("%s; it is rebuilt from the log", reason)
         opened = self._opened.get(number)
         if opened is not None and self._size(number) < opened.log_end:
-            self._losses.found(f"{self._log(number)} ends before {opened.log_end}, and its index is damaged")
+            self._losses.add_loss(f"{self._log(number)} ends before {opened.log_end}, and its index is damaged")
         try:
             readable(
                 self._log(number),
                 lambda: rebuild_index(
-                    self._files, self._directory, number, self._uuid, lambda lost: self._tell(number, lost, whole_to),
+                    self._files,
+                    self._directory,
+                    number,
+                    self._uuid,
+                    lambda lost: self._log_lost(number, lost, whole_to),
                     exact=opened is not None,
                 ),
             )
             return self._read(number)
         except Damaged as error:
-            self._losses.found(f"{error}, and its index is damaged")
-            self._losses.record()
+            self._losses.add_loss(f"{error}, and its index is damaged")
+            self._losses.write()
             return []
 
-    def _tell(self, number: int, lost: list[Lost], whole_to: int | None) -> None:
+    def _log_lost(self, number: int, lost: list[LostStretch], whole_to: int | None) -> None:
         size = self._size(number)
         for start, end in lost:
             if whole_to is not None and start < whole_to:
                 _LOG.error("%s: no entry can be read between %d and %d", self._log(number), start, end)
                 self._quarantine(number, start, end)
             elif whole_to is None or end < size:
-                self._losses.found(f"{self._log(number)}: no entry can be read between {start} and {end}")
-        self._losses.record()
+                self._losses.add_loss(f"{self._log(number)}: no entry can be read between {start} and {end}")
+        self._losses.write()
 
     def _mourn(self, number: int) -> None:
         """Handles a log that is gone, whose index says what it held."""
@@ -392,8 +396,8 @@ class Logs:
         except ForeignFile:
             raise
         except Damaged as error:
-            self._losses.found(f"{self._log(number)} is gone, and its index is damaged: {error}")
-            self._losses.record()
+            self._losses.add_loss(f"{self._log(number)} is gone, and its index is damaged: {error}")
+            self._losses.write()
         ledgers = {fact.ledger for fact in self.facts[before:] if isinstance(fact, Quarantined)}
         self.gone[self._log(number)] = BitMap64(ledgers)
         self.facts.append(Drained(number))

@@ -38,7 +38,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from ....runtime.clock import Clock
-from ....runtime.files import Files, join
+from ....runtime.files import Files, join_path
 from ....runtime.metrics import SECONDS, Histogram
 from ....runtime.tasks import unbroken
 from ....runtime.threads import Worker
@@ -160,7 +160,7 @@ class Compactor:
         return found
 
     def _opened(self) -> dict[int, tuple[CompactionState, OpenLog | None]]:
-        hot, cold = self._hot.state, self._cold.state
+        hot, cold = self._hot.committed_state, self._cold.committed_state
         return {hot.number: (CompactionState.HOT, hot), cold.number: (CompactionState.COLD, cold)}
 
     async def plan(self, policy: CompactionPolicy, *, major: bool) -> list[LogPlan]:
@@ -242,7 +242,7 @@ class Compactor:
 
     def _bytes_of(self, number: int) -> int:
         names = (log_files.log_name(number), log_files.index_name(number))
-        return sum(file_size(self._files, join(self._directory, name)) for name in names)
+        return sum(file_size(self._files, join_path(self._directory, name)) for name in names)
 
     # ------------------------------------------------------------------------------------ moves
     async def _compact(self, moves: list[LogFacts], policy: CompactionPolicy, on_progress: OnProgress) -> list[int]:
@@ -280,7 +280,9 @@ class Compactor:
             while await self._worker.run(mover.list_some):
                 pass
             if mover.live_bytes:
-                await self._with_room(lambda: self._checkpoint.exclusive(lambda: self._cold.begin(mover.live_bytes)))
+                await self._with_room(
+                    lambda: self._checkpoint.exclusive(lambda: self._cold.ensure_room(mover.live_bytes))
+                )
             while work := await self._worker.run(mover.step):
                 move.worked(mover.moved_bytes)
                 await throttle.spend(work)

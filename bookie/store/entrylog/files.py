@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ....ledger.peer_format import ENTRY_HEADER
-from ....runtime.files import DIRECT_ALIGNMENT, File, Files, join
+from ....runtime.files import DIRECT_ALIGNMENT, File, Files, join_path
 from ...format import entry_log, index
 from ...format.index import Extent, encode_extent
 from ...format.journal import FILE_HEADER_BYTES, RECORD_BYTES_MAX, Damaged, crc32c, decode_file_header, extend_crc32c
@@ -53,7 +53,7 @@ class _Heads(NamedTuple):
 
 def _groups(files: Files, directory: str, number: int, uuid: bytes, end: int | None) -> Iterator[_Heads]:
     """The groups of a log's index file, up to `end` (None: of the file). Damaged, also while slices are taken."""
-    path = join(directory, index_name(number))
+    path = join_path(directory, index_name(number))
     file = files.open(path, write=False)
     try:
         decode_file_header(file.pread(FILE_HEADER_BYTES, 0), index.MAGIC, uuid, number, path)
@@ -95,12 +95,12 @@ def read_groups(files: Files, directory: str, number: int, uuid: bytes, end: int
     Damaged."""
     groups: list[Group] = []
     for offset, extents, slices in _groups(files, directory, number, uuid, end):
-        group = Group.begin(number, offset, extents)
+        group = Group.start(number, offset, extents)
         try:
             for heads in slices:
                 group.feed(heads)
         except ValueError as error:
-            raise Damaged(join(directory, index_name(number)), offset, str(error)) from error
+            raise Damaged(join_path(directory, index_name(number)), offset, str(error)) from error
         groups.append(group)
     return groups
 
@@ -133,7 +133,7 @@ def stored_bytes(files: Files, directory: str) -> int:
     for name in files.list_directory(directory) if files.exists(directory) else ():
         if name.endswith(LOG_SUFFIX):
             with contextlib.suppress(FileNotFoundError):
-                total += disk.size_of(files, join(directory, name))
+                total += disk.size_of(files, join_path(directory, name))
     return total
 
 
@@ -144,12 +144,12 @@ def remove(files: Files, directory: str, number: int) -> None:
     That holds because `Drained` facts are kept for ever.
     """
     remove_data(files, directory, number)
-    _remove(files, join(directory, index_name(number)))
+    _remove(files, join_path(directory, index_name(number)))
 
 
 def remove_data(files: Files, directory: str, number: int) -> None:
     """Removes the log without its index, which says what it held. Not synced."""
-    _remove(files, join(directory, log_name(number)))
+    _remove(files, join_path(directory, log_name(number)))
 
 
 def _remove(files: Files, path: str) -> None:
@@ -244,7 +244,7 @@ class EntryLogReader:
         found = file.pread_into(self._arena[:whole], offset - before)
         return self._arena[before : min(before + size, found)]
 
-    def forget(self, log: int) -> None:
+    def close_log(self, log: int) -> None:
         for key in ((log_name(log), False), (log_name(log), True), (index_name(log), False)):
             file = self._open.pop(key, None)
             if file is not None:
@@ -258,7 +258,7 @@ class EntryLogReader:
         key = name, direct
         file = self._open.get(key)
         if file is None:
-            file = self._open[key] = self._files.open(join(self._directory, name), write=False, direct=direct)
+            file = self._open[key] = self._files.open(join_path(self._directory, name), write=False, direct=direct)
             file.advise_random()  # what is next to an extent belongs to another ledger
             if len(self._open) > self._open_max:
                 self._open.popitem(last=False)[1].close()
@@ -317,13 +317,13 @@ class Walk:
             self._bad = True
             return 0
         at = 0
-        while (end := self._take(data, at)) is not None:
+        while (end := self._keep_record(data, at)) is not None:
             at = end
         self._bad = at == 0
         self._offset += at
         return len(data) if at else 0
 
-    def _take(self, data: bytes, at: int) -> int | None:
+    def _keep_record(self, data: bytes, at: int) -> int | None:
         """Keeps the record at `at` and returns where it ends; None if it is not whole, or not of this extent."""
         found = entry_log.record_at(data, at)
         if found is None:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap64
 
-from ....runtime.files import Buffer, File, Files, join
+from ....runtime.files import Buffer, File, Files, join_path
 from ...format import entry_log, index
 from ...format.index import Extent, Table
 from ...format.journal import Damaged
@@ -213,7 +213,7 @@ class LogSurvey:
         self._number = number
         self._state = state
         self._deleted = deleted
-        self._sizes = [file_size(files, join(directory, name(number))) for name in (log_name, index_name)]
+        self._sizes = [file_size(files, join_path(directory, name(number))) for name in (log_name, index_name)]
         log_end = self._sizes[0] if opened is None else opened.log_end
         self._data_bytes = max(0, log_end - entry_log.DATA_OFFSET)
         self._parts = read_extents(files, directory, number, uuid, None if opened is None else opened.index_end)
@@ -337,7 +337,7 @@ class Mover:
     def finish(self) -> Written | None:
         """The index of what was moved, synced; None: nothing of the sources could be read."""
         assert not self._buffers, "what is buffered was not written"
-        extents, tables = self._out.end()
+        extents, tables = self._out.finish()
         return self._cold.write_index(extents, tables) if extents else None
 
     def close(self) -> None:
@@ -372,7 +372,7 @@ class Mover:
         self._note_bad(extents[0][0].ledger, bad, seen)
 
     def _put(self, ledger: int, entry: int, data: bytes, start: int, end: int) -> None:
-        self._out.add(ledger, entry, end - start, self._cold.end + self._buffered)
+        self._out.add(ledger, entry, end - start, self._cold.end_offset + self._buffered)
         self._buffers.append(data[start:end])
         self._buffered += end - start
         self.moved_bytes += end - start
@@ -453,7 +453,7 @@ class Mover:
     def _file(self, log: int) -> File:
         file = self._open.get(log)
         if file is None:
-            file = self._open[log] = self._files.open(join(self._directory, log_name(log)), write=False)
+            file = self._open[log] = self._files.open(join_path(self._directory, log_name(log)), write=False)
         return file
 
 
@@ -499,7 +499,7 @@ class _Extents:
         self._tables.append(table)
         self._entries, self._offsets = [], [0]
 
-    def end(self) -> tuple[list[Extent], list[bytes]]:
+    def finish(self) -> tuple[list[Extent], list[bytes]]:
         """Returns the extents and their tables in the order of a group: by ledger, then by first entry."""
         if self._entries:
             self._flush()

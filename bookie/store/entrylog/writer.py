@@ -6,9 +6,9 @@ what compaction moves; no log is ever written by both. All calls come from worke
     begin(size) ; append(buffers) … ; write_index(extents, tables)      → Written(open, group)
     committed()                                                         after the mark is durable
 
-`begin` may end a log and make another: only under the checkpoint's lock, because a mark names both open logs and the
-last number. A flush or a move goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and at
-every start (a log that replay found is never appended to). A log that is closed is cut to what is committed.
+`ensure_room` may end a log and make another: only under the checkpoint's lock, because a mark names both open logs and
+the last number. A flush or a move goes whole into one log; a new one is begun when it would pass `log_bytes_max`, and
+at every start (a log that replay found is never appended to). A log that is closed is cut to what is committed.
 
 Files are allocated ahead and appended to in slices of about `SLICE_BYTES`, each synced, so that a big flush does not
 delay the journal's syncs (p99 10 ms instead of 83 ms). The log is written *direct* where the file system allows it (as
@@ -26,7 +26,7 @@ from collections.abc import Generator, Iterator, Sequence
 from itertools import accumulate, chain, islice
 from typing import NamedTuple
 
-from ....runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join
+from ....runtime.files import DIRECT_ALIGNMENT, Buffer, File, Files, join_path
 from ...format import entry_log, index
 from ...format.journal import FILE_HEADER_BYTES, FileHeader, encode_file_header
 from ...format.mark import OpenLog
@@ -93,18 +93,18 @@ class LogWriter:
         self._arena = memoryview(b"")
 
     @property
-    def state(self) -> OpenLog:
+    def committed_state(self) -> OpenLog:
         """Returns what is committed of the open log; NONE if no log is open."""
         current = self._open
         return NONE if current is None else OpenLog(current.number, current.log_end, current.index_end)
 
     @property
-    def end(self) -> int:
+    def end_offset(self) -> int:
         """Returns the offset of the next append."""
         assert self._open is not None
         return self._open.end
 
-    def begin(self, size: int) -> None:
+    def ensure_room(self, size: int) -> None:
         """Ensures that the open log has room for `size` bytes more; may begin another log. NoSpace."""
         current = self._open
         if (
@@ -137,7 +137,7 @@ class LogWriter:
         So does the mark of a checkpoint that ends beside a move, and that of a commit after a flush without room.
         Overwrites what a failed try left.
         """
-        paths = join(self._directory, log_name(number)), join(self._directory, index_name(number))
+        paths = join_path(self._directory, log_name(number)), join_path(self._directory, index_name(number))
         opened: list[File] = []
         try:
             for path, magic in zip(paths, (entry_log.MAGIC, index.MAGIC), strict=True):
@@ -204,7 +204,7 @@ class LogWriter:
         current.tail = bytes(block[size - size % DIRECT_ALIGNMENT : size])
 
     def write_index(self, extents: list[index.Extent], tables: Sequence[bytes]) -> Written:
-        """Appends the group of everything appended since `begin` to the index file and syncs it."""
+        """Appends the group of everything appended since `ensure_room` to the index file and syncs it."""
         current = self._open
         assert current is not None
         group = index.encode_group(extents, tables)
@@ -214,7 +214,7 @@ class LogWriter:
         self._written = Written(end, Group(current.number, current.index_end, extents))
         return self._written
 
-    def committed(self) -> None:
+    def on_committed(self) -> None:
         """Notes that the mark names the ends of what was written: the next append goes after them."""
         assert self._open is not None
         assert self._written is not None
@@ -265,12 +265,12 @@ class TableFlush:
         self._bytes = 1
         self._taken = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         table = self._table
         overhead = ENTRY_OVERHEAD_BYTES - entry_log.RECORD_HEADER_BYTES
         self._bytes = table.size_bytes - table.entries * overhead
-        self._writer.begin(self._bytes)
-        self._pieces = self._walk(self._writer.end)
+        self._writer.ensure_room(self._bytes)
+        self._pieces = self._walk(self._writer.end_offset)
 
     def next_slices(self, count: int) -> list[list[bytes]]:
         """Returns up to `count` slices of about 1 MiB more, to be appended; none: that was all."""
@@ -291,7 +291,7 @@ class TableFlush:
         return buffers
 
     @property
-    def taken(self) -> float:
+    def taken_share(self) -> float:
         """Returns the share of the table that the slices so far have, 0.0 to 1.0."""
         return self._taken / self._bytes
 

@@ -1,7 +1,7 @@
 """Group commit, decided: which block the journal writes next and where, and whose waiters a synced block answers.
 
     append(group, size, records)    intent: the records of a group wait for their block
-    close()                         intent: `ended` is true after everything that waits
+    close()                         intent: `is_ended` is true after everything that waits
     receive(fact)   → effects       BlockSynced, BlockRefused, SegmentBegun, SegmentRefused, RoomFound, JournalFailed
     advance(spare)  → effects       what to do next; an empty list: nothing before the next fact or group
 
@@ -108,7 +108,7 @@ class WriteBlock(NamedTuple, Generic[G]):
     lane: int  # below WORKERS; blocks of one lane are written one after the other
 
     @property
-    def end(self) -> int:
+    def end_offset(self) -> int:
         return self.offset + self.size
 
 
@@ -194,12 +194,12 @@ class GroupCommit(Generic[G]):
         return self._segment.number
 
     @property
-    def ended(self) -> bool:
+    def is_ended(self) -> bool:
         """Whether everything that was appended before `close` is answered."""
         return self._closing and not (self._waiting or self._flights) and self._stage is not Stage.BEGINNING
 
     @property
-    def waits(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether groups are in no block yet."""
         return bool(self._waiting)
 
@@ -279,7 +279,7 @@ class GroupCommit(Generic[G]):
             return []
         if len(self._flights) >= (1 if self._refused else DEPTH):
             return []
-        count, length, records = self._next()
+        count, length, records = self._next_block()
         size = padded(BLOCK_HEADER_BYTES + length) if records else 0
         end = self._offset + size
         if spare and end > self._segment.size and self._may_roll(size):
@@ -302,7 +302,7 @@ class GroupCommit(Generic[G]):
         self._sequence = sequence + 1
         return [block]
 
-    def _next(self) -> tuple[int, int, int]:
+    def _next_block(self) -> tuple[int, int, int]:
         """Returns (groups, bytes, records) of the next block: the first group, and those after it that fit."""
         count = length = records = 0
         for _, size, number in self._waiting:
@@ -328,7 +328,7 @@ class GroupCommit(Generic[G]):
         assert len(blocks) <= DEPTH, "more blocks are on their way than allowed"
         assert not blocks or self._stage not in (Stage.NEW, Stage.BEGINNING), "a segment begins beside a block"
         for before, after in pairwise(written):
-            assert (before.end, before.sequence + 1) == (after.offset, after.sequence), "blocks leave a gap"
+            assert (before.end_offset, before.sequence + 1) == (after.offset, after.sequence), "blocks leave a gap"
         assert all(block.synced_upto <= self.synced_upto <= block.offset for block in written), (
             "a block that is not answered is before what is synced"
         )
@@ -336,7 +336,7 @@ class GroupCommit(Generic[G]):
             assert written, "a refusal outlasts the blocks on their way"
             assert self._offset < written[0].offset, "the next block would leave a gap at the refused one"
         elif self._stage in (Stage.WRITING, Stage.STAYING):
-            expected = written[-1].end if written else self.synced_upto
+            expected = written[-1].end_offset if written else self.synced_upto
             assert self._offset == expected, "the next block would leave a gap"
             assert len(written) <= (1 if self._refused else DEPTH), "a block is on its way beside a repeated one"
         zeroed = [block for block in written if block.zeros]

@@ -31,7 +31,7 @@ and no copy in the page cache, which no reader would use. Writes into zeros chan
 not wait for each other, and the disk flushes its cache once for both. With one write at a time the disk would wait 10
 to 20 µs between blocks: the wake-up of the event loop alone is a system call of 10 µs in the worker.
 
-Bound: `full` when `queue_bytes_max` of records wait or are on their way; the store then admits no add.
+Bound: `is_full` when `queue_bytes_max` of records wait or are on their way; the store then admits no add.
 Guarded by tests/bookie/store/journal/test_journal.py.
 """
 
@@ -97,7 +97,7 @@ class Arenas:
 
     def fill(self, buffers: Sequence[Buffer], size: int) -> memoryview:
         """Returns one buffer of `size` bytes: the given ones, then zeros."""
-        view = self._next(size)[:size]
+        view = self._next_arena(size)[:size]
         if len(buffers) * COPIED_APART_BYTES > size:
             buffers = [b"".join(buffers)]
         at = 0
@@ -107,7 +107,7 @@ class Arenas:
         view[at:] = bytes(size - at)
         return view
 
-    def _next(self, size: int) -> memoryview:
+    def _next_arena(self, size: int) -> memoryview:
         self._turn = (self._turn + 1) % len(self._arenas)
         if len(self._arenas[self._turn]) < size:
             self._arenas[self._turn] = self._files.arena(max(size, self._size))
@@ -206,7 +206,7 @@ class Journal:
         segments = self._segments
         worker = self._workers[0]
         await worker.run(segments.tidy)
-        self._use(await worker.run(segments.begin, segments.spares.pop() if segments.spares else "", previous))
+        self._use(await worker.run(segments.make_segment, segments.spares.pop() if segments.spares else "", previous))
         self._task = asyncio.create_task(disk.guarded(self._files, "journal", self._run()), name="journal")
 
     def _use(self, segment: Segment) -> None:
@@ -246,7 +246,7 @@ class Journal:
         return self.open.size + self.core.queued_bytes
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self.open.size + self.core.queued_bytes >= self.queue_bytes_max
 
     @property
@@ -272,7 +272,7 @@ class Journal:
         group.done = done
         group.sealed_at = self._clock.monotonic()
         core = self.core
-        idle = not self._flying and not core.waits and self._next is None
+        idle = not self._flying and not core.has_waiting and self._next is None
         core.append(group, group.size, len(group.headers))
         if not (idle and group.headers):  # one without records may be answered at once, and never within its seal
             self._work.set()
@@ -285,7 +285,7 @@ class Journal:
                     self._next = effect  # only the task can wait for it
         except BaseException as error:  # the block is lost: the task ends the process
             self._fault = error
-        if core.waits or self._fault is not None:
+        if core.has_waiting or self._fault is not None:
             self._work.set()
 
     def synced(self) -> asyncio.Future[bool]:
@@ -297,24 +297,24 @@ class Journal:
     # ------------------------------------------------------------------------------------ the driver
     async def _run(self) -> None:
         core = self.core
-        while not core.ended:
+        while not core.is_ended:
             self._work.clear()
             if self._fault is not None:
                 raise self._fault
             self._land()
             if self._next is not None:
                 begins, self._next = self._next, None
-                await self._begin(begins)
+                await self._start_segment(begins)
             while effects := core.advance(bool(self._segments.spares)):
                 for effect in effects:
                     match effect:
                         case WriteBlock():
                             self._send(effect)
                         case BeginSegment():
-                            await self._begin(effect)
+                            await self._start_segment(effect)
                         case _:
                             self._answer([effect])
-            if not core.ended:
+            if not core.is_ended:
                 await self._work.wait()
 
     def _written(self, written: asyncio.Future[float]) -> None:
@@ -326,7 +326,7 @@ class Journal:
                 self._land()
             except BaseException as error:  # a fault of ours; the task raises it
                 self._fault = error
-        if not stored or self.core.waits or self._closing or self._fault is not None:
+        if not stored or self.core.has_waiting or self._closing or self._fault is not None:
             self._work.set()
 
     def _land(self) -> None:
@@ -394,12 +394,14 @@ class Journal:
         if not file.direct:
             disk.sync(self._files, file)
 
-    async def _begin(self, effect: BeginSegment) -> None:
+    async def _start_segment(self, effect: BeginSegment) -> None:
         """Makes a spare the next segment."""
         segments = self._segments
         spare = segments.spares.pop()
         try:
-            begun = await self._workers[0].run(segments.begin, spare, JournalPosition(effect.journal, effect.end))
+            begun = await self._workers[0].run(
+                segments.make_segment, spare, JournalPosition(effect.journal, effect.end)
+            )
         except disk.NoSpace:
             segments.spares.append(spare)
             self.core.receive(SegmentRefused())

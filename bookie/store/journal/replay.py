@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....runtime.files import File, Files, join
+from ....runtime.files import File, Files, join_path
 from ...format.journal import (
     ALIGNMENT,
     BLOCK_HEADER_BYTES,
@@ -118,11 +118,11 @@ class JournalReader:
         expected = start.journal
         for number in numbers or [start.journal + 1]:
             for missing in range(expected, number):
-                path = join(self._directory, journal_name(missing))
+                path = join_path(self._directory, journal_name(missing))
                 self._damaged(path, 0, "this journal is missing, and the mark or its neighbours need it")
             expected = number + 1
         for number in numbers:
-            path = join(self._directory, journal_name(number))
+            path = join_path(self._directory, journal_name(number))
             sources.append(_Source(number, path, self._header(path, number)))
         return sources
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ....runtime.files import File, Files, join
+from ....runtime.files import File, Files, join_path
 from ....runtime.threads import Worker
 from ...format.journal import MAGIC, FileHeader, encode_file_header, encode_first_block
 from .. import disk
@@ -108,7 +108,7 @@ class Segments:
     def tidy(self) -> None:
         """Removes or keeps, at the start and in a worker, what the last process left."""
         for name in self._files.list_directory(self._directory):
-            path = join(self._directory, name)
+            path = join_path(self._directory, name)
             if name.startswith(FILLING):
                 self._files.remove(path)
             elif name.startswith(SPARE):
@@ -120,25 +120,25 @@ class Segments:
             await self._filling
 
     # ------------------------------------------------------------------------------------ a journal begins
-    def begin(self, spare: str, previous: JournalPosition) -> Segment:
+    def make_segment(self, spare: str, previous: JournalPosition) -> Segment:
         """Turns a spare (or, without one, a new small file) into the journal after `previous`. In a worker."""
         number = previous.journal + 1
         salt = self._rng.getrandbits(64)
         path = spare or self._small(number)
         header = encode_file_header(FileHeader(MAGIC, self._uuid, number, previous.offset, salt))
         size = self._write_header(path, encode_first_block(header))
-        final = join(self._directory, journal_name(number))
+        final = join_path(self._directory, journal_name(number))
         self._files.rename(path, final)
         try:
             disk.sync_directory(self._files, self._directory)
-            file = disk.opened(self._files, final, direct=self.direct)
+            file = disk.open_file(self._files, final, direct=self.direct)
         except disk.NoSpace:
             self._files.rename(final, path)  # the same spare is tried again
             raise
         return Segment(file, number, salt, size)
 
     def _small(self, number: int) -> str:
-        path = join(self._directory, f"{FILLING}{number:016d}")
+        path = join_path(self._directory, f"{FILLING}{number:016d}")
         file = self._create(path)
         self._zero(file, 0, self._first_segment_bytes)
         file.advise_dontneed()
@@ -158,7 +158,7 @@ class Segments:
                 _LOG.info("%s cannot be written direct (%s): each block is written, then synced", path, error)
                 self.direct = False
         if not self.direct:
-            file = disk.opened(self._files, path)
+            file = disk.open_file(self._files, path)
             disk.write(self._files, file, [block], 0)
             disk.sync(self._files, file)
         size = file.size()
@@ -173,7 +173,7 @@ class Segments:
             self._filling = asyncio.create_task(filling, name="journal-fill")
 
     async def _fill(self) -> None:
-        path = join(self._directory, f"{FILLING}{self._rng.getrandbits(64):016x}")
+        path = join_path(self._directory, f"{FILLING}{self._rng.getrandbits(64):016x}")
         try:
             file = await self._filler.run(self._create, path)
             try:
@@ -212,7 +212,7 @@ class Segments:
 
     def probe(self, size: int) -> None:
         """Whether there is room for `size` bytes; NoSpace. In a worker."""
-        path = join(self._directory, f"{FILLING}probe")
+        path = join_path(self._directory, f"{FILLING}probe")
         try:
             file = self._create(path)
             try:
@@ -231,9 +231,9 @@ class Segments:
         for number in _numbers(disk.needless_in(self._files, self._directory)):
             if number >= position.journal:
                 continue
-            path = join(self._directory, journal_name(number))
+            path = join_path(self._directory, journal_name(number))
             if len(self.spares) < self._spares_max and self._recyclable(path):
-                spare = join(self._directory, f"{SPARE}{number:016d}")
+                spare = join_path(self._directory, f"{SPARE}{number:016d}")
                 self._files.rename(path, spare)
                 self.spares.append(spare)
                 self.counters["recycled"] += 1

@@ -10,9 +10,10 @@ Rules (ledger protocol §3.5, invariants 36 and 44)
 - No hole is ever dropped. There is no cap: `memory_bytes` is what they cost, and past the budget the dispatcher
   hands out nothing new (`broker/subscription/core/dispatch.py`); a bitmap of a million alternating holes takes 250 KB.
 - `version` grows with every change; `persisted` is the version that is stored. `dirty` compares them. Which pieces of
-  the state have changed since they were stored is in `changed`: a `ChunkKey` each, the unit that is written again
-  (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites nothing.
-- A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `settle` decides when it is read.
+  the state have changed since they were stored is in `changed_chunks`: a `ChunkKey` each, the unit that is written
+  again (broker/subscription/core/positions.py). The mark is in none of them: moving it rewrites nothing.
+- A batch whose size is not known yet (acknowledged after a restart) keeps its bits; `learn_batch_size` decides when it
+  is read.
 - A redelivery count lasts as long as its entry: it is forgotten when the entry is acknowledged, and by `seek`. With
   `counts_first` it is that of the first message of the entry that is not acknowledged, as what follows it was not given
   to a program yet: it lasts as long as that message.
@@ -144,7 +145,7 @@ class Cursor:
         self.partial_messages: int = sum(partial.bits.bit_count() for partial in self.partial.values())  # acknowledged
 
     @property
-    def changed(self) -> set[ChunkKey]:
+    def changed_chunks(self) -> set[ChunkKey]:
         """The chunks that differ from what is stored."""
         changed = self._changed
         if changed is None:
@@ -174,10 +175,10 @@ class Cursor:
             elif self.partial or self.counts:
                 self._forget_up_to_mark()
             return True
-        self._forget(position)
+        self._discard_state(position)
         ledger_id, entry_id = position
         self.holes.to_change(ledger_id).add(entry_id)
-        self.changed.add(key_of(ChunkKind.HOLES, position))
+        self.changed_chunks.add(key_of(ChunkKind.HOLES, position))
         return True
 
     def ack_set(self, ledger_id: int, entries: BitMap) -> BitMap:
@@ -199,7 +200,7 @@ class Cursor:
         self._forget_set(ledger_id, new)
         holes = self.holes.to_change(ledger_id)
         holes |= new
-        self.changed.update(keys_of_holes(ledger_id, new))
+        self.changed_chunks.update(keys_of_holes(ledger_id, new))
         self._advance()
         return new
 
@@ -231,19 +232,19 @@ class Cursor:
         if bits != partial.bits:
             other_first = self.counts_first and first_zero(bits) != first_zero(partial.bits)  # and was not given back
             if other_first and self.counts and self.counts.pop(position, None) is not None:
-                self.changed.add(key_of(ChunkKind.COUNTS, position))
+                self.changed_chunks.add(key_of(ChunkKind.COUNTS, position))
             self._partial_bytes -= partial.memory_bytes
             self.partial_messages += bits.bit_count() - partial.bits.bit_count()
             partial.bits = bits
             self._partial_bytes += partial.memory_bytes
             self.version += 1
-            self.changed.add(key_of(ChunkKind.PARTIALS, position))
+            self.changed_chunks.add(key_of(ChunkKind.PARTIALS, position))
         elif not bits:
             self._forget_partial(position)
             return False
-        return self.settle(position, partial.size)
+        return self.learn_batch_size(position, partial.size)
 
-    def settle(self, position: Position, size: int) -> bool:
+    def learn_batch_size(self, position: Position, size: int) -> bool:
         """Notes the size of a batch, which is known now. Returns whether the entry is acknowledged by that: all of it
         was."""
         if self.pending is not None and position in self.pending.parts:
@@ -310,7 +311,7 @@ class Cursor:
             self.counts = SortedDict()
         self.counts[position] = Count(times, until_ms)
         self.version += 1
-        self.changed.add(key_of(ChunkKind.COUNTS, position))
+        self.changed_chunks.add(key_of(ChunkKind.COUNTS, position))
         return times
 
     def redeliveries(self, position: Position) -> int:
@@ -336,12 +337,12 @@ class Cursor:
             self.pending = self.pending.fitted(shape, self.mark, self.is_acked)
         self._advance()
 
-    def trimmed(self, ledger_id: int) -> None:
+    def on_trimmed(self, ledger_id: int) -> None:
         """Drops a ledger that was deleted: all of it was acknowledged. (`fit` does the same after a restart.)"""
         if ledger_id in self.acked:
             self.holes.drop(ledger_id)
 
-    def over(self, shape: LogShape) -> None:
+    def rebase(self, shape: LogShape) -> None:
         """Continues over that shape, which has the same entries, and maybe older ones."""
         self._shape = shape
 
@@ -353,7 +354,7 @@ class Cursor:
         self.version += self.mark != before
         return self.mark != before
 
-    def stored(self, version: int, mark: Position) -> None:
+    def on_stored(self, version: int, mark: Position) -> None:
         """Notes that the state of that version (with that mark) is durable."""
         assert version <= self.version, "a version was stored that never was"
         if version >= self.persisted:
@@ -383,7 +384,7 @@ class Cursor:
                 full[ledger_id] = (last, version) if last == span.last_entry else (span.last_entry, self.version)
         if full or self._holes is not None:
             self.holes.full = full
-        mark = self._shape.passed(self.safe_mark)
+        mark = self._shape.skip_hidden(self.safe_mark)
         return Safe(mark, frozenset(id_ for id_, (_, version) in full.items() if version <= self.persisted))
 
     @property
@@ -508,7 +509,7 @@ class Cursor:
         """Entries acknowledged after the mark."""
         return sum(len(holes) for holes in self.acked.values())
 
-    def state(self) -> CursorState:
+    def copy_state(self) -> CursorState:
         """Returns a copy of the state, to be stored."""
         return CursorState(
             self.mark,
@@ -550,21 +551,21 @@ class Cursor:
 
     def _forget_partial(self, position: Position) -> None:
         self._gone(self.partial.pop(position))
-        self.changed.add(key_of(ChunkKind.PARTIALS, position))
+        self.changed_chunks.add(key_of(ChunkKind.PARTIALS, position))
 
     def _gone(self, partial: Partial) -> None:
         self._partial_bytes -= partial.memory_bytes
         self.partial_messages -= partial.bits.bit_count()
 
-    def _forget(self, position: Position) -> None:
+    def _discard_state(self, position: Position) -> None:
         """Drops the partial state and the count of an entry that is done."""
         if self.partial and position in self.partial:
             self._forget_partial(position)
         if self.counts and self.counts.pop(position, None) is not None:
-            self.changed.add(key_of(ChunkKind.COUNTS, position))
+            self.changed_chunks.add(key_of(ChunkKind.COUNTS, position))
 
     def _forget_set(self, ledger_id: int, entries: BitMap) -> None:
         first, last = Position(ledger_id, entries.min()), Position(ledger_id, entries.max())
         for kept in (self.partial, self.counts):
             for position in [each for each in kept.irange(first, last) if each[1] in entries] if kept else ():
-                self._forget(position)
+                self._discard_state(position)

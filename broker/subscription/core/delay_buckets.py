@@ -84,7 +84,7 @@ class Keys(msgspec.Struct, eq=False):
         return self.head
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """Returns how many keys are left."""
         return (len(self.body) - self.offset) // KEY_BYTES
 
@@ -183,7 +183,7 @@ class Bucket(msgspec.Struct, eq=False):
     reading: bool = False
 
     @classmethod
-    def of(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
+    def create(cls, ledger_id: int, segments: list[DelaySegment], places: list[list[tuple[int, BitMap]]],
         next_: int) -> Bucket:
         """Makes a bucket. `places` are those of the segments."""
         every = [place for of_segment in places for place in of_segment]
@@ -224,9 +224,9 @@ class Buckets(msgspec.Struct):
         if bucket.has_more:
             self._wait(bucket)
         else:
-            self.end(bucket)
+            self.finish_bucket(bucket)
 
-    def end(self, bucket: Bucket) -> None:
+    def finish_bucket(self, bucket: Bucket) -> None:
         """Ends the bucket: it has nothing more to give up."""
         self._drained.append(bucket.ledger_id)
         self._merging.pop(bucket.ledger_id, None)
@@ -235,13 +235,13 @@ class Buckets(msgspec.Struct):
 
     def end_up_to(self, mark: Position) -> None:
         for bucket in [each for each in self._all.values() if each.last <= mark]:
-            self.end(bucket)
+            self.finish_bucket(bucket)
 
     def clear(self) -> None:
         self._drained += self._all
         self._all, self._heads, self._waiting, self._merging, self._merges = {}, [], [], {}, []
 
-    def drained(self) -> list[int]:
+    def take_drained(self) -> list[int]:
         """Ledgers of buckets that ended; each is returned once."""
         drained, self._drained = self._drained, []
         return drained
@@ -280,7 +280,7 @@ class Buckets(msgspec.Struct):
         if bucket.has_more:
             self._wait(bucket)
         else:
-            self.end(bucket)
+            self.finish_bucket(bucket)
 
     # ------------------------------------------------------------------ reading
     def _wait(self, bucket: Bucket) -> None:
@@ -313,7 +313,7 @@ class Buckets(msgspec.Struct):
             loads.append(Load(ledger_id, first, last))
         return loads
 
-    def loaded(self, load: Load, body: bytes) -> list[int]:
+    def add_loaded(self, load: Load, body: bytes) -> list[int]:
         """Takes the keys of those segments. Returns the keys of a bucket that is being merged, which become fresh
         ones.
         """
@@ -326,7 +326,7 @@ class Buckets(msgspec.Struct):
             return []
         return self._taken(bucket) + keys.rest()
 
-    def lost(self, ledger_id: int) -> Bucket | None:
+    def mark_lost(self, ledger_id: int) -> Bucket | None:
         """Marks a bucket as lost, which cannot be read: its keys that are not in memory will never be loaded."""
         bucket = self._all.get(ledger_id)
         if bucket is None:
@@ -334,7 +334,7 @@ class Buckets(msgspec.Struct):
         bucket.next, bucket.reading = len(bucket.segments), False
         self._merging.pop(ledger_id, None)
         if not any(head[3] is bucket for head in self._heads):
-            self.end(bucket)
+            self.finish_bucket(bucket)
         return bucket
 
     # ------------------------------------------------------------------ merging
@@ -348,13 +348,13 @@ class Buckets(msgspec.Struct):
         rests = {bucket.ledger_id: bucket.rest for bucket in self._all.values() if not bucket.reading}
         for _, _, keys, bucket in self._heads:
             if bucket is not None and bucket.ledger_id in rests:
-                rests[bucket.ledger_id] += keys.left
+                rests[bucket.ledger_id] += keys.remaining
         smallest = sorted(rests, key=lambda ledger_id: (rests[ledger_id], ledger_id))[:MERGE_MAX]
         sums = accumulate(rests[ledger_id] for ledger_id in smallest)
         chosen = smallest[: sum(size <= keys_max for size in sums)]
-        return self._begin([self._all[ledger_id] for ledger_id in chosen]) if len(chosen) >= MERGE_MIN else []
+        return self._start_merge([self._all[ledger_id] for ledger_id in chosen]) if len(chosen) >= MERGE_MIN else []
 
-    def _begin(self, chosen: list[Bucket]) -> list[int]:
+    def _start_merge(self, chosen: list[Bucket]) -> list[int]:
         fresh: list[int] = []
         for bucket in chosen:
             self._merging[bucket.ledger_id] = bucket
@@ -378,10 +378,10 @@ class Buckets(msgspec.Struct):
             return frozenset()
         return frozenset(self._merging)
 
-    def ended(self, ledgers: frozenset[int]) -> None:
+    def end_merged(self, ledgers: frozenset[int]) -> None:
         """Ends the buckets of these ledgers: their keys are sealed in another bucket."""
         for bucket in [self._all[each] for each in sorted(ledgers) if each in self._all]:
-            self.end(bucket)
+            self.finish_bucket(bucket)
 
     # ------------------------------------------------------------------ questions
     @property

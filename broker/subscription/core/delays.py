@@ -1,7 +1,7 @@
 """The entries of a subscription that wait for their time, and which are due: decisions, without a clock or storage.
 
 An entry whose delivery time is in the future is *held*: neither outstanding nor acknowledged, and the dispatcher skips
-it without reading it. When its time has come `due` returns it, once, and it passes through the dispatcher's replay
+it without reading it. When its time has come `take_due` returns it, once, and it passes through the dispatcher's replay
 queue.
 
     delays.hold(position, at_ms)                    it was seen, and its time is in the future
@@ -20,11 +20,11 @@ Rules
   but that; after a restart segments whose time has passed are left out; a bucket may be deleted when its last entry is
   given up, acknowledged or not. The time of an entry is in the entry: two sources never disagree.
 - **A bucket is durable and named before its entries leave memory** (`sealed`); until then the draft serves them.
-- A bucket that cannot be read is *lost*: `due` returns what is held in the ledgers of the topic that it covers at once,
-  in log order and a few at a time; that is read from the log, and held again if it is early; never dropped.
-- `due` uses the time that it is given and remembers none: a clock that jumps forward delivers, one that jumps back
+- A bucket that cannot be read is *lost*: `take_due` returns what is held in the ledgers of the topic that it covers at
+  once, in log order and a few at a time; that is read from the log, and held again if it is early; never dropped.
+- `take_due` uses the time that it is given and remembers none: a clock that jumps forward delivers, one that jumps back
   waits.
-- Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `forget`, `forget_up_to`.
+- Acknowledged without delivery (skip, expiry, seek, a cleared backlog): `discard`, `forget_up_to`.
 
 Memory: a fresh entry costs `FRESH_BYTES`; a sealed one its place in a bitmap (a bit, or two bytes where few are
 delayed) and a 2000th of a row; a loaded one KEY_BYTES, for LOOKAHEAD_MS. Sealing begins at `seal_entries`, or at
@@ -119,9 +119,9 @@ class DelayIndex:
             self.count += 1
             heappush(memory.fresh, key_of(position, at_ms))
 
-    def forget(self, position: Position) -> None:
+    def discard(self, position: Position) -> None:
         """Forgets an entry that is acknowledged."""
-        if self.count and self._take(position) and not self.count:
+        if self.count and self._discard(position) and not self.count:
             self.clear()
 
     def forget_set(self, ledger_id: int, entries: BitMap) -> None:
@@ -174,7 +174,7 @@ class DelayIndex:
         self._memory.buckets.clear()
 
     # ------------------------------------------------------------------ what is due
-    def due(self, now_ms: int, limit: int) -> list[Position]:
+    def take_due(self, now_ms: int, limit: int) -> list[Position]:
         """The due entries, `limit` at most, earliest first; they are held no more."""
         found: list[Position] = []
         fresh, buckets, end = self._memory.fresh, self._memory.buckets, (now_ms + 1) << TIME
@@ -187,7 +187,7 @@ class DelayIndex:
             else:
                 buckets.advance()
             position = position_of(min(first, head))
-            if self._take(position):
+            if self._discard(position):
                 found.append(position)
         if self._memory.lost and len(found) < limit:
             found += self._found_again(limit - len(found))
@@ -195,7 +195,7 @@ class DelayIndex:
             self.clear()
         return found
 
-    def _take(self, position: Position) -> bool:
+    def _discard(self, position: Position) -> bool:
         """Holds the entry no more. False: it was not held."""
         ledger_id, entry_id = position
         every = self._memory.held
@@ -215,7 +215,7 @@ class DelayIndex:
             for entry_id in list(entries[: limit - len(found)]):
                 entries.remove(entry_id)
                 position = Position(ledger_id, entry_id)
-                if self._take(position):
+                if self._discard(position):
                     found.append(position)
             if not entries:
                 del self._memory.lost[ledger_id]
@@ -233,7 +233,7 @@ class DelayIndex:
 
     # ------------------------------------------------------------------ sealing
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether far too much is in memory because it cannot be stored: nothing more may be held."""
         return len(self._memory.fresh) * FRESH_BYTES > 4 * self.memory_bytes_max
 
@@ -261,12 +261,12 @@ class DelayIndex:
             least = 1 if merged else max(1, len(fresh) // 2)
         if len(fresh) - cut < least:
             self._seal_at = 2 * len(fresh)
-            self._memory.buckets.ended(merged)  # all of it is near, and in memory
+            self._memory.buckets.end_merged(merged)  # all of it is near, and in memory
             return None
         draft = drafted(fresh[cut:], self._memory.held)
         self._memory.fresh, self._seal_at = fresh[:cut], 0  # sorted: it is a heap
         if not draft.bodies:
-            self._memory.buckets.ended(merged)
+            self._memory.buckets.end_merged(merged)
             return None
         keys = Keys(b"".join(draft.bodies))
         self._draft = draft, keys, merged
@@ -280,8 +280,8 @@ class DelayIndex:
         buckets.pull(keys)
         places = [unpack_places(segment.places) for segment in draft.segments]
         given_up = keys.offset // KEY_BYTES if self.count else len(keys.body)
-        buckets.add(Bucket.of(ledger_id, draft.segments, places, next_of(draft, given_up)))
-        buckets.ended(merged)
+        buckets.add(Bucket.create(ledger_id, draft.segments, places, next_of(draft, given_up)))
+        buckets.end_merged(merged)
         self._be_fresh(buckets.merge(min(self._seal_entries, self.memory_bytes_max // FRESH_BYTES)))
 
     def kept(self) -> None:
@@ -297,11 +297,11 @@ class DelayIndex:
             heapify(self._memory.fresh)
 
     # ------------------------------------------------------------------ buckets
-    def found(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
+    def add_bucket(self, ledger_id: int, segments: list[DelaySegment], now_ms: int) -> None:
         """Takes a bucket of an earlier time (of another broker): what of it is still early is held."""
         first = next((at for at, each in enumerate(segments) if each.last_ms > now_ms), len(segments))
         places = [unpack_places(segment.places) for segment in segments]
-        bucket = Bucket.of(ledger_id, segments, places, first)
+        bucket = Bucket.create(ledger_id, segments, places, first)
         held = [self._add(ledger, entries) for of_segment in places[first:] for ledger, entries in of_segment]
         if not any(held):
             bucket.next = len(segments)
@@ -331,20 +331,20 @@ class DelayIndex:
         """Returns segments to be read now; each is asked for once."""
         return self._memory.buckets.wanted(now_ms)
 
-    def loaded(self, load: Load, body: bytes) -> None:
+    def add_loaded(self, load: Load, body: bytes) -> None:
         """Takes the keys of segments that were loaded."""
-        self._be_fresh(self._memory.buckets.loaded(load, body))
+        self._be_fresh(self._memory.buckets.add_loaded(load, body))
 
-    def lost(self, ledger_id: int) -> None:
+    def mark_lost(self, ledger_id: int) -> None:
         """Marks a bucket as lost: it cannot be read."""
-        bucket = self._memory.buckets.lost(ledger_id)
+        bucket = self._memory.buckets.mark_lost(ledger_id)
         if bucket is not None:
             for place in [each for each in self._memory.held if bucket.first_ledger <= each <= bucket.last[0]]:
                 self._memory.lost[place] = self._memory.lost.get(place, BitMap()) | self._memory.held[place]
 
-    def drained(self) -> list[int]:
+    def take_drained(self) -> list[int]:
         """Ledgers of buckets that have nothing more to give up; each is returned once."""
-        return self._memory.buckets.drained()
+        return self._memory.buckets.take_drained()
 
     @property
     def has_drained(self) -> bool:

@@ -16,7 +16,7 @@ Rules
 - The redelivery count grows when an entry is given back, not when a consumer leaves (Pulsar A9). It is the cursor's.
 - What the cursor has acknowledged is never delivered, and not read where that is known beforehand. What is pending in
   an open transaction (pending_acks.py) is treated alike: its holder holds it no longer. An abort gives it back, before
-  anything new (`freed`). On types that deliver in log order reading goes back to the first of it (`step_back`), and
+  anything new (`add_freed`). On types that deliver in log order reading goes back to the first of it (`step_back`), and
   what was delivered after that is delivered again.
 - A batch of which other messages are pending or acknowledged is shown without them. When a transaction that had some of
   it is aborted, its holder gives it back; what a holder was not shown waits like a redelivery when it has acknowledged
@@ -25,7 +25,7 @@ Rules
   is not at the read position, and does not wait, is never handed out: `assign` can be given anything that was read,
   whatever happened meanwhile, and skips nothing. It stops at the first entry that no consumer may get.
 - On types with individual acknowledgement an entry whose delivery time is in the future is neither outstanding nor
-  waiting: `delays` (core/delays.py) holds it, and it is skipped like one that is acknowledged. When it is `due` it
+  waiting: `delays` (core/delays.py) holds it, and it is skipped like one that is acknowledged. When it is due it
   waits with the policy, if the read position has passed it; else it is read in its turn (Pulsar A12).
 - While the cursor's holes take more memory than `memory_bytes_max` nothing is read beyond the last of them: replays and
   the entries between the holes continue, because they reduce it.
@@ -140,13 +140,13 @@ class Dispatcher:
         self.parked: list[Entry] = []  # of what `assign` was given last: these wait with the policy from now on
         self.read_position = shape.after(cursor.mark)
 
-    def over(self, shape: LogShape) -> None:
+    def rebase(self, shape: LogShape) -> None:
         """Starts over after the cursor's mark, in the positions of that shape; only without consumers."""
         assert not self.members, "what is outstanding has its place in the old shape"
         self._shape = shape
         self.seek()
 
-    def goes_on_in(self, shape: LogShape) -> None:
+    def extend_to(self, shape: LogShape) -> None:
         """Continues in that shape, which has the same entries up to the read position."""
         self._shape = shape
 
@@ -167,7 +167,7 @@ class Dispatcher:
         """Adds a consumer. The caller asked `policy.refuses` first."""
         assert member.id not in self.members, "a consumer joins once"
         self.members[member.id] = member
-        deposed = self.policy.joined(member)
+        deposed = self.policy.add_member(member)
         if deposed is not None:
             self._give_back(deposed, list(deposed.outstanding))
 
@@ -175,13 +175,13 @@ class Dispatcher:
         """Removes a consumer; what it held goes back in log order, and its redelivery counts stay as they are."""
         del self.members[member.id]
         self._give_back(member, list(member.outstanding))
-        self.policy.left(member)
+        self.policy.remove_member(member)
 
     def leave_all(self) -> None:
         """Removes the last consumers; nothing goes back, because the next one that joins begins anew (`use`)."""
         self._start_over()
         for member in self.members.values():
-            self.policy.left(member)
+            self.policy.remove_member(member)
         self.members.clear()
 
     def flow(self, member: Member, permits: int) -> None:
@@ -192,10 +192,10 @@ class Dispatcher:
         """Sets the limits that hold from now on."""
         self.limits = limits
         for member in self.members.values():
-            member.blocked = self._over(member.unacked, limits.unacked_consumer)
-        self.full = self._over(self.unacked, limits.unacked_subscription)
+            member.blocked = self._is_above_limit(member.unacked, limits.unacked_consumer)
+        self.full = self._is_above_limit(self.unacked, limits.unacked_subscription)
 
-    def _over(self, unacked: int, limit: int) -> bool:
+    def _is_above_limit(self, unacked: int, limit: int) -> bool:
         return 0 < limit <= unacked and self.policy.individual
 
     # ------------------------------------------------------------------ reading and handing out
@@ -205,7 +205,7 @@ class Dispatcher:
         if blocked is not None or self.full:
             return blocked or Blocked.TOO_MANY_UNACKED
         if policy.waiting.entries:
-            ready = policy.ready(REPLAY_ENTRIES_MAX)
+            ready = policy.next_ready(REPLAY_ENTRIES_MAX)
             if ready and self.failed:
                 ready = [each for each in ready if not policy.holds_back(each)]
             if ready:
@@ -225,9 +225,9 @@ class Dispatcher:
             if some_delayed:  # nothing more to read: what is left comes by itself, or was delivered
                 return Blocked.DELAYED
             return Blocked.HELD if self.held.until else Blocked.CAUGHT_UP
-        if some_delayed and self.delays is not None and self.delays.full:
+        if some_delayed and self.delays is not None and self.delays.is_full:
             return Blocked.DELAYS
-        if policy.full:
+        if policy.is_full:
             return Blocked.KEYS_BUSY
         if (
             (cursor.acked or cursor.partial or cursor.counts or cursor.pending is not None)
@@ -262,7 +262,7 @@ class Dispatcher:
         some_wait = policy.waiting.entries > 0
         for entry in entries:
             position = entry.position
-            waited = some_wait and position < at and policy.waits(entry)
+            waited = some_wait and position < at and policy.is_waiting(entry)
             if not waited and position != at:
                 fate = self._out_of_turn(position)
                 at = self.read_position
@@ -277,7 +277,7 @@ class Dispatcher:
                 if delays is not None and entry.deliver_at_ms > now_ms:
                     delays.hold(position, entry.deliver_at_ms)
                     if waited:
-                        policy.done(position)
+                        policy.discard(position)
                 elif self.full:
                     break
                 else:
@@ -338,12 +338,12 @@ class Dispatcher:
         if not (member is not None and self._drop(member, position)) and not any(
             self._drop(other, position) for other in self.members.values()
         ):
-            self.policy.done(position)
+            self.policy.discard(position)
             self.held.drop(position)
         else:
-            self.policy.released((position,))
+            self.policy.on_released((position,))
         if self.delays is not None:
-            self.delays.forget(position)
+            self.delays.discard(position)
 
     def acked_set(self, member: Member | None, ledger_id: int, entries: BitMap) -> None:
         """Notes that many entries of one ledger are done. Costs as much as the smaller of the set and the outstanding
@@ -354,7 +354,7 @@ class Dispatcher:
             self.delays.forget_set(ledger_id, entries)
         holders = list(self.members.values()) if member is None else [member]
         holders += [other for other in self.members.values() if other is not member]
-        released, left = self.policy.released, len(entries)
+        released, left = self.policy.on_released, len(entries)
         for holder in holders:
             done = inside(holder.outstanding, ledger_id, entries)
             if done:
@@ -386,7 +386,7 @@ class Dispatcher:
             done = member.held_up_to(mark)
             for position in done:
                 self._drop(member, position)
-            self.policy.released(done)
+            self.policy.on_released(done)
         self.policy.done_up_to(mark)
         for position in [each for each in self.held if each <= mark]:
             self.held.drop(position)
@@ -437,7 +437,7 @@ class Dispatcher:
                 continue
             self.failed[position] = None
             outstanding = {each: holder for holder in self.members.values() for each in holder.outstanding}
-            taken = list(self.policy.failed(position, outstanding))
+            taken = list(self.policy.on_entry_failed(position, outstanding))
             divided = {self.chunks[each][0] for each in taken if each in self.chunks}
             if divided:
                 known = set(taken)
@@ -454,17 +454,17 @@ class Dispatcher:
             self.chunks.pop(position, None)
             if position in self.failed:
                 del self.failed[position]
-                self.policy.recovered(position)
+                self.policy.on_recovered(position)
 
     def _give_back(self, member: Member, positions: Iterable[Position]) -> None:
         for position in positions:
             self._drop(member, position)
             if self.cursor.is_done(position) or position in self.held:
-                self.policy.released((position,))
+                self.policy.on_released((position,))
             else:
-                self.policy.returned(position)
+                self.policy.on_returned(position)
 
-    def due(self, positions: Iterable[Position]) -> None:
+    def add_due(self, positions: Iterable[Position]) -> None:
         """Takes entries whose delivery time has come: those before the read position wait now, the others are read."""
         for position in positions:
             if position not in self.held:
@@ -478,9 +478,9 @@ class Dispatcher:
 
     def _comes_again(self, position: Position) -> None:
         if position < self.read_position and not self.cursor.is_done(position):
-            self.policy.returned(position)
+            self.policy.on_returned(position)
 
-    def freed(self, positions: Iterable[Position]) -> None:
+    def add_freed(self, positions: Iterable[Position]) -> None:
         """Takes entries whose transaction was aborted: those before the read position wait now, the others are read."""
         for position in positions:
             if position not in self.held and not any(position in each.outstanding for each in self.members.values()):
@@ -495,19 +495,19 @@ class Dispatcher:
         for member in self.members.values():
             for position in [each for each in member.outstanding if each >= first]:
                 self._drop(member, position)
-        for position in self.policy.ready(self.policy.waiting.entries):
+        for position in self.policy.next_ready(self.policy.waiting.entries):
             if position >= first:
-                self.policy.done(position)
+                self.policy.discard(position)
         self.read_position = min(self.read_position, first)
 
-    def lost(self, positions: Iterable[Position]) -> None:
+    def discard(self, positions: Iterable[Position]) -> None:
         """Drops entries that are no longer in the log (trimmed): nothing to replay."""
         if self.failed or self.chunks:
             self._recovered(positions := list(positions))
         for position in positions:
-            self.policy.done(position)
+            self.policy.discard(position)
             if self.delays is not None:
-                self.delays.forget(position)
+                self.delays.discard(position)
 
     def seek(self) -> None:
         """Starts over after the cursor was moved: nothing is outstanding any more, and reading begins after its mark.
@@ -525,7 +525,7 @@ class Dispatcher:
         self.unacked, self.full = 0, False
         self.failed.clear()
         self.chunks.clear()
-        self.policy.forget()
+        self.policy.clear()
         self.read_position = self._shape.after(self.cursor.mark)
 
     # ------------------------------------------------------------------ questions

@@ -61,21 +61,21 @@ def filters_of(
 def _acknowledged(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> Fate | None:
     position = entry.position
     if cursor.partial:
-        cursor.settle(position, entry.count)
+        cursor.learn_batch_size(position, entry.count)
     if position > cursor.mark and not (cursor.acked and cursor.is_acked(position)):
         return None
     if waited:
-        policy.done(position)
+        policy.discard(position)
     return Fate.ACKNOWLEDGED
 
 
 def _pending(cursor: Cursor, policy: Policy, entry: Entry, waited: bool) -> Fate | None:
     position = entry.position
-    cursor.settle(position, entry.count)
+    cursor.learn_batch_size(position, entry.count)
     if not cursor.is_done(position):
         return None
     if waited:
-        policy.done(position)
+        policy.discard(position)
     return Fate.PENDING
 
 

@@ -25,7 +25,7 @@ class InLogOrder:
 
     keeps_order: ClassVar = True
     by_keys: ClassVar = False
-    full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
+    is_full = False  # only what was delivered before waits here, so its number is bounded by what was outstanding
 
     def __init__(self, options: SubscriptionOptions) -> None:
         self.waiting = PositionSet()
@@ -40,31 +40,31 @@ class InLogOrder:
     def statistics(self) -> Statistics:
         return Statistics()
 
-    def released(self, positions: Sequence[Position]) -> None:
+    def on_released(self, positions: Sequence[Position]) -> None:
         pass
 
-    def returned(self, position: Position) -> None:
+    def on_returned(self, position: Position) -> None:
         self.waiting.add(position)
 
-    def waits(self, entry: Entry) -> bool:
+    def is_waiting(self, entry: Entry) -> bool:
         return entry.position in self.waiting
 
-    def ready(self, count: int) -> Sequence[Position]:
-        return self.waiting.take(count) if self.waiting.entries else ()
+    def next_ready(self, count: int) -> Sequence[Position]:
+        return self.waiting.earliest(count) if self.waiting.entries else ()
 
-    def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
+    def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
         if self._failed is NOTHING:
             self._failed = PositionSet()
         self._failed.add(position)
         return [each for each in outstanding if each > position]
 
-    def recovered(self, position: Position) -> None:
+    def on_recovered(self, position: Position) -> None:
         self._failed.discard(position)
 
     def holds_back(self, position: Position) -> bool:
         return bool(self._failed) and position > self._failed.first()
 
-    def done(self, position: Position) -> None:
+    def discard(self, position: Position) -> None:
         if self.waiting.entries:
             self.waiting.discard(position)
 
@@ -76,10 +76,10 @@ class InLogOrder:
         if self.waiting.entries:
             self.waiting.discard_up_to(mark)
 
-    def look_again(self, count: int) -> bool:
+    def rebalance(self, count: int) -> bool:
         return True
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         self.waiting.clear()
         self._failed = NOTHING
 
@@ -131,14 +131,14 @@ class Exclusive(InLogOrder):
         super().__init__(options)
         self.takers: list[Member] = []
 
-    def refuses(self, newcomer: Member) -> str | None:
+    def why_refused(self, newcomer: Member) -> str | None:
         return f"the exclusive subscription has a consumer already ({self.takers[0].name})" if self.takers else None
 
-    def joined(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         assert not self.takers, "an exclusive subscription has one consumer"
         self.takers.append(member)
 
-    def left(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         self.takers.clear()
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:
@@ -179,14 +179,14 @@ class Failover(InLogOrder):
         self._changed = False  # since the last `events`
         self._notified: dict[int, bool] = {}  # consumer → what it was notified of last
 
-    def refuses(self, newcomer: Member) -> str | None:
+    def why_refused(self, newcomer: Member) -> str | None:
         return None
 
-    def joined(self, member: Member) -> Member | None:
+    def add_member(self, member: Member) -> Member | None:
         self._members.append(member)
         return self._elect()
 
-    def left(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         self._members.remove(member)
         self._elect()
 

@@ -18,12 +18,12 @@ it follow:
 - A message without a key has no order: an entry without any key occupies nothing, and any consumer gets it in turn.
 - What waits and was not read since (a redelivery held back, a delayed message whose time has come) may be in any slot:
   nothing later goes out before it was read. It is read first.
-- An entry that `failed` holds back, in each of its slots, what is after it, until it is done.
+- An entry that `on_entry_failed` holds back, in each of its slots, what is after it, until it is done.
 With `out_of_order` (S12) a slot changes hands at once, nothing is drained, and an entry occupies the slot of its first
 message alone: all that waits in a slot waits for the same consumer, and for nothing else.
 
 How it stays fast: an entry costs one check of its slot (key_slots.py). After a join or a leave every slot in use is
-checked again, in slices (`look_again`), and all of them before the next entry goes out: with 50,000 slots in use that
+checked again, in slices (`rebalance`), and all of them before the next entry goes out: with 50,000 slots in use that
 is 30 ms of work. Guarding test: tests/broker/subscription/core/test_dispatch_walk.py, where the mutant M32 is planted.
 """
 
@@ -57,9 +57,9 @@ class KeyShared:
         self.takers: Collection[Member] = self._members.values()
         self.slots = self.waiting = Slots(self._target)
         self._in_use, self._loose = self.slots.of, self.slots.loose  # local names: read for each entry
-        self.released, self.returned = self.slots.vacate, self.slots.returned
-        self.failed, self.recovered = self.slots.failed, self.slots.recovered
-        self.done, self.done_set, self.done_up_to = self.slots.done, self.slots.done_set, self.slots.done_up_to
+        self.on_released, self.on_returned = self.slots.vacate, self.slots.on_returned
+        self.on_entry_failed, self.on_recovered = self.slots.on_entry_failed, self.slots.on_recovered
+        self.discard, self.done_set, self.done_up_to = self.slots.discard, self.slots.done_set, self.slots.done_up_to
         self._owned: dict[int, Member | None] = {}  # slot → owner, of those that were asked for
         self._stale: list[int] = []  # slots to be checked, because owners have changed
         self._turn = 0  # the consumer that got the last entry without a key
@@ -71,26 +71,26 @@ class KeyShared:
             return None
         return "its consumers are of another Key_Shared mode, or differ on out-of-order delivery"
 
-    def refuses(self, newcomer: Member) -> str | None:
-        return self.owners.refuses(newcomer)
+    def why_refused(self, newcomer: Member) -> str | None:
+        return self.owners.why_refused(newcomer)
 
-    def joined(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         self._members[member.id] = member
-        self.slots.joined(member)
+        self.slots.add_member(member)
         self.owners.join(member)
         self._owners_changed()
 
-    def left(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         del self._members[member.id]
         self.owners.leave(member)
         self._owners_changed()
-        self.slots.left(member)
+        self.slots.remove_member(member)
 
     def _owners_changed(self) -> None:
         self._owned = {}
         self._stale = list(self._in_use)
 
-    def look_again(self, count: int) -> bool:
+    def rebalance(self, count: int) -> bool:
         """Checks so many of the slots that may have another owner. False: there are more, and nothing goes out before.
         """
         for number in self._stale[-count:]:
@@ -107,7 +107,7 @@ class KeyShared:
     # ------------------------------------------------------------------ handing out
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked | None:
         if self._stale:
-            self.look_again(len(self._stale))
+            self.rebalance(len(self._stale))
         slots, position = entry.slots, entry.position
         if self.out_of_order:
             slots = slots[:1]
@@ -144,7 +144,7 @@ class KeyShared:
         if waited:
             return None
         if not unread:
-            if self.full:
+            if self.is_full:
                 return Blocked.KEYS_BUSY
             why = why_none(self.takers)
             if why is not None:
@@ -209,14 +209,14 @@ class KeyShared:
         return chosen
 
     # ------------------------------------------------------------------ waiting
-    def waits(self, entry: Entry) -> bool:
-        return self.slots.waits(entry.position, entry.slots)
+    def is_waiting(self, entry: Entry) -> bool:
+        return self.slots.is_waiting(entry.position, entry.slots)
 
-    def ready(self, count: int) -> Sequence[Position]:
+    def next_ready(self, count: int) -> Sequence[Position]:
         """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
         if self._stale and self.slots.entries:
-            self.look_again(len(self._stale))
-        return self.slots.ready(count, self._members)
+            self.rebalance(len(self._stale))
+        return self.slots.next_ready(count, self._members)
 
     def _target(self, number: int, slot: Slot) -> Member | None:
         if not slot.waiting:
@@ -236,13 +236,13 @@ class KeyShared:
         return False  # other keys go on
 
     # ------------------------------------------------------------------ what becomes of an entry
-    def forget(self) -> None:
+    def clear(self) -> None:
         self._stale.clear()
-        self.slots.forget()
+        self.slots.clear()
 
     # ------------------------------------------------------------------ questions
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         return self.slots.waiting_bytes >= self._waiting_bytes_max
 
     @property
@@ -259,7 +259,7 @@ class KeyShared:
 
     def draining(self) -> list[Draining]:
         if self._stale:
-            self.look_again(len(self._stale))
+            self.rebalance(len(self._stale))
         return self.slots.draining()
 
     def check(self, outstanding: set[Position]) -> None:
@@ -295,14 +295,14 @@ class Shared(InLogOrder):
         self._left_in_turn = 0
         self._chunked: dict[str, Member] = {}  # message in chunks → who puts it together
 
-    def refuses(self, newcomer: Member) -> str | None:
+    def why_refused(self, newcomer: Member) -> str | None:
         return None
 
-    def joined(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         insort(self.takers, member, key=lambda each: (each.priority, each.id))
         self._left_in_turn = 0  # the newcomer may be a better one
 
-    def left(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         self.takers.remove(member)
         for uuid in [uuid for uuid, holder in self._chunked.items() if holder is member]:
             del self._chunked[uuid]
@@ -319,7 +319,7 @@ class Shared(InLogOrder):
             current is None or self._left_in_turn <= 0
             or current.permits <= 0 or current.paused or current.blocked
         ):  # fmt: skip
-            current = self._next()
+            current = self._next_member()
             if current is None:
                 return why_none(self.takers) or Blocked.NO_PERMITS
             first = current.priority == self.takers[0].priority  # else a better one may be able at any moment
@@ -333,7 +333,7 @@ class Shared(InLogOrder):
                 del self._chunked[next(iter(self._chunked))]
         return current
 
-    def _next(self) -> Member | None:
+    def _next_member(self) -> Member | None:
         """The next able consumer of the first priority that has one, after the current."""
         able = [member for member in self.takers if member.able]
         if not able:

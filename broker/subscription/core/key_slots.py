@@ -77,10 +77,10 @@ class Slots:
         self._waiting_bytes = 0  # of the slots' sets and of `mixed`
 
     # ------------------------------------------------------------------ consumers
-    def joined(self, member: Member) -> None:
+    def add_member(self, member: Member) -> None:
         self._ready[member.id] = {}
 
-    def left(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         for number in self._ready.pop(member.id):
             self.of[number].ready_for = None
 
@@ -114,14 +114,14 @@ class Slots:
                     elif not slot.failures:
                         self._forget_slot(number, slot)
 
-    def returned(self, position: Position) -> None:
+    def on_returned(self, position: Position) -> None:
         """Lets an entry wait in its slots: it is outstanding no more."""
         numbers = self._held.get(position, ())
         self.vacate((position,))
         self.wait(position, numbers)
 
     # ------------------------------------------------------------------ entries that failed
-    def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
+    def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
         """Notes that an outstanding entry is about to be given back; returns those outstanding after it, in one of its
         slots."""
         numbers = self._held.get(position, ())
@@ -133,7 +133,7 @@ class Slots:
         own = set(numbers)
         return [each for each, slots in self._held.items() if each > position and not own.isdisjoint(slots)]
 
-    def recovered(self, position: Position) -> None:
+    def on_recovered(self, position: Position) -> None:
         """Ends a failure: the entry is done."""
         for number in self._failed.pop(position, ()):
             slot = self.of[number]
@@ -183,14 +183,14 @@ class Slots:
             self._waiting_bytes += waiting.size_bytes if waiting else 0
             self.changed[number] = None
 
-    def waits(self, position: Position, numbers: tuple[int, ...]) -> bool:
+    def is_waiting(self, position: Position, numbers: tuple[int, ...]) -> bool:
         if numbers:
             slot = self.of.get(numbers[0])
             if slot is not None and position in slot.waiting:
                 return True
         return position in self.loose
 
-    def done(self, position: Position) -> None:
+    def discard(self, position: Position) -> None:
         if not self.entries:
             return
         if self.loose.discard(position):
@@ -251,7 +251,7 @@ class Slots:
         del self.of[number]
 
     # ------------------------------------------------------------------ which of them could go out
-    def ready(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
+    def next_ready(self, count: int, members: Mapping[int, Member]) -> Sequence[Position]:
         """Returns entries that can go out, a share for each slot, so that none with many keeps the others waiting."""
         if not self.entries:
             return ()
@@ -265,7 +265,7 @@ class Slots:
         """Returns ready entries among the slots that are settled."""
         found: list[Position] = []
         if self.loose and why_none(members.values()) is None:
-            found += self.loose.take(count)
+            found += self.loose.earliest(count)
         able = [id_ for id_, numbers in self._ready.items() if numbers and members[id_].able]
         for id_ in able:
             self._take_ready(self._ready[id_], min(max(1, count // len(able)), members[id_].permits), found)
@@ -281,7 +281,7 @@ class Slots:
             if share == 1:
                 found.append(waiting.first())
             else:
-                self._add_share(waiting.take(share), found)
+                self._add_share(waiting.earliest(share), found)
             del numbers[number]  # it is the last one the next time
             numbers[number] = None
 
@@ -324,7 +324,7 @@ class Slots:
                 self._ready[target.id][number] = None
             slot.ready_for = target
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forgets everything: nothing waits and nothing is outstanding any more."""
         self.of.clear()
         self._held.clear()

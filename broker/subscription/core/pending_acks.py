@@ -63,7 +63,7 @@ class Clash(NamedTuple):
     position: Position
 
 
-class Settled(NamedTuple):
+class SettledAcks(NamedTuple):
     """The acknowledgements that a transaction had pending. `shown`: those of its batches that were not done before it
     ended: they are outstanding, wait, or will be read, with whatever of them is free by then."""
 
@@ -192,26 +192,26 @@ def pend(cursor: Cursor, txn: TxnId, new: TxnAcks) -> None:
         cursor.pending = PendingAcks({})
     pending, own = cursor.pending, cursor.pending.of.get(txn)
     if own is not None:
-        cursor.changed.update(pending.keys_of[txn])  # a cumulative position moves to another chunk, perhaps
+        cursor.changed_chunks.update(pending.keys_of[txn])  # a cumulative position moves to another chunk, perhaps
         if parts := [each for each in own.parts if new.holds(each)]:
-            mine = pending.take(txn)  # a batch that was pending in part is pending as a whole from here on
+            mine = pending.take_acks(txn)  # a batch that was pending in part is pending as a whole from here on
             assert mine is not None, "it is the transaction's own"
             for position in parts:
                 del mine.parts[position]
             pending.add(txn, mine)
     pending.add(txn, new)
     cursor.version += 1
-    cursor.changed.update(pending.keys_of[txn])
+    cursor.changed_chunks.update(pending.keys_of[txn])
 
 
-def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
+def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> SettledAcks | None:
     """Settles a transaction that ended: what was pending in it is acknowledged, or free. None: nothing was."""
     pending = cursor.pending
     if pending is None or txn not in pending.of:
         return None
     shown = frozenset([each for each in pending.of[txn].parts if not cursor.is_done(each)])
-    cursor.changed.update(pending.keys_of[txn])
-    acks = pending.take(txn)
+    cursor.changed_chunks.update(pending.keys_of[txn])
+    acks = pending.take_acks(txn)
     assert acks is not None, "it is there"
     if not pending.of:
         cursor.pending = None
@@ -226,7 +226,7 @@ def settle(cursor: Cursor, txn: TxnId, *, committed: bool) -> Settled | None:
                 cursor.ack(Position(ledger_id, entries.min()))
         for position, part in acks.parts.items():
             cursor.ack_bits(position, part.bits, part.size)
-    return Settled(acks, shown)
+    return SettledAcks(acks, shown)
 
 
 # ------------------------------------------------------------------------------------------ what an abort frees
@@ -239,7 +239,7 @@ def first_of(cursor: Cursor, acks: TxnAcks) -> Position | None:
     return min(firsts, default=None)
 
 
-def freed(cursor: Cursor, settled: Settled, *, tail: bool) -> Iterator[Position]:
+def freed_entries(cursor: Cursor, settled: SettledAcks, *, tail: bool) -> Iterator[Position]:
     """The entries that were done until their transaction was aborted. `tail`: of a cumulative acknowledgement the last
     COUNTED_MAX alone.
     """

@@ -70,7 +70,7 @@ class PendingAcks:
         self._bytes += measured - self._measured.get(txn, 0)
         self._measured[txn] = measured
 
-    def take(self, txn: TxnId) -> TxnAcks | None:
+    def take_acks(self, txn: TxnId) -> TxnAcks | None:
         """Removes and returns what is pending in the transaction; None: nothing is."""
         own = self.of.pop(txn, None)
         if own is None:

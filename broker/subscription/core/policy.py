@@ -201,15 +201,15 @@ class Policy(Protocol):
         """Returns how the options of the consumer contradict those of the others; None: they agree."""
         ...
 
-    def refuses(self, newcomer: Member) -> str | None:
+    def why_refused(self, newcomer: Member) -> str | None:
         """Returns why the consumer may not join; None: it may."""
         ...
 
-    def joined(self, member: Member) -> Member | None:
+    def add_member(self, member: Member) -> Member | None:
         """Returns the consumer that is deposed by that: what it holds goes back."""
         ...
 
-    def left(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         """Removes a consumer that left. What it held went back before."""
         ...
 
@@ -218,20 +218,20 @@ class Policy(Protocol):
         one may go out."""
         ...
 
-    def released(self, positions: Sequence[Position]) -> None:
+    def on_released(self, positions: Sequence[Position]) -> None:
         """Takes entries that are outstanding no more, and do not wait: they are done, or held back."""
         ...
 
-    def returned(self, position: Position) -> None:
+    def on_returned(self, position: Position) -> None:
         """Takes an entry that is outstanding no more (or never was), and waits."""
         ...
 
-    def failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
-        """Notes that an outstanding entry failed, and is about to be given back: until `recovered`, nothing that
+    def on_entry_failed(self, position: Position, outstanding: Collection[Position]) -> Sequence[Position]:
+        """Notes that an outstanding entry failed, and is about to be given back: until `on_recovered`, nothing that
         follows it, in the order that the policy keeps, goes out. Returns those outstanding that follow it."""
         ...
 
-    def recovered(self, position: Position) -> None:
+    def on_recovered(self, position: Position) -> None:
         """Notes that a failed entry is done."""
         ...
 
@@ -239,23 +239,23 @@ class Policy(Protocol):
         """Whether everything from there on follows one that failed."""
         ...
 
-    def waits(self, entry: Entry) -> bool: ...
-    def ready(self, count: int) -> Sequence[Position]:
+    def is_waiting(self, entry: Entry) -> bool: ...
+    def next_ready(self, count: int) -> Sequence[Position]:
         """Returns waiting entries that could go out now, in log order, so many at most."""
         ...
 
-    def done(self, position: Position) -> None:
+    def discard(self, position: Position) -> None:
         """Notes that an entry waits no more, if it did: it is acknowledged, or no longer in the log."""
         ...
 
     def done_set(self, ledger_id: int, entries: BitMap) -> None: ...
     def done_up_to(self, mark: Position) -> None: ...
-    def look_again(self, count: int) -> bool:
+    def rebalance(self, count: int) -> bool:
         """Does, after a join or a leave, some of the work that it causes. False: there is more, and it is done before
         the next entry goes out, all at once if need be."""
         ...
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Forgets everything: nothing waits and nothing is outstanding any more."""
         ...
 
@@ -265,7 +265,7 @@ class Policy(Protocol):
         ...
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether no more may wait: nothing new is read."""
         ...
 

@@ -129,7 +129,7 @@ class PositionSet:
         ledger_id = min(maps) if len(maps) > 1 else next(iter(maps))
         return Position(ledger_id, maps[ledger_id].min())
 
-    def take(self, count: int) -> list[Position]:
+    def earliest(self, count: int) -> list[Position]:
         """Returns the earliest `count` positions, which stay in the set."""
         found = self._few[:count]
         for ledger_id in sorted(self._maps):
@@ -197,7 +197,8 @@ def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> 
 # The log of a cursor: what is written next, and where in its cursor ledger each valid chunk is.
 #
 # A write is the chunks that have changed, then a *marker*: the mark and a row for every valid chunk, those of earlier
-# writes too. A write counts when its marker is confirmed, and only then (`confirmed`); a crash in the middle leaves
+# writes too. A write counts when its marker is confirmed, and only then (`on_write_confirmed`); a crash in the middle
+# leaves
 # chunks that no marker names. So a million holes in a hundred ledgers cost one chunk per ack that hits one of them.
 #     write = log.plan(cursor, sequence)      # takes what has changed, as bytes: later acks are in a later write
 #     … its entries are appended, in order, to the ledger that `log` belongs to …
@@ -251,8 +252,8 @@ class CursorLog:
     def plan(self, cursor: Cursor, sequence: int) -> CursorWrite:
         """The next write; nothing of it counts yet. A first one holds the whole state."""
         valid = list(chunks_of(cursor))
-        wanted = [key for key in valid if key in cursor.changed or key not in self._rows]
-        cursor.changed.clear()
+        wanted = [key for key in valid if key in cursor.changed_chunks or key not in self._rows]
+        cursor.changed_chunks.clear()
         entries: list[bytes] = []
         rows = {key: self._rows[key] for key in valid if key in self._rows}
         for key in wanted:
@@ -263,16 +264,16 @@ class CursorLog:
         entries += stored.encode_marker(cursor.mark, rows, sequence)
         return CursorWrite(entries, rows, frozenset(wanted), cursor.version, cursor.mark)
 
-    def confirmed(self, write: CursorWrite) -> None:
+    def on_write_confirmed(self, write: CursorWrite) -> None:
         self._rows = write.rows
         self._entries += len(write.entries)
         self._bytes += sum(map(len, write.entries))
         self._live_bytes = sum(row.size_bytes for row in write.rows.values())
 
     @staticmethod
-    def failed(write: CursorWrite, cursor: Cursor) -> None:
+    def on_write_failed(write: CursorWrite, cursor: Cursor) -> None:
         """Notes that the write never counts: what it held has to be written again."""
-        cursor.changed.update(write.chunks)
+        cursor.changed_chunks.update(write.chunks)
 
     def ends(self, bounds: Bounds) -> Ends | None:
         if self._entries >= bounds.entries:

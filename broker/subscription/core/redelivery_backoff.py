@@ -148,7 +148,7 @@ class BackoffQueue:
         for position in positions:
             self.drop(position)
 
-    def due(self, now_ms: int) -> list[Position]:
+    def take_due(self, now_ms: int) -> list[Position]:
         """The entries whose wait is over; they are held no longer."""
         found: list[Position] = []
         while self._due and self._due[0][0] <= now_ms:

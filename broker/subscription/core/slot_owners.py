@@ -53,7 +53,7 @@ def key_shared_options(asked: PolicyOptions) -> KeySharedOptions:
 class SlotOwners(Protocol):
     """Assigns each slot to a consumer."""
 
-    def refuses(self, newcomer: Member) -> str | None: ...
+    def why_refused(self, newcomer: Member) -> str | None: ...
     def join(self, member: Member) -> None: ...
     def leave(self, member: Member) -> None: ...
     def owner(self, slot: int) -> Member | None: ...
@@ -70,7 +70,7 @@ class Ring:
         self._at: dict[int, list[Member]] = {}  # point → who is there, in order of coming
         self._numbers: dict[str, dict[int, Member]] = {}  # name → number among those of the name → who
 
-    def refuses(self, newcomer: Member) -> str | None:
+    def why_refused(self, newcomer: Member) -> str | None:
         return None
 
     def join(self, member: Member) -> None:
@@ -130,7 +130,7 @@ class Halves:
         self._ends: list[int] = []  # the last slot of each range, rising; the last one is STICKY_SLOTS
         self._owners: list[Member] = []
 
-    def refuses(self, newcomer: Member) -> str | None:
+    def why_refused(self, newcomer: Member) -> str | None:
         if len(self._ends) >= STICKY_SLOTS:
             return f"there are {STICKY_SLOTS} consumers already, one for each slot"
         return None
@@ -168,7 +168,7 @@ class Sticky:
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, Member]] = []
 
-    def refuses(self, newcomer: Member) -> str | None:
+    def why_refused(self, newcomer: Member) -> str | None:
         ranges = key_shared_options(newcomer.options).ranges
         if not ranges:
             return "a sticky consumer says which ranges of 0 … 65535 it takes"

@@ -20,7 +20,7 @@ from magnetar.bookie.inspect.snapshot import Damage, Snapshot
 from magnetar.bookie.store import disk
 from magnetar.bookie.store.index import ExtentPlace
 from magnetar.bookie.store.store import Store
-from magnetar.runtime.files import File, Files, join
+from magnetar.runtime.files import File, Files, join_path
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.entries import KEY
 from tests.bookie.stores import DATA, NODE, Model, fence, load, open_store, simulate
@@ -49,7 +49,7 @@ class OnlyReads:
 
 
 def look(simulation: Simulation) -> Snapshot:
-    return snapshot.take(OnlyReads(simulation.world(NODE).files), DATA)  # type: ignore[arg-type]
+    return snapshot.take_snapshot(OnlyReads(simulation.world(NODE).files), DATA)  # type: ignore[arg-type]
 
 
 def everything(found: Snapshot) -> Iterator[object]:
@@ -201,7 +201,9 @@ def test_the_journal_is_read_record_by_record() -> None:
         kinds = [record.type for block in blocks for record in block.records]
         assert {RecordType.ADD, RecordType.KEY, RecordType.FENCE} <= set(kinds)
         for block in blocks:
-            file = simulation.world(NODE).files.open(join(DATA, "journal", f"{block.journal:016d}.jnl"), write=False)
+            file = simulation.world(NODE).files.open(
+                join_path(DATA, "journal", f"{block.journal:016d}.jnl"), write=False
+            )
             for offset, record in block.places():
                 assert file.pread(len(record.payload), offset + 25) == record.payload
         assert any(copy.entry == 0 for copy in entries.in_journals(found, 20) if isinstance(copy, entries.Copy))

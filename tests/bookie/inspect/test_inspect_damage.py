@@ -16,7 +16,7 @@ from magnetar.bookie.store import disk
 from magnetar.bookie.store import state_log as losses
 from magnetar.bookie.store.index import ExtentPlace
 from magnetar.proto.errors import InvalidRequest, NotFound
-from magnetar.runtime.files import File, join
+from magnetar.runtime.files import File, join_path
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.inspect.test_inspect import (
     OnlyReads,
@@ -116,7 +116,7 @@ def test_damage_in_a_journal_is_passed_over_and_a_torn_tail_is_none() -> None:
         found = look(simulation)
         number = max(journals.journals(found), key=lambda each: len(blocks_of(found, each)))
         blocks = blocks_of(found, number)
-        path = join(DATA, "journal", f"{number:016d}.jnl")
+        path = join_path(DATA, "journal", f"{number:016d}.jnl")
         assert len(blocks) > 3
         for hit, behind in ((blocks[1], 0), (blocks[1], 50)):  # its header, its records
             flip(simulation, path, hit.offset + behind)
@@ -140,14 +140,14 @@ def test_without_cookie_or_mark_the_rest_is_still_shown(name: str) -> None:
     async def main(simulation: Simulation) -> None:
         await filled(simulation)
         before = counted(look(simulation))
-        flip(simulation, join(DATA, name), 70)
+        flip(simulation, join_path(DATA, name), 70)
         now = look(simulation)
-        assert [damage.path for damage in damages(now)] == [join(DATA, name)]
+        assert [damage.path for damage in damages(now)] == [join_path(DATA, name)]
         assert counted(now)[:3] == before[:3]
-        simulation.world(NODE).files.remove(join(DATA, name))
+        simulation.world(NODE).files.remove(join_path(DATA, name))
         gone = look(simulation)
         assert [(damage.path, damage.reason) for damage in gone.damages] == [
-            (join(DATA, name), f"the {name} is missing")
+            (join_path(DATA, name), f"the {name} is missing")
         ]
 
     simulate(main)
@@ -167,7 +167,7 @@ def test_missing_and_short_files_are_damage() -> None:
         files.remove(path)
         assert [damage[:2] for damage in damages(look(simulation))] == [(path, 0)]
         assert found.mark is not None
-        journal = join(DATA, "journal", f"{found.mark.journal:016d}.jnl")
+        journal = join_path(DATA, "journal", f"{found.mark.journal:016d}.jnl")
         files.remove(journal)
         assert (journal, 0) in [damage[:2] for damage in damages(look(simulation))]
 
@@ -184,12 +184,12 @@ def test_files_that_vanish_under_the_look_are_gone_and_not_damaged() -> None:
         walked = logs.walk(found, log)
         next(walked)
         for name in ("log", "idx"):
-            simulation.world(NODE).files.remove(join(DATA, "entries", f"{log:016d}.{name}"))
+            simulation.world(NODE).files.remove(join_path(DATA, "entries", f"{log:016d}.{name}"))
         assert not [each for each in walked if isinstance(each, Damage)]
         assert list(logs.walk(found, log)) == [Gone(logs.log_path(found, log))]
         assert list(indexes.extents(found, log)) == [Gone(indexes.index_path(found, log))]
         assert isinstance(summary.log_summary(found, log, ledgers.overview(found).facts), Gone)
-        assert list(journals.walk(older, 999)) == [Gone(join(DATA, "journal", f"{999:016d}.jnl"))]
+        assert list(journals.walk(older, 999)) == [Gone(join_path(DATA, "journal", f"{999:016d}.jnl"))]
 
     simulate(main)
 
@@ -225,7 +225,7 @@ def test_a_log_that_a_running_bookie_is_removing_is_gone_and_not_missing() -> No
         assert logs.absent(before, log) == Gone(logs.log_path(before, log))
         assert isinstance(summary.log_summary(before, log, ledgers.overview(before).facts), Gone)
         newer = f"{before.mark.last_log + 1:016d}.log" if before.mark else ""
-        files.open(join(DATA, "entries", newer), create=True).close()
+        files.open(join_path(DATA, "entries", newer), create=True).close()
         assert damages(look(simulation)) == [], "one that is being created"
 
     simulate(main)
@@ -236,9 +236,9 @@ def test_a_wrong_directory_and_a_newer_format_are_refused_with_a_hint() -> None:
         await filled(simulation)
         files = simulation.world(NODE).files
         with pytest.raises(NotFound, match="there is no directory"):
-            snapshot.take(files, "/nowhere")
+            snapshot.take_snapshot(files, "/nowhere")
         with pytest.raises(NotFound, match=f"did you mean {DATA}"):
-            snapshot.take(files, "/data")
+            snapshot.take_snapshot(files, "/data")
         file = files.open(logs.log_path(look(simulation), 1))
         header = bytearray(file.pread(FILE_HEADER_BYTES, 0))
         header[9] = 9
@@ -285,13 +285,13 @@ def test_sectors_that_cannot_be_read_are_damage_and_what_lies_behind_is_found() 
         first, last = 3 * 4096, 4 * 4096 - 1
         touched = [each for each in records if each.offset <= last and each.offset + each.bytes > first]
         files = BadSectors(simulation.world(NODE).files, path, first, last)
-        hurt = snapshot.take(files, DATA)  # type: ignore[arg-type]
+        hurt = snapshot.take_snapshot(files, DATA)  # type: ignore[arg-type]
         found = [each for each in logs.walk(hurt, log) if isinstance(each, logs.Entry)]
         assert found == [each for each in records if each not in touched]
         assert 0 < len(touched) < len(records) - 2
         assert damages(hurt)[0][:2] == (path, touched[0].offset)
-        cookie = BadSectors(simulation.world(NODE).files, join(DATA, "cookie"), 0, 4095)
-        (damage,) = snapshot.take(cookie, DATA).damages  # type: ignore[arg-type]
+        cookie = BadSectors(simulation.world(NODE).files, join_path(DATA, "cookie"), 0, 4095)
+        (damage,) = snapshot.take_snapshot(cookie, DATA).damages  # type: ignore[arg-type]
         assert "the disk cannot read it" in damage.reason
 
     simulate(main)
@@ -305,9 +305,9 @@ def test_the_reasons_of_limbo_are_shown() -> None:
         data = note.encode(losses.MAGIC, losses.Note(("a log is gone",)))
         disk.replace(files, DATA, losses.LIMBO, data)
         assert look(simulation).reasons == ("a log is gone",)
-        flip(simulation, join(DATA, losses.LIMBO), 20)
+        flip(simulation, join_path(DATA, losses.LIMBO), 20)
         (damage,) = damages(look(simulation))
-        assert damage.path == join(DATA, losses.LIMBO)
+        assert damage.path == join_path(DATA, losses.LIMBO)
 
     simulate(main)
 
@@ -337,9 +337,9 @@ def test_a_block_that_stands_where_it_was_not_written_does_not_count() -> None:
         found = look(simulation)
         number = max(journals.journals(found), key=lambda each: len(blocks_of(found, each)))
         blocks = blocks_of(found, number)
-        file = simulation.world(NODE).files.open(join(DATA, "journal", f"{number:016d}.jnl"))
+        file = simulation.world(NODE).files.open(join_path(DATA, "journal", f"{number:016d}.jnl"))
         first = blocks[0]
-        file.pwrite([file.pread(first.end - first.offset, first.offset)], blocks[-1].end)
+        file.pwrite([file.pread(first.end_offset - first.offset, first.offset)], blocks[-1].end_offset)
         file.close()
         now = look(simulation)
         assert blocks_of(now, number) == blocks

@@ -58,7 +58,7 @@ def test_a_disk_that_fills_up_is_seen_whatever_becomes_of_the_reports(fault: str
             async def tell(metadata: object) -> None:
                 raise KeyError("not foreseen")
 
-            bookie._reports.tell = tell  # type: ignore[method-assign]
+            bookie._reports.store = tell  # type: ignore[method-assign]
         await asyncio.sleep(120.0)
         disk = cluster.simulation.node(NODE).disk
         disk.capacity_bytes = int(disk.used_bytes() / 0.97)
@@ -90,7 +90,7 @@ def test_a_session_whose_keeper_is_killed_is_lost_and_the_bookie_registers_again
 def test_a_client_that_lost_its_watch_on_bookies_still_hears_of_new_ones() -> None:
     async def main(deployment: Deployment) -> None:
         client = deployment.client()
-        await client.bookies.ready()
+        await client.bookies.wait_listed()
         follower = client.bookies._follower
         assert follower is not None
         assert follower._task is not None
@@ -98,7 +98,7 @@ def test_a_client_that_lost_its_watch_on_bookies_still_hears_of_new_ones() -> No
         late = await deployment.start("late")
         await asyncio.sleep(5.0)
         assert late.id in client.bookies._available
-        await client.bookies.ready()
+        await client.bookies.wait_listed()
         await client.close()
 
     with_deployment(main, 3)

@@ -123,7 +123,7 @@ def test_what_an_open_ledger_does_not_place_here_any_more_stays_neither_quaranti
         bookie = next(each for each in deployment.bookies.values() if each.id not in placed)
         bookie.store.keys.introduce(ledger, writer.record.key)
         bookie.store.descriptors.quarantine(ledger, 0, 0)
-        bookie._mender.found()
+        bookie._mender.on_quarantined()
         await asyncio.sleep(0.2)
         await asyncio.sleep(200)
         assert (await deployment.record(ledger)).state == OPEN
@@ -165,11 +165,11 @@ def test_a_copy_that_the_journal_had_no_room_for_is_not_whole_and_ends_no_quaran
             assert "the disk is full" in (await restore() or "")
             assert store.descriptors.is_quarantined(ledger, 4)
             (refused,) = {first for first, _ in store.memtable.refused_of(ledger)}
-            assert refused not in await store.held(ledger, 0, 29)
+            assert refused not in await store.find_held(ledger, 0, 29)
         await deployment.simulation.spawn("b1", store.checkpoint())
         assert await restore() is None
         assert not store.descriptors.is_quarantined(ledger, 4)
-        assert refused in await store.held(ledger, 0, 29)
+        assert refused in await store.find_held(ledger, 0, 29)
         await client.close()
         await deployment.stop("b1")
         await deployment.start("b1")

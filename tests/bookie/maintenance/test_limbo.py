@@ -404,7 +404,7 @@ def test_pass_goes_on_after_a_crash_and_after_the_metadata_was_away() -> None:
                 await deployment.start("b1")
                 await asyncio.sleep(PAUSE_S)
             except Exception as error:
-                deployment.simulation.note(f"cut short: {error}")
+                deployment.simulation.add_line(f"cut short: {error}")
             deployment.simulation.crash("b1", power_loss=True)
         deployment.simulation.node("b1").disk.disarm()
         bookie = await deployment.start("b1")

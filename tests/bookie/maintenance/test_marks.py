@@ -10,10 +10,10 @@ from magnetar.bookie.maintenance.copies_core import (
     Absences,
     RepairReason,
     Stuck,
-    failed,
     hurried,
     judge,
     placed,
+    record_failure,
     waits_s,
 )
 from magnetar.metadata.records import CLOSED, IN_RECOVERY, OPEN, Fragment, LedgerRecord, UnderReplicatedRecord
@@ -93,7 +93,7 @@ def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
     assert mark is not None
     waits = []
     for _ in range(6):
-        mark = failed(mark, Stuck.NO_TARGET, "why", 1000, 5.0, 60.0)
+        mark = record_failure(mark, Stuck.NO_TARGET, "why", 1000, 5.0, 60.0)
         waits.append((mark.retry_ms - 1000) / 1000)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
     assert (mark.attempts, mark.stuck, mark.last_error) == (6, Stuck.NO_TARGET.value, "why")
@@ -102,7 +102,7 @@ def test_a_failed_try_is_followed_by_a_longer_wait_up_to_a_bound() -> None:
 
 
 def test_a_time_of_another_clock_counts_for_no_more_than_the_back_off() -> None:
-    mark = failed(UnderReplicatedRecord(ledger_id=1, bookies={}), Stuck.FAILED, "why", 1000, 5.0, 60.0)
+    mark = record_failure(UnderReplicatedRecord(ledger_id=1, bookies={}), Stuck.FAILED, "why", 1000, 5.0, 60.0)
     assert waits_s(mark, 1000, 0.0, 5.0, 60.0) == 5.0
     assert waits_s(mark, 4000, 0.0, 5.0, 60.0) == 2.0
     a_day_ahead = msgspec.structs.replace(mark, retry_ms=86_400_000)

@@ -533,7 +533,7 @@ def test_damaged_entries_are_mended_at_the_bookie_that_has_them() -> None:
             return (await get_record(deployment.metadata, path, DamagedEntriesRecord) is not None) is wanted
 
         async def mended() -> bool:
-            return [first for first, _ in await store.held(ledger, 0,
+            return [first for first, _ in await store.find_held(ledger, 0,
                 9)] == [0] and await deployment.mark(ledger) is None
 
         await deployment.until(lambda: reported(True))
@@ -575,12 +575,12 @@ def test_the_report_of_a_lost_bookie_goes_when_nothing_is_to_be_there_any_more(d
 
 # ------------------------------------------------------------------------------------------ workers
 def test_two_workers_at_the_same_ledger_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = marks.take
+    original = marks.claim
 
     async def everybody(store: MetadataStore, path: str, record: AuditorRecord | RepairLockRecord) -> bool:
         return isinstance(record, RepairLockRecord) or await original(store, path, record)
 
-    monkeypatch.setattr(marks, "take", everybody)
+    monkeypatch.setattr(marks, "claim", everybody)
 
     async def main(deployment: Deployment) -> None:
         ledger, gone = await one_is_killed(deployment)
@@ -623,7 +623,7 @@ def test_a_worker_that_dies_between_copy_and_record_is_followed_by_another(
 def test_a_lock_that_somebody_else_holds_is_respected_and_waited_for() -> None:
     async def main(deployment: Deployment) -> None:
         other = RepairLockRecord(worker="somebody", token="else")
-        assert await marks.take(deployment.metadata, paths.repair_lock(1), other)
+        assert await marks.claim(deployment.metadata, paths.repair_lock(1), other)
         ledger, gone = await one_is_killed(deployment)
         assert ledger == 1
         await deployment.until_marked(ledger)

@@ -10,7 +10,7 @@ import pytest
 from magnetar.bookie.format import mark as note
 from magnetar.bookie.maintenance.garbage import MAGIC, NOTE, Schedule, Times
 from magnetar.bookie.store import disk
-from magnetar.runtime.files import join
+from magnetar.runtime.files import join_path
 from magnetar.runtime.sim.world import Simulation
 from tests.bookie.bookies import Cluster, with_cluster
 from tests.bookie.stores import DATA, NODE, simulate
@@ -99,7 +99,7 @@ def test_a_damaged_note_costs_an_interval_and_no_more(damage: str) -> None:
         schedule = await life.start()
         await asyncio.sleep(2 * DAY)
         node = life.simulation.node(NODE)
-        path = join(DATA, NOTE)
+        path = join_path(DATA, NOTE)
         size = node.disk.inode(path).now.size
         if damage == "flipped":
             node.disk.flip_bit(path, size // 2)

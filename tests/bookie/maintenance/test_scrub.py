@@ -125,7 +125,7 @@ def test_pass_takes_its_time_and_goes_on_after_a_restart_where_it_was() -> None:
         bookie = await cluster.start(scrub_pass_s=1000.0)
         bookie.scrubber.rate_min = 1
         await asyncio.sleep(500)
-        half = bookie.scrubber.status()
+        half = bookie.scrubber.describe()
         assert 30 <= half["percent"] <= 70  # type: ignore[operator]
         cluster.simulation.crash(NODE)
         cluster.simulation.node(NODE).disk.record = record
@@ -133,11 +133,11 @@ def test_pass_takes_its_time_and_goes_on_after_a_restart_where_it_was() -> None:
         bookie.scrubber.rate_min = 1
         assert cluster.simulation.world(NODE).files.exists(f"{DATA}/{SCRUB}")
         await asyncio.sleep(300)
-        status = bookie.scrubber.status()
+        status = bookie.scrubber.describe()
         assert (status["pass"], status["damaged"]) == (1, 0)
         assert min(read) > DATA_OFFSET + 3 * 40 * RECORD, "what was read before the restart is not read again"
         await asyncio.sleep(700)
-        status = bookie.scrubber.status()
+        status = bookie.scrubber.describe()
         assert status["pass"] == 2
         assert 700 <= status["lastPassSeconds"] <= 1300  # type: ignore[operator]
 
@@ -196,13 +196,13 @@ def test_a_report_of_forty_thousand_ranges_costs_each_a_step() -> None:
         await cluster.metadata.put(paths.damaged(1, bookie.id), encode(wide, paths.damaged(1, bookie.id)))
         reports = Reports(store, bookie.id, cluster.simulation.world(NODE).clock, lambda: None)
         began = time.monotonic()
-        await cluster.simulation.spawn(NODE, reports.tell(cluster.metadata))
+        await cluster.simulation.spawn(NODE, reports.store(cluster.metadata))
         told = tuple((2 * entry, 2 * entry) for entry in range(RANGES_MAX))
         assert await reported(cluster, bookie, 7) == told, "what has room in a record; the others when these are mended"
         assert await reported(cluster, bookie, 1) == ((3, 3), (9, 9)), "what is damaged here"
         for entry in range(many):
             store.descriptors.mend(7, 2 * entry, 2 * entry)
-        await cluster.simulation.spawn(NODE, reports.tell(cluster.metadata))
+        await cluster.simulation.spawn(NODE, reports.store(cluster.metadata))
         assert await reported(cluster, bookie, 7) is None
         assert time.monotonic() - began < 5
 

@@ -13,7 +13,7 @@ import pytest
 
 from magnetar.bookie.maintenance.garbage import GarbageRefusal
 from magnetar.bookie.maintenance.repair_worker import RepairConfig
-from magnetar.bookie.maintenance.seen import Memory, Seen, Shown, TrustVerdict, judge, remember
+from magnetar.bookie.maintenance.seen import Memory, PresentFacts, Seen, TrustVerdict, judge, remember
 from magnetar.bookie.server import Bookie, BookieConfig
 from magnetar.bookie.store.identity import accept_metadata
 from magnetar.ledger.peer_format import Status
@@ -44,38 +44,42 @@ FORKED = (*spans(0), Incarnation(number=2, token="another", revision=20))
 @pytest.mark.parametrize(
     ("shown", "verdict"),
     [
-        (Shown(spans(0, 10), 50, 10), TrustVerdict.CURRENT),
-        (Shown(spans(0, 10, 50), 60, 11), TrustVerdict.CURRENT),
-        (Shown(spans(0, 10, 49), 99, 11), TrustVerdict.OLDER),  # a copy of this incarnation, that has overtaken since
-        (Shown(FORKED, 999, 999), TrustVerdict.OLDER),  # a copy of the one before, that has overtaken since
-        (Shown(spans(0, 10), 49, 10), TrustVerdict.OLDER),
-        (Shown(spans(0, 10), 50, 9), TrustVerdict.OLDER),
-        (Shown(spans(0, 10), 50, None), TrustVerdict.OLDER),
-        (Shown(spans(0, 10, 50), 60, 11, here=10), TrustVerdict.CURRENT),
-        (Shown(spans(0, 10, 50), 60, 11, here=11), TrustVerdict.OLDER),  # it was given out after the copy was made
-        (Shown(spans(0, 10, 20, restored=3), 20, 5), TrustVerdict.RESTORED),
-        (Shown((), 49, 10), TrustVerdict.OLDER),  # a ZooKeeper
-        (Shown((), 50, 10), TrustVerdict.CURRENT),
+        (PresentFacts(spans(0, 10), 50, 10), TrustVerdict.CURRENT),
+        (PresentFacts(spans(0, 10, 50), 60, 11), TrustVerdict.CURRENT),
+        # a copy of this incarnation, that has overtaken since
+        (PresentFacts(spans(0, 10, 49), 99, 11), TrustVerdict.OLDER),
+        (PresentFacts(FORKED, 999, 999), TrustVerdict.OLDER),  # a copy of the one before, that has overtaken since
+        (PresentFacts(spans(0, 10), 49, 10), TrustVerdict.OLDER),
+        (PresentFacts(spans(0, 10), 50, 9), TrustVerdict.OLDER),
+        (PresentFacts(spans(0, 10), 50, None), TrustVerdict.OLDER),
+        (PresentFacts(spans(0, 10, 50), 60, 11, here=10), TrustVerdict.CURRENT),
+        # it was given out after the copy was made
+        (PresentFacts(spans(0, 10, 50), 60, 11, here=11), TrustVerdict.OLDER),
+        (PresentFacts(spans(0, 10, 20, restored=3), 20, 5), TrustVerdict.RESTORED),
+        (PresentFacts((), 49, 10), TrustVerdict.OLDER),  # a ZooKeeper
+        (PresentFacts((), 50, 10), TrustVerdict.CURRENT),
         # it was away for long
-        (Shown((Incarnation(number=900, token="t900", revision=70),), 80, 12), TrustVerdict.CURRENT),
+        (PresentFacts((Incarnation(number=900, token="t900", revision=70),), 80, 12), TrustVerdict.CURRENT),
     ],
 )
-def test_what_is_older_than_what_was_seen_is_recognised(shown: Shown, verdict: TrustVerdict) -> None:
+def test_what_is_older_than_what_was_seen_is_recognised(shown: PresentFacts, verdict: TrustVerdict) -> None:
     assert judge(KNOWN, shown) is verdict
 
 
 def test_a_restore_is_believed_once() -> None:
     """An older copy of the file that was restored before is older, and no restore."""
-    restored = Shown(spans(0, 10, 20, restored=3), 25, 5)
+    restored = PresentFacts(spans(0, 10, 20, restored=3), 25, 5)
     assert judge(KNOWN, restored) is TrustVerdict.RESTORED
     seen = remember(KNOWN, msgspec.structs.replace(restored, here=9), restored=True)
     assert (seen.ledger, seen.revision, seen.restore) == (9, 25, "t3")
-    assert judge(seen, Shown(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
-    assert judge(seen, Shown(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
+    assert judge(seen, PresentFacts(restored.incarnations, 30, 12)) is TrustVerdict.CURRENT
+    assert judge(seen, PresentFacts(restored.incarnations, 24, 12)) is TrustVerdict.OLDER
 
 
 def test_a_bookie_that_saw_nothing_believes_anything() -> None:
-    assert judge(Seen(), Shown((), 0, None)) is judge(Seen(), Shown(spans(5), 7, 3)) is TrustVerdict.CURRENT
+    assert (
+        judge(Seen(), PresentFacts((), 0, None)) is judge(Seen(), PresentFacts(spans(5), 7, 3)) is TrustVerdict.CURRENT
+    )
 
 
 # ------------------------------------------------------------------------------------------ with real files
@@ -127,7 +131,7 @@ async def an_older_copy_in_place(deployment: Deployment) -> range:
     await deployment.open()
     bookie = await deployment.bookie()
     lost = await deployment.ledgers(bookie, 2)
-    await bookie._note()
+    await bookie._check_registration()
     await bookie.close()
     await deployment.tree.close()
     shutil.copy(deployment.path / "copy", deployment.file)
@@ -208,7 +212,7 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
     await deployment.open()
     (tmp_path / "bookie").mkdir()
     memory = Memory(deployment.world, str(tmp_path / "bookie"))
-    await memory.look(deployment.metadata)
+    await memory.check_trust(deployment.metadata)
     await take_ids(deployment.metadata, 5)  # news: it is kept at once
 
     class Reconnecting:
@@ -233,8 +237,8 @@ async def test_a_metadata_service_that_is_started_again_during_a_look_is_no_olde
             return await deployment.metadata.revision()
 
     try:
-        await memory.look(cast("MetadataStore", Reconnecting()))
-        await memory.look(deployment.metadata)
+        await memory.check_trust(cast("MetadataStore", Reconnecting()))
+        await memory.check_trust(deployment.metadata)
     finally:
         await memory.close()
         await deployment.tree.close()
@@ -256,11 +260,11 @@ async def test_a_bookie_on_an_older_copy_with_its_own_old_session_leaves_and_doe
         )
         ended: list[str] = []
         deployment.world.files.die = ended.append  # type: ignore[assignment]
-        await bookie._note()
+        await bookie._check_registration()
         assert ended == []
         assert await deployment.metadata.children(paths.BOOKIES) == [], "nobody puts a ledger there"
         await deployment.metadata.put(paths.LEDGER_IDS, encode(CounterRecord(next=20), paths.LEDGER_IDS))
-        await bookie._note()
+        await bookie._check_registration()
         await bookie._upkeep._register()
         assert await deployment.metadata.children(paths.BOOKIES) == [bookie.id], "the right one is back"
     finally:

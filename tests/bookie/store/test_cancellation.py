@@ -177,7 +177,7 @@ async def stop_over_a_checkpoint(cluster: Cluster, bookie: Bookie, ledger: int, 
     simulation.node(NODE).disk.arm(cancel, stop.set)
 
     async def live() -> None:
-        bookie.background.keep("checkpoint", bookie.store.checkpoint)
+        bookie.background.supervise("checkpoint", bookie.store.checkpoint)
         await stop.wait()
         bookie.store.keys.introduce(ledger, KEY)
         assert await add(bookie.store, ledger, 0, payload(ledger, 0)) is Status.OK

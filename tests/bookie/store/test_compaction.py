@@ -423,7 +423,7 @@ def test_a_log_that_a_mark_names_before_anything_is_in_it_is_no_damage_after_a_p
             store = await open_store(simulation)
             assert await simulation.spawn(NODE, add(store, 1, 0, payload(1, 0))) is Status.OK
             writer = store._cold if which == "cold" else store._log
-            await simulation.spawn(NODE, store._checkpoint.exclusive(partial(writer.begin, 5000)))
+            await simulation.spawn(NODE, store._checkpoint.exclusive(partial(writer.ensure_room, 5000)))
             if which == "cold":
                 await simulation.spawn(NODE, store.checkpoint())
             else:

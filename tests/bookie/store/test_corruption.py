@@ -128,7 +128,7 @@ async def check(store: Store, model: Model) -> int:
 def flip(disk: Disk, path: str, offset: int, bit: int) -> None:
     inode = disk.inode(path)
     byte = inode.now.read(1, offset)[0]
-    inode.change(Write(offset, bytes([byte ^ 1 << bit])))
+    inode.apply(Write(offset, bytes([byte ^ 1 << bit])))
 
 
 def remove(disk: Disk, path: str) -> None:
@@ -188,7 +188,7 @@ def test_a_file_cut_anywhere_or_gone_is_never_no_such_entry(whole: Undamaged) ->
             ends = {0, 1, 63, 64, size // 2, size - 1} | {rng.randrange(size + 1) for _ in range(CUTS)}
             for end in sorted(at for at in ends if 0 <= at < size):
                 disk = whole.state.disk()
-                disk.inode(path).change(Resize(end))
+                disk.inode(path).apply(Resize(end))
                 unknown += judge(disk, whole, f"{path} cut to {end}")
             disk = whole.state.disk()
             remove(disk, path)
@@ -295,13 +295,13 @@ def test_a_damaged_note_of_the_scrubber_is_said_and_costs_a_pass(caplog: pytest.
         bookie = await cluster.start(scrub_pass_s=30.0)
         scrubber = bookie.scrubber
         await cluster.simulation.spawn(NODE, scrubber._load())
-        assert scrubber.status()["pass"] != 1, "the whole one is read"
+        assert scrubber.describe()["pass"] != 1, "the whole one is read"
         for data in damages(scrub, random.Random(5)):
             write(cluster, SCRUB, data)
             caplog.clear()
             await cluster.simulation.spawn(NODE, scrubber._load())
             assert any("the scrubber starts again" in message for message in caplog.messages)
-            assert (scrubber.status()["pass"], scrubber.status()["log"]) == (1, 0)
+            assert (scrubber.describe()["pass"], scrubber.describe()["log"]) == (1, 0)
         await asyncio.sleep(100)
         assert bookie.statistics()["scrub_pass"] > 1, "it goes on"
         assert bookie.store.descriptors.quarantined() == []

@@ -21,7 +21,7 @@ from tests.bookie.stores import NODE, add, open_store, payload, simulate
 
 
 async def _held(store: Store, ledger: int, first: int, last: int) -> set[int]:
-    found = await store.held(ledger, first, last)
+    found = await store.find_held(ledger, first, last)
     found.check()
     return {entry for low, high in found for entry in range(low, high + 1)}
 
@@ -104,8 +104,8 @@ def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_checkpoint
         await refused(2)
         assert await store.sealed(), "nothing was enqueued since"
         assert await _held(store, 1, 0, 9) == {0}
-        assert not await store.settled(1)
-        assert await store.settled(2), "another ledger"
+        assert not await store.wait_settled(1)
+        assert await store.wait_settled(2), "another ledger"
         assert await add(store, 1, 1, payload(1, 1), recovery=True) is Status.OK
         assert await _held(store, 1, 0, 9) == {0, 1}
         disk.faults.append(FileFault("pwrite", "/entries/", errno.ENOSPC, times=-1))
@@ -115,7 +115,7 @@ def test_what_the_journal_refused_is_not_held_until_it_is_synced_or_a_checkpoint
         disk.faults.clear()
         await store.checkpoint()
         assert await _held(store, 1, 0, 9) == {0, 1, 2}
-        assert await store.settled(1)
+        assert await store.wait_settled(1)
         simulation.crash(NODE, power_loss=True)
         store = await open_store(simulation)
         assert await _held(store, 1, 0, 9) == {0, 1, 2}

@@ -81,12 +81,16 @@ def test_columns_are_the_fields_of_the_heads() -> None:
 
 def test_a_group_fed_in_slices_is_the_same_and_must_ascend() -> None:
     extents = [Extent(n // 3, n, n, 1 + n % 5, 9, 4096, 5) for n in range(5 * PAGE_HEADS + 7)]
-    whole, fed = Group(1, 64, extents), Group.begin(1, 64, len(extents))
+    whole, fed = Group(1, 64, extents), Group.start(1, 64, len(extents))
     for first in range(0, len(extents), 2 * PAGE_HEADS):
         fed.feed(index_format.encode_heads(extents[first : first + 2 * PAGE_HEADS]))
     assert [fed.pages.page(i) for i in range(6)] == [whole.pages.page(i) for i in range(6)]
     assert fed.ledgers == whole.ledgers
-    assert fed.end == whole.end == 64 + GROUP_HEADER_BYTES + sum(HEAD_BYTES + each.table_bytes for each in extents)
+    assert (
+        fed.end_offset
+        == whole.end_offset
+        == 64 + GROUP_HEADER_BYTES + sum(HEAD_BYTES + each.table_bytes for each in extents)
+    )
     with pytest.raises(ValueError, match="ascend by ledger"):
         Group(1, 64, extents[::-1])
     with pytest.raises(ValueError, match="ascend by ledger"):
@@ -147,16 +151,16 @@ class Bench:
         with_index = self.files.open(f"{FOLDER}/{index_name(log)}", create=True)
         with_index.pwrite([encode_file_header(FileHeader(index_format.MAGIC, UUID, log))], 0)
         with_index.pwrite([data], index_end)
-        self.index.publish(Group(log, index_end, extents), ())
+        self.index.add_group(Group(log, index_end, extents), ())
         self.ends[log] = log_end, index_end + len(data)
 
     def drop(self, log: int) -> None:
         self.dropped[log] += 1
         log += 10 * (self.dropped[log] - 1)
-        self.index.publish(None, [log])
+        self.index.add_group(None, [log])
         self.entries.pop(log, None)
         self.ends.pop(log, None)
-        self.reader.forget(log)
+        self.reader.close_log(log)
         log_files.remove(self.files, FOLDER, log)
 
     def restart(self) -> None:

@@ -53,7 +53,7 @@ def test_a_table_is_a_dictionary(batches: list[dict[int, int]], spans: list[tupl
     table, model = LedgerTable(), dict[int, int]()
     for batch in batches:
         before, held = table, list(table)
-        table = table.merged({ledger: record(ledger, last) for ledger, last in batch.items()})
+        table = table.with_changes({ledger: record(ledger, last) for ledger, last in batch.items()})
         model |= batch
         assert list(before) == held
         assert list(table) == sorted(model)
@@ -119,7 +119,7 @@ def test_memory_is_given_back_in_slices() -> None:
     nested = {n: dict.fromkeys(range(n), n) for n in (0, 1, 2000, 300, 5)}
     values |= {-n: each for n, each in nested.items()}
     left = [len(values) + sum(map(len, nested.values()))]
-    left += [len(values) + sum(map(len, nested.values())) for _ in memtable.release(values)]
+    left += [len(values) + sum(map(len, nested.values())) for _ in memtable.empty_slowly(values)]
     assert values == {}
     assert not any(nested.values())
     assert max(before - after for before, after in pairwise([*left, 0])) <= 2 * memtable.RELEASE_SLICE
@@ -148,7 +148,7 @@ class Bench:
         self.model: dict[int, tuple[bool, int]] = {}
         self.captured: dict[int, tuple[bool, int]] | None = None  # what the running checkpoint must write
         self.durable: dict[int, tuple[bool, int]] = {}
-        self.settled: ledger_index.Settled | None = None
+        self.settled: ledger_index.IndexContent | None = None
         self.ends = (self.file.generation, self.file.end)
 
     def touch(self, ledger: int) -> None:
@@ -195,7 +195,7 @@ class Bench:
     def rewrite(self) -> None:
         if self.captured is not None and self.settled is None:
             unwritten = self.descriptors.unwritten()
-            self.settled = unwritten.settle(everything=True)
+            self.settled = unwritten.encode_changes(everything=True)
             self.ends = self.file.rewrite([*self.settled.statements, *self.settled.table.leaves])
 
     def fail(self) -> None:
@@ -205,8 +205,8 @@ class Bench:
     def end(self) -> None:
         if self.settled is not None:
             assert self.captured is not None
-            self.file.committed(*self.ends)
-            self.descriptors.written(self.settled)
+            self.file.on_committed(*self.ends)
+            self.descriptors.on_written(self.settled)
             deleted = [ledger for ledger in self.captured if ledger in self.descriptors.tombstones]
             self.durable = {ledger: held for ledger, held in self.captured.items() if ledger not in deleted}
             self.captured = self.settled = None
@@ -254,13 +254,13 @@ def test_a_fence_that_is_not_synced_stays_in_memory_until_it_is() -> None:
     fencing.fenced = True
     for _ in range(2):
         descriptors.begin_write()
-        settled = descriptors.unwritten().settle(everything=False)
-        descriptors.written(settled)
+        settled = descriptors.unwritten().encode_changes(everything=False)
+        descriptors.on_written(settled)
         assert descriptors.get(5) is fencing
         assert descriptors.dirty
     fencing.key_synced = fencing.fence_synced = True
     descriptors.begin_write()
-    descriptors.written(descriptors.unwritten().settle(everything=False))
+    descriptors.on_written(descriptors.unwritten().encode_changes(everything=False))
     assert not descriptors.dirty
     again = descriptors.get(5)
     assert again is not None
@@ -273,14 +273,14 @@ def test_a_ledger_deleted_while_a_checkpoint_writes_does_not_come_back() -> None
     descriptors = Descriptors()
     descriptors.create(5, KEY).fenced = True
     descriptors.begin_write()
-    settled = descriptors.unwritten().settle(everything=False)
+    settled = descriptors.unwritten().encode_changes(everything=False)
     descriptors.delete(5, 5)
     assert descriptors.get(5) is None
-    descriptors.written(settled)
+    descriptors.on_written(settled)
     assert descriptors.get(5) is None
     descriptors.check()
     descriptors.begin_write()
-    assert descriptors.unwritten().settle(everything=False).changes == [encode(Tombstone(5, 5))]
+    assert descriptors.unwritten().encode_changes(everything=False).changes == [encode(Tombstone(5, 5))]
 
 
 def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None:
@@ -288,16 +288,16 @@ def test_what_changes_while_a_checkpoint_writes_is_written_by_the_next() -> None
     found = descriptors.create(5, KEY)
     found.key_synced = True
     descriptors.begin_write()
-    settled = descriptors.unwritten().settle(everything=False)
+    settled = descriptors.unwritten().encode_changes(everything=False)
     changed = descriptors.get(5)
     assert changed is found
     changed.last = 7
     descriptors.touch(changed)
     descriptors.delete(9, 9)
-    descriptors.written(settled)
+    descriptors.on_written(settled)
     assert descriptors.dirty
     descriptors.begin_write()
-    assert descriptors.unwritten().settle(everything=False).changes == [
+    assert descriptors.unwritten().encode_changes(everything=False).changes == [
         encode(Tombstone(9, 9)),
         encode_ledger(5, False, KEY, -1, 7),
     ]
@@ -316,8 +316,8 @@ def _filled(simulation: Simulation, ledgers: int) -> tuple[LedgerIndexFile, Desc
 def _checkpoint(file: LedgerIndexFile, descriptors: Descriptors) -> None:
     descriptors.begin_write()
     settled, generation, end = file.write(descriptors.unwritten())
-    descriptors.written(settled)
-    file.committed(generation, end)
+    descriptors.on_written(settled)
+    file.on_committed(generation, end)
 
 
 def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_when_there_is_no_room() -> None:
@@ -353,7 +353,7 @@ def test_a_file_that_is_mostly_outdated_is_written_anew_and_appended_to_when_the
 
 
 def test_a_ledger_at_rest_costs_its_record() -> None:
-    table = LedgerTable().merged({ledger: record(ledger, 1) for ledger in range(0, 60_000, 3)})
+    table = LedgerTable().with_changes({ledger: record(ledger, 1) for ledger in range(0, 60_000, 3)})
     assert sum(map(len, table.leaves)) == 20_000 * RECORD_BYTES
     assert len(table.leaves) <= 20_000 // LEAF_RECORDS + 1, "and 33 bytes a leaf"
 

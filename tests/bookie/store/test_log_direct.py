@@ -35,7 +35,7 @@ def content(simulation: Simulation, end: int) -> bytes:
 
 def commit(writer: LogWriter) -> None:
     writer.write_index([], [])
-    writer.committed()
+    writer.on_committed()
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -52,14 +52,14 @@ def test_appends_of_any_size_lie_one_behind_the_other(direct: bool) -> None:
     rng = random.Random(2)
     expected = b""
     for _ in range(40):
-        writer.begin(300_000)
+        writer.ensure_room(300_000)
         for _ in range(rng.randint(1, 3)):
             buffers = rng.choices(BUFFERS, k=rng.randint(1, 4))
             writer.append(buffers)
             expected += b"".join(buffers)
         commit(writer)
-        assert writer.end == entry_log.DATA_OFFSET + len(expected)
-        assert content(simulation, writer.end)[entry_log.DATA_OFFSET :] == expected
+        assert writer.end_offset == entry_log.DATA_OFFSET + len(expected)
+        assert content(simulation, writer.end_offset)[entry_log.DATA_OFFSET :] == expected
     aligned = all(w.offset % DIRECT_ALIGNMENT == 0 and len(w.data) % DIRECT_ALIGNMENT == 0 for w in writes)
     assert aligned == direct
     writer.close()
@@ -81,16 +81,16 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
     simulation = Simulation(1)
     writer = writer_on(simulation, direct=False)
     flush = TableFlush(writer, table)
-    flush.begin()
+    flush.start()
     slices: list[int] = []
     while several := flush.next_slices(rng.randint(1, 3)):
         slices += [sum(map(len, buffers)) for buffers in several]
         writer.append_all(several)
-    assert flush.taken == pytest.approx(1.0, abs=0.01)
+    assert flush.taken_share == pytest.approx(1.0, abs=0.01)
     assert len(slices) > 2
     assert all(SLICE_BYTES <= size <= SLICE_BYTES + PIECE_BYTES + 44 for size in slices[:-1])
     written = flush.write_index()
-    data = content(simulation, writer.end)
+    data = content(simulation, writer.end_offset)
     index = disk.read_file(simulation.world(NODE).files, f"{LOGS}/{1:016d}.idx")[FILE_HEADER_BYTES:]
     header = decode_group_header(index)
     assert header is not None
@@ -106,7 +106,7 @@ def test_flush_writes_each_ledger_in_entry_order_whatever_its_entries_are_made_o
             found.append((extent.ledger, extent.first + delta))
         at, tables_at = at + extent.length, tables_at + extent.table_bytes
     assert found == sorted((ledger, number) for ledger, ids in numbers.items() for number in ids)
-    assert (at, written.group.extents) == (writer.end, 5)
+    assert (at, written.group.extents) == (writer.end_offset, 5)
 
 
 @pytest.mark.parametrize("how", ["begin", "trim"])
@@ -115,17 +115,17 @@ def test_what_was_not_committed_is_written_over(how: str) -> None:
     writer = writer_on(simulation, direct=True)
     expected = b""
     for size in (10, 4096, 5000, 100, 8182):
-        writer.begin(size)
+        writer.ensure_room(size)
         writer.append([b"x" * size])
         expected += b"x" * size
         commit(writer)
-        writer.begin(9000)
+        writer.ensure_room(9000)
         writer.append([b"never committed" * 300, b"!" * 500])
         if how == "trim":
             writer.trim()
-        writer.begin(10)
+        writer.ensure_room(10)
     writer.append([b"the end"])
-    assert content(simulation, writer.end)[entry_log.DATA_OFFSET :] == expected + b"the end"
+    assert content(simulation, writer.end_offset)[entry_log.DATA_OFFSET :] == expected + b"the end"
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -221,7 +221,7 @@ class StoreAgainstDictionary(RuleBasedStateMachine):
     @precondition(lambda self: self.full)
     def free_the_disk(self) -> None:
         self.disk.capacity_bytes = UNLIMITED_BYTES
-        self.live(self.at_bookie(self.store.room.keep(0.0)))
+        self.live(self.at_bookie(self.store.room.ensure(0.0)))
 
     # ------------------------------------------------------------------------------------ the end of a process
     @rule(adds=ADDS, checkpoint=st.booleans(), operations=st.integers(1, 30), power_loss=st.booleans())

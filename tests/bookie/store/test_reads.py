@@ -158,7 +158,7 @@ def test_a_log_that_goes_is_closed_by_all_that_read() -> None:
             patch.setattr(files, "open", open_)
             await simulation.spawn(NODE, read_on(store, 1, 0, 99, 300_000))
         assert len(opened) >= 3
-        await simulation.spawn(NODE, store._reads.forget(1))
+        await simulation.spawn(NODE, store._reads.close_log(1))
         assert all(file._closed for file in opened)
 
     simulate(main)
@@ -263,7 +263,7 @@ def test_a_read_that_finds_no_descriptor_free_is_busy_and_no_entry_counts_as_dam
         with pytest.raises(OSError, match=f"Errno {error}"):
             await simulation.spawn(NODE, store.verify(1, 5))
         if name == ".idx":
-            assert not len(await simulation.spawn(NODE, store.held(1, 0, 19))), "as far as it is known"
+            assert not len(await simulation.spawn(NODE, store.find_held(1, 0, 19))), "as far as it is known"
         fault.times = 0
         result = await simulation.spawn(NODE, store.read(1, 5))
         assert payload_of(result.entries[0]) == payload(1, 5)
@@ -304,8 +304,8 @@ def test_an_entry_that_moves_while_it_is_looked_for_is_found() -> None:
                 files.open(f"{ENTRIES}/{name(log + 1)}", create=True).pwrite([old.pread(old.size(), 0)], 0)
             reading = simulation.spawn(NODE, store.read(1, 3))
             await simulation.spawn(NODE, asyncio.sleep(log / 8000))
-            store.index.publish(Group(log + 1, 64, extents), [log])
-            store._reads._reader.forget(log)
+            store.index.add_group(Group(log + 1, 64, extents), [log])
+            store._reads._reader.close_log(log)
             log_files.remove(files, ENTRIES, log)
             result = await reading
             assert result.status is Status.OK

@@ -66,9 +66,9 @@ def test_changes_and_statements_say_the_same_to_a_later_start(calls: list[tuple[
         assert isinstance(name, str)
         getattr(facts, name)(*numbers[:-2], *sorted(map(int, numbers[-2:])))
         facts.begin_write()
-        settled = facts.unwritten().settle(everything=False)
+        settled = facts.unwritten().encode_changes(everything=False)
         records += settled.changes
-        facts.written(settled)
+        facts.on_written(settled)
         assert not facts.dirty
         facts.check()
         for loaded in (told(records), told(stated(facts)), told(records + stated(facts)), told(stated(facts.copy()))):

@@ -31,7 +31,7 @@ class RoleGuard:
     def authorize(self, principal: Principal, path: str) -> None:
         return
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         return ""
 
 

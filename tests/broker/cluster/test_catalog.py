@@ -122,7 +122,7 @@ async def test_a_broker_gives_thousands_of_bundles_back(tree: SqliteStore) -> No
     owned = set()
     for number in range(3000):
         topic = TopicName.parse(f"persistent://public/default/{number}")
-        await broker.owner(topic, policies)
+        await broker.find_owner(topic, policies)
         owned.add(broker.path_of(topic, policies))
     assert len(owned) > OPERATIONS_MAX
     await broker.release_all()

@@ -42,7 +42,7 @@ WITHOUT_DEFAULT = avro(field("a"), field("b"))
 
 
 def of(*given: SchemaInfo) -> list[tuple[int, Definition]]:
-    return [(number, Definition.of(each)) for number, each in enumerate(given)]
+    return [(number, Definition.parse(each)) for number, each in enumerate(given)]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def of(*given: SchemaInfo) -> list[tuple[int, Definition]]:
              SchemaInfo(type=SchemaType.JSON, data=b'{"type":"object","id":"urn:x","properties":{}}')],
 )  # fmt: skip
 def test_a_schema_of_each_type_is_taken_and_equals_itself(info: SchemaInfo) -> None:
-    assert Definition.of(info).fingerprint == Definition.of(info).fingerprint
-    assert refusal(Compatibility.FULL_TRANSITIVE, Definition.of(info), of(info)) is None
+    assert Definition.parse(info).fingerprint == Definition.parse(info).fingerprint
+    assert refusal(Compatibility.FULL_TRANSITIVE, Definition.parse(info), of(info)) is None
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_schema_of_each_type_is_taken_and_equals_itself(info: SchemaInfo) -> N
 )  # fmt: skip
 def test_what_is_no_schema_of_its_type_is_refused(info: SchemaInfo, why: str) -> None:
     with pytest.raises(InvalidSchema, match=why):
-        Definition.of(info)
+        Definition.parse(info)
 
 
 def test_descriptors_whose_imports_are_missing_are_refused() -> None:
@@ -90,17 +90,17 @@ def test_descriptors_whose_imports_are_missing_are_refused() -> None:
         "rootMessageTypeName": "A", "rootFileDescriptorName": "a.proto",
     }  # fmt: skip
     with pytest.raises(InvalidSchema, match=r"imports 'b[.]proto'"):
-        Definition.of(SchemaInfo(type=SchemaType.PROTOBUF_NATIVE, data=json.dumps(text).encode()))
+        Definition.parse(SchemaInfo(type=SchemaType.PROTOBUF_NATIVE, data=json.dumps(text).encode()))
 
 
 def test_equal_definitions_have_equal_hashes_and_others_not() -> None:
     spaced = SchemaInfo(type=SchemaType.AVRO, data=json.dumps(json.loads(PLAIN.data), indent=3).encode(), name="x")
-    assert Definition.of(spaced).fingerprint == Definition.of(PLAIN).fingerprint
+    assert Definition.parse(spaced).fingerprint == Definition.parse(PLAIN).fingerprint
     as_json = SchemaInfo(type=SchemaType.JSON, data=PLAIN.data)
-    assert Definition.of(as_json).fingerprint != Definition.of(PLAIN).fingerprint
+    assert Definition.parse(as_json).fingerprint != Definition.parse(PLAIN).fingerprint
     inline, separated = key_value(STRING, PLAIN), key_value(STRING, PLAIN, separated=True)
     assert inline.data == separated.data
-    assert Definition.of(inline).fingerprint != Definition.of(separated).fingerprint
+    assert Definition.parse(inline).fingerprint != Definition.parse(separated).fingerprint
     assert pair_of(inline).key.type is SchemaType.STRING
     assert pair_of(inline).value.data == PLAIN.data
 
@@ -133,18 +133,18 @@ def test_each_mode_lets_in_what_its_rule_says(new: SchemaInfo, old: SchemaInfo, 
         Compatibility.BACKWARD: backward, Compatibility.FORWARD: forward, Compatibility.FULL: backward and forward,
     }  # fmt: skip
     for mode, allowed in expected.items():
-        why = refusal(mode, Definition.of(new), of(old))
+        why = refusal(mode, Definition.parse(new), of(old))
         assert (why is None) == allowed, (mode, why)
-        assert refusal(mode, Definition.of(new), []) is None
+        assert refusal(mode, Definition.parse(new), []) is None
     for mode in (Compatibility.BACKWARD, Compatibility.FORWARD, Compatibility.FULL):
         transitive = Compatibility(f"{mode.value}_transitive")
-        assert (refusal(transitive, Definition.of(new), of(old)) is None) == expected[mode]
-    assert (unreadable_by(Compatibility.FULL, Definition.of(new), of(old)) is None) == backward
+        assert (refusal(transitive, Definition.parse(new), of(old)) is None) == expected[mode]
+    assert (unreadable_by(Compatibility.FULL, Definition.parse(new), of(old)) is None) == backward
 
 
 def test_a_transitive_mode_looks_at_all_and_its_refusal_names_the_version() -> None:
     there = of(WITHOUT_DEFAULT, PLAIN)
-    new = Definition.of(avro(field("a"), field("b", "string", default="")))
+    new = Definition.parse(avro(field("a"), field("b", "string", default="")))
     assert refusal(Compatibility.FULL, new, there) is None
     why = refusal(Compatibility.FULL_TRANSITIVE, new, there)
     assert why is not None
@@ -153,8 +153,8 @@ def test_a_transitive_mode_looks_at_all_and_its_refusal_names_the_version() -> N
     one, all_ = Compatibility.BACKWARD, Compatibility.BACKWARD_TRANSITIVE
     for some in itertools.permutations([PLAIN, WITH_DEFAULT, WITHOUT_DEFAULT, avro(field("a", "long"))], 3):
         *before, added = some
-        if refusal(all_, Definition.of(added), of(*before)) is None:
-            assert refusal(one, Definition.of(added), of(*before)) is None
+        if refusal(all_, Definition.parse(added), of(*before)) is None:
+            assert refusal(one, Definition.parse(added), of(*before)) is None
 
 
 def test_a_version_is_eight_bytes() -> None:

@@ -61,12 +61,12 @@ async def test_who_asks_while_the_bundle_is_being_taken_does_not_take_it_away(tm
         first, second = _ownership(late, "first"), _ownership(tree.session(), "second")
         for each in (first, second):
             await each.register()
-        asking = [asyncio.create_task(first.owner(TOPIC, POLICIES))]
+        asking = [asyncio.create_task(first.find_owner(TOPIC, POLICIES))]
         await late.put_done.wait()
-        asking.append(asyncio.create_task(first.owner(TOPIC, POLICIES)))
+        asking.append(asyncio.create_task(first.find_owner(TOPIC, POLICIES)))
         for _ in range(20):  # what the second one would ask is answered meanwhile
             await tree.session().get("/nothing")
-        named = (await second.owner(TOPIC, POLICIES)).name
+        named = (await second.find_owner(TOPIC, POLICIES)).name
         late.answers.set()
         assert [(await each).name for each in asking] == ["first", "first"]
         assert (named, owns(first, TOPIC), owns(second, TOPIC)) == ("first", True, False)
@@ -80,12 +80,12 @@ async def test_the_record_of_an_earlier_session_of_the_same_broker_is_replaced(t
     try:
         before, now = _ownership(tree.session(), "first"), _ownership(tree.session(), "first")
         await before.register()
-        assert (await before.owner(TOPIC, POLICIES)).name == "first"
+        assert (await before.find_owner(TOPIC, POLICIES)).name == "first"
         late = LateAnswers(now._store)
         late.answers.set()
         now._store = late  # type: ignore[assignment]
         await now.register()
-        assert (await now.owner(TOPIC, POLICIES)).name == "first"
+        assert (await now.find_owner(TOPIC, POLICIES)).name == "first"
         assert late.done == ["delete", "put"]
     finally:
         await tree.close()

@@ -97,7 +97,7 @@ async def test_what_one_changes_oneself_is_known_when_it_returns(deployment: Dep
 async def test_a_topic_that_goes_leaves_no_policies_behind(deployment: Deployment) -> None:
     await deployment.book.applied(TOPIC)
     await deployment.book.change(NAMESPACE, TOPIC, Policies(message_ttl_s=3))
-    await deployment.book.forget(NAMESPACE, TOPIC)
+    await deployment.book.delete(NAMESPACE, TOPIC)
     await deployment.until(lambda: deployment.book.current(TOPIC).message_ttl_s == 0)
     assert await deployment.book.own(NAMESPACE, TOPIC) == Policies()
 

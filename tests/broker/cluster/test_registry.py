@@ -88,9 +88,11 @@ async def test_what_does_not_go_with_the_newest_is_refused_and_not_stored(regist
     with pytest.raises(IncompatibleSchema, match="'magnetar schemas upload'"):
         await put(registry, schema("a", "c"), CLOSED)
     assert await registry.register(TOPIC, schema("a", "c"), CLOSED, user="op", by_hand=True) == 1
-    assert await registry.refused(TOPIC, schema("b", default=False), Compatibility.FULL) is not None
-    assert await registry.refused(TOPIC, schema("a"), Compatibility.ALWAYS_INCOMPATIBLE) is not None
-    assert await registry.refused(TOPIC, schema("a", "c"), Compatibility.ALWAYS_INCOMPATIBLE) is None, "it is there"
+    assert await registry.find_refusal(TOPIC, schema("b", default=False), Compatibility.FULL) is not None
+    assert await registry.find_refusal(TOPIC, schema("a"), Compatibility.ALWAYS_INCOMPATIBLE) is not None
+    assert await registry.find_refusal(TOPIC, schema("a", "c"), Compatibility.ALWAYS_INCOMPATIBLE) is None, (
+        "it is there"
+    )
 
 
 async def test_producers_without_a_schema_are_refused_only_where_that_is_enforced(registry: SchemaRegistry) -> None:

@@ -40,12 +40,12 @@ async def _broker(tree: SqliteStore, name: str, group: str = "here") -> Ownershi
 
 async def test_one_that_is_asked_for_everything_keeps_its_share_and_names_the_others(tree: SqliteStore) -> None:
     first, second = [await _broker(tree, name) for name in ("first", "second")]
-    named = {topic: (await first.owner(topic, POLICIES)).name for topic in TOPICS}
+    named = {topic: (await first.find_owner(topic, POLICIES)).name for topic in TOPICS}
     by_bundle = {bundle_number(topic, 4): name for topic, name in named.items()}
     assert Counter(by_bundle.values()) == {"first": 2, "second": 2}
     assert not any(owns(second, topic) for topic in TOPICS), "it is named, and takes what it is asked for"
     for topic, name in named.items():
-        assert (await second.owner(topic, POLICIES)).name == name, "both say the same"
+        assert (await second.find_owner(topic, POLICIES)).name == name, "both say the same"
         assert owns(second, topic) == (name == "second")
         assert owns(first, topic) == (name == "first")
 
@@ -53,22 +53,22 @@ async def test_one_that_is_asked_for_everything_keeps_its_share_and_names_the_ot
 async def test_a_broker_of_no_group_or_another_one_gets_nothing_and_gives_nothing(tree: SqliteStore) -> None:
     first, alone = await _broker(tree, "first"), await _broker(tree, "alone", "")
     await _broker(tree, "theirs", "there")
-    assert {(await first.owner(topic, POLICIES)).name for topic in TOPICS[:20]} == {"first"}
+    assert {(await first.find_owner(topic, POLICIES)).name for topic in TOPICS[:20]} == {"first"}
     other = NamespaceRecord(bundles=1)
-    assert (await alone.owner(TopicName.parse("persistent://public/other/t"), other)).name == "alone"
+    assert (await alone.find_owner(TopicName.parse("persistent://public/other/t"), other)).name == "alone"
 
 
 async def test_what_a_broker_owns_stays_when_the_group_grows_and_goes_to_the_rest_when_it_ends(
     tree: SqliteStore,
 ) -> None:
     first = await _broker(tree, "first")
-    assert (await first.owner(TOPICS[0], POLICIES)).name == "first"
+    assert (await first.find_owner(TOPICS[0], POLICIES)).name == "first"
     second = await _broker(tree, "second")
-    assert (await second.owner(TOPICS[0], POLICIES)).name == "first"
-    (theirs, *_) = [topic for topic in TOPICS if (await first.owner(topic, POLICIES)).name == "second"]
-    assert (await second.owner(theirs, POLICIES)).name == "second"
+    assert (await second.find_owner(TOPICS[0], POLICIES)).name == "first"
+    (theirs, *_) = [topic for topic in TOPICS if (await first.find_owner(topic, POLICIES)).name == "second"]
+    assert (await second.find_owner(theirs, POLICIES)).name == "second"
     await second.release_all()
-    assert (await first.owner(theirs, POLICIES)).name == "first"
+    assert (await first.find_owner(theirs, POLICIES)).name == "first"
 
 
 def test_bundles_that_follow_each_other_go_to_different_brokers() -> None:

@@ -17,9 +17,9 @@ class Entry(NamedTuple):
 
 def test_l2_tokens_come_from_the_time_that_passed_and_may_be_owed() -> None:
     bucket = TokenBucket(100, now=0.0)
-    bucket.take(100, 0.0)
+    bucket.spend(100, 0.0)
     assert bucket.wait_s(0.0) == RESOLUTION_S, "empty: a moment"
-    bucket.take(250, 0.0)
+    bucket.spend(250, 0.0)
     assert bucket.tokens(0.0) == -250
     assert bucket.wait_s(0.0) == 2.5
     assert bucket.wait_s(2.6) == 0.0
@@ -28,7 +28,7 @@ def test_l2_tokens_come_from_the_time_that_passed_and_may_be_owed() -> None:
 
 def test_a_clock_that_stands_still_or_goes_back_gives_nothing() -> None:
     bucket = TokenBucket(10, now=5.0)
-    bucket.take(20, 5.0)
+    bucket.spend(20, 5.0)
     assert bucket.tokens(4.0) == bucket.tokens(4.0) == -10
 
 
@@ -42,40 +42,40 @@ def test_l1_whoever_waits_as_told_gets_the_rate_on_the_average(seed: int) -> Non
             now += wait
             continue
         count = rng.choice([1, 10, 5000])
-        rate.take(count, 10**9, now)
+        rate.spend(count, 10**9, now)
         taken += count
     assert 0.9 * 60_000 <= taken <= 61_000 + 5000
 
 
 def test_messages_and_bytes_are_limits_of_their_own() -> None:
     rate = Rate(messages=10, size=1000, now=0.0)
-    rate.take(1, 3000, 0.0)
+    rate.spend(1, 3000, 0.0)
     assert rate.wait_s(0.0) == 2.0
     assert rate.wait_s(2.1) == 0.0
-    rate.take(30, 1, 2.1)
+    rate.spend(30, 1, 2.1)
     assert rate.wait_s(2.1) == 2.0
 
 
 def test_without_a_rate_there_is_no_limit() -> None:
     rate = Rate()
-    rate.take(10**9, 10**12, 0.0)
+    rate.spend(10**9, 10**12, 0.0)
     assert (rate.limited, rate.wait_s(0.0)) == (False, 0.0)
     assert portion([rate], [Entry(5, 5)] * 7, 0.0) == 7
 
 
 def test_a_rate_that_is_changed_keeps_the_debt() -> None:
     rate = Rate(messages=10, now=0.0)
-    rate.take(110, 0, 0.0)
-    rate.change(1000, 0, 0.0)
+    rate.spend(110, 0, 0.0)
+    rate.set_rate(1000, 0, 0.0)
     assert rate.wait_s(0.0) == pytest.approx(0.1)
-    rate.change(0, 0, 0.0)
+    rate.set_rate(0, 0, 0.0)
     assert rate.wait_s(0.0) == 0.0
 
 
 def test_of_several_rates_the_slowest_counts_and_says_so() -> None:
     fast, slow = Rate(messages=1000, now=0.0), Rate(messages=10, now=0.0)
     for rate in (fast, slow):
-        rate.take(20, 0, 0.0)
+        rate.spend(20, 0, 0.0)
     assert wait_s([fast, slow], 0.0) == 1.0
     assert (fast.throttled, slow.throttled) == (0, 1)
 
@@ -84,5 +84,5 @@ def test_so_many_entries_go_as_tokens_cover_and_one_that_leaves_a_debt() -> None
     rate = Rate(messages=10, now=0.0)
     assert portion([rate], [Entry(4, 1)] * 9, 0.0) == 3
     assert portion([rate], [Entry(500, 1), Entry(1, 1)], 0.0) == 1, "an entry above the rate is not stuck"
-    rate.take(10, 0, 0.0)
+    rate.spend(10, 0, 0.0)
     assert portion([rate], [Entry(1, 1)], 0.0) == 0

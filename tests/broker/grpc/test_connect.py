@@ -238,7 +238,7 @@ async def test_a_producer_that_its_quota_holds_waits_alone_and_loses_nothing(raw
     await raw.producer(1, T + "1")
     await raw.producer(2, T + "2")
     topic = raw.running.brokers[0].topics[T + "1"]
-    topic.life.quota = BacklogQuotaState.HOLD
+    topic.maintenance.quota = BacklogQuotaState.HOLD
     for number in range(5):
         raw.publish(1, number)
     for number in range(5):
@@ -246,18 +246,18 @@ async def test_a_producer_that_its_quota_holds_waits_alone_and_loses_nothing(raw
     assert [(await raw.kind(2, "receipt")).index for _ in range(5)] == list(range(5))
     assert topic.log.queued_index == 0, "what comes while the gate is closed is not published"
     assert not raw.came.get(1)
-    topic.life.quota = None
-    topic.gate.look()
+    topic.maintenance.quota = None
+    topic.gate.resume_waiting()
     assert [(await raw.kind(1, "receipt")).sequence_id for _ in range(5)] == list(range(5))
 
 
 async def test_who_opens_while_the_quota_holds_gets_its_credit_afterwards(raw: Raw) -> None:
     await raw.producer(1)
     topic = raw.running.brokers[0].topics[T]
-    topic.life.quota = BacklogQuotaState.HOLD
+    topic.maintenance.quota = BacklogQuotaState.HOLD
     assert (await raw.producer(2)).credit == 0
-    topic.life.quota = None
-    topic.gate.look()
+    topic.maintenance.quota = None
+    topic.gate.resume_waiting()
     assert await raw.kind(2, "credit") == raw.running.brokers[0].owned.config.pending_bytes
 
 
@@ -266,7 +266,7 @@ async def test_a_held_producer_keeps_nothing_here_while_memory_is_tight(raw: Raw
     await raw.producer(1)
     broker = raw.running.brokers[0]
     topic, memory = broker.topics[T], broker.owned.memory.requests
-    topic.life.quota = BacklogQuotaState.HOLD
+    topic.maintenance.quota = BacklogQuotaState.HOLD
     for number in range(3):
         raw.publish(1, number, bytes(10_000))
     async with asyncio.timeout(10):
@@ -279,8 +279,8 @@ async def test_a_held_producer_keeps_nothing_here_while_memory_is_tight(raw: Raw
     assert error.retryable
     assert memory.held < 1_000, "what waited is forgotten"
     assert (await raw.producer(2, name="p1")).credit == 0
-    topic.life.quota = None
-    topic.gate.look()
+    topic.maintenance.quota = None
+    topic.gate.resume_waiting()
     await raw.kind(2, "credit")
     for number in range(4):
         raw.publish(2, number, name="p1")
@@ -302,7 +302,7 @@ async def test_while_memory_is_tight_a_consumer_is_full_with_little(raw: Raw) ->
     assert outlet.deliver(())
     outlet.queued_bytes, outlet.sent = 0, None
     assert outlet.deliver(()), "nothing is delivered"
-    waiting = asyncio.create_task(outlet.drained())
+    waiting = asyncio.create_task(outlet.wait_drained())
     await asyncio.sleep(0.05)
     assert not waiting.done()
     memory.held = 0
@@ -319,7 +319,7 @@ async def test_the_first_half_of_many_frames_is_on_its_way_before_the_rest_is_ta
     await raw.producer(2, T + "2")
     monkeypatch.setattr(turns, "SLICE_S", 60.0)
     taken, asked = 0, list[int]()
-    take, flush = handlers.ProducerHandler.take, AddSender._flush
+    take, flush = handlers.ProducerHandler.on_frame, AddSender._flush
 
     def counted(self: handlers.ProducerHandler, *frame: Any) -> None:
         nonlocal taken
@@ -334,7 +334,7 @@ async def test_the_first_half_of_many_frames_is_on_its_way_before_the_rest_is_ta
     raw.publish(2, 0)
     for id_ in (1, 2):  # each topic has a ledger
         await raw.kind(id_, "receipt")
-    monkeypatch.setattr(handlers.ProducerHandler, "take", counted)
+    monkeypatch.setattr(handlers.ProducerHandler, "on_frame", counted)
     monkeypatch.setattr(AddSender, "_flush", asking)
     for number in range(frames):
         raw.publish(1 + number % 2, 1 + number // 2)
@@ -398,12 +398,12 @@ async def test_a_client_that_does_not_read_is_not_read_either() -> None:
         queued_bytes, left_bytes = connection.OUT_BYTES + 1, 0
         gone = asyncio.Event()
 
-        async def left(self, offset: int) -> None:
+        async def wait_sent(self, offset: int) -> None:
             await self.gone.wait()
 
     nothing: Any = None
     stream: Any = Unread()
-    reading = asyncio.create_task(connection.Connection(nothing, stream, "here").room())
+    reading = asyncio.create_task(connection.GrpcConnection(nothing, stream, "here").room())
     await asyncio.sleep(0)
     assert not reading.done(), "what is answered and does not leave is bounded"
     stream.gone.set()
@@ -544,7 +544,7 @@ async def test_a_request_that_fails_unforeseen_is_answered_and_logged(
 async def test_an_opening_that_fails_unforeseen_is_answered_and_leaves_nothing(
     raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Dedup, "last", lambda *_: 1 // 0)
+    monkeypatch.setattr(Dedup, "last_sequence_id", lambda *_: 1 // 0)
     raw.send(1, open_producer=wire.OpenProducer(topic=T, producer_name="p1"))
     assert isinstance(await raw.error(1), InternalError)
     monkeypatch.undo()
@@ -691,20 +691,20 @@ class Slow(handlers.Handler):
 
 @replaces_code
 @pytest.mark.parametrize("ends", [
-    lambda slow: slow.give_up(BackPressure("enough")),
-    lambda slow: slow.take(wire.ClientFrame(id=1, close=7), None),
-    lambda slow: slow.take(wire.ClientFrame(id=1, subscribe=wire.Subscribe()), None),
+    lambda slow: slow.close_with(BackPressure("enough")),
+    lambda slow: slow.on_frame(wire.ClientFrame(id=1, close=7), None),
+    lambda slow: slow.on_frame(wire.ClientFrame(id=1, subscribe=wire.Subscribe()), None),
 ])  # fmt: skip
 async def test_an_opening_that_ends_after_its_id_was_given_up_says_nothing_more(
     raw: Raw, monkeypatch: pytest.MonkeyPatch, ends: Callable[[Slow], None]
 ) -> None:
     """In the turn between the end of an id and what it left: nothing comes after the last frame of an id."""
-    stream = connection.Connection(cast(Any, raw.running.brokers[0]), cast(Any, raw.stream), cast(Any, None))
+    stream = connection.GrpcConnection(cast(Any, raw.running.brokers[0]), cast(Any, raw.stream), cast(Any, None))
     sent: list[str | None] = []
     monkeypatch.setattr(stream, "send", lambda frame: sent.append(frame.WhichOneof("kind")))
     slow = Slow(stream, 1)
     slow.open(wire.ClientFrame(id=1, subscribe=wire.Subscribe()))
-    slow.take(wire.ClientFrame(id=1, permits=3), None)  # type: ignore[arg-type]
+    slow.on_frame(wire.ClientFrame(id=1, permits=3), None)  # type: ignore[arg-type]
     await asyncio.sleep(0)
     slow.may_open.set_result(None)  # it goes on in the next turn, before the leaving
     ends(slow)

@@ -17,7 +17,7 @@ async def test_a_consumer_whose_full_queue_fails_unforeseen_is_told_and_leaves()
     deployment = Deployment(wire.Subscribe.SHARED)
     consumer, outlet = deployment.join(1)
     told: list[MagnetarError] = []
-    outlet.drained, outlet.closed = _fails, told.append  # type: ignore[attr-defined]
+    outlet.wait_drained, outlet.on_closed = _fails, told.append  # type: ignore[attr-defined]
     deployment.subscription.pump._pause(consumer)
     waiting = consumer.waiting
     assert waiting is not None

@@ -22,7 +22,7 @@ async def test_a_send_that_times_out_while_bookies_are_missing_says_so(
         producer = await client.create_producer(TOPIC, send_timeout_millis=3000)
         idle = await client.create_producer(TOPIC, send_timeout_millis=3000)
         await producer.send(b"first")
-        ledgers, missing = at.topic.log._chain._ledgers, True  # type: ignore[attr-defined]
+        ledgers, missing = at.topic.log._managed_ledger._ledgers, True  # type: ignore[attr-defined]
         draft = ledgers.draft
 
         async def none_left(**options: Any) -> Any:

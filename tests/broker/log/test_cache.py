@@ -58,6 +58,8 @@ def test_the_oldest_go_when_the_bound_is_passed_and_a_ledger_when_it_is_forgotte
         cache.put(published(number))
     assert cache.statistics() == {"bytes": 10 * weight, "bytes_max": 10 * weight, "entries": 10}
     assert cache.get(Position(5, 104)) is None
-    assert [entry.position.entry_id for entry in cache.run(Position(5, 105), 114, 100, 1 << 20)] == [*range(105, 115)]
-    cache.forget(5)
+    assert [entry.position.entry_id for entry in cache.run_from(Position(5, 105), 114, 100, 1 << 20)] == [
+        *range(105, 115)
+    ]
+    cache.discard(5)
     assert cache.statistics() == {"bytes": 0, "bytes_max": 10 * weight, "entries": 0}

@@ -59,7 +59,7 @@ class FakeLog:
     def record(self) -> TopicRecord:
         return self.list.record
 
-    async def note(self, **fields: object) -> None:
+    async def commit_fields(self, **fields: object) -> None:
         await self.list.change(self.record.ledgers, **fields)
 
 
@@ -250,13 +250,13 @@ async def test_from_the_start_of_the_first_compaction_on_the_log_is_held_until_i
     bench = Bench()
     bench.publish(*some(0, 20))
     _, compaction = await bench.owner()
-    assert compaction.held(SMALL) is None, "a topic that was never compacted keeps nothing for it"
+    assert compaction.trim_limit(SMALL) is None, "a topic that was never compacted keeps nothing for it"
     assert compaction.start()
-    held = compaction.held(SMALL)
+    held = compaction.trim_limit(SMALL)
     assert held is not None
     assert held.mark == compaction.log.shape.start
     await compaction.wait()
-    held = compaction.held(SMALL)
+    held = compaction.trim_limit(SMALL)
     assert held is not None
     assert held.mark == Position(LEDGER, 19)
 

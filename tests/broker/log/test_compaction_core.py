@@ -18,7 +18,7 @@ from magnetar.broker.log.compacted_format import (
     encode_survivor,
     encode_table,
 )
-from magnetar.broker.log.compaction_core import KeySurvey, cut, last_shown, opened
+from magnetar.broker.log.compaction_core import KeySurvey, cut, last_shown, parse_entry
 from magnetar.proto.entry import (
     broker_part,
     client_part,
@@ -76,9 +76,9 @@ class Log:
 
     def compacted(self, keys_max: int = 1000, **options: object) -> Log:
         survey = KeySurvey(keys_max, salt=b"test", **options)  # type: ignore[arg-type]
-        while not survey.done:
+        while not survey.is_done:
             for first, count, entry in self.entries:
-                survey.look(first, count, opened(entry))
+                survey.add_entry(first, count, parse_entry(entry))
             survey.end_round()
         after = Log()
         after.next = self.next

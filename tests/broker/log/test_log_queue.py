@@ -25,57 +25,57 @@ def sent(queue: LogQueue[Queued], entries_max: int = 1000) -> list[Queued]:
     taken = []
     while queue.pending and queue.ledger_id >= 0 and queue.next_entry < entries_max:
         taken.append(queue.pending[0])
-        queue.sent()
+        queue.on_sent()
     return taken
 
 
 def test_entries_go_out_with_their_indexes_and_come_back_in_order() -> None:
     queue: LogQueue[Queued] = LogQueue(100)
-    queue.opened(7)
+    queue.start_ledger(7)
     assert [add(queue, text, count) for text, count in (("a", 3), ("b", 1), ("c", 2))] == [102, 103, 105]
     assert [(item(each), each.entry) for each in sent(queue)] == [("a", 0), ("b", 1), ("c", 2)]
-    assert [item(each) for each in queue.confirmed(1)] == ["a", "b"]
-    assert not queue.confirmed(1)
-    assert [item(each) for each in queue.confirmed(5)] == ["c"]
+    assert [item(each) for each in queue.take_confirmed(1)] == ["a", "b"]
+    assert not queue.take_confirmed(1)
+    assert [item(each) for each in queue.take_confirmed(5)] == ["c"]
 
 
 def test_what_the_ended_ledger_holds_is_confirmed_and_the_rest_goes_on_in_order() -> None:
     queue: LogQueue[Queued] = LogQueue(0)
-    queue.opened(7)
+    queue.start_ledger(7)
     for text in "abc":
         add(queue, text)
     sent(queue)
     queue.stopped()
     add(queue, "d")
     assert not sent(queue)
-    assert [item(each) for each in queue.ended(0)] == ["a"]
-    queue.opened(8)
+    assert [item(each) for each in queue.end_ledger(0)] == ["a"]
+    queue.start_ledger(8)
     again = [(item(each), each.entry, each.index) for each in sent(queue)]
     assert again == [("b", 0, 1), ("c", 1, 2), ("d", 2, 3)]
 
 
 def test_m31_what_is_given_up_is_in_order_and_nowhere_any_more() -> None:
     queue: LogQueue[Queued] = LogQueue(0)
-    queue.opened(7)
+    queue.start_ledger(7)
     add(queue, "a")
     sent(queue)
     add(queue, "b")
-    assert [item(each) for each in queue.give_up()] == ["a", "b"]
+    assert [item(each) for each in queue.take_all()] == ["a", "b"]
     assert (len(queue), queue.sent_entries) == (0, 0)
-    queue.opened(8)
+    queue.start_ledger(8)
     assert not sent(queue)
 
 
 def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
     queue: LogQueue[Queued] = LogQueue(0)
-    queue.opened(7)
+    queue.start_ledger(7)
     for text in "abcde":
         add(queue, text)
     assert [item(each) for each in sent(queue, 2)] == ["a", "b"]
     assert not sent(queue, 2)
     queue.stopped()
-    queue.ended(1)
-    queue.opened(8)
+    queue.end_ledger(1)
+    queue.start_ledger(8)
     assert [(item(each), each.entry) for each in sent(queue, 2)] == [("c", 0), ("d", 1)]
 
 
@@ -84,7 +84,7 @@ def test_a_ledger_takes_no_more_entries_than_it_may() -> None:
 def test_the_log_is_what_was_published_whatever_fails(steps: list[str], rng: object) -> None:
     queue: LogQueue[Queued] = LogQueue(0)
     ledgers: list[list[Queued]] = [[]]
-    queue.opened(0)
+    queue.start_ledger(0)
     stored_items: list[str] = []
     added = 0
     for step in [*steps, "send", "end"]:
@@ -95,16 +95,16 @@ def test_the_log_is_what_was_published_whatever_fails(steps: list[str], rng: obj
             ledgers[-1] += sent(queue)
         elif step == "confirm" and queue.sent_entries:
             first = queue.next_entry - queue.sent_entries
-            stored_items += [item(each) for each in queue.confirmed(rng.randint(first - 1, queue.next_entry - 1))]  # type: ignore[attr-defined]
+            stored_items += [item(each) for each in queue.take_confirmed(rng.randint(first - 1, queue.next_entry - 1))]  # type: ignore[attr-defined]
         elif step == "end":
             stored = rng.randint(len(ledgers[-1]) - queue.sent_entries, len(ledgers[-1]))  # type: ignore[attr-defined]
             queue.stopped()
-            stored_items += [item(each) for each in queue.ended(stored - 1)]
+            stored_items += [item(each) for each in queue.end_ledger(stored - 1)]
             del ledgers[-1][stored:]
             ledgers.append([])
-            queue.opened(len(ledgers))
+            queue.start_ledger(len(ledgers))
         queue.check()
     ledgers[-1] += sent(queue)
     assert [item(each) for ledger in ledgers for each in ledger] == list(map(str, range(added)))
     assert stored_items == list(map(str, range(len(stored_items))))
-    assert [item(each) for each in queue.give_up()] == list(map(str, range(len(stored_items), added)))
+    assert [item(each) for each in queue.take_all()] == list(map(str, range(len(stored_items), added)))

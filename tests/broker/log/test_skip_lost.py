@@ -65,12 +65,12 @@ async def test_a_closed_ledger_that_is_lost_is_passed_over_on_purpose_and_everyt
         await topic.registry.subscribe("late", topic.log.shape.start)
         gone = await _replace_bookie(running)
         assert await _publish(running, 4, 5) == [4, 5]
-        broker.owned.cache.forget(ledger)
+        broker.owned.cache.discard(ledger)
         admin = _admin(running)
 
         with pytest.raises(NotAllowed, match="may have them: nothing was passed over"):
             await admin.skip_lost(TOPIC)
-        await identity.forget(running.sessions[-1], gone)
+        await identity.forget_bookie(running.sessions[-1], gone)
         consumer = await TestConsumer(world, broker, TOPIC, subscription="late").ready()
         with pytest.raises(DataLost, match="skip-lost"):
             await consumer.receive()
@@ -104,7 +104,7 @@ async def test_a_topic_whose_open_ledger_is_lost_opens_again_and_gives_no_index_
         admin = _admin(running)
         with pytest.raises(NotAllowed, match="may have what the others lost"):
             await admin.skip_lost(TOPIC)
-        await identity.forget(running.sessions[-1], gone)
+        await identity.forget_bookie(running.sessions[-1], gone)
         with pytest.raises(DataLost, match="skip-lost"):
             await TestProducer(world, broker, TOPIC).opened()
 
@@ -139,8 +139,8 @@ async def test_holes_in_a_ledger_are_passed_over_by_consumers_and_readers_old_an
         (span,) = (await broker.owned.topic(NAME)).log.shape.spans
         gone = await _replace_bookie(running)
         assert await _publish(running, 6) == [6]
-        broker.owned.cache.forget(span.ledger_id)
-        await identity.forget(running.sessions[-1], gone)
+        broker.owned.cache.discard(span.ledger_id)
+        await identity.forget_bookie(running.sessions[-1], gone)
         admin = _admin(running)
         found = await admin.skip_lost(TOPIC, ledger_id=span.ledger_id)
         lost = [each.first_entry for each in found.ranges]
@@ -187,8 +187,8 @@ async def test_who_looks_up_what_is_lost_is_told_the_range_and_after_it_was_pass
         (span,) = topic.log.shape.spans
         gone = await _replace_bookie(running)
         assert await _publish(running, 6) == [6]
-        broker.owned.cache.forget(span.ledger_id)
-        await identity.forget(running.sessions[-1], gone)
+        broker.owned.cache.discard(span.ledger_id)
+        await identity.forget_bookie(running.sessions[-1], gone)
         first = await _first_lost(topic.log.reader, span)
         lost, kept = range(first, 6, 2), range(1 - first, 6, 2)
         async with aio.Client(url) as client, AdminClient(url) as admin:

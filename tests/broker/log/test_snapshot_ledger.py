@@ -36,7 +36,7 @@ async def one_copy() -> Replication:
 
 
 async def whole(_reader: LedgerReader, pieces: list[stored.Piece]) -> int:
-    return stored.join(pieces).position.entry_id
+    return stored.assemble(pieces).position.entry_id
 
 
 class Owner:

@@ -45,11 +45,11 @@ class Recorder:
         self.outcomes: list[tuple[int, Position, int] | tuple[int, MagnetarError]] = []
         self.news = asyncio.Event()
 
-    def confirmed(self, publish: Publish, position: Position, index: int) -> None:
+    def on_confirmed(self, publish: Publish, position: Position, index: int) -> None:
         self.outcomes.append((publish.numbers.first, position, index))
         self.news.set()
 
-    def failed(self, publish: Publish, error: MagnetarError) -> None:
+    def on_failed(self, publish: Publish, error: MagnetarError) -> None:
         self.outcomes.append((publish.numbers.first, error))
         self.news.set()
 
@@ -72,7 +72,7 @@ class Owner:
 
     def publish_through(self, store: Any) -> None:
         """Its changes of the metadata go through that store."""
-        self.ledgers._metadata = self.log._chain.listed._store = store
+        self.ledgers._metadata = self.log._managed_ledger.listed._store = store
 
     def publish(self, count: int = 1) -> None:
         for _ in range(count):
@@ -168,9 +168,9 @@ async def test_take_over_follows_its_order(bench: Bench, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(target, name, called)
 
-    record(owner.log._chain.listed, "read", "read_list")
+    record(owner.log._managed_ledger.listed, "read", "read_list")
     record(owner.ledgers, "recover_to_close", "recover_ledgers")
-    record(owner.log._chain.listed, "change", "claim_list")
+    record(owner.log._managed_ledger.listed, "change", "claim_list")
 
     async def serve() -> None:
         await owner.log.serve()
@@ -571,7 +571,7 @@ async def test_a_topic_that_finds_no_new_ledger_gives_up_with_unknown_outcomes(
 
     monkeypatch.setattr(owner.ledgers, "draft", none_left)
     told: list[str] = []
-    owner.log._chain.on_waits = lambda error: told.append(error.message)
+    owner.log._managed_ledger.on_waits = lambda error: told.append(error.message)
     owner.publish(4)
     outcomes = await owner.settled(5)
     assert [len(outcome) for outcome in outcomes] == [3, 3, 3, 2, 2]
@@ -589,7 +589,7 @@ async def test_a_fault_in_a_switch_gives_the_topic_up_instead_of_leaving_it_hang
     async def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(owner.log._chain, "add_anyhow", broken)
+    monkeypatch.setattr(owner.log._managed_ledger, "add_anyhow", broken)
     owner.publish(5)
     outcomes = await owner.settled(5)
     assert isinstance(outcomes[-1][1], OutcomeUnknown)
@@ -601,14 +601,14 @@ async def test_a_topic_that_is_lost_during_a_switch_changes_its_list_no_more(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     owner = await bench.owner(roll_entries=3)
-    add, switching, go_on = owner.log._chain.add_anyhow, asyncio.Event(), asyncio.Event()
+    add, switching, go_on = owner.log._managed_ledger.add_anyhow, asyncio.Event(), asyncio.Event()
 
     async def slowly(*given: Any, **named: Any) -> Any:
         switching.set()
         await go_on.wait()
         return await add(*given, **named)
 
-    monkeypatch.setattr(owner.log._chain, "add_anyhow", slowly)
+    monkeypatch.setattr(owner.log._managed_ledger, "add_anyhow", slowly)
     owner.publish(5)
     await switching.wait()
     before = await bench.list()
@@ -626,8 +626,8 @@ async def test_a_topic_that_is_lost_while_it_ends_stays_lost(
     owner = await bench.owner()
     owner.publish()
     await owner.settled(1)
-    chain, waiting, go_on = owner.log._chain, asyncio.Event(), asyncio.Event()
-    name = "note" if waits == "turn" else "end_of"
+    chain, waiting, go_on = owner.log._managed_ledger, asyncio.Event(), asyncio.Event()
+    name = "commit_fields" if waits == "turn" else "end_of"
     do = getattr(chain, name)
 
     async def slowly(*given: Any, **named: Any) -> Any:
@@ -636,7 +636,7 @@ async def test_a_topic_that_is_lost_while_it_ends_stays_lost(
         return await do(*given, **named)
 
     monkeypatch.setattr(chain, name, slowly)
-    noting = asyncio.ensure_future(owner.log.note()) if name == "note" else None
+    noting = asyncio.ensure_future(owner.log.commit_fields()) if name == "commit_fields" else None
     closing = asyncio.ensure_future(owner.log.close())
     await waiting.wait()
     await asyncio.sleep(0.01)  # until the close waits for its turn
@@ -653,7 +653,7 @@ async def test_a_topic_that_is_lost_while_it_ends_stays_lost(
 
 async def test_no_switch_begins_while_the_topic_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     owner = await bench.owner(roll_entries=2)
-    add, began, go_on = owner.log._chain.add_anyhow, asyncio.Event(), asyncio.Event()
+    add, began, go_on = owner.log._managed_ledger.add_anyhow, asyncio.Event(), asyncio.Event()
     made: list[int] = []
 
     async def slowly(*given: Any, **named: Any) -> Any:
@@ -665,7 +665,7 @@ async def test_no_switch_begins_while_the_topic_ends(bench: Bench, monkeypatch: 
 
     owner.publish(2)
     await owner.settled(2)
-    monkeypatch.setattr(owner.log._chain, "add_anyhow", slowly)
+    monkeypatch.setattr(owner.log._managed_ledger, "add_anyhow", slowly)
     owner.publish(6)
     await began.wait()
     closing = asyncio.ensure_future(owner.log.close())
@@ -683,14 +683,14 @@ async def test_closing_during_a_termination_waits_for_it(bench: Bench, monkeypat
     owner = await bench.owner()
     owner.publish()
     await owner.settled(1)
-    seal, sealing, go_on = owner.log._chain.seal, asyncio.Event(), asyncio.Event()
+    seal, sealing, go_on = owner.log._managed_ledger.seal, asyncio.Event(), asyncio.Event()
 
     async def slowly(*given: Any, **named: Any) -> None:
         sealing.set()
         await go_on.wait()
         await seal(*given, **named)
 
-    monkeypatch.setattr(owner.log._chain, "seal", slowly)
+    monkeypatch.setattr(owner.log._managed_ledger, "seal", slowly)
     terminating = asyncio.ensure_future(owner.log.terminate())
     await sealing.wait()
     closing = asyncio.ensure_future(owner.log.close())
@@ -741,7 +741,7 @@ async def test_trimming_changes_the_list_first_and_deletes_nothing_when_that_fai
     async def unknown(*_: object, **__: object) -> None:
         raise OutcomeUnknown("no answer")
 
-    monkeypatch.setattr(owner.log._chain.listed, "change", unknown)
+    monkeypatch.setattr(owner.log._managed_ledger.listed, "change", unknown)
     with pytest.raises(OutcomeUnknown):
         await owner.log.trim(lambda: [second])
     assert await bench.ledger(second) is not None
@@ -765,7 +765,7 @@ async def test_closing_leaves_closed_ledgers_and_the_next_owner_recovers_nothing
     await first.log.close()
     assert [outcome[0] for outcome in first.recorder.outcomes] == [0, 1, 2]
     second = await bench.owner()
-    assert second.log._chain.recovered_ledgers == 0
+    assert second.log._managed_ledger.recovered_ledgers == 0
     assert second.log.shape.end_index == 3
     await second.log.close()
     third = await bench.owner()

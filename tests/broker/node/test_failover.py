@@ -83,7 +83,7 @@ async def test_a_broker_that_closes_in_order_hands_its_topics_over_at_once(tmp_p
         assert (await look_up(running, second)).here
         again = await TestConsumer(running.world, second, TOPIC).ready()
         assert await again.receive_payloads(2) == [b"3", b"4"]
-        assert second.topics[TOPIC].log._chain.recovered_ledgers == 0
+        assert second.topics[TOPIC].log._managed_ledger.recovered_ledgers == 0
 
 
 async def test_a_killed_broker_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ async def test_a_broker_that_meets_a_fence_stops_the_topic_at_once_and_tells_its
         assert isinstance(told.value, NotOwner | OutcomeUnknown)
         with pytest.raises(NotOwner):
             await consumer.receive()
-        assert topic.ended
+        assert topic.is_ended
         assert TOPIC not in first.topics
         again = await TestConsumer(running.world, second, TOPIC).ready()
         assert (await again.receive_payloads(2))[-1] == b"1"

@@ -61,15 +61,15 @@ async def test_caches_lose_a_step_at_a_look_and_get_it_back(caplog: pytest.LogCa
     state = StateMemory(CONFIG, SystemClock(), cache, memory)
     memory.connections = 200 * MIB // CONNECTION_BYTES
     with caplog.at_level(logging.WARNING, "magnetar.broker"):
-        await state.look(())
+        await state.measure(())
         assert cache.bytes == 60 * MIB - STEP_BYTES
         for _ in range(10):
-            await state.look(())
+            await state.measure(())
     assert (cache.bytes, cache.bytes_max, recent.bytes_max) == (0, 0, 0)
     [record] = caplog.records
     assert "memory_bytes" in record.getMessage()
     memory.connections = 0
-    await state.look(())
+    await state.measure(())
     assert (cache.bytes_max, recent.bytes_max) == (CONFIG.cache_bytes, CONFIG.catch_up_cache_bytes)
 
 
@@ -84,7 +84,7 @@ async def test_topics_subscriptions_and_clients_are_counted_and_holes_past_the_s
         ).ready()
         state, topic = broker.owned.state, broker.topics[TOPIC]
         subscription = topic.subscriptions["s"]
-        await state.look(broker.topics.values())
+        await state.measure(broker.topics.values())
         connections = broker.owned.memory.connections
         assert connections >= 1
         own = connections * CONNECTION_BYTES + TOPIC_BYTES + SUBSCRIPTION_BYTES + 2 * CLIENT_BYTES
@@ -98,6 +98,6 @@ async def test_topics_subscriptions_and_clients_are_counted_and_holes_past_the_s
         async with asyncio.timeout(10):
             while subscription.pump.blocked is not Blocked.HOLES:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-        await state.look(broker.topics.values())
+        await state.measure(broker.topics.values())
         assert subscription.dispatcher.memory_bytes_max == HOLES_BYTES_MIN
         assert await consumer.receive_payloads(1) == [b"new"], "it goes on when it may have more"

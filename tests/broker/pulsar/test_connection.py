@@ -576,7 +576,7 @@ class TokenGuard:
 
     def authorize(self, principal: Principal, path: str) -> None: ...
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         return "revoked" if principal.name in self.revoked else ""
 
 
@@ -629,14 +629,14 @@ def test_the_same_credentials_again_are_asked_for_a_few_times_and_end_the_connec
 
 
 def test_a_connection_that_is_broken_off_takes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[connection_module.Connection] = []
+    made: list[connection_module.PulsarConnection] = []
 
-    class Seen(connection_module.Connection):
+    class Seen(connection_module.PulsarConnection):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr(connection_module, "Connection", Seen)
+    monkeypatch.setattr(connection_module, "PulsarConnection", Seen)
 
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)
@@ -792,13 +792,13 @@ def test_openings_that_wait_for_their_turn_do_not_stop_the_reading(monkeypatch: 
 
 def test_openings_and_closings_without_end_leave_a_bounded_number_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "REQUESTS_MAX", 5)
-    start, most = connection_module.Connection.start, [0]
+    start, most = connection_module.PulsarConnection.start, [0]
 
-    def counted(self: connection_module.Connection, work: Any) -> Any:
+    def counted(self: connection_module.PulsarConnection, work: Any) -> Any:
         most[0] = max(most[0], len(self._tasks))
         return start(self, work)
 
-    monkeypatch.setattr(connection_module.Connection, "start", counted)
+    monkeypatch.setattr(connection_module.PulsarConnection, "start", counted)
 
     async def scenario(world: World, endpoint: Endpoint) -> None:
         raw = await Raw.connected(world, endpoint)
@@ -897,7 +897,7 @@ class OneConnection:
         return "instance"
 
     def forget_producer(self, *of: object) -> None: ...
-    forget_consumer = held = add = remove = forget_producer
+    forget_consumer = count_held = add = remove = forget_producer
 
 
 @pytest.mark.parametrize("kind", [ProducerHandler, ConsumerHandler])
@@ -920,7 +920,7 @@ async def test_an_id_that_the_broker_closes_ends_once_and_says_nothing_after_it(
             (done := asyncio.get_running_loop().create_future()).set_result(None)
             return done
 
-        def renewed(self, principal: object) -> None: ...
+        def on_renewed(self, principal: object) -> None: ...
 
     module = producer_module if kind is ProducerHandler else consumer_module
     monkeypatch.setattr(module, "ProducerSession" if kind is ProducerHandler else "ConsumerSession", Session)
@@ -931,8 +931,8 @@ async def test_an_id_that_the_broker_closes_ends_once_and_says_nothing_after_it(
     handler.open()
     await asyncio.sleep(0)
     may_open.set_result(Session())
-    handler.closed(Unauthenticated("no longer"))
-    handler.closed(Unauthenticated("no longer"))
+    handler.on_closed(Unauthenticated("no longer"))
+    handler.on_closed(Unauthenticated("no longer"))
     assert len(connection.leaving) == 1, "it leaves once"
     await asyncio.sleep(0)
     await connection.leaving[0]

@@ -34,7 +34,7 @@ class Names:
 
     def authorize(self, principal: Principal, path: str) -> None: ...
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         return ""
 
 

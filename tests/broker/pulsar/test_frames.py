@@ -77,9 +77,9 @@ def test_frames_of_all_sizes_come_whole_and_hold_double_of_what_came_at_most(siz
             found.append(len(each) - 4)
             before = max(before, len(each))
         came = min(at + cut, len(stream)) - sum(8 + size for size in found)
-        assert frames.held <= max(2 * came, 2 * (before + 4), CHUNK_BYTES)
+        assert frames.held_bytes <= max(2 * came, 2 * (before + 4), CHUNK_BYTES)
     assert found == sizes
-    assert frames.held == 0
+    assert frames.held_bytes == 0
 
 
 def test_a_reader_is_told_when_a_frame_is_whole_and_when_it_is_none() -> None:
@@ -89,12 +89,12 @@ def test_a_reader_is_told_when_a_frame_is_whole_and_when_it_is_none() -> None:
     while at < len(stream):
         size = min(len(room), len(stream) - at, 30_000)
         room[:size] = stream[at : at + size]
-        pieces.append(frames.came(size))
+        pieces.append(frames.on_bytes(size))
         at, room = at + size, frames.room()
     assert pieces == [False] * (len(pieces) - 1) + [True]
     assert [len(each) for each in frames.whole()] == [200_000]
     frames.room()[:4] = struct.pack(">I", 3)
-    assert frames.came(4), "too short: an error waits"
+    assert frames.on_bytes(4), "too short: an error waits"
 
 
 def test_one_buffer_is_read_into_by_all_connections_in_turn() -> None:
@@ -102,11 +102,11 @@ def test_one_buffer_is_read_into_by_all_connections_in_turn() -> None:
     stream = struct.pack(">II", 4 + len(body), len(body)) + body
     one, two = Frames(1 << 20, spare), Frames(1 << 20, spare)
     assert list(fed(one, stream)) == [stream[4:]]
-    assert one.held == 0, "who waits holds no buffer"
+    assert one.held_bytes == 0, "who waits holds no buffer"
     assert not list(fed(two, stream[:10]))
-    assert two.held >= len(stream), "the buffer of the other one, which is large enough"
+    assert two.held_bytes >= len(stream), "the buffer of the other one, which is large enough"
     assert not list(fed(one, stream[:10]))
-    assert one.held <= CHUNK_BYTES, "that one is taken"
+    assert one.held_bytes <= CHUNK_BYTES, "that one is taken"
     assert list(fed(two, stream[10:])) == list(fed(one, stream[10:])) == [stream[4:]]
 
 
@@ -115,13 +115,13 @@ def test_a_very_large_buffer_does_not_stay() -> None:
     frames, size = Frames(8 << 20, spare), SPARE_BYTES_MAX + 1
     assert len(list(fed(frames, struct.pack(">II", size, 1) + bytes(size - 4)))) == 1
     frames.room()
-    assert frames.held <= CHUNK_BYTES
+    assert frames.held_bytes <= CHUNK_BYTES
 
 
 def test_a_frame_that_is_only_announced_takes_no_memory() -> None:
     frames = Frames(5 << 20)
     assert not list(fed(frames, struct.pack(">II", 5 << 20, 20)))
-    assert frames.held == CHUNK_BYTES
+    assert frames.held_bytes == CHUNK_BYTES
 
 
 def test_a_command_that_does_not_parse_is_refused() -> None:

@@ -29,13 +29,13 @@ class Port:
     def duplicate(self, sequence_id: int) -> None:
         raise AssertionError(f"{sequence_id} is no duplicate")
 
-    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+    def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         raise AssertionError(f"{sequence_id}: {error}")
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         raise AssertionError(str(error))
 
-    def waits(self, error: MagnetarError) -> None:
+    def on_waiting(self, error: MagnetarError) -> None:
         raise AssertionError(str(error))
 
     def credit(self, size: int) -> None: ...
@@ -84,11 +84,11 @@ async def test_so_may_one_that_waits_for_the_gate(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         publishing = await Publishing.opened(running)
         topic = publishing.session.topic
-        topic.life.quota = BacklogQuotaState.HOLD
+        topic.maintenance.quota = BacklogQuotaState.HOLD
         for number in range(5):
             publishing.publish(number)
-        topic.life.quota = None
-        topic.gate.look()
+        topic.maintenance.quota = None
+        topic.gate.resume_waiting()
         assert await publishing.stored(5) == [b"message %d" % number for number in range(5)]
 
 

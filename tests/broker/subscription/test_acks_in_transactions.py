@@ -289,7 +289,7 @@ async def test_a_refused_acknowledgement_leaves_no_trace(running: Cluster) -> No
     await mine.ack(deliveries[0])
     await ack_in(mine, Y, deliveries[1])
     subscription = subscription_of(running)
-    before, writes = subscription.cursor.state(), subscription.store.writes if subscription.store else 0
+    before, writes = subscription.cursor.copy_state(), subscription.store.writes if subscription.store else 0
     unacked = subscription.dispatcher.unacked
     beyond = wire.EntrySet(ledger_id=deliveries[0].ledger_id, entries=BitMap([3, 9]).serialize())
     nonsense = wire.EntrySet(ledger_id=deliveries[0].ledger_id, entries=b"\x00nothing")
@@ -301,12 +301,12 @@ async def test_a_refused_acknowledgement_leaves_no_trace(running: Cluster) -> No
             await ack_in(mine, X, deliveries[2], ledgers=ledgers)
     with pytest.raises(NotAllowed, match="cumulative"):
         await ack_in(mine, X, deliveries[2], kind=wire.Ack.CUMULATIVE)
-    assert (subscription.cursor.state(), subscription.dispatcher.unacked) == (before, unacked)
+    assert (subscription.cursor.copy_state(), subscription.dispatcher.unacked) == (before, unacked)
     await subscription.durable_now()
     assert subscription.store is not None
     assert subscription.store.writes == writes
     await ack_in(mine, Y, deliveries[1])
-    assert subscription.cursor.state() == before, "what is pending in it already was taken again"
+    assert subscription.cursor.copy_state() == before, "what is pending in it already was taken again"
 
 
 async def test_a_plain_acknowledgement_of_what_is_pending_is_refused_and_the_rest_of_the_request_counts(
@@ -455,8 +455,8 @@ async def test_expiry_and_skipping_pass_over_what_is_pending(running: Cluster) -
     await ack_in(mine, X, deliveries[1])
     await ack_in(mine, Y, deliveries[3], indexes=[2])
     topic, subscription = topic_of(running), subscription_of(running)
-    assert topic.life.give_up(subscription, subscription.cursor.mark._replace(entry_id=4)) in range(1, 6)
-    assert topic.life.give_up(subscription, subscription.cursor.mark._replace(entry_id=4)) == 0, "expired twice"
+    assert topic.maintenance.skip_to(subscription, subscription.cursor.mark._replace(entry_id=4)) in range(1, 6)
+    assert topic.maintenance.skip_to(subscription, subscription.cursor.mark._replace(entry_id=4)) == 0, "expired twice"
     assert [each for each in range(6) if subscription.cursor.is_acked(_at(deliveries, each))] == [0, 2, 4]
     assert [each for each in range(6) if subscription.cursor.is_done(_at(deliveries, each))] == [0, 1, 2, 3, 4]
     subscription.settle(X, False)
@@ -464,7 +464,7 @@ async def test_expiry_and_skipping_pass_over_what_is_pending(running: Cluster) -
     again = await received(mine, 2)
     assert [(each.entry_id, list(each.acked_batch_indexes)) for each in again] == [(1, []), (3, [0, 1])]
     await ack_in(mine, X, again[0])
-    subscription.give_up(topic.log.shape.last)
+    subscription.skip_to(topic.log.shape.last)
     subscription.settle(X, True)
     assert subscription.cursor.mark == topic.log.shape.last
     subscription.dispatcher.check()

@@ -131,7 +131,7 @@ async def test_what_expires_by_age_inside_a_message_takes_all_of_it(at: At) -> N
     other = await TestProducer(at.running.world, at.running.brokers[0], TOPIC).opened()
     await (await at.consumer()).close()
     when = await in_parts(at, other)
-    life, clock = at.running.brokers[0].topics[TOPIC].life, at.running.world.clock
+    life, clock = at.running.brokers[0].topics[TOPIC].maintenance, at.running.world.clock
     subscription = at.running.brokers[0].topics[TOPIC].subscriptions["s"]
     await life.expire_older(subscription, (clock.wall_ms() - when) / 1000)
     found = await rest(await at.consumer())

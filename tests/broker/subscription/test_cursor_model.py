@@ -187,7 +187,7 @@ class CursorModel(RuleBasedStateMachine):
 
     @rule(entry=Entries)
     def its_size_becomes_known(self, entry: int) -> None:
-        self.cursor.settle(POSITIONS[entry], BATCH)
+        self.cursor.learn_batch_size(POSITIONS[entry], BATCH)
 
     @rule(entry=Entries)
     def ack_up_to(self, entry: int) -> None:

@@ -448,10 +448,10 @@ async def test_complaint_22_a_quota_may_leave_out_what_is_not_due(tmp_path: Path
         for _ in range(3):
             await producer.send(b"x" * (500 << 10), deliver_at_ms=now_ms + 10 * MINUTE)
         await at.later(1)
-        assert not at.topic.life.is_holding()
+        assert not at.topic.maintenance.is_holding()
         await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_counts_delayed=True)
         await at.later(1)
-        assert at.topic.life.is_holding()
+        assert at.topic.maintenance.is_holding()
 
 
 async def test_skipping_and_clearing_forgets_what_is_delayed(tmp_path: Path) -> None:

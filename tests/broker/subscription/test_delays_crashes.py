@@ -75,7 +75,7 @@ class Life:
         for position in POSITIONS:
             if not self.delays.is_delayed(position) and position not in self.delivered:
                 if TIMES[position] > self.now_ms:
-                    self.driver.noted(position, TIMES[position])
+                    self.driver.delay_until(position, TIMES[position])
                     await self.settled()
                 else:
                     self.deliver(position)
@@ -86,9 +86,9 @@ class Life:
             for load in self.delays.wanted(self.now_ms):
                 self.driver._spawn(self.driver._load(load))
             await self.settled()
-            for position in self.delays.due(self.now_ms, 100):
+            for position in self.delays.take_due(self.now_ms, 100):
                 self.deliver(position)
-            self.driver._drop(self.delays.drained())
+            self.driver._drop(self.delays.take_drained())
             await self.settled()
             self.delays.check()
 
@@ -154,10 +154,10 @@ async def merged(life: Life) -> None:
     """Nine small buckets, then one that makes it merge all of them."""
     life.delays.seal_entries = 8
     for position in POSITIONS[:-1]:
-        life.driver.noted(position, TIMES[position])
+        life.driver.delay_until(position, TIMES[position])
         await life.settled()
     life.delays.seal_entries = 1000
-    life.driver.noted(POSITIONS[-1], TIMES[POSITIONS[-1]])
+    life.driver.delay_until(POSITIONS[-1], TIMES[POSITIONS[-1]])
     draft = life.delays.seal(life.now_ms, least=1)
     assert draft is not None
     await life.driver._spawn(life.driver._store(draft))
@@ -170,7 +170,7 @@ async def merges(life: Life) -> None:
     if life.delays.seals:
         life.driver._seal()
     await life.settled()
-    life.driver._drop(life.delays.drained())
+    life.driver._drop(life.delays.take_drained())
     await life.settled()
 
 

@@ -37,7 +37,7 @@ async def test_consumers_of_lost_entries_are_told_the_range_and_those_after_it_a
             await producer.send(b"%d" % number)
         topic = await broker.owned.topic(TopicName.parse(TOPIC))
         (span,) = topic.log.shape.spans
-        topic.log.reader._cache.forget(span.ledger_id)
+        topic.log.reader._cache.discard(span.ledger_id)
         original = LedgerReader.read_stored
 
         async def read(self: LedgerReader, first: int, last: int, bytes_max: int | None = None) -> list[StoredCopy]:
@@ -55,7 +55,7 @@ async def test_consumers_of_lost_entries_are_told_the_range_and_those_after_it_a
                 assert (raised.value.fields["first"], raised.value.fields["last"]) == ("2", "4")
         assert sum("told" in record.message for record in caplog.records) <= 2, "not once for each try"
         subscription = topic.subscriptions["s"]
-        subscription.give_up(topic.log.shape.before(Position(span.ledger_id, 5)))
+        subscription.skip_to(topic.log.shape.before(Position(span.ledger_id, 5)))
         consumer = await TestConsumer(world, broker, TOPIC).ready()
         assert (await consumer.receive()).entry_id == 5
 
@@ -67,7 +67,7 @@ async def test_the_client_raises_it_from_receive(tmp_path: Path, monkeypatch: py
         producer = await client.create_producer("t")
         await producer.send(b"x")
         topic = await running.brokers[0].owned.topic(TopicName.parse(TOPIC))
-        topic.log.reader._cache.forget(topic.log.shape.spans[0].ledger_id)
+        topic.log.reader._cache.discard(topic.log.shape.spans[0].ledger_id)
 
         async def read(*_: object) -> list[StoredEntry]:
             raise DataLost("no replica has it", ledger=topic.log.shape.spans[0].ledger_id, entry=0)

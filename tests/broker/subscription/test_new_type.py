@@ -43,15 +43,15 @@ class Numbered(InLogOrder):
         self.takers: list[Member] = []
         self.joined_last: list[ActiveChanged] = []
 
-    def refuses(self, newcomer: Member) -> str | None:
+    def why_refused(self, newcomer: Member) -> str | None:
         return "two consumers are enough" if len(self.takers) == 2 else None
 
-    def joined(self, member: Member) -> Member | None:
+    def add_member(self, member: Member) -> Member | None:
         self.takers.append(member)
         self.joined_last = [ActiveChanged(member, True)]
         return None
 
-    def left(self, member: Member) -> None:
+    def remove_member(self, member: Member) -> None:
         self.takers.remove(member)
 
     def pick(self, entry: Entry, waited: bool) -> Member | Blocked:

@@ -63,7 +63,7 @@ class FakeCoordinator:
         self.participants.setdefault(txn, []).append(TopicName.parse(topic))
         return True
 
-    async def tell(self, txn: TxnId) -> TransactionFacts:
+    async def get_facts(self, txn: TxnId) -> TransactionFacts:
         if self.down is not None:
             raise self.down
         return TransactionFacts(txn, self.states.get(txn, TxnState.OPEN), "billing", age_s=17.0)
@@ -71,10 +71,10 @@ class FakeCoordinator:
     async def abort_open(self, txn: TxnId) -> TransactionFacts:
         self.aborts.append(txn)
         await self.deciding.wait()
-        found = await self.tell(txn)
+        found = await self.get_facts(txn)
         if found.state is TxnState.OPEN:
             self.states[txn] = TxnState.ABORTED
-        return await self.tell(txn)
+        return await self.get_facts(txn)
 
     def settlement(self, txn: TxnId, committed: bool, **receipts: Any) -> Settlement:
         self.states[txn] = TxnState.COMMITTED if committed else TxnState.ABORTED

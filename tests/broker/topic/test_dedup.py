@@ -138,7 +138,7 @@ async def test_it_is_turned_on_and_off_while_producers_are_there(tmp_path: Path)
         assert not (await producer.send(b"0")).duplicate, "it is off"
         await _policy(broker, '{"deduplication":true}')
         topic = await broker.owned.topic(NAME)
-        topic.dedup.look(topic.applied)
+        topic.dedup.run_due(topic.applied)
         await settle(broker)
         assert (await record(running)).dedup is not None
         producer.sequence_id = 0
@@ -157,7 +157,7 @@ async def test_it_is_turned_on_and_off_while_producers_are_there(tmp_path: Path)
         producer.sequence_id = 0
         assert not (await producer.send(b"0")).duplicate
         assert (await record(running)).dedup is None
-        assert topic.dedup.held(topic.applied) is None
+        assert topic.dedup.trim_limit(topic.applied) is None
         assert len(await stored(broker)) == 7
 
 
@@ -169,7 +169,7 @@ async def test_a_snapshot_is_due_by_the_time_that_the_policy_says(tmp_path: Path
         await producer.send(b"0")
         topic = await settle(broker)
         assert topic.dedup._timer is None
-        before = topic.dedup.held(topic.applied)
+        before = topic.dedup.trim_limit(topic.applied)
         await _policy(broker, '{"dedup_snapshot_s":3600}')
         assert topic.dedup._timer.when() - topic.dedup._loop.time() > 3000
         await _policy(broker, '{"dedup_snapshot_s":1}')
@@ -177,7 +177,7 @@ async def test_a_snapshot_is_due_by_the_time_that_the_policy_says(tmp_path: Path
         async with asyncio.timeout(20):
             while not topic.dedup.snapshots:  # noqa: ASYNC110 - the clock of the event loop is the real one
                 await asyncio.sleep(0.05)
-        assert topic.dedup.held(topic.applied) != before
+        assert topic.dedup.trim_limit(topic.applied) != before
         await producer.send(b"1")
         await _policy(broker, '{"dedup_snapshot_s":0}')
         assert (await settle(broker)).dedup._timer is None

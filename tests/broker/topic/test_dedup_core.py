@@ -77,7 +77,7 @@ class Deployment:
                 return  # the opening waits; without the wait the verdict is UNKNOWN
             client.connected = True
             if self.rng.random() < 0.3 and self.dedup.is_settled(client.name):
-                client.born_again(self.dedup.last(client.name))
+                client.born_again(self.dedup.last_sequence_id(client.name))
             client.unsent = len(client.waiting)
 
     def produce(self) -> None:
@@ -120,7 +120,7 @@ class Deployment:
         if self.sent:
             name, numbers = self.queue.popleft()
             self.sent -= 1
-            self.dedup.confirmed(name, numbers, Position(1, self.confirmed))
+            self.dedup.on_publish_confirmed(name, numbers, Position(1, self.confirmed))
             self.confirmed += 1
             client = next(each for each in self.clients if each.name == name)
             if client.connected and self.rng.random() < 0.9:  # or the receipt is lost with the connection
@@ -133,7 +133,7 @@ class Deployment:
         if self.rng.random() < 0.2 and len(self.queue) > self.sent:
             while len(self.queue) > self.sent:
                 name, _ = self.queue.pop()
-                self.dedup.failed(name)
+                self.dedup.on_publish_failed(name)
                 self.cut(name)
 
     def cut(self, name: str) -> None:
@@ -151,7 +151,7 @@ class Deployment:
         if self.rng.random() < 0.2:
             self.dedup = Dedup(self.snapshot, now=self.now)
             for entry_id in range(self.snapshot.position.entry_id + 1, len(self.log)):
-                self.dedup.confirmed(*self.log[entry_id], Position(1, entry_id))
+                self.dedup.on_publish_confirmed(*self.log[entry_id], Position(1, entry_id))
             self.confirmed, self.sent = len(self.log), 0
             self.queue.clear()
             for client in self.clients:
@@ -160,7 +160,7 @@ class Deployment:
     def look(self) -> None:
         """Time passes, and those that are gone are forgotten; never so much of it that one of these is."""
         self.now += self.rng.random()
-        self.dedup.forget(self.now, inactive_s=STEPS + 1.0, producers_max=10)
+        self.dedup.expire_producers(self.now, inactive_s=STEPS + 1.0, producers_max=10)
 
     def step(self) -> None:
         steps = (self.produce, self.publish, self.publish, self.send, self.send, self.confirm, self.confirm,
@@ -218,7 +218,7 @@ def test_what_is_on_its_way_is_unknown_and_never_called_stored() -> None:
     assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.NEW
     assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.UNKNOWN
     assert not dedup.is_settled("p")
-    dedup.confirmed("p", SequenceRange(0, 4), Position(1, 0))
+    dedup.on_publish_confirmed("p", SequenceRange(0, 4), Position(1, 0))
     assert dedup.judge("p", SequenceRange(0, 4)) is DedupVerdict.DUPLICATE
     assert dedup.is_settled("p")
 
@@ -226,10 +226,10 @@ def test_what_is_on_its_way_is_unknown_and_never_called_stored() -> None:
 def test_a_failure_makes_what_was_pushed_new_again() -> None:
     dedup = on()
     assert [dedup.judge("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.NEW] * 3
-    dedup.confirmed("p", SequenceRange(0, 0), Position(1, 0))
-    dedup.failed("p")
+    dedup.on_publish_confirmed("p", SequenceRange(0, 0), Position(1, 0))
+    dedup.on_publish_failed("p")
     assert dedup.judge("p", SequenceRange(2, 2)) is DedupVerdict.UNKNOWN, "one is still on its way"
-    dedup.failed("p")
+    dedup.on_publish_failed("p")
     assert [dedup.judge("p", SequenceRange(id_, id_)) for id_ in range(3)] == [DedupVerdict.DUPLICATE,
         DedupVerdict.NEW, DedupVerdict.NEW]
 
@@ -238,7 +238,7 @@ def test_a_batch_that_is_stored_in_part_is_neither_stored_nor_new() -> None:
     """Called a duplicate, its second half would be lost."""
     dedup = on()
     dedup.judge("p", SequenceRange(0, 9))
-    dedup.confirmed("p", SequenceRange(0, 9), Position(1, 0))
+    dedup.on_publish_confirmed("p", SequenceRange(0, 9), Position(1, 0))
     assert dedup.judge("p", SequenceRange(7, 12)) is DedupVerdict.OVERLAP
     assert dedup.judge("p", SequenceRange(10, 12)) is DedupVerdict.NEW
 
@@ -248,11 +248,11 @@ def test_chunks_count_when_the_last_of_them_is_stored() -> None:
     chunks = [SequenceRange(5, 5, "u", chunk, 3) for chunk in range(3)]
     for entry_id, chunk in enumerate(chunks[:2]):
         assert dedup.judge("p", chunk) is DedupVerdict.NEW
-        dedup.confirmed("p", chunk, Position(1, entry_id))
-    assert dedup.last("p") == -1
+        dedup.on_publish_confirmed("p", chunk, Position(1, entry_id))
+    assert dedup.last_sequence_id("p") == -1
     assert [dedup.judge("p", chunk) for chunk in chunks] == [DedupVerdict.DUPLICATE, DedupVerdict.DUPLICATE,
         DedupVerdict.NEW]
-    dedup.failed("p")
+    dedup.on_publish_failed("p")
     again = SequenceRange(5, 5, "of another process", 0, 3)
     assert dedup.judge("p", again) is DedupVerdict.NEW, "who begins the message anew has all its chunks stored"
 
@@ -260,24 +260,24 @@ def test_chunks_count_when_the_last_of_them_is_stored() -> None:
 def test_a_commit_sets_no_sequence_id_back() -> None:
     """Others of its producer were stored outside of the transaction while it was open."""
     dedup = Dedup(Snapshot(START, {}), now=0.0)
-    dedup.joined("p")
-    dedup.passed(Position(1, 0))  # of the transaction: 3
+    dedup.on_producer_joined("p")
+    dedup.on_passed(Position(1, 0))  # of the transaction: 3
     assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.NEW
-    dedup.confirmed("p", SequenceRange(4, 4), Position(1, 1))
-    dedup.merged({"p": SequenceProgress(3)})
-    assert dedup.last("p") == 4
+    dedup.on_publish_confirmed("p", SequenceRange(4, 4), Position(1, 1))
+    dedup.on_merged({"p": SequenceProgress(3)})
+    assert dedup.last_sequence_id("p") == 4
     assert dedup.judge("p", SequenceRange(4, 4)) is DedupVerdict.DUPLICATE
-    dedup.merged({"p": SequenceProgress(6)})
-    assert dedup.last("p") == 6
+    dedup.on_merged({"p": SequenceProgress(6)})
+    assert dedup.last_sequence_id("p") == 6
     dedup.check()
 
 
 def test_while_it_is_off_everything_is_new_and_turned_on_it_knows_who_is_connected() -> None:
     dedup = Dedup(now=0.0)
-    dedup.joined("here")
+    dedup.on_producer_joined("here")
     for entry_id, name in enumerate(["here", "gone", "here"]):
         assert dedup.judge(name, SequenceRange(7, 7)) is DedupVerdict.NEW
-        dedup.confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
+        dedup.on_publish_confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
     dedup.judge("here", SequenceRange(8, 8))
     dedup.enable()
     assert dedup.judge("here", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
@@ -289,16 +289,16 @@ def test_while_it_is_off_everything_is_new_and_turned_on_it_knows_who_is_connect
 def test_who_has_been_gone_for_too_long_or_is_one_too_many_is_forgotten_and_who_is_connected_never() -> None:
     dedup = on()
     for number in range(5):
-        dedup.joined(f"p{number}")
+        dedup.on_producer_joined(f"p{number}")
         dedup.judge(f"p{number}", SequenceRange(0, 0))
-        dedup.confirmed(f"p{number}", SequenceRange(0, 0), Position(1, number))
+        dedup.on_publish_confirmed(f"p{number}", SequenceRange(0, 0), Position(1, number))
     for number in range(4):
-        dedup.left(f"p{number}", now=float(number))
-    dedup.forget(50.0, inactive_s=100.0, producers_max=3)
+        dedup.on_producer_left(f"p{number}", now=float(number))
+    dedup.expire_producers(50.0, inactive_s=100.0, producers_max=3)
     assert set(dedup.persisted) == {"p1", "p2", "p3", "p4"}
-    dedup.forget(102.5, inactive_s=100.0, producers_max=3)
+    dedup.expire_producers(102.5, inactive_s=100.0, producers_max=3)
     assert set(dedup.persisted) == {"p3", "p4"}
-    dedup.forget(1e9, inactive_s=100.0, producers_max=0)
+    dedup.expire_producers(1e9, inactive_s=100.0, producers_max=0)
     assert set(dedup.persisted) == {"p4"}
     assert dedup.forgotten == 4
     dedup.check()
@@ -309,13 +309,13 @@ def test_a_producer_that_the_log_names_is_not_forgotten_because_the_host_has_bee
     """A broker dies before any snapshot, and another producer leaves before this one is back."""
     dedup = Dedup(Snapshot(START, {}), now=up_s)
     for entry_id, name in enumerate(("back", "away")):
-        dedup.confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
-    dedup.joined("back")
-    dedup.left("back", up_s + 1.0)
-    dedup.forget(up_s + 1.0, inactive_s=100.0, producers_max=10)
+        dedup.on_publish_confirmed(name, SequenceRange(7, 7), Position(1, entry_id))
+    dedup.on_producer_joined("back")
+    dedup.on_producer_left("back", up_s + 1.0)
+    dedup.expire_producers(up_s + 1.0, inactive_s=100.0, producers_max=10)
     assert set(dedup.persisted) == {"back", "away"}
     assert dedup.judge("away", SequenceRange(7, 7)) is DedupVerdict.DUPLICATE
-    dedup.forget(up_s + 100.5, inactive_s=100.0, producers_max=10)
+    dedup.expire_producers(up_s + 100.5, inactive_s=100.0, producers_max=10)
     assert set(dedup.persisted) == {"back"}
 
 
@@ -338,8 +338,8 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
         if act < 0.15 or not open_:
             born += 1
             txn = TxnId.of(1, 1, born)
-            core.ask(txn)
-            core.joined(txn)
+            core.begin_resolving(txn)
+            core.on_joined(txn)
             open_[txn] = set()
         elif act < 0.3:
             txn = rng.choice(list(open_))
@@ -348,7 +348,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                 stored |= open_[txn]
             del open_[txn]
             end = core.settle(Settlement(txn, committed))
-            dedup.merged(end.numbers, end.sent)
+            dedup.on_merged(end.numbers, end.sent)
             dedup.taken_back(end.back)
         elif act < 0.35:
             first = core.first_hidden
@@ -358,16 +358,16 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             for at in range(dedup.position[1] + 1, len(log)):
                 number, of = log[at]
                 numbers, position = SequenceRange(number, number), Position(1, at)
-                aborted = of is not None and core.noted(of, "p", numbers, position)
+                aborted = of is not None and core.add_known(of, "p", numbers, position)
                 if of is None or outcome.get(of):
-                    dedup.confirmed("p", numbers, position)
+                    dedup.on_publish_confirmed("p", numbers, position)
                 else:
-                    dedup.passed(position)
+                    dedup.on_passed(position)
                 if aborted:
                     dedup.taken_back({"p": BitMap64([number])})
             for txn in open_:
-                core.ask(txn)
-                core.joined(txn)
+                core.begin_resolving(txn)
+                core.on_joined(txn)
         else:
             to = rng.choice([None, *open_])
             number = rng.randint(0, highest + 2)
@@ -376,7 +376,7 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
             assert core.holding("p", to, numbers) == holder
             if holder is not None or (to is not None and number < max(open_[to], default=-1)):
                 continue  # it waits; or goes back inside its transaction
-            verdict = dedup.judge("p", numbers) if to is None else dedup.stored("p", numbers)
+            verdict = dedup.judge("p", numbers) if to is None else dedup.judge_stored("p", numbers)
             if to is not None and verdict is DedupVerdict.NEW:
                 verdict = core.judge(to, "p", numbers)
             known = number in stored or (to is not None and number in open_[to])
@@ -389,11 +389,11 @@ def test_a_producer_in_many_transactions_at_once_stores_each_id_once_and_what_an
                 log.append((number, to))
                 span.last_entry, span.end_index = position[1], position[1] + 1
                 if to is None:
-                    dedup.confirmed("p", numbers, position)
+                    dedup.on_publish_confirmed("p", numbers, position)
                     stored.add(number)
                 else:
-                    dedup.passed(position)
-                    core.confirmed(to, "p", numbers, position, position[1], 1, 10)
+                    dedup.on_passed(position)
+                    core.on_publish_confirmed(to, "p", numbers, position, position[1], 1, 10)
                     open_[to].add(number)
                 highest = max(highest, number)
         dedup.check()
@@ -409,5 +409,5 @@ def test_gaps_of_a_producer_are_bounded_and_the_highest_are_kept() -> None:
     gaps = dedup.snapshot().gaps["p"]
     assert len(gaps.serialize()) <= GAP_BYTES_MAX
     assert gaps.max() == 419_999
-    assert dedup.stored("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
-    assert dedup.stored("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"
+    assert dedup.judge_stored("p", SequenceRange(419_999, 419_999)) is DedupVerdict.NEW
+    assert dedup.judge_stored("p", SequenceRange(5, 5)) is DedupVerdict.DUPLICATE, "it counts as left out"

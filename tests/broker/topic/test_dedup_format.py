@@ -11,7 +11,7 @@ SNAPSHOT = Snapshot(Position(7, 41), {"p": SequenceProgress(120), "q": SequenceP
 
 
 def read(entries: list[bytes]) -> Snapshot:
-    return stored.join([stored.decode_piece(entry) for entry in entries])
+    return stored.assemble([stored.decode_piece(entry) for entry in entries])
 
 
 def test_a_snapshot_comes_back() -> None:
@@ -28,7 +28,7 @@ def test_gaps_come_back_and_a_snapshot_without_any_is_as_it_always_was() -> None
     (damaged,) = stored.encode(SNAPSHOT, 9)
     body = damaged[24:-1] + b',"gaps":{"p":"AAAA"}}'
     with pytest.raises(stored.DamagedSnapshot, match="gaps"):
-        stored.join([stored.Piece(9, 0, 1, body)])
+        stored.assemble([stored.Piece(9, 0, 1, body)])
 
 
 def test_a_large_snapshot_is_several_entries() -> None:

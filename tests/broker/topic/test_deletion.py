@@ -220,14 +220,14 @@ async def test_nothing_joins_while_the_topic_is_deleted(scene: Scene) -> None:
 
 async def test_a_producer_that_comes_while_a_deletion_without_force_waits_keeps_the_topic(scene: Scene) -> None:
     scene.coordinator.settlement(scene.txn, False)
-    asked, go, honest = asyncio.Event(), asyncio.Event(), scene.coordinator.tell
+    asked, go, honest = asyncio.Event(), asyncio.Event(), scene.coordinator.get_facts
 
     async def tell(txn: TxnId) -> Any:
         asked.set()
         await go.wait()
         return await honest(txn)
 
-    scene.coordinator.tell = tell  # type: ignore[method-assign]
+    scene.coordinator.get_facts = tell  # type: ignore[method-assign]
     deleting = asyncio.create_task(scene.delete(force=False))
     await asked.wait()
     producer = await scene.producer()
@@ -292,7 +292,7 @@ async def test_a_topic_that_only_an_open_transaction_uses_is_not_deleted_as_unus
         for _ in range(3):
             await at.later(100)
         assert TOPIC in at.broker.topics
-        assert not at.topic.life.inactive()
+        assert not at.topic.maintenance.inactive()
         with monkeypatch.context() as patched:
             patched.setattr(TopicMaintenance, "inactive", lambda _: True)  # it joined just after the look
             await at.later(1)

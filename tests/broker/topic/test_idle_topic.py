@@ -27,7 +27,7 @@ async def test_an_idle_topic_keeps_nothing_of_what_it_does_not_use(running: Clus
     topic = await broker.topic(TopicName.parse(TOPIC))
     subscription = await topic.registry.subscribe("s")
     config = replace(broker.config, state_memory_bytes=1 << 20)
-    await StateMemory(config, running.world.clock, broker.cache, broker.memory).look([topic])
+    await StateMemory(config, running.world.clock, broker.cache, broker.memory).measure([topic])
     store, letters, delayed = subscription.store, subscription.dead_letters, subscription.delayed
     assert store is not None
     assert letters is not None

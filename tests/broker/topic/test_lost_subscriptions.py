@@ -137,7 +137,7 @@ async def test_a_crash_between_the_two_records_of_a_deletion_leaves_a_subscripti
 async def test_a_record_of_before_names_them_with_its_next_change_and_a_long_list_is_not_kept(tmp_path: Path) -> None:
     async with cluster(tmp_path) as running:
         topic = await _published(running)
-        await topic.log.note(subscriptions=None)
+        await topic.log.commit_fields(subscriptions=None)
         await running.brokers[0].owned.unload(NAME)
         topic = await running.brokers[0].owned.topic(NAME)
         await topic.registry.subscribe("kept")

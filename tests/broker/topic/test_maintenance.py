@@ -80,7 +80,7 @@ class Deployment:
         await self.broker.owned.look_after_topics()
 
     def backlog(self, name: str) -> Any:
-        return backlog.size(self.topic.log, self.topic.subscription(name))
+        return backlog.count_messages(self.topic.log, self.topic.subscription(name))
 
 
 @asynccontextmanager
@@ -107,7 +107,7 @@ async def test_a15_what_nobody_acknowledged_in_time_expires_exactly_and_for_each
         assert await at.backlog("b") == left
         await at.later(60)
         assert await at.backlog("a") == await at.backlog("b") == 0
-        assert at.topic.life.expired == 40
+        assert at.topic.maintenance.expired == 40
 
 
 async def test_expiry_reads_no_single_messages_and_nothing_when_nothing_is_due(
@@ -229,7 +229,7 @@ async def test_complaint_28_nothing_changes_when_no_next_ledger_can_be_made(
         async def full(*_: Any, **__: Any) -> Any:
             raise Unavailable("no bookie has room")
 
-        monkeypatch.setattr(at.topic.log._chain, "draft", full)
+        monkeypatch.setattr(at.topic.log._managed_ledger, "draft", full)
         await at.later(61)
         await producer.send(b"2")
         assert await consumer.receive_payloads(1) == [b"2"], "the ledger goes on"
@@ -503,6 +503,8 @@ async def test_the_backlog_counts_messages_of_batches_that_are_acknowledged_in_p
         topic = await running.brokers[0].owned.topic(TopicName.parse(TOPIC))
         for delivery, left in ((await consumer.receive(), 13), (await consumer.receive(), 6)):
             await consumer.ack(delivery, indexes=range(7))
-            assert await backlog.size(topic.log, topic.subscription("s")) == left
+            assert await backlog.count_messages(topic.log, topic.subscription("s")) == left
         await consumer.ack(delivery, indexes=range(7, 10))
-        assert await backlog.size(topic.log, topic.subscription("s")) == 12, "the second counts as one acknowledged"
+        assert await backlog.count_messages(topic.log, topic.subscription("s")) == 12, (
+            "the second counts as one acknowledged"
+        )

@@ -37,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(of, method, recorded)
 
     for part in PARTS:
-        for method in ("open", "look", "held", "stop", "close", "own_ledgers"):
+        for method in ("open", "run_due", "trim_limit", "stop", "close", "own_ledgers"):
             record(part, method)
     record(TopicLog, "open")
     record(TopicLog, "close")
@@ -88,8 +88,8 @@ async def test_each_part_is_looked_at_with_the_topic_and_asked_what_it_holds_bef
         await running.brokers[0].owned.topic(NAME)
         calls.clear()
         await running.brokers[0].owned.look_after_topics()
-        assert [each for each in calls if "look" in each] == _each("look")
-        assert calls.index("Deduplication.look") < calls.index("Deduplication.held")
+        assert [each for each in calls if "run_due" in each] == _each("run_due")
+        assert calls.index("Deduplication.run_due") < calls.index("Deduplication.trim_limit")
 
 
 def _each(method: str) -> list[str]:

@@ -43,22 +43,22 @@ class Told:
     def __init__(self) -> None:
         self.told: list[tuple[str, int]] = []
 
-    def stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
+    def on_stored(self, size: int, sequence_id: int, position: Position, index: int) -> None:
         self.told += [("freed", size), ("receipt", sequence_id)]
 
     def duplicate(self, sequence_id: int) -> None:
         self.told.append(("duplicate", sequence_id))
 
-    def failed(self, sequence_id: int, error: MagnetarError) -> None:
+    def on_failed(self, sequence_id: int, error: MagnetarError) -> None:
         self.told.append(("failed", sequence_id))
 
-    def closed(self, error: MagnetarError) -> None:
+    def on_closed(self, error: MagnetarError) -> None:
         self.told.append(("closed", -1))
 
-    def waits(self, error: MagnetarError) -> None:
+    def on_waiting(self, error: MagnetarError) -> None:
         self.told.append(("waits", -1))
 
-    def freed(self, size: int) -> None:
+    def on_freed(self, size: int) -> None:
         self.told.append(("freed", size))
 
 
@@ -72,10 +72,10 @@ async def test_answers_keep_their_place_and_what_an_entry_frees_is_told_before_i
     first, refused, last = (client_part("p", number, bytes(size)) for number, size in enumerate((10, 2000, 20)))
     assert [producer.publish(each) for each in (first, refused, last)] == [True, False, True]
     assert outlet.told == [], "the refusal waits for the entry before it"
-    producer.confirmed(under_way.popleft(), Position(1, 0), 0)
+    producer.on_confirmed(under_way.popleft(), Position(1, 0), 0)
     assert outlet.told == [("freed", len(first)), ("receipt", 0), ("failed", 1)]
     assert producer.pending
-    producer.failed(under_way.popleft(), Unavailable("no bookie"))
+    producer.on_failed(under_way.popleft(), Unavailable("no bookie"))
     assert outlet.told[3:] == [("freed", len(last)), ("failed", 2)]
     assert not producer.pending
 
@@ -92,7 +92,7 @@ async def test_m28_a_producer_that_returns_is_told_what_is_stored_and_not_what_i
     producer = opened()
     for number in range(3):
         producer.publish(client_part("p", number, b"x"))
-    producer.confirmed(under_way.popleft(), Position(1, 0), 0)
+    producer.on_confirmed(under_way.popleft(), Position(1, 0), 0)
     assert opened().last_sequence_id == 0
 
 

@@ -457,7 +457,7 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
         topic = await loaded(broker)
         appender = topic.log._appender  # type: ignore[attr-defined]
         held, heard = pytest.MonkeyPatch(), []
-        held.setattr(Appender, "appended", lambda self, *told: heard.append(told))
+        held.setattr(Appender, "on_appended", lambda self, *told: heard.append(told))
         producer.publish_in(txn, b"late")
         core = topic.transactions.core
         assert core is not None
@@ -466,7 +466,7 @@ async def test_what_was_on_its_way_when_it_ended_is_never_shown_also_after_a_cra
         done, _ = await asyncio.wait([ending], timeout=0.3)
         assert not done
         held.undo()
-        appender.appended(*heard[-1])
+        appender.on_appended(*heard[-1])
         await ending
         await producer.next("receipt")
         assert await shown(broker) == [b"0"]
@@ -713,7 +713,7 @@ async def test_plain_traffic_after_the_last_transaction_does_not_keep_ledgers(
         assert ledger is not None
         writes = ledger.writes
         for part in topic.parts:
-            part.look(topic.applied)
+            part.run_due(topic.applied)
         await until(lambda: ledger.writes > writes)
         assert len(await topic.trim()) == 3
 
@@ -820,7 +820,7 @@ async def test_with_deduplication_no_header_makes_a_transaction_note_millions_of
         await coordinator.end(topic, txn, committed=False)
         producer.frame(publish=wide("p", None, 0, last))  # over the gaps
         assert not (await producer.next("receipt")).duplicate
-        assert topic.dedup.core.last("p") == last
+        assert topic.dedup.core.last_sequence_id("p") == last
         assert not topic.dedup.core._gaps
 
 

@@ -72,7 +72,7 @@ class Walk:
 
     def start(self, snapshot: TxnSnapshot) -> None:
         self.core = Transactions(self.shape, snapshot)
-        self.view.show(self.core)
+        self.view.set_decided(self.core)
 
     def step(self) -> None:
         action = self.rng.choice(
@@ -87,8 +87,8 @@ class Walk:
     def begin(self) -> None:
         txn = TxnId.of(0, 1, self.next_txn)
         self.next_txn += 1
-        self.core.ask(txn)
-        assert self.core.joined(txn)
+        self.core.begin_resolving(txn)
+        assert self.core.on_joined(txn)
 
     def send(self) -> None:
         if opened := [each for each in self.core.open if self.core.is_open(each)]:
@@ -113,7 +113,7 @@ class Walk:
         if entry.txn is not None:
             entry.state = ABORTED if entry.txn in self.outcomes else OPEN
             numbers = SequenceRange(entry.sequence, entry.sequence)
-            self.core.confirmed(entry.txn, "p", numbers, entry.position, entry.first_index, entry.count, 10)
+            self.core.on_publish_confirmed(entry.txn, "p", numbers, entry.position, entry.first_index, entry.count, 10)
             if entry.state == OPEN:
                 assert self.core.judge(entry.txn, "p", numbers) is DedupVerdict.DUPLICATE
 
@@ -150,7 +150,7 @@ class Walk:
         gone = spans[0]
         if len(spans) > 1 and (gone.ledger_id, gone.last_entry) < held and self.rng.random() < 0.3:
             self.shape.remove(gone.ledger_id)
-            self.core.trimmed(gone.ledger_id, gone.first_index, gone.end_index)
+            self.core.on_trimmed(gone.ledger_id, gone.first_index, gone.end_index)
             self.model.log = [each for each in self.model.log if each.position[0] != gone.ledger_id]
 
     def save(self) -> None:
@@ -177,14 +177,14 @@ class Walk:
                 again.replayed(each.txn, "p", numbers, each.position, each.first_index, each.count, 10)
         again.replay_done()
         self.core = again
-        self.view.show(again)
+        self.view.set_decided(again)
         before, hidden = set(self.model.shown()), set(self.positions())
         assert hidden <= before, "something is shown before its outcome is known"
         for txn in list(again.open):
             if txn in self.outcomes:
                 again.settle(self.outcomes[txn])
             else:
-                assert again.joined(txn)
+                assert again.on_joined(txn)
         self.check()
 
     # ---------------------------------------------------------------- what is shown
@@ -202,7 +202,7 @@ class Walk:
         assert self.positions() == shown
         assert (view.last if shown else view.last[1]) == (shown[-1] if shown else -1)
         assert view.end_index == model.stable_index or not model.log
-        assert view.stable <= self.shape.confirmed
+        assert view.stable <= self.shape.last_confirmed
         stable = {each.position: each for each in model.stable_entries() if each.state == COMMITTED}
         indexes = [each.first_index + at for each in stable.values() for at in range(each.count)]
         for index in self.rng.sample(range(model.stable_index + 2), min(5, model.stable_index + 2)):
@@ -225,7 +225,7 @@ class Walk:
         for mark in shown[-1:]:
             following = [each for each in model.log if each.position > mark]
             run = next((at for at, each in enumerate(following) if each.state != ABORTED), len(following))
-            assert view.passed(mark) == (following[run - 1].position if run else mark)
+            assert view.skip_hidden(mark) == (following[run - 1].position if run else mark)
 
 
 def _copied(snapshot: TxnSnapshot) -> TxnSnapshot:
@@ -253,8 +253,8 @@ def opened(*txns: int) -> Transactions:
     shape.add(Span(1, 0, open=True))
     core = Transactions(shape, TxnSnapshot(Position(1, -1)))
     for each in txns:
-        core.ask(TxnId(0, each))
-        core.joined(TxnId(0, each))
+        core.begin_resolving(TxnId(0, each))
+        core.on_joined(TxnId(0, each))
     return core
 
 
@@ -262,17 +262,17 @@ def store(core: Transactions, txn: TxnId, sequence: int, entry_id: int, *, name:
     tail = core._shape.tail
     core.judge(txn, name, SequenceRange(sequence, sequence))
     tail.last_entry, tail.end_index = entry_id, entry_id + 1
-    core.confirmed(txn, name, SequenceRange(sequence, sequence), Position(1, entry_id), entry_id, 1, 10)
+    core.on_publish_confirmed(txn, name, SequenceRange(sequence, sequence), Position(1, entry_id), entry_id, 1, 10)
 
 
 def test_after_an_abort_the_same_sequence_ids_are_new_and_a_commit_returns_them() -> None:
     core, first, second = opened(1, 2), TxnId(0, 1), TxnId(0, 2)
     store(core, first, 7, 0)
-    assert core.last("p") == 7
+    assert core.last_sequence_id("p") == 7
     assert core.settle(Settlement(first, False)).numbers == {}
-    assert core.last("p") == -1
+    assert core.last_sequence_id("p") == -1
     assert core.judge(second, "p", SequenceRange(7, 7)) is DedupVerdict.NEW
-    core.failed(second, "p")
+    core.on_publish_failed(second, "p")
     store(core, second, 7, 1)
     assert core.settle(Settlement(second, True, 1, Position(1, 1))).numbers["p"].number == 7
 
@@ -284,7 +284,7 @@ def test_what_has_entries_here_stays_when_its_coordinator_gives_no_answer() -> N
     again = Transactions(core._shape, TxnSnapshot(Position(1, -1)))
     again.replayed(txn, "p", SequenceRange(0, 0), Position(1, 0), 0, 1, 10)
     again.replay_done()
-    again.refused(txn)
+    again.on_join_refused(txn)
     again.check()
     assert again.is_known(txn)
     assert again.stable == Position(1, -1)
@@ -299,7 +299,7 @@ def test_a_late_send_never_hides_committed_entries() -> None:
     core.judge(txn, "p", SequenceRange(1, 1))
     core.settle(Settlement(txn, True, 1, Position(1, 0)))
     core._shape.tail.last_entry, core._shape.tail.end_index = 1, 2
-    core.confirmed(txn, "p", SequenceRange(1, 1), Position(1, 1), 1, 1, 10)
+    core.on_publish_confirmed(txn, "p", SequenceRange(1, 1), Position(1, 1), 1, 1, 10)
     assert core.aborted == {1: BitMap([1])}
     assert core.stable == Position(1, 1)
     core.settle(Settlement(txn, False))

@@ -99,7 +99,7 @@ class HalfWorld(World):
     def leave(self, member: object) -> None:
         self.members.pop(member)
         self.open_asks = {half: each for half, each in self.open_asks.items() if each.member != member}
-        self.core.halves.left(member, self.now)
+        self.core.halves.remove_member(member, self.now)
         self._do(self.core.take_effects())
 
     def publish(self, number: int = 0, *, upto: int = 100) -> None:

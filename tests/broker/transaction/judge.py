@@ -136,7 +136,7 @@ class World:
     def take(self) -> bool:
         """Begins an append."""
         if self.append_now is None:
-            self.append_now = self.core.take()
+            self.append_now = self.core.take_append()
             if self.append_now is not None:
                 for record in self.append_now.records:
                     if isinstance(record, Committed):
@@ -148,7 +148,7 @@ class World:
         assert self.append_now is not None
         append, self.append_now = self.append_now, None
         self._write(append.records)
-        self._do(self.core.appended(append.number, self.now))
+        self._do(self.core.on_appended(append.number, self.now))
 
     def _write(self, records: Sequence[AnyRecord]) -> None:
         self.log += deepcopy(list(records))
@@ -183,7 +183,7 @@ class World:
         if self.settling:
             each = self.settling.pop(number % len(self.settling))
             self.store(each)
-            self._do(self.core.settled(each.txn, each.participant.topic))
+            self._do(self.core.on_settled(each.txn, each.participant.topic))
 
     def store(self, each: Settle) -> None:
         before = self.judge.stored.setdefault((each.txn, each.participant.topic), each.committed)
@@ -245,7 +245,7 @@ class World:
 
 def _plain(state: State) -> tuple[object, ...]:
     return (
-        state.kept.listed(), state.unsettled, state.prepared,
+        state.kept.ids_by_owner(), state.unsettled, state.prepared,
         dict(state.names.items()), dict(state.sinks.items()), state.holders, state.forgotten, state.halves.open,
-        {half: state.halves.outcome(half) for half in state.halves.ended()},
+        {half: state.halves.outcome(half) for half in state.halves.ended_ids()},
     )  # fmt: skip

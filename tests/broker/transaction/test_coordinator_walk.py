@@ -340,7 +340,7 @@ def test_two_completions_at_once_make_one_record() -> None:
     world.ask(End(2, txn, Verb.COMMIT, "me"))
     world.flush()
     world.settle()
-    world._do(world.core.settled(txn, "a"))
+    world._do(world.core.on_settled(txn, "a"))
     world.core.hurry()
     world.flush()
     assert sum(type(record).__name__ == "Done" for record in world.log) == 1
@@ -388,9 +388,9 @@ def test_all_that_is_decided_while_an_append_is_on_its_way_is_the_next_append() 
         world.ask(End(20 + number, txn, Verb.COMMIT, "me"))
         if not number:
             world.take()
-    assert world.core.take() is None, "one append at a time"
+    assert world.core.take_append() is None, "one append at a time"
     world.appended()
-    append = world.core.take()
+    append = world.core.take_append()
     assert append is not None
     assert len(append.records) == 2
     assert world.answers[20] is TxnState.COMMITTED

@@ -211,7 +211,7 @@ def test_a_role_has_a_share_of_the_halves_and_of_those_who_are_asked() -> None:
     with pytest.raises(BackPressure):
         world.core.halves.receive(WatchHalves(object(), "more", "you", "g"), world.now)
     world.core.halves.receive(WatchHalves(object(), "mine", "me", "g"), world.now)
-    world.core.halves.left(0, world.now)
+    world.core.halves.remove_member(0, world.now)
     world.core.halves.receive(WatchHalves(object(), "more", "you", "g"), world.now)
     world.core.take_effects()
 

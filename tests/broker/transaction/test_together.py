@@ -13,7 +13,7 @@ async def test_the_answers_are_in_the_order_of_the_questions_whatever_came_first
     together = Together()
     first, second, third = together.one(), together.one(), together.one()
     second.answer(NotOwner("elsewhere"))
-    waiting = asyncio.ensure_future(together.answered(10.0))
+    waiting = asyncio.ensure_future(together.wait_answers(10.0))
     await asyncio.sleep(0)
     third.answer(TxnState.ABORTED)
     assert not waiting.done(), "the first has no answer"
@@ -27,15 +27,15 @@ async def test_the_answers_are_in_the_order_of_the_questions_whatever_came_first
 async def test_what_is_answered_at_once_is_not_waited_for() -> None:
     together = Together()
     together.one().answer(TxnState.COMMITTED)
-    assert await together.answered(0.0) == [TxnState.COMMITTED]
-    assert await Together().answered(0.0) == []
+    assert await together.wait_answers(0.0) == [TxnState.COMMITTED]
+    assert await Together().wait_answers(0.0) == []
 
 
 async def test_one_without_an_answer_in_time_is_unknown_and_an_answer_that_comes_later_changes_nothing() -> None:
     together = Together()
     first, late = together.one(), together.one()
     first.answer(TxnState.COMMITTED)
-    results = await together.answered(0.001)
+    results = await together.wait_answers(0.001)
     assert results[0] is TxnState.COMMITTED
     assert isinstance(results[1], TimedOut)
     late.answer(TxnState.COMMITTED)

@@ -58,14 +58,14 @@ class Topic:
     def load(self) -> None:
         """From what is stored, and the log."""
         self.core = Transactions(self.shape, self.saved)
-        self.view.show(self.core)
+        self.view.set_decided(self.core)
         for txn, number, position in self.log:
             if position > self.saved.position:
                 self.core.replayed(txn, "p", SequenceRange(number, number), position, position[1], 1, 10)
         self.core.replay_done()
         self.cursor = again(self.stored_cursor, self.asked)
         for txn in self.cursor.pending.of if self.cursor.pending is not None else ():
-            self.core.ask(txn)
+            self.core.begin_resolving(txn)
 
     def crash(self) -> None:
         self.flying.clear()
@@ -81,7 +81,7 @@ class Topic:
         tail.end_index += 1
         position = Position(tail.ledger_id, tail.last_entry)
         self.log.append((txn, number, position))
-        self.core.confirmed(txn, "p", SequenceRange(number, number), position, position[1], 1, 10)
+        self.core.on_publish_confirmed(txn, "p", SequenceRange(number, number), position, position[1], 1, 10)
         if receipt:
             self.receipts.append(position)
 
@@ -142,11 +142,11 @@ class Life:
         time what is open."""
         if topic.core.is_open(self.id) and not asks:
             return True
-        topic.core.ask(self.id)
+        topic.core.begin_resolving(self.id)
         state = self.ask(Join, topic.name)
         if state in (TxnState.OPEN, TxnState.PREPARED):
-            return topic.core.joined(self.id)
-        topic.core.refused(self.id)
+            return topic.core.on_joined(self.id)
+        topic.core.on_join_refused(self.id)
         if self.id in topic.core.known:
             if state is TxnState.ABORTED:
                 topic.settle(Settlement(self.id, False))
@@ -214,7 +214,7 @@ class Life:
         topic = self.topics[each.participant.topic]
         topic.settle(self.settlement(each.committed, each.participant))
         self.world.store(each)
-        self.world._do(self.world.core.settled(each.txn, each.participant.topic))
+        self.world._do(self.world.core.on_settled(each.txn, each.participant.topic))
 
     def heal(self) -> None:
         for _ in range(3):
@@ -237,7 +237,7 @@ class Life:
         committed = state is TxnState.COMMITTED
         for topic in self.topics.values():
             assert not topic.core.open, "every topic knows the outcome"
-            assert topic.view.stable == topic.shape.confirmed, "nothing is held back"
+            assert topic.view.stable == topic.shape.last_confirmed, "nothing is held back"
             assert topic.shown() == (topic.receipts if committed else []), (topic.name, topic.log)
             topic.core.check()
             topic.crash()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magnetar.cli.migrate.source import Backlog, Entry, PartitionReader, Source, find_topics
+from magnetar.cli.migrate.source import Backlog, PartitionReader, Source, SourceEntry, find_topics
 from magnetar.client.connect.world import client_world
 from magnetar.proto.entry import parse_header
 from magnetar.proto.errors import MagnetarError, TopicNotFound, Unavailable, WrongProtocol
@@ -33,11 +33,11 @@ async def filled(world: World, endpoint: Endpoint, count: int) -> Raw:
     return raw
 
 
-async def entries(reader: PartitionReader, count: int) -> list[Entry]:
-    found: list[Entry] = []
+async def entries(reader: PartitionReader, count: int) -> list[SourceEntry]:
+    found: list[SourceEntry] = []
     while len(found) < count:
         event = await reader.next(5.0)
-        if isinstance(event, Entry):
+        if isinstance(event, SourceEntry):
             found.append(event)
     return found
 

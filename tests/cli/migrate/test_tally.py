@@ -13,28 +13,28 @@ def tally() -> Tally:
 
 def test_a_lag_of_entries_is_told_in_messages_by_the_batches_that_came() -> None:
     one = tally()
-    one.left(4, entries=True)
+    one.set_lag(4, entries=True)
     assert one.lag == 4, "no batch is known yet"
     one.add(Position(1, 0), 100, 1000)
-    one.left(3, entries=True)
+    one.set_lag(3, entries=True)
     assert one.lag == 300
-    one.left(3, entries=False)
+    one.set_lag(3, entries=False)
     assert one.lag == 3
 
 
 def test_a_lag_is_known_when_that_of_every_partition_is() -> None:
     one, other = tally(), tally()
-    one.left(5, entries=False)
+    one.set_lag(5, entries=False)
     totals = Totals([one, other])
     assert totals.lag is None
     assert "lag unknown" in line("orders", totals, 0.0)
-    other.left(7, entries=False)
+    other.set_lag(7, entries=False)
     assert totals.lag == 12
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
     one = tally()
-    one.left(1000, entries=False)
+    one.set_lag(1000, entries=False)
     totals = Totals([one])
     assert totals.rate(0.0) == 0
     assert totals.eta_s(0.0) is None

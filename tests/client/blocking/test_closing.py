@@ -56,7 +56,7 @@ async def busy_consumer(client: Client, name: str) -> Consumer:
     await producer.send(b"y")
     await consumer.reconsume_later(await consumer.receive(), timedelta(hours=1))
     message = await consumer.receive()
-    dead_letters = consumer._dead_letters.of(message.entry.consumer.topic)
+    dead_letters = consumer._dead_letters.producer_of(message.entry.consumer.topic)
     assert dead_letters is not None
 
     async def never(_message: object) -> None:

@@ -75,7 +75,7 @@ class Handler:
     def __init__(self) -> None:
         self.lock, self.granted, self.attended = threading.Lock(), 0, 0
 
-    def taken(self, message: Any) -> None:
+    def on_taken(self, message: Any) -> None:
         with self.lock:
             self.granted += message.permits
             message.permits = -message.permits
@@ -173,7 +173,7 @@ def test_what_a_receive_was_woken_for_goes_to_another_thread_when_ctrl_c_ends_it
 
 async def test_a_wake_up_of_a_cancelled_receive_goes_to_the_next_who_waits() -> None:
     inbox = ReceiverQueue()
-    first, second = (asyncio.ensure_future(inbox.take(None)) for _ in range(2))
+    first, second = (asyncio.ensure_future(inbox.take_message(None)) for _ in range(2))
     await asyncio.sleep(0)
     inbox.put(letters(b"one"))  # wakes the first
     first.cancel()
@@ -185,9 +185,9 @@ async def test_a_wake_up_of_a_cancelled_receive_goes_to_the_next_who_waits() -> 
 async def test_a_wake_up_that_meets_a_time_out_goes_to_the_next_who_waits() -> None:
     inbox = ReceiverQueue()
     loop = asyncio.get_running_loop()
-    first = asyncio.ensure_future(inbox.take(0.01))
+    first = asyncio.ensure_future(inbox.take_message(0.01))
     await asyncio.sleep(0)
-    second = asyncio.ensure_future(inbox.take(None))
+    second = asyncio.ensure_future(inbox.take_message(None))
     await asyncio.sleep(0)
     loop.call_later(0.01, lambda: inbox.put(letters(b"one")))  # in the turn in which the time is over
     outcomes = await asyncio.wait_for(asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED), 5)

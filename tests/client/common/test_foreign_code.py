@@ -14,11 +14,11 @@ from magnetar.client.client import Client
 from magnetar.client.common.loggers import is_cancelled
 from magnetar.client.core.batcher import Batch
 from magnetar.client.core.effects import Settle
-from magnetar.client.model.message import call
+from magnetar.client.model.message import call_listener
 from magnetar.client.model.message_id import MessageId
 from magnetar.client.model.schema import StringSchema
 from magnetar.client.model.settings import InitialPosition
-from magnetar.client.produce.partition_producer import settle, wake
+from magnetar.client.produce.partition_producer import complete, wake
 from magnetar.client.transactions.halves import CheckWatch
 from magnetar.client.transactions.process import in_loop
 from magnetar.proto import wire_pb2 as wire
@@ -73,7 +73,7 @@ def test_ctrl_c_in_a_send_callback_ends_the_program_after_what_else_is_told() ->
         batch = Batch(0)
         batch.callbacks += [fails(KeyboardInterrupt), lambda *_: told.append("the other callback")]
         reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        settle(Settle(batch, None, 1, 1), TopicName.parse("t"))
+        complete(Settle(batch, None, 1, 1), TopicName.parse("t"))
         wake([reached])
         await reached
         told.append("the flush")
@@ -160,7 +160,7 @@ async def test_a_check_that_raises_is_a_failed_answer(kind: type[BaseException],
 
 @each_of
 def test_an_event_listener_is_only_logged(kind: type[BaseException], caplog: pytest.LogCaptureFixture) -> None:
-    call(SimpleNamespace(became_active=fails(kind), became_inactive=fails(kind)), None, 0, True)
+    call_listener(SimpleNamespace(became_active=fails(kind), became_inactive=fails(kind)), None, 0, True)
     assert kind.__name__ in caplog.text
 
 

@@ -216,7 +216,7 @@ class Guard:
     def authorize(self, principal: Principal, path: str) -> None:
         """Everything."""
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         return ""
 
 

@@ -37,10 +37,10 @@ class Owner:
             raise self._fault
         self.credits += [frame.credit for frame in frames]
 
-    def lost(self, error: MagnetarError) -> None:
+    def on_lost(self, error: MagnetarError) -> None:
         self.ends.append(error)
 
-    def broke(self, error: Exception) -> None:
+    def on_failure(self, error: Exception) -> None:
         self.faults.append(error)
 
 

@@ -169,7 +169,7 @@ async def test_a_durable_consumer_acknowledges_across_the_border_and_gets_nothin
             await consumer.acknowledge(message)
         await consumer.close()
         topic = await on.topic()
-        assert await backlog.size(topic.log, topic.subscription("s")) == 0
+        assert await backlog.count_messages(topic.log, topic.subscription("s")) == 0
         assert topic.subscription("s").cursor.mark == topic.log.shape.last
         consumer = await on.client.subscribe(TOPIC, "s", **options)
         await on.send(("d", b"1"), batch=False)

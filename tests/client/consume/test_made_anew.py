@@ -128,9 +128,9 @@ async def test_messages_of_a_topic_that_is_gone_are_not_decoded_by_the_schemas_o
         for writers in asked:
             await writers.fetch(version_bytes(0))
         former, present = asked
-        assert b'"x"' in present.of(version_bytes(0)).data
+        assert b'"x"' in present.schema_of(version_bytes(0)).data
         with pytest.raises(pulsar.InvalidMessage, match="no schema version 0"):
-            former.of(version_bytes(0))
+            former.schema_of(version_bytes(0))
 
 
 async def test_a_range_is_of_one_incarnation(tmp_path: Path) -> None:

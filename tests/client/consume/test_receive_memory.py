@@ -147,7 +147,7 @@ def test_those_who_read_come_to_equal_shares() -> None:
     claims = [Claim(memory, 1000) for _ in range(7)]
     for _ in range(200):
         for claim in claims:
-            claim.came(4096 * 10, 10, claim.window)
+            claim.count_received(4096 * 10, 10, claim.window)
     shares = [claim.window * (4096 + MESSAGE_OVERHEAD) for claim in claims]
     assert sum(shares) <= LIMIT
     assert max(shares) <= 2.5 * min(shares)

@@ -36,7 +36,7 @@ class Walk:
             log_order=False,
         )  # fmt: skip
         self.core = ConsumerCore(options, queue_size=1000, lock=nullcontext(), backoff=Backoff(random.Random(seed)))
-        self.core.opened()
+        self.core.on_opened()
         self.log = self.interleaved(messages, cut_off)
         self.coming = list(range(len(self.log)))  # in the order in which they come: first what comes again
         self.again = 0  # of them; the rest is new
@@ -105,7 +105,7 @@ class Walk:
             for place in begun.places:
                 self.acked.add(place.entry_id)
                 self.core.acknowledge(place, -1, 0)
-            self.core.chunks.acknowledged(next(reversed(begun.places)))
+            self.core.chunks.entries_of_message(next(reversed(begun.places)))
         self.do(self.core.turn(self.now))
 
 

@@ -186,10 +186,10 @@ class Walk:
             return
         self.connect_at = None
         if self.rng.random() < 0.2:
-            self.do(self.core.lost(self.rng.choice([ConnectionLost("no"), NotOwner("moved"), TimedOut("late")])))
+            self.do(self.core.on_lost(self.rng.choice([ConnectionLost("no"), NotOwner("moved"), TimedOut("late")])))
         else:
             self.connected = True
-            self.do(self.core.opened())
+            self.do(self.core.on_opened())
 
     def work(self) -> None:
         """The broker does one request."""
@@ -242,10 +242,10 @@ class Walk:
         kind, *content = self.broker.down.popleft()
         if kind == "done":
             request_id, error = content
-            self.do(self.core.answered(request_id, error))
+            self.do(self.core.on_answered(request_id, error))
             return
         entry, gone, charge = content
-        self.core.permits.came(charge)
+        self.core.permits.count_received(charge)
         messages = [index for index in range(self.broker.sizes[entry]) if not gone >> index & 1]
         self.core.delivered += len(messages)
         self.queue.append(Waiting(entry, messages, charge, self.core.permits.stream, self.seeks))
@@ -254,7 +254,7 @@ class Walk:
         if self.connected and self.rng.random() < 0.3:
             self.connected = False
             self.broker.disconnected()
-            self.do(self.core.lost(self.rng.choice([ConnectionLost("cut"), NotOwner("unloaded")])))
+            self.do(self.core.on_lost(self.rng.choice([ConnectionLost("cut"), NotOwner("unloaded")])))
 
     # ------------------------------------------------------------------------------ the application
     def take(self) -> None:
@@ -263,7 +263,7 @@ class Walk:
         entry, messages, permits, connection, seeks = self.queue.popleft()
         assert seeks == self.seeks, "what came before a seek is not shown after it"
         self.core.permits.used(permits, connection)
-        self.core.watch(Position(LEDGER, entry), self.now, 0.0)
+        self.core.track(Position(LEDGER, entry), self.now, 0.0)
         for index in messages:
             self.taken.append((entry, index))
             self.shown.add((entry, index))
@@ -394,7 +394,7 @@ def test_a_consumer_that_ends_answers_every_request_and_says_why(seed: int) -> N
     walk.connected = False
     walk.broker.disconnected()
     walk.connect_at = None
-    walk.do(walk.core.lost(error))
+    walk.do(walk.core.on_lost(error))
     walk.core.check()
     assert set(walk.requests) <= set(walk.answers)
     if alone and isinstance(error, SubscriptionNotFound):
@@ -410,18 +410,18 @@ def test_a_reader_that_was_sent_to_a_time_goes_there_again_before_it_gets_permit
     walk.options = ConsumerOptions(durable=False)
     walk.core = ConsumerCore(walk.options, queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng))
     walk.connected, walk.connect_at = True, None
-    walk.do(walk.core.opened())
+    walk.do(walk.core.on_opened())
     request_id = walk.core.request()
     walk.do(walk.core.seek(request_id, 0))
-    walk.do(walk.core.answered(request_id, None))
+    walk.do(walk.core.on_answered(request_id, None))
     walk.connected = False
     walk.broker.disconnected()
-    walk.do(walk.core.lost(ConnectionLost("cut")))
+    walk.do(walk.core.on_lost(ConnectionLost("cut")))
     walk.connected = True
-    walk.do(walk.core.opened())
+    walk.do(walk.core.on_opened())
     assert [type(each) for each in walk.broker.up] == [SendSeek]
     again = walk.broker.up[0].request_id
-    walk.do(walk.core.answered(again, None))
+    walk.do(walk.core.on_answered(again, None))
     assert [type(each) for each in walk.broker.up] == [SendSeek, Grant]
     assert walk.broker.up[1].messages == 10
 
@@ -430,21 +430,21 @@ def test_acks_that_were_made_without_a_connection_are_sent_over_the_next_one() -
     walk = Walk(0)
     walk.connect_at = None
     walk.connected = True
-    walk.do(walk.core.opened())
+    walk.do(walk.core.on_opened())
     walk.grow()
-    walk.core.permits.came(walk.broker.sizes[0])
+    walk.core.permits.count_received(walk.broker.sizes[0])
     walk.mine |= {(0, index) for index in range(7)}
     walk.core.acknowledge(Position(LEDGER, 0), -1, 0)
     walk.turn()
     walk.broker.up.clear()
     walk.connected = False
     walk.broker.disconnected()
-    walk.do(walk.core.lost(ConnectionLost("cut")))
+    walk.do(walk.core.on_lost(ConnectionLost("cut")))
     walk.now += 5.0
     walk.do(walk.core.time_passed(walk.now))
     assert not walk.broker.up
     walk.connected = True
-    walk.do(walk.core.opened())
+    walk.do(walk.core.on_opened())
     assert [type(each) for each in walk.broker.up] == [SendAcks, Grant]
 
 
@@ -455,12 +455,12 @@ def test_what_was_given_back_before_a_seek_is_not_asked_for_after_it() -> None:
         ConsumerOptions(ordered=False, log_order=False, ack_timeout_s=0.0, nack_delay_ms=lambda _: 100),
         queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng),
     )  # fmt: skip
-    core.opened()
+    core.on_opened()
     core.give_back(Position(LEDGER, 3), 0, now=1.0)
     assert core.due is not None
     request = core.request()
     core.seek(request, None)
-    core.answered(request, None)
+    core.on_answered(request, None)
     assert core.due is None
     assert not [each for each in core.time_passed(60.0) if isinstance(each, Redeliver)]
     core.check()
@@ -472,7 +472,7 @@ def test_what_failed_behind_a_dead_letter_of_its_batch_waits_for_its_acknowledge
     core = walk.core = ConsumerCore(
         ConsumerOptions(log_order=False, holds_order=True), queue_size=10, lock=nullcontext(), backoff=Backoff(walk.rng)
     )
-    core.opened()
+    core.on_opened()
     core.moving[batch] = 0b01
     core.give_back(batch, 0, now=1.0)
     core.give_back(other, 0, now=1.0)

@@ -116,17 +116,17 @@ def test_a_single_partition_is_kept() -> None:
 @given(st.integers(0, 50), st.lists(st.integers(1, 20)))
 def test_permits_are_granted_exactly_once(size: int, taken: list[int]) -> None:
     permits = Permits(size, nullcontext())
-    granted = permits.start()
+    granted = permits.start_stream()
     assert granted == max(1, size)
     again = 0
     for messages in taken:
-        permits.came(messages)
+        permits.count_received(messages)
         permits.used(messages, permits.stream)
         again += permits.grant()
         permits.check()
         assert sum(taken) - again >= 0 or again <= sum(taken)
     assert sum(taken) - again < max(1, max(1, size) // 2) or again == sum(taken)
-    assert permits.start() == granted
+    assert permits.start_stream() == granted
 
 
 def test_back_off_grows_by_a_quarter_up_to_its_limit_and_begins_anew() -> None:
@@ -157,9 +157,9 @@ def test_acks_of_an_entry_are_gathered_and_a_whole_entry_is_named_as_one() -> No
     tracker.acknowledge(there, 0, 2)
     tracker.acknowledge(there, 1, 2)
     assert tracker.pending == 4
-    group = tracker.take()
+    group = tracker.take_group()
     assert group == ({1: BitMap([2])}, {here: 0b101}, None)
-    assert not tracker.take()
+    assert not tracker.take_group()
 
 
 def test_a_cumulative_ack_takes_the_highest_and_drops_what_it_covers() -> None:
@@ -169,10 +169,10 @@ def test_a_cumulative_ack_takes_the_highest_and_drops_what_it_covers() -> None:
     tracker.acknowledge_cumulative(Position(1, 5), 2, 10)
     tracker.acknowledge_cumulative(Position(1, 4), -1, 0)
     tracker.check()
-    group = tracker.take()
+    group = tracker.take_group()
     assert group == ({}, {Position(1, 9): 0b10}, (Position(1, 5), 2))
     tracker.acknowledge_cumulative(Position(1, 5), 9, 10)
-    assert tracker.take().cumulative == (Position(1, 5), WHOLE)
+    assert tracker.take_group().cumulative == (Position(1, 5), WHOLE)
 
 
 # ---------------------------------------------------------------------------------- redelivery
@@ -183,16 +183,16 @@ def test_an_entry_comes_back_once_never_early_and_at_most_a_tick_late(
     tracker = RedeliveryTracker(5.0, 0.5)
     due: dict[int, float] = {}
     for entry, at in sorted(watched, key=lambda each: each[1]):
-        tracker.watch(Position(1, entry), at)
+        tracker.track(Position(1, entry), at)
         due.setdefault(entry, at + 5.0)
         tracker.check()
     for entry in sorted(forgotten):
-        tracker.forget(Position(1, entry))
+        tracker.discard(Position(1, entry))
         due.pop(entry, None)
     came: list[int] = []
     for step in range(61):
         now = step * 0.5
-        for position in tracker.take(now):
+        for position in tracker.take_due(now):
             assert due[position.entry_id] <= now
             assert now <= due[position.entry_id] + 1.0
             came.append(position.entry_id)
@@ -203,19 +203,19 @@ def test_an_entry_comes_back_once_never_early_and_at_most_a_tick_late(
 
 def test_an_ack_time_out_is_longer_by_its_back_off() -> None:
     tracker = RedeliveryTracker(10.0, 1.0)
-    tracker.watch(Position(1, 0), 0.0)
-    tracker.watch(Position(1, 1), 0.0, 4.0)
-    assert tracker.take(11.0) == [Position(1, 0)]
-    assert tracker.take(14.0) == []
-    assert tracker.take(15.0) == [Position(1, 1)]
+    tracker.track(Position(1, 0), 0.0)
+    tracker.track(Position(1, 1), 0.0, 4.0)
+    assert tracker.take_due(11.0) == [Position(1, 0)]
+    assert tracker.take_due(14.0) == []
+    assert tracker.take_due(15.0) == [Position(1, 1)]
 
 
 def test_what_a_cumulative_ack_covers_is_not_watched_any_more() -> None:
     tracker = RedeliveryTracker(1.0, 0.5)
     for entry in range(5):
-        tracker.watch(Position(1, entry), 0.0)
+        tracker.track(Position(1, entry), 0.0)
     tracker.forget_up_to(Position(1, 2))
-    assert [position.entry_id for position in tracker.take(10.0)] == [3, 4]
+    assert [position.entry_id for position in tracker.take_due(10.0)] == [3, 4]
 
 
 NACKS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4000), st.sampled_from([0, 900, 60_000])), max_size=40)
@@ -229,11 +229,11 @@ def test_a_nacked_entry_comes_back_once_never_early_and_a_bucket_late_at_most(
     due: dict[Position, tuple[int, int]] = {}
     for entry, at, delay in sorted(nacks, key=lambda each: each[1]):
         position = Position(1 + entry // 7, entry % 7)
-        tracker.watch(position, at, delay)
+        tracker.track(position, at, delay)
         due.setdefault(position, (at + delay, max(PRECISION_MS, -(-delay // 256))))
     tracker.check()
     for entry in forgotten:
-        tracker.forget(Position(1 + entry // 7, entry % 7))
+        tracker.discard(Position(1 + entry // 7, entry % 7))
         due.pop(Position(1 + entry // 7, entry % 7), None)
     if covered >= 0:
         tracker.forget_up_to(Position(1, covered))
@@ -246,7 +246,7 @@ def test_a_nacked_entry_comes_back_once_never_early_and_a_bucket_late_at_most(
         assert following is not None
         assert following > now or not now
         now = following
-        for ledger_id, entries in tracker.take(now).items():
+        for ledger_id, entries in tracker.take_due(now).items():
             for entry_id in entries:
                 time_ms, width = due.pop(Position(ledger_id, entry_id))
                 assert time_ms <= now < time_ms + width
@@ -267,11 +267,11 @@ def test_complaint_17_a_million_negative_acks_take_little_memory_however_long_th
         if number == TRACED:
             python_bytes = tracemalloc.get_traced_memory()[0]
             tracemalloc.stop()
-        tracker.watch(Position(number // 50_000, number % 50_000), number // 10, delay_ms)
+        tracker.track(Position(number // 50_000, number % 50_000), number // 10, delay_ms)
     assert len(tracker) == 1_000_000
     assert tracker.memory_bytes < 4_500_000
     assert python_bytes < 4 * TRACED, "nothing is kept for each message, which takes 8 bytes at least"
-    taken = tracker.take(delay_ms + 100_000 + max(PRECISION_MS, delay_ms // 256 + 1))
+    taken = tracker.take_due(delay_ms + 100_000 + max(PRECISION_MS, delay_ms // 256 + 1))
     assert sum(map(len, taken.values())) == 1_000_000
     assert not tracker
 
@@ -285,14 +285,14 @@ def test_the_back_off_doubles_up_to_its_bound() -> None:
 
 def test_a_reason_is_said_once_a_minute_and_ends_with_an_acknowledgement() -> None:
     reasons = ErrorLogThrottle()
-    said = [reasons.note(Unavailable(f"a{now:g}"), now) for now in (0.0, 1.0, 59.0, 60.0, 61.0)]
+    said = [reasons.admit(Unavailable(f"a{now:g}"), now) for now in (0.0, 1.0, 59.0, 60.0, 61.0)]
     assert said == ["the broker said: Unavailable: a0", None, None, "the broker said: Unavailable: a60", None]
-    assert reasons.note(ReadOnly("b"), 62.0) is not None
+    assert reasons.admit(ReadOnly("b"), 62.0) is not None
     assert reasons.last == "the broker said: ReadOnly: b"
-    assert reasons.note(ConnectionLost("c"), 63.0) is None
+    assert reasons.admit(ConnectionLost("c"), 63.0) is None
     assert reasons.last == "the broker said: ReadOnly: b", "a lost connection says nothing about messages"
     reasons.last = ""
     assert reasons.last == ""
-    assert reasons.note(ReadOnly("b"), 64.0) is None
-    assert reasons.note(NotOwner("d"), 65.0) is None, "a topic's move needs no warning"
+    assert reasons.admit(ReadOnly("b"), 64.0) is None
+    assert reasons.admit(NotOwner("d"), 65.0) is None, "a topic's move needs no warning"
     assert reasons.last == "the broker said: NotOwner: d"

@@ -69,7 +69,7 @@ class Walk:
         self.up.clear()
         self.queue.clear()
         self.taken.clear()
-        self.up.append(self.permits.start())
+        self.up.append(self.permits.start_stream())
 
     def run(self, steps: int) -> None:
         actions = [self.grow, self.pump, self.pump, self.receive, self.receive, self.take, self.take, self.granted,
@@ -101,7 +101,7 @@ class Walk:
         if self.down:
             _, entry, _, acked = self.down.popleft()
             charged = entry.count - len(acked)
-            self.permits.came(charged)
+            self.permits.count_received(charged)
             if self.rng.random() < 0.2:
                 self.give_back(charged)  # a filter, or a chunk: the application does not see it
             else:

@@ -178,12 +178,12 @@ class Walk:
         self.last = None
         if self.core.state is not State.OPENING and self.rng.random() < 0.3:
             error = self.rng.choice([ConnectionLost("no"), NotOwner("moved"), TimedOut("nothing came")])
-            self.do(self.core.lost(error, self.now))
+            self.do(self.core.on_lost(error, self.now))
             return
         credit = self.rng.choice([0, 1, 300, 100_000])
         self.connection = Connection(credit)
         self.core.opening()
-        self.do(self.core.opened("p", -1, self.entry_max(), credit, 0, self.now, int(self.now * 1000)))
+        self.do(self.core.on_opened("p", -1, self.entry_max(), credit, 0, self.now, int(self.now * 1000)))
 
     def entry_max(self) -> int:
         return 90 if self.options.chunking else 0
@@ -239,13 +239,13 @@ class Walk:
         elif kind == "receipt":
             self.do(self.core.receipt(content[0], LEDGER, content[1], self.now))
         else:
-            self.do(self.core.failed(content[0], content[1], self.now))
+            self.do(self.core.on_refused(content[0], content[1], self.now))
 
     def lose(self) -> None:
         if self.connection is not None and self.rng.random() < 0.2:
             self.left()
             error = self.rng.choice([ConnectionLost("cut"), NotOwner("unloaded")])
-            self.do(self.core.lost(error, self.now))
+            self.do(self.core.on_lost(error, self.now))
 
     # ------------------------------------------------------------------------------ the walk
     def run(self, steps: int) -> None:
@@ -269,7 +269,7 @@ class Walk:
                 self.do(self.core.time_passed(self.now, int(self.now * 1000)))
             if self.connection is not None and any(kind == "nothing" for kind, _ in self.connection.down):
                 self.left()
-                self.do(self.core.lost(ConnectionLost("cut"), self.now))
+                self.do(self.core.on_lost(ConnectionLost("cut"), self.now))
             self.open()
             if self.connection is not None and self.connection.credit <= 0 and not self.connection.up:
                 self.connection.down.append(("credit", 5000))
@@ -314,7 +314,7 @@ def test_a_producer_that_ends_tells_every_outcome(seed: int) -> None:
     error = walk.rng.choice([ProducerFenced("a later one"), ConnectionLost("the client is closed")])
     if walk.connection is not None and walk.rng.random() < 0.5:
         walk.left()
-        walk.do(walk.core.lost(ProducerFenced("a later one"), walk.now))
+        walk.do(walk.core.on_lost(ProducerFenced("a later one"), walk.now))
     else:
         walk.do(walk.core.finish(error))
     walk.core.check()
@@ -333,7 +333,7 @@ def test_a_time_out_takes_all_that_is_under_way_and_gives_the_connection_up() ->
     )
     walk.connect_at = None
     walk.connection = Connection(100_000)
-    walk.do(walk.core.opened("p", -1, 0, 100_000, 0, 0.0, 0))
+    walk.do(walk.core.on_opened("p", -1, 0, 100_000, 0, 0.0, 0))
     outcomes: list[Any] = []
     for _ in range(3):
         walk.core.add(b"x", lambda error, _: outcomes.append(error))
@@ -356,7 +356,7 @@ def test_what_is_sent_again_names_the_schema_of_the_topic_that_is_there(chunking
     walk.connection = Connection(100_000)
     one, two = (number.to_bytes(8, "big") for number in (3, 0))
     most = 200 if chunking else 0
-    walk.do(walk.core.opened("p", -1, most, 100_000, 0, 0.0, 0, one))
+    walk.do(walk.core.on_opened("p", -1, most, 100_000, 0, 0.0, 0, one))
     for _ in range(3):
         walk.core.add(b"x" * 300, lambda error, _: None)
     walk.turn()
@@ -365,11 +365,11 @@ def test_what_is_sent_again_names_the_schema_of_the_topic_that_is_there(chunking
     assert before
     payloads = [entry[header.payload_offset :] for entry, header in zip(sent, before, strict=True)]
     assert {header.metadata.schema_version for header in before} == {one}
-    walk.do(walk.core.lost(ConnectionLost("its topic was deleted"), 1.0))
+    walk.do(walk.core.on_lost(ConnectionLost("its topic was deleted"), 1.0))
     walk.connect_at = None
     walk.connection = Connection(100_000)
     walk.core.opening()
-    walk.do(walk.core.opened("p", -1, most, 100_000, 0, 1.0, 1000, two))
+    walk.do(walk.core.on_opened("p", -1, most, 100_000, 0, 1.0, 1000, two))
     after = [parse_header(entry) for entry in walk.connection.up]
     assert [header.metadata.schema_version for header in after] == [two] * len(before)
     assert [entry[h.payload_offset :] for entry, h in zip(walk.connection.up, after, strict=True)] == payloads
@@ -384,7 +384,7 @@ def test_haste_is_for_what_is_open_alone_and_is_not_forgotten_while_that_waits()
         "p", ProducerOptions(batching=True, batch_delay_s=60.0), max_pending=100, lock=nullcontext(),
         backoff=Backoff(random.Random(0)),
     )  # fmt: skip
-    core.opened("p", -1, 0, 100_000, 0, 0.0, 0)
+    core.on_opened("p", -1, 0, 100_000, 0, 0.0, 0)
     core.add(b"one", None)
     core.urgent = True
     assert [type(each) for each in core.turn(0.0, 0)] == [Publish]

@@ -67,15 +67,15 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
             if rng.random() < 0.03:
                 failed = True
                 refused = wire_errors.InvalidRequest("no")
-                effects = core.refused(1, refused) if message else core.acknowledged(refused)
+                effects = core.on_refused(1, refused) if message else core.on_acknowledged(refused)
             elif rng.random() < 0.05:
-                effects = core.left(message=message)
+                effects = core.cancel_operation(message=message)
             elif message:
                 entry += 1
                 receipts[topic].append(Position(1, entry))
-                effects = core.stored(topic, 1, Position(1, entry))
+                effects = core.on_stored(topic, 1, Position(1, entry))
             else:
-                effects = core.acknowledged(None)
+                effects = core.on_acknowledged(None)
         elif draw > 0.97 and core.state is TransactionState.OPEN and wants_commit:
             asked, effects = True, core.commit()
         core.check()
@@ -91,7 +91,7 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
         while waiting:
             assert not idle or asked
             _, message = waiting.pop()
-            effects += core.refused(1, wire_errors.TimedOut("late")) if message else core.acknowledged(None)
+            effects += core.on_refused(1, wire_errors.TimedOut("late")) if message else core.on_acknowledged(None)
             failed = failed or message
         assert core.pending == 0
         effects = core.decide()
@@ -103,7 +103,7 @@ def test_a_walk_ends_once_and_tells_all_receipts(seed: int, monkeypatch: pytest.
                 wanted = {topic: (len(of), max(of, default=Position(-1, -1))) for topic, of in receipts.items()}
                 assert told == wanted
             answer = TxnState.COMMITTED if effect.verb is Verb.COMMIT else TxnState.ABORTED
-            ended += sum(isinstance(each, Ended) for each in core.answered(answer, None))
+            ended += sum(isinstance(each, Ended) for each in core.on_answered(answer, None))
         ended += isinstance(effect, Ended)
     assert ended == 1
     committed = core.state is TransactionState.COMMITTED
@@ -163,7 +163,7 @@ def test_a_receipt_without_a_place_makes_every_entry_of_the_topic_count() -> Non
     core = TransactionCore(TxnId(0, 1), Lock())
     for position in (Position(1, 5), Position(-1, -1), Position(1, 7)):
         core.enter("a", message=True)
-        core.stored("a", 1, position)
+        core.on_stored("a", 1, position)
     core.commit()
     [end] = core.decide()
     assert isinstance(end, End)
@@ -186,9 +186,9 @@ def test_what_a_commit_is_answered(
 ) -> None:
     core = TransactionCore(TxnId(0, 1), Lock())
     core.enter("a", message=True)
-    core.stored("a", 1, Position(1, 1))
+    core.on_stored("a", 1, Position(1, 1))
     assert core.commit() == [Idle()]
     core.decide()
-    core.answered(answer, error)
+    core.on_answered(answer, error)
     assert core.state is state
     assert type(core.error) is family

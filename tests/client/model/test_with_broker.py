@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import magnetar
-from magnetar.broker.log.compaction_core import KeySurvey, opened
+from magnetar.broker.log.compaction_core import KeySurvey, parse_entry
 from magnetar.broker.subscription.core.redelivery_backoff import letters_of
 from magnetar.client import aio
 from magnetar.client.common.errors import CryptoError, Timeout
@@ -147,7 +147,7 @@ def test_compaction_keeps_all_of_an_encrypted_batch() -> None:
     metadata = MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, partition_key="k")
     batch = encode_batch(metadata, plain_items([b"1", b"2"]), 2, Encryptor(Keys(), ["a"], lambda: 0.0))
     survey = KeySurvey(10)
-    survey.look(0, 2, opened(broker_part(1, 1) + batch))
+    survey.add_entry(0, 2, parse_entry(broker_part(1, 1) + batch))
     survey.end_round()
     assert list(survey.survivors) == [0, 1]
 

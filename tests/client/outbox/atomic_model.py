@@ -212,7 +212,7 @@ class TxnRelay(Relay):
         self.world.producers += 1
         topic.epoch = self._producers[name] = self.world.producers
         last = topic.last_open
-        self.steps.append(lambda: self._do(self.core.opened(name, last, self.world.now)))
+        self.steps.append(lambda: self._do(self.core.on_opened(name, last, self.world.now)))
 
     def _send(self, name: str, rows: tuple[ClaimedRow, ...]) -> None:
         """Without a transaction: it waits at the topic like any other entry of the producer."""
@@ -224,7 +224,7 @@ class TxnRelay(Relay):
                 return
             self.flying.remove(arrive)
             outcome = self.at.topic(name).publish(epoch, rows, self.at.poison)
-            self.steps.append(lambda: self._do(self.core.settled(name, outcome, "refused", self.world.now)))
+            self.steps.append(lambda: self._do(self.core.on_settled(name, outcome, "refused", self.world.now)))
 
         self.flying.append(arrive)
         self.steps.append(arrive)

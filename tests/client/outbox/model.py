@@ -183,7 +183,7 @@ class Relay:
         self.lost_turns = 0  # so many transactions take place and seem to fail
         self.flying: list[Step] = []  # sends that did not arrive
         self._producers: dict[str, int] = {}
-        self._do(self.core.taken(world.take(), world.now))
+        self._do(self.core.on_claimed(world.take(), world.now))
 
     def make_core(self, settings: RelaySettings) -> RelayCore:
         return RelayCore(self.shard, self.shards, settings)
@@ -210,17 +210,17 @@ class Relay:
     def _find(self) -> None:
         states = (RowState.WAITING, RowState.HELD)
         topics = sorted({row.topic for row in self.world.rows.values() if row.state in states})
-        self.steps.append(lambda: self._do(self.core.found(topics, self.world.now)))
+        self.steps.append(lambda: self._do(self.core.on_found(topics, self.world.now)))
 
     def _resolved(self, topic: str) -> None:
-        self._do(self.core.resolved(topic, self.world.partitions[topic], self.world.now))
+        self._do(self.core.on_resolved(topic, self.world.partitions[topic], self.world.now))
 
     def _open(self, name: str) -> None:
         topic = self.world.topics.setdefault(name, Topic())
         self.world.producers += 1
         topic.epoch = self._producers[name] = self.world.producers
         last = topic.last
-        self.steps.append(lambda: self._do(self.core.opened(name, last, self.world.now)))
+        self.steps.append(lambda: self._do(self.core.on_opened(name, last, self.world.now)))
 
     def _send(self, name: str, rows: tuple[ClaimedRow, ...]) -> None:
         epoch = self._producers[name]
@@ -228,7 +228,7 @@ class Relay:
         def arrive() -> None:
             self.flying.remove(arrive)
             outcome = self.world.topics[name].publish(epoch, rows, self.world.poison)
-            self.steps.append(lambda: self._do(self.core.settled(name, outcome, "refused", self.world.now)))
+            self.steps.append(lambda: self._do(self.core.on_settled(name, outcome, "refused", self.world.now)))
 
         self.flying.append(arrive)
         self.steps.append(arrive)

@@ -55,7 +55,7 @@ def test_a_message_is_there_exactly_when_the_transaction_committed(engine: Engin
         )
         outbox.send(connection, "orders", None, key="17")
     store = Store(engine, outbox)
-    rows, _ = claim(store, store.take("me").epoch, 0)
+    rows, _ = claim(store, store.claim_shard("me").epoch, 0)
     assert [(row.value, row.key, row.properties, row.event_time, row.deliver_at) for row in rows] == [
         (b"kept", "17", '{"a": "ü"}', 5, 6),
         (None, "17", None, None, None),
@@ -81,7 +81,7 @@ def test_a_claim_gives_consecutive_ids_and_a_row_that_commits_late_gets_a_later_
     if engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer at a time: row ids commit in order")
     store = Store(engine, outbox)
-    epoch = store.take("me").epoch
+    epoch = store.claim_shard("me").epoch
     late = engine.connect()
     transaction = late.begin()
     outbox.send(late, "orders", b"late")
@@ -99,9 +99,9 @@ def test_a_claim_gives_consecutive_ids_and_a_row_that_commits_late_gets_a_later_
 def test_an_older_holder_changes_nothing(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     send(engine, outbox, b"1")
     old, new = Store(engine, outbox), Store(engine, outbox)
-    epoch = old.take("old").epoch
+    epoch = old.claim_shard("old").epoch
     rows, _ = claim(old, epoch, 0)
-    taken = new.take("new")
+    taken = new.claim_shard("new")
     assert taken.epoch == epoch + 1
     assert [(row.id, row.seq) for row in taken.claimed] == [(rows[0].id, 0)], "with its claimed rows, under their ids"
     assert taken.next_seq == 1
@@ -115,7 +115,7 @@ def test_a_turn_that_is_repeated_changes_nothing_more_and_finds_what_it_claimed(
 ) -> None:
     send(engine, outbox, b"1", b"2", b"3")
     store = Store(engine, outbox)
-    epoch = store.take("me").epoch
+    epoch = store.claim_shard("me").epoch
     rows, next_seq = claim(store, epoch, 0, replace(ALL, rows_max=2))
     done, refused = rows
     turn = Turn(
@@ -126,14 +126,14 @@ def test_a_turn_that_is_repeated_changes_nothing_more_and_finds_what_it_claimed(
     assert store.turn(turn) == first
     lag = store.lag()
     assert (lag.waiting, lag.claimed, lag.held) == (0, 1, 1)
-    assert store.take("next").stored == {TOPIC: done.seq}
+    assert store.claim_shard("next").stored == {TOPIC: done.seq}
 
 
 def test_rows_of_a_refused_rows_key_wait_and_others_pass(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     for number, key in enumerate(["a", "a", "b", None, "a"]):
         send(engine, outbox, b"%d" % number, key=key)
     store = Store(engine, outbox)
-    epoch = store.take("me").epoch
+    epoch = store.claim_shard("me").epoch
     rows, seq = claim(store, epoch, 0, replace(ALL, rows_max=2))
     turn = Turn(epoch, seq, failures=[Failure(rows[0], "no", False, 0.0)], release=rows[1:], claim=None)
     _, seq = store.turn(turn)
@@ -152,7 +152,7 @@ def test_partitions_without_room_are_not_claimed(engine: Engine, outbox: SQLAlch
     for number in range(40):
         send(engine, outbox, b"x", key=str(number))
     store = Store(engine, outbox)
-    epoch = store.take("me").epoch
+    epoch = store.claim_shard("me").epoch
     rows, seq = claim(store, epoch, 0, replace(ALL, topics={TOPIC: (4, (1, 3))}))
     assert {row.destination for row in rows} == {f"{TOPIC}-partition-1", f"{TOPIC}-partition-3"}
     more, _ = claim(store, epoch, seq, replace(ALL, topics={TOPIC: (4, (0, 1, 2, 3))}))
@@ -167,7 +167,7 @@ def test_partitions_without_room_are_not_claimed(engine: Engine, outbox: SQLAlch
 def test_a_claim_is_bounded_in_bytes(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     send(engine, outbox, bytes(1000), bytes(1000), bytes(5000))
     store = Store(engine, outbox)
-    epoch = store.take("me").epoch
+    epoch = store.claim_shard("me").epoch
     sizes, seq = [], 0
     for _ in range(3):
         rows, seq = claim(store, epoch, seq, replace(ALL, bytes_max=2500))
@@ -177,9 +177,9 @@ def test_a_claim_is_bounded_in_bytes(engine: Engine, outbox: SQLAlchemyOutbox) -
 
 def test_another_number_of_shards_is_refused_until_it_is_changed(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
     store = Store(engine, outbox, 0, 2)
-    epoch = store.take("me").epoch
+    epoch = store.claim_shard("me").epoch
     with pytest.raises(ShardsDiffer, match="magnetar outbox shards 4"):
-        Store(engine, outbox, 1, 4).take("other")
+        Store(engine, outbox, 1, 4).claim_shard("other")
     admin = OutboxAdmin(engine, outbox)
     with pytest.raises(ShardsDiffer, match="stop them"):
         admin.divide(4)
@@ -189,12 +189,12 @@ def test_another_number_of_shards_is_refused_until_it_is_changed(engine: Engine,
         connection.execute(update(outbox.shards).values(seen=1))
     with pytest.raises(ShardsDiffer, match="claimed"):
         admin.divide(4)
-    taken = store.take("me")
+    taken = store.claim_shard("me")
     store.turn(Turn(taken.epoch, taken.next_seq, delete=[taken.claimed[0].id]))
     with engine.begin() as connection:
         connection.execute(update(outbox.shards).values(seen=1))
     admin.divide(4)
-    assert Store(engine, outbox, 1, 4).take("other").next_seq == 0
+    assert Store(engine, outbox, 1, 4).claim_shard("other").next_seq == 0
 
 
 def test_topics_of_waiting_rows_are_found_whatever_the_backlog(engine: Engine, outbox: SQLAlchemyOutbox) -> None:
@@ -219,7 +219,7 @@ def test_rows_are_parked_revived_and_dropped_but_not_while_they_are_claimed(
     admin, store = OutboxAdmin(engine, outbox), Store(engine, outbox)
     first, second = [row.id for row in admin.rows()]
     assert admin.park([first]) == 1
-    claim(store, store.take("me").epoch, 0)
+    claim(store, store.claim_shard("me").epoch, 0)
     assert [admin.park([second]), admin.drop([second]), admin.revive([second])] == [0, 0, 0]
     assert admin.drop([first]) == 1
     assert [row.state for row in admin.rows()] == ["claimed"]

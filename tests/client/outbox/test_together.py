@@ -253,7 +253,7 @@ def together(settings: RelaySettings, last_open: dict[str, int]) -> Together:
     for name, last in last_open.items():
         destinations[name] = each = Destination(name, settings)
         each.open_wanted(0.0)
-        each.opened(last, sure=False)
+        each.on_opened(last, sure=False)
     return Together(settings, destinations)
 
 
@@ -270,10 +270,10 @@ def test_a_unit_with_a_row_above_what_its_topic_has_is_certainly_not_stored() ->
     found = together(RelaySettings(), {"a": 5, "b": 1})
     found.add([row(1, 4, "a", 1), row(2, 5, "b", 1)])
     assert not found.may_be_stored(found.queue[0])
-    assert [each.id for each in found.release()] == [1, 2]
+    assert [each.id for each in found.take_unstored()] == [1, 2]
     found.add([row(3, 1, "b", 2), row(4, 5, "a", 2)])
     assert found.may_be_stored(found.queue[0])
-    assert found.release() == [], "what may be stored keeps its ids"
+    assert found.take_unstored() == [], "what may be stored keeps its ids"
     assert not found.takes, "and nothing more is claimed before it is known"
 
 
@@ -282,10 +282,10 @@ def test_a_flight_has_as_much_as_a_claim_and_never_a_part_of_a_unit() -> None:
     found.add([row(1, 0, "a", 1), row(2, 1, "a", 2), row(3, 2, "a", 2), row(4, 3, "a", 3)])
     assert [each.id for entry in found.take_off()["a"] for each in entry] == [1, 2, 3]
     assert not found.take_off(), "one at a time"
-    found.stored()
+    found.take_stored()
     found.add([row(5, 4, "a", 4, 60), row(6, 5, "a", 4, 60)])
     assert [each.id for entry in found.take_off()["a"] for each in entry] == [4]
-    found.stored()
+    found.take_stored()
     assert [each.id for entry in found.take_off()["a"] for each in entry] == [5, 6], "a large one is alone"
 
 
@@ -293,12 +293,12 @@ def test_a_refused_flight_is_tried_unit_by_unit() -> None:
     found = together(RelaySettings(rows_per_claim=10), {"a": -1})
     found.add([row(1, 0, "a", 1), row(2, 1, "a", 2), row(3, 2, "a", None), row(4, 3, "a", None)])
     found.take_off()
-    assert found.refused() == ()
+    assert found.take_refused() == ()
     assert [each.id for entry in found.take_off()["a"] for each in entry] == [1]
-    found.stored()
+    found.take_stored()
     assert [each.id for entry in found.take_off()["a"] for each in entry] == [2]
-    assert [each.id for each in found.refused()] == [2]
-    assert [each.id for each in found.release()] == [3, 4]
+    assert [each.id for each in found.take_refused()] == [2]
+    assert [each.id for each in found.take_unstored()] == [3, 4]
 
 
 def test_a_flight_waits_until_all_its_destinations_are_ready() -> None:
@@ -311,10 +311,10 @@ def test_a_flight_waits_until_all_its_destinations_are_ready() -> None:
 
 def test_a_row_that_an_open_transaction_may_have_is_not_given_up_without_transactions_either() -> None:
     core = RelayCore(0, 1, SMALL)
-    core.taken(Taken(1, 10, {}, [row(1, 4, "a", 1), row(2, 5, "a", 1)], 0.0, was_atomic=True), 0.0)
-    effects = core.opened("a", 4, 0.0)
+    core.on_claimed(Taken(1, 10, {}, [row(1, 4, "a", 1), row(2, 5, "a", 1)], 0.0, was_atomic=True), 0.0)
+    effects = core.on_opened("a", 4, 0.0)
     assert [each.rows[0].id for each in effects if isinstance(each, Send)] == [1], "sent again, though the topic has 4"
-    core.settled("a", Outcome.ROW_REFUSED, "too large", 0.0)
+    core.on_settled("a", Outcome.ROW_REFUSED, "too large", 0.0)
     core.check()
     assert not core.refused_rows
     assert core.destinations["a"].state is State.WAITS
@@ -323,8 +323,8 @@ def test_a_row_that_an_open_transaction_may_have_is_not_given_up_without_transac
 def test_what_was_claimed_before_a_refusal_was_known_gives_its_ids_back() -> None:
     """It may have the keys of the refused unit, which is tried again later."""
     core = RelayCore(0, 1, SMALL, atomic=True)
-    core.taken(Taken(1, 1, {}, [row(1, 0, "a", 1)], 0.0), 0.0)
-    effects = [*core.opened("a", -1, 0.0), *core.found(["a"], 0.0), *core.resolved("a", 0, 0.0)]
+    core.on_claimed(Taken(1, 1, {}, [row(1, 0, "a", 1)], 0.0), 0.0)
+    effects = [*core.on_opened("a", -1, 0.0), *core.on_found(["a"], 0.0), *core.on_resolved("a", 0, 0.0)]
     assert any(isinstance(each, Fly) for each in effects)
     assert core._turning is not None
     claiming = next(each.turn for each in core.turned(core._turning, [], 1, 0.0) if isinstance(each, Transact))
@@ -340,8 +340,8 @@ def test_what_was_claimed_before_a_refusal_was_known_gives_its_ids_back() -> Non
 def test_a_unit_that_may_be_stored_and_is_refused_is_not_given_up() -> None:
     """What it holds is refused today; it may have been stored yesterday."""
     core = RelayCore(0, 1, SMALL, atomic=True)
-    core.taken(Taken(1, 10, {}, [row(1, 4, "a", 1)], 0.0, was_atomic=True), 0.0)
-    effects = core.opened("a", 4, 0.0)
+    core.on_claimed(Taken(1, 10, {}, [row(1, 4, "a", 1)], 0.0, was_atomic=True), 0.0)
+    effects = core.on_opened("a", 4, 0.0)
     assert [type(each) for each in effects if isinstance(each, Fly)] == [Fly]
     core.flown(Outcome.ROW_REFUSED, "too large", (), 0.0)
     core.check()

@@ -28,7 +28,7 @@ class Shop:
         metadata.create_all(engine)
         self.store = Store(engine, self.outbox)
         self.admin = OutboxAdmin(engine, self.outbox)
-        self.epoch = self.store.take("me", atomic=True).epoch
+        self.epoch = self.store.claim_shard("me", atomic=True).epoch
         self.next_seq = 0
 
     def unit(self, *rows: tuple[str, str | None]) -> list[int]:
@@ -123,7 +123,7 @@ def test_a_repeated_turn_finds_the_units_that_it_claimed(shop: Shop) -> None:
     turn = Turn(shop.epoch, 0, claim=ALL)
     assert shop.store.turn(turn) == shop.store.turn(turn)
     assert [row.id for row in shop.store.turn(turn)[0]] == ids
-    taken = shop.store.take("next")
+    taken = shop.store.claim_shard("next")
     assert [row.id for row in taken.claimed] == ids
     assert taken.claimed[0].unit == taken.claimed[1].unit != taken.claimed[2].unit
 
@@ -157,7 +157,7 @@ def test_a_parked_row_keeps_its_unit_and_the_keys_of_all_its_rows(shop: Shop) ->
 def test_a_refused_unit_comes_again_whole_when_its_time_has_come(shop: Shop) -> None:
     unit, next_ = shop.unit((A, "x"), (A, "x"), (B, "y")), shop.unit((A, "x"))
     assert shop.claim(replace(ALL, rows_max=3)) == unit
-    claimed = shop.store.take("again", atomic=True)
+    claimed = shop.store.claim_shard("again", atomic=True)
     shop.epoch, failed = claimed.epoch, [Failure(row, "no", False, 3600.0) for row in claimed.claimed]
     assert shop.claim(failures=failed) == [], "its key waits"
     rows = shop.outbox.rows
@@ -192,5 +192,5 @@ def test_a_shard_that_was_ever_atomic_says_so(engine: Engine, kinds: Sequence[bo
     outbox = SQLAlchemyOutbox(metadata)
     metadata.create_all(engine)
     store = Store(engine, outbox)
-    assert [store.take("me", atomic=each).was_atomic for each in kinds] == [kinds[0], True]
-    assert store.take("me").was_atomic
+    assert [store.claim_shard("me", atomic=each).was_atomic for each in kinds] == [kinds[0], True]
+    assert store.claim_shard("me").was_atomic

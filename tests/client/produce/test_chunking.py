@@ -129,7 +129,7 @@ def test_a_chunk_that_was_sent_again_is_acknowledged_with_the_others() -> None:
     found = chunks.add(*_order(one[2], 4), 0.0).complete
     assert found is not None
     assert found.payload == whole(one)
-    assert chunks.acknowledged(at(4)) == tuple(at(number) for number in range(5))
+    assert chunks.entries_of_message(at(4)) == tuple(at(number) for number in range(5))
 
 
 def _order(piece: tuple[MessageMetadata, bytes], number: int) -> tuple[MessageMetadata, Position, bytes]:
@@ -192,8 +192,8 @@ def test_a_message_whose_producer_went_on_without_it_is_dropped_where_entries_co
         one = pieces()
         chunks.add(*_order(one[0], 0), 0.0)
         chunks.add(*_order(one[1], 1), 0.0)
-        assert chunks.passed("somebody else", at(5)) == []
-        assert chunks.passed("p", at(5)) == ([at(0), at(1)] if log_order else [])
+        assert chunks.on_entry("somebody else", at(5)) == []
+        assert chunks.on_entry("p", at(5)) == ([at(0), at(1)] if log_order else [])
 
 
 def test_a_chunk_without_its_beginning_is_dropped_in_order_and_given_back_without() -> None:
@@ -235,7 +235,7 @@ def test_a_cumulative_ack_stops_in_front_of_what_ends_behind_it() -> None:
     chunks.add(*_order(one[2], 7), 0.0)
     assert chunks.floor(at(6)) == at(2)
     assert chunks.floor(at(7)) == at(7)
-    chunks.acknowledged(at(7))
+    chunks.entries_of_message(at(7))
     assert chunks.floor(at(6)) == at(6)
 
 

@@ -102,18 +102,18 @@ def test_without_a_limit_messages_alone_are_bounded_as_in_pulsars_client(limit: 
 def test_producers_and_receiver_queues_use_what_the_others_do_not_and_half_at_least() -> None:
     send, receive = SendMemory(1000), ReceiveMemory(1000)
     send.claimed, receive.producers = lambda: receive.claimed_bytes, send
-    assert send.take(1000), "nothing waits in a queue"
-    assert not send.take(1)
+    assert send.reserve(1000), "nothing waits in a queue"
+    assert not send.reserve(1)
     assert receive.window(0.0, 1.0, 1000) == 250, "half of the half that is theirs, for one of them"
     receive.claimed_bytes = 900.0
     assert send.limit_now == 500
     send.free(600)
-    assert send.take(100)
-    assert not send.take(1)
+    assert send.reserve(100)
+    assert not send.reserve(1)
     receive.claimed_bytes = 0.0
-    assert send.take(500)
+    assert send.reserve(500)
     send.free(1000)
-    assert send.take(5000), "one is taken when nothing is pending"
+    assert send.reserve(5000), "one is taken when nothing is pending"
     assert Claim(receive, 1000).window >= 1
 
 
@@ -131,7 +131,7 @@ def test_a_consumer_beside_a_producer_that_fills_its_part_receives_all() -> None
 
 def test_who_begins_to_wait_while_others_are_told_is_not_forgotten() -> None:
     memory, told = SendMemory(1), threading.Event()
-    assert memory.take(1)
+    assert memory.reserve(1)
     freeing = threading.Thread(target=memory.free, args=(1,))
 
     class Late(deque[Callable[[], object]]):

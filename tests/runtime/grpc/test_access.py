@@ -65,7 +65,7 @@ class Gatekeeper:
         if path == self.forbidden:
             raise Unauthorized(f"{principal} may not call {path}")
 
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         return self.revoked
 
 

@@ -187,7 +187,7 @@ async def test_strangers_have_a_share_of_the_connections_and_leave_for_those_tha
         stranger.is_ready = True  # it sent its settings, and makes no call
         for _ in range(STRANGER_LOOKS):
             stranger.liveness.received = True
-            stranger.liveness.look()
+            stranger.liveness.check_alive()
     assert not len(listener.strangers)
     assert await call(first) == await call(late) == "here"
     for each in idle:

@@ -185,9 +185,9 @@ async def test_what_comes_after_a_message_that_waits_is_kept_and_so_is_the_end()
     assert (second.came, second.over, second.is_torn) == ([], False, True)
     first.data_came(memoryview(bytes(30_000)))
     assert (first.came, second.came) == ([60_000], []), "it is not read yet"
-    first.read(60_005)
+    first.on_read(60_005)
     assert (second.came, second.over, second.is_torn) == ([40_000, 3], True, False)
-    second.read(40_008)
+    second.on_read(40_008)
     assert arrivals.long == 0
 
 
@@ -200,9 +200,9 @@ async def test_a_stream_that_ends_within_a_second_message_that_waits_ends_after_
     second.data_came(memoryview(bytes(10_000) + prefix(50_000) + b"torn"))
     second.input_ended()
     first.data_came(memoryview(bytes(30_000)))
-    first.read(60_005)
+    first.on_read(60_005)
     assert (second.came, second.over) == ([40_000], False), "there is no room for the rest"
-    second.read(40_005)
+    second.on_read(40_005)
     assert (second.came, second.over, second.is_torn) == ([40_000], True, True)
 
 

@@ -350,7 +350,7 @@ async def test_what_leaves_wakes_no_reader(bench: Bench) -> None:
     for size in (1, 2, 3):
         left = stream.left_bytes
         stream.send_nowait(publish(size))
-        await stream.left(left + 1)
+        await stream.wait_sent(left + 1)
     assert stream._arrival is waits
     assert not waits.done()
     stream.cancel()
@@ -391,7 +391,7 @@ async def test_a_reader_that_does_not_read_holds_the_sender_back(bench: Bench) -
     go.set()
     assert len(await receive_items(stream, 60)) == 60
     await sending
-    await stream.drained()
+    await stream.wait_drained()
     await stream.close()
 
 

@@ -281,12 +281,12 @@ class Told:
         self.heads: list[bytes] = []
         self.errors: list[BaseException] = []
 
-    def answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
+    def on_answered(self, head: bytes, frames: Sequence[Buffer]) -> None:
         self.heads.append(head)
         if len(self.heads) == 1:
             raise ZeroDivisionError("a fault of ours")
 
-    def failed(self, error: BaseException) -> None:
+    def on_failed(self, error: BaseException) -> None:
         self.errors.append(error)
 
 

@@ -374,7 +374,7 @@ async def test_calls_above_what_the_server_takes_wait_their_turn_and_those_given
     setting(pair.client, {Setting.MAX_CONCURRENT_STREAMS: 2})
     calls = [pair.call(f"t{number}") for number in range(6)]
     assert len(pair.client.streams) == 2
-    calls[3].give_up()
+    calls[3].cancel()
     await pair.run(rng, 1000)
     answers = [None if call.done.cancelled() else call.done.result() for call in calls]
     owners = [each and wire.LookupReply.FromString(each).owner for each in answers]
@@ -418,14 +418,14 @@ async def test_a_dead_peer_is_noticed_by_looks_and_one_that_answers_is_not(pair:
     assert call.done.done()
     for _ in range(20):
         for end in (pair.client, pair.server):
-            end.liveness.look()
+            end.liveness.check_alive()
             assert end.liveness.timer is not None
         await pair.run(rng, 1000)
     assert not pair.client.is_lost
-    pair.client.liveness.look()  # it heard something since the last one
+    pair.client.liveness.check_alive()  # it heard something since the last one
     for number in range(1, http2.DEAD_LOOKS + 1):
         assert not pair.client.is_lost, number
-        pair.client.liveness.look()
+        pair.client.liveness.check_alive()
     assert pair.client.is_lost
     assert bytes(pair.up.written).endswith(frames.ping(b"magnetar"))
 
@@ -449,7 +449,7 @@ async def test_whether_the_other_end_answers_is_asked_by_a_ping_and_ends_nothing
 async def test_a_connection_without_settings_is_given_up() -> None:
     pair = Pair()
     for _ in range(http2.HANDSHAKE_LOOKS):
-        pair.server.liveness.look()
+        pair.server.liveness.check_alive()
     assert pair.server.is_lost
     pair.client.close(ConnectionLost("the test is over"))
 
@@ -461,14 +461,14 @@ async def test_an_idle_connection_is_closed_and_one_with_a_stream_is_not(pair: P
     await pair.run(rng, 1000)
     for _ in range(server._IDLE_LOOKS + 2):
         pair.server.liveness.received = True
-        pair.server.liveness.look()
+        pair.server.liveness.check_alive()
     assert not pair.server.is_lost
     next(iter(pair.client.streams.values())).cancel()  # type: ignore[attr-defined]
     await pair.run(rng, 1000)
     for _ in range(server._IDLE_LOOKS + 2):
         pair.server.liveness.received = True
         if not pair.server.is_lost:
-            pair.server.liveness.look()
+            pair.server.liveness.check_alive()
     assert pair.server.is_lost
 
 

@@ -217,7 +217,7 @@ async def test_one_settings_that_changes_a_window_thousands_of_times_visits_each
     served.end.patience.allow(math.inf, 0)
     give(served.end, OPENED + b"".join(begun(2 * n + 1, CONNECT) for n in range(CALLS_MAX)))
     visited: list[Any] = []
-    monkeypatch.setattr(http2.Http2Output, "opened", lambda out, stream: visited.append(stream))
+    monkeypatch.setattr(http2.Http2Output, "on_window_opened", lambda out, stream: visited.append(stream))
     payload = b"".join(struct.pack("!HI", Setting.INITIAL_WINDOW_SIZE, n) for n in range(2_700))
     give(served.end, frames.header(len(payload), frames.SETTINGS, 0, 0) + payload)
     assert len(visited) == len(served.end.streams) == CALLS_MAX

@@ -78,7 +78,7 @@ class Strict:
         raise Unauthenticated("no credentials")
 
     def authorize(self, principal: Principal, path: str) -> None: ...
-    def lapsed(self, principal: Principal) -> str:
+    def why_lapsed(self, principal: Principal) -> str:
         return ""
 
 
@@ -315,7 +315,7 @@ async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn
     monkeypatch.setattr(http2, "perf_counter", clock := Ticks())
     count = http2.READ_BYTES // len(flood) - 1
     slices, others = list[float](), list[int]()
-    honest = served.end._take
+    honest = served.end._read_frames
 
     def take(view: memoryview) -> int:
         begin, others_ = clock.now, len(others)
@@ -325,7 +325,7 @@ async def test_a_connection_has_a_slice_of_a_turn_and_the_others_have_their_turn
         return found
 
     turns: list[int] = []
-    monkeypatch.setattr(served.end, "_take", take)
+    monkeypatch.setattr(served.end, "_read_frames", take)
 
     async def other() -> None:
         while True:

@@ -30,7 +30,7 @@ class One:
         self.is_busy = False
         self.is_gone = False
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         self.is_gone = True
 
 
@@ -38,8 +38,8 @@ def test_the_oldest_of_the_address_that_has_most_leaves() -> None:
     strangers = Strangers(Limits(connections=40))
     assert strangers.most == 20
     honest, flood = One(), [One() for _ in range(100)]
-    assert strangers.came(honest, "10.0.0.1:1")
-    assert all(strangers.came(each, f"10.0.0.2:{port}") for port, each in enumerate(flood))
+    assert strangers.add(honest, "10.0.0.1:1")
+    assert all(strangers.add(each, f"10.0.0.2:{port}") for port, each in enumerate(flood))
     assert not honest.is_gone
     assert len(strangers) == 20
     assert [each.is_gone for each in flood] == [True] * 81 + [False] * 19
@@ -51,12 +51,12 @@ def test_one_that_is_asked_who_it_is_stays_and_when_all_are_none_comes() -> None
     several = [One() for _ in range(4)]
     for each in several:
         each.is_busy = True
-        assert strangers.came(each, "10.0.0.1:1")
+        assert strangers.add(each, "10.0.0.1:1")
     late = One()
-    assert not strangers.came(late, "10.0.0.2:1")
+    assert not strangers.add(late, "10.0.0.2:1")
     assert late not in strangers
     several[2].is_busy = False
-    assert strangers.came(late, "10.0.0.2:1")
+    assert strangers.add(late, "10.0.0.2:1")
     assert [each.is_gone for each in several] == [False, False, True, False]
 
 
@@ -69,7 +69,7 @@ def test_strangers_of_a_port_have_an_eighth_of_what_the_process_may_have(monkeyp
 
 async def _echo(stream: ByteStream) -> None:
     data = await read(stream)
-    stream.admitted()
+    stream.on_admitted()
     while data:
         stream.write_nowait(data)
         data = await read(stream)

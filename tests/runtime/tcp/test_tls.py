@@ -27,7 +27,7 @@ ANY = Endpoint("127.0.0.1", 0)
 
 async def _echo(stream: ByteStream) -> None:
     caller = stream.caller
-    stream.admitted()
+    stream.on_admitted()
     stream.write_nowait(b"%d %d " % (caller.is_encrypted, b"BEGIN CERTIFICATE" in caller.certificate))
     while data := await read(stream):
         stream.write_nowait(data)

@@ -90,7 +90,7 @@ class HalfLoad:
                 if self._is_over:
                     await self._ended.wait()
             except (MagnetarError, GaveUp) as error:
-                self._simulation.note(f"program {number}: {error!r}"[:300])
+                self._simulation.add_line(f"program {number}: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
             finally:
                 with contextlib.suppress(MagnetarError):
@@ -112,7 +112,7 @@ class HalfLoad:
             seen.decide(Decision.ROLLBACK)  # as its client does, and a check of a program without a row
             raise
         seen.id = half.id
-        self._simulation.note(f"half {seen.key} is {half.id}: its program {fate}")
+        self._simulation.add_line(f"half {seen.key} is {half.id}: its program {fate}")
         for producer in producers.values():
             await self._cluster.call("close", producer.close())
         match fate:
@@ -137,7 +137,7 @@ class HalfLoad:
             seen.told.add(Decision.COMMIT)
         else:
             seen.told.add(decision)
-        self._simulation.note(f"half {seen.key} is told to be {sorted(each.name for each in seen.told)}")
+        self._simulation.add_line(f"half {seen.key} is told to be {sorted(each.name for each in seen.told)}")
 
     async def _check(self, rng: random.Random, half: HalfCheck) -> Decision:
         seen = self.history.halves[half.check_key]
@@ -153,7 +153,7 @@ class HalfLoad:
             await asyncio.sleep(60.0)
         if seen.row is None:
             return Decision.UNKNOWN
-        self._simulation.note(f"half {seen.key} is asked about: {seen.row.name}")
+        self._simulation.add_line(f"half {seen.key} is asked about: {seen.row.name}")
         seen.decide(seen.row)
         return seen.row
 
@@ -202,7 +202,7 @@ class HalfLoad:
                         await self._decide(admin, row.half, row.check_key, rng)
                 return bool(rows)
         except MagnetarError as error:
-            self._simulation.note(f"halves: {error!r}"[:300])
+            self._simulation.add_line(f"halves: {error!r}"[:300])
             return True
 
     async def _decide(self, admin: AdminClient, half: Any, key: str, rng: random.Random) -> None:
@@ -225,7 +225,7 @@ class HalfLoad:
                 try:
                     state = await client.transaction_status(seen.id)
                 except MagnetarError as error:
-                    self._simulation.note(f"status of half {seen.key}: {error!r}"[:300])
+                    self._simulation.add_line(f"status of half {seen.key}: {error!r}"[:300])
                     await asyncio.sleep(RETRY_S)
                     continue
                 seen.outcome = {

@@ -92,7 +92,7 @@ class HoardLoad:
                 while self._left():
                     await self._process(client, consumer)
             except (MagnetarError, GaveUp) as error:
-                self._simulation.note(f"hoard: {error!r}"[:300])
+                self._simulation.add_line(f"hoard: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
             finally:
                 with contextlib.suppress(MagnetarError):
@@ -112,7 +112,7 @@ class HoardLoad:
         try:
             await self._in_transaction(client, consumer, hand, commits=True)
         except (MagnetarError, GaveUp) as error:
-            self._simulation.note(f"hoard: {len(hand)} deliveries are dropped: {error!r}"[:300])
+            self._simulation.add_line(f"hoard: {len(hand)} deliveries are dropped: {error!r}"[:300])
             for message in hand:
                 await consumer.negative_acknowledge(message)
             await self._simulation.spawn(CLIENT, self._learn())
@@ -154,7 +154,7 @@ class HoardLoad:
                     each.committed = False
                     continue
                 except MagnetarError as error:
-                    self._simulation.note(f"hoard: {error!r}"[:200])
+                    self._simulation.add_line(f"hoard: {error!r}"[:200])
                     await asyncio.sleep(RETRY_S)
                     continue
                 if state in (TransactionState.COMMITTED, TransactionState.ABORTED):

@@ -66,7 +66,7 @@ class LedgerLoad:
             try:
                 await self._simulation.spawn(node, program(self._simulation.world(node)))  # type: ignore[operator]
             except (NodeCrashed, MagnetarError) as error:
-                self._simulation.note(f"{node} begins again: {error!r}")
+                self._simulation.add_line(f"{node} begins again: {error!r}")
                 self._simulation.crash(node)
                 await asyncio.sleep(0.3)
 
@@ -83,7 +83,7 @@ class LedgerLoad:
     async def _write_ledger(self, writer: LedgerWriter) -> None:
         log = self.appended.setdefault(writer.ledger_id, [])
         for number in range(self._rng.randint(1, 2 * self._options.ledger_entries_max)):
-            await writer.ready()
+            await writer.wait_room()
             if not writer.writable:
                 break
             payload = b"%d:%d:" % (writer.ledger_id, number) + self._rng.randbytes(
@@ -99,7 +99,7 @@ class LedgerLoad:
             end = await self._cluster.call("close a ledger", writer.close())
             self._cluster.observer.ended(writer.ledger_id, end.last_entry, "the writer")
         except MagnetarError as error:
-            self._simulation.note(f"writer of {writer.ledger_id} ends without an end: {error!r}")
+            self._simulation.add_line(f"writer of {writer.ledger_id} ends without an end: {error!r}")
 
     async def _recover_some(self, world: World) -> None:
         client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world), CONFIG)
@@ -113,7 +113,7 @@ class LedgerLoad:
                 self._cluster.observer.ended(ledger, reader.last_entry, "a rival")
                 self.figures["recovered"] += 1
             except MagnetarError as error:
-                self._simulation.note(f"rival gave {ledger} up: {error!r}")
+                self._simulation.add_line(f"rival gave {ledger} up: {error!r}")
 
     async def _follow_some(self, world: World) -> None:
         rng = self._simulation.stream("tail")
@@ -125,7 +125,7 @@ class LedgerLoad:
                 try:
                     await self._follow(client, ledger, rng.randint(1, 20))
                 except MagnetarError as error:
-                    self._simulation.note(f"the reader gave {ledger} up: {error!r}")
+                    self._simulation.add_line(f"the reader gave {ledger} up: {error!r}")
 
     async def _follow(self, client: LedgerClient, ledger: int, looks: int) -> None:
         """As a tailing reader: what it is told is confirmed stays, and is what was appended there."""
@@ -176,7 +176,7 @@ class LedgerLoad:
                 await writer.close()
                 return
             except MagnetarError as error:
-                self._simulation.note(f"nothing can be written yet: {error!r}")
+                self._simulation.add_line(f"nothing can be written yet: {error!r}")
                 await asyncio.sleep(1.0)
 
     async def _read_all(self, client: LedgerClient, ledger: int) -> list[bytes]:
@@ -190,5 +190,5 @@ class LedgerLoad:
             except LedgerNotFound:
                 return []
             except MagnetarError as error:
-                self._simulation.note(f"auditor tries {ledger} again: {error!r}")
+                self._simulation.add_line(f"auditor tries {ledger} again: {error!r}")
                 await asyncio.sleep(1.0)

@@ -72,7 +72,7 @@ class NamesLoad:
         self._cluster = cluster
         self._simulation = cluster.simulation
         self._rng: random.Random = cluster.simulation.stream("names")
-        self.lives = Lives(PATH, cluster.simulation.note, CURSOR_PATH)
+        self.lives = Lives(PATH, cluster.simulation.add_line, CURSOR_PATH)
         cluster.observer.on_record.append(self.lives.recorded)
         cluster.observer.on_topic.append(self.lives.committed)
         cluster.on_anew.append(self.anew)
@@ -180,7 +180,7 @@ class NamesLoad:
     async def _producer_anew(self, rng: random.Random) -> None:
         """The writer's session ends where it is, and another one has its name at once."""
         if self._writer is not None:
-            self._simulation.note("the writer begins anew")
+            self._simulation.add_line("the writer begins anew")
             self._simulation.spawn(CLIENT, self._writer.close()).add_done_callback(_heard)
             self._writer = None
 
@@ -197,10 +197,10 @@ class NamesLoad:
             try:
                 await self._simulation.spawn(ADMIN, operate())
             except MagnetarError as error:
-                self._simulation.note(f"names: cannot {what}: {error!r}"[:300])
+                self._simulation.add_line(f"names: cannot {what}: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
             else:
-                self._simulation.note(f"names: {what}")
+                self._simulation.add_line(f"names: {what}")
                 return
 
     # ------------------------------------------------------------------ producing
@@ -238,7 +238,7 @@ class NamesLoad:
         number = int(value.rpartition(":")[2])
 
         def answered(result: Result, message_id: MessageId) -> None:
-            self._simulation.note(f"names: answer {value} {result.name} {message_id}")
+            self._simulation.add_line(f"names: answer {value} {result.name} {message_id}")
             if result is Result.Ok:
                 self._store(value, message_id)
 
@@ -272,7 +272,7 @@ class NamesLoad:
                 await (txn.commit() if commits else txn.abort())
                 group.outcome = commits
             except MagnetarError as error:
-                self._simulation.note(f"names: {group.values} have no outcome: {error!r}"[:300])
+                self._simulation.add_line(f"names: {group.values} have no outcome: {error!r}"[:300])
             if producer is not None:
                 await self._leave(producer)
         await client.close()
@@ -293,7 +293,7 @@ class NamesLoad:
                     await consumer.acknowledge(message)
                 await consumer.close()
             except (MagnetarError, GaveUp) as error:
-                self._simulation.note(f"names: the consumer begins anew: {error!r}"[:300])
+                self._simulation.add_line(f"names: the consumer begins anew: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
@@ -321,7 +321,7 @@ class NamesLoad:
                             self._show(stream, await reader.read_next())
                 await reader.close()
             except MagnetarError as error:
-                self._simulation.note(f"names: {stream.name}: {error!r}"[:300])
+                self._simulation.add_line(f"names: {stream.name}: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
             if seconds is not None:
                 return
@@ -344,7 +344,7 @@ class NamesLoad:
     def _show(self, stream: Stream, message: Message) -> None:
         named, id_ = message.value(), id_of(message.message_id())
         number = int(named.value.rpartition(":")[2])
-        self._simulation.note(f"names: {stream.name} shows {named.value} {message.message_id()}")
+        self._simulation.add_line(f"names: {stream.name} shows {named.value} {message.message_id()}")
         self.lives.show(stream, named.value, id_, whole=(named.x, named.y) == (number, -1 - number))
 
     async def _again(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
@@ -352,7 +352,7 @@ class NamesLoad:
             try:
                 return await self._cluster.call(what, work())
             except MagnetarError as error:
-                self._simulation.note(f"names: cannot {what}: {error!r}"[:300])
+                self._simulation.add_line(f"names: cannot {what}: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
 
 

@@ -113,7 +113,7 @@ class OwnersLoad:
             try:
                 return await self._cluster.call(what, work())
             except MagnetarError as error:
-                self._simulation.note(f"owners: cannot {what}: {error!r}"[:200])
+                self._simulation.add_line(f"owners: cannot {what}: {error!r}"[:200])
                 await asyncio.sleep(RETRY_S)
 
     async def _feed(self) -> None:
@@ -151,7 +151,7 @@ class OwnersLoad:
                     await work
                     await asyncio.sleep(rng.uniform(0.0, 0.5))
             except (MagnetarError, GaveUp) as error:
-                self._simulation.note(f"owners: the owner begins anew: {error!r}"[:300])
+                self._simulation.add_line(f"owners: the owner begins anew: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
             finally:
                 with contextlib.suppress(MagnetarError):
@@ -214,7 +214,7 @@ class OwnersLoad:
                         await self._try(client, producer, consumer, self._guess(deed.txn, rng), rng)
                     await asyncio.sleep(rng.uniform(0.05, 0.3))
             except (MagnetarError, GaveUp) as error:
-                self._simulation.note(f"owners: the thief begins anew: {error!r}"[:300])
+                self._simulation.add_line(f"owners: the thief begins anew: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
             finally:
                 with contextlib.suppress(MagnetarError):
@@ -295,7 +295,7 @@ class OwnersLoad:
 
     def _refusal(self, what: str, txn: TxnId, error: MagnetarError) -> None:
         """As of an id that was never given, or for lack of rights; or there is no answer."""
-        self._simulation.note(f"owners: {THIEF} cannot {what} with {txn}: {error!r}"[:200])
+        self._simulation.add_line(f"owners: {THIEF} cannot {what} with {txn}: {error!r}"[:200])
         kind = type(error).__name__
         self.refused += kind in REFUSALS
         if kind in TELLING:

@@ -118,7 +118,7 @@ class Roles:
                 consumer = await self._subscribe(client)
 
     def _told(self, what: str, error: MagnetarError) -> None:
-        self._cluster.simulation.note(f"{CHANGING} cannot {what}: {error!r}"[:200])
+        self._cluster.simulation.add_line(f"{CHANGING} cannot {what}: {error!r}"[:200])
 
     # ------------------------------------------------------------------ who has no rights
     async def _intrude(self) -> None:
@@ -153,7 +153,7 @@ class Roles:
             try:
                 await act
             except MagnetarError as error:
-                self._cluster.simulation.note(f"a token {which} cannot {what}: {error!r}"[:200])
+                self._cluster.simulation.add_line(f"a token {which} cannot {what}: {error!r}"[:200])
             else:
                 self._load.violations.append(f"46: a caller with a token {which} could {what}")
         await admin.close()

@@ -136,7 +136,7 @@ class TopicLoad:
             except ProducerQueueIsFull:
                 await asyncio.sleep(0.05)
             except PulsarException as error:
-                self._simulation.note(f"{name}: {error!r}")
+                self._simulation.add_line(f"{name}: {error!r}")
                 self._look_at(name, error)
                 producer = None
             if self._rng.random() < 0.7:
@@ -151,7 +151,7 @@ class TopicLoad:
                 await self._cluster.call(what, work())
                 return
             except GaveUp:
-                self._simulation.note(f"{what} again")
+                self._simulation.add_line(f"{what} again")
             except AlreadyClosed:  # whoever gives up a close has closed
                 return
 
@@ -163,14 +163,14 @@ class TopicLoad:
                     max_pending_messages=100,
                 ))  # fmt: skip
             except MagnetarError as error:
-                self._simulation.note(f"no producer yet: {error!r}")
+                self._simulation.add_line(f"no producer yet: {error!r}")
                 await asyncio.sleep(0.5)
 
     def send(self, producer: Producer, value: str) -> None:
         padding = self._rng.randint(0, self._options.message_bytes_max)
 
         def answered(result: Result, message_id: MessageId) -> None:
-            self._simulation.note(f"answer {value} {result.name} {message_id}")
+            self._simulation.add_line(f"answer {value} {result.name} {message_id}")
             if result is Result.Ok:
                 self.history.store(value, id_of(message_id))
                 known = message_id.ledger_id() in self._cluster.observer.listed
@@ -205,7 +205,7 @@ class TopicLoad:
                     negative_ack_redelivery_delay_ms=NACK_DELAY_MS,
                 ))  # fmt: skip
             except MagnetarError as error:
-                self._simulation.note(f"{subscription.name}: no consumer yet: {error!r}")
+                self._simulation.add_line(f"{subscription.name}: no consumer yet: {error!r}")
                 await asyncio.sleep(0.5)
 
     async def _consume(self, client: Client, subscription: Sub, consumer: Consumer, rng: random.Random) -> None:
@@ -222,7 +222,7 @@ class TopicLoad:
             except MagnetarError as error:
                 if self._closing:
                     return
-                self._simulation.note(f"{subscription.name}: {error!r}")
+                self._simulation.add_line(f"{subscription.name}: {error!r}")
                 self._look_at(subscription.name, error)
                 await asyncio.sleep(0.2)
                 consumer = await self._subscribe(client, subscription)
@@ -234,7 +234,7 @@ class TopicLoad:
 
     def delivered(self, subscription: str, message: Message) -> None:
         value = message.data().split(b" ")[0].decode()
-        self._simulation.note(f"{subscription} gets {value} {message.message_id()}")
+        self._simulation.add_line(f"{subscription} gets {value} {message.message_id()}")
         self.history.deliver(
             subscription, value, id_of(message.message_id()), message.redelivery_count(),
             None if {"clock-jump", "clock-skew"} & set(self._options.times) else self._now_ms,
@@ -266,7 +266,7 @@ class TopicLoad:
             if not limit.expired():
                 raise
             self.violations.append(f"stuck: not quiet {LIVENESS_S} s after healing; {self._state()}")
-        self._simulation.note(f"quiet after {self._simulation.loop.time() - begun:.3f} s")
+        self._simulation.add_line(f"quiet after {self._simulation.loop.time() - begun:.3f} s")
 
     async def _probe(self, client: Client) -> None:
         """Clients make progress again: a message of a new producer is stored."""

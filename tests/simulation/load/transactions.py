@@ -147,7 +147,7 @@ class TransactionLoad:
             try:
                 return await self._cluster.call(what, work())
             except MagnetarError as error:
-                self._simulation.note(f"{what}: {error!r}"[:300])
+                self._simulation.add_line(f"{what}: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
 
     # ------------------------------------------------------------------ the beginning
@@ -188,7 +188,7 @@ class TransactionLoad:
                 self.history.plain[value] = topic
                 await self._cluster.call("plain close", producer.close())
             except MagnetarError as error:
-                self._simulation.note(f"{value}: {error!r}"[:200])
+                self._simulation.add_line(f"{value}: {error!r}"[:200])
             await asyncio.sleep(rng.expovariate(1.0 / (4 * self._pause_s)))
         await client.close()
 
@@ -200,14 +200,14 @@ class TransactionLoad:
             try:
                 message = await self._cluster.call("audit", consumer.receive())
                 value = value_of(message)
-                self._simulation.note(f"audit gets {value} {message.message_id()} of {topic}")
+                self._simulation.add_line(f"audit gets {value} {message.message_id()} of {topic}")
                 self.history.deliver(topic, value, self.coordination, "audit")
                 self.history.delivered[topic][value] = None
                 await consumer.acknowledge(message)
             except GaveUp:
                 continue
             except MagnetarError as error:
-                self._simulation.note(f"audit: {error!r}"[:200])
+                self._simulation.add_line(f"audit: {error!r}"[:200])
                 await asyncio.sleep(RETRY_S)
                 consumer = await self._subscribe(client, topic, AUDIT)
 
@@ -232,10 +232,10 @@ class TransactionLoad:
                         await self._move(client, consumer, producers, taken, topic, name, rng)
                     await asyncio.sleep(rng.expovariate(1.0 / self._pause_s))
             except TransactionFenced as error:  # as a program that ends, and is started again
-                self._simulation.note(f"worker {topic} {number} is fenced: {error!r}"[:200])
+                self._simulation.add_line(f"worker {topic} {number} is fenced: {error!r}"[:200])
                 await asyncio.sleep(rng.uniform(0.0, 2.0))
             except MagnetarError as error:
-                self._simulation.note(f"worker {topic} {number}: {error!r}"[:300])
+                self._simulation.add_line(f"worker {topic} {number}: {error!r}"[:300])
                 await asyncio.sleep(RETRY_S)
             finally:
                 with contextlib.suppress(MagnetarError):
@@ -248,7 +248,7 @@ class TransactionLoad:
             while len(taken) < wanted:
                 message = await self._cluster.call("take", consumer.receive(500 if not taken else 50))
                 value = value_of(message)
-                self._simulation.note(f"bank gives {value} {message.message_id()} of {topic}")
+                self._simulation.add_line(f"bank gives {value} {message.message_id()} of {topic}")
                 self.history.deliver(topic, value, self.coordination, "bank")
                 if value.endswith(f":{PLAIN}"):
                     await consumer.acknowledge(message)
@@ -270,7 +270,7 @@ class TransactionLoad:
             transfer.outcome = False
             raise
         transfer.txn = txn.id
-        self._simulation.note(f"{transfer.label} is {txn.id}")
+        self._simulation.add_line(f"{transfer.label} is {txn.id}")
         lot = rng.random()
         try:
             await self._operate(client, consumer, producers, taken, topic, txn, transfer, rng)
@@ -279,7 +279,7 @@ class TransactionLoad:
             elif lot < sum(self._ends):
                 await self._cluster.call("abort", txn.abort())
         except (MagnetarError, GaveUp) as error:
-            self._simulation.note(f"{transfer.label}: {error!r}"[:300])
+            self._simulation.add_line(f"{transfer.label}: {error!r}"[:300])
             if txn.state is TransactionState.OPEN:
                 with contextlib.suppress(MagnetarError, GaveUp):
                     await self._cluster.call("abort", txn.abort())
@@ -288,7 +288,7 @@ class TransactionLoad:
         finally:
             transfer.outcome = outcome_of(txn.state)
             told = {True: "committed", False: "aborted", None: "open, or nobody knows"}[transfer.outcome]
-            self._simulation.note(f"{transfer.label} is {told} ({txn.state.name})")
+            self._simulation.add_line(f"{transfer.label} is {told} ({txn.state.name})")
             if transfer.outcome is not True:
                 for message in taken:
                     await consumer.negative_acknowledge(message)
@@ -317,7 +317,7 @@ class TransactionLoad:
                     if isinstance(each, BaseException)
                 ]  # fmt: skip
         except TimeoutError:
-            self._simulation.note(f"{transfer.label}: its operations have no outcome in 20 s")
+            self._simulation.add_line(f"{transfer.label}: its operations have no outcome in 20 s")
             return  # the commit waits for them, or gives up
         for error in failed:
             producers.clear()
@@ -339,7 +339,7 @@ class TransactionLoad:
                         end += LIVENESS_S
                     await asyncio.sleep(RETRY_S)
                 else:
-                    self._simulation.note(f"{transfer.label} {transfer.txn} is {state.name}, says its status")
+                    self._simulation.add_line(f"{transfer.label} {transfer.txn} is {state.name}, says its status")
         await client.close()
 
     _statistics = ""

@@ -25,7 +25,7 @@ def _loser(cluster: Cluster) -> str | None:
 
 def _fail(cluster: Cluster, rng: random.Random, kind: str) -> None:
     name = _node(cluster, rng)
-    cluster.simulation.note(f"fault: the next {kind} of {name} fails")
+    cluster.simulation.add_line(f"fault: the next {kind} of {name} fails")
     cluster.simulation.node(name).disk.faults.append(FileFault(kind, DATA, errno.EIO, skip=rng.randint(0, 5)))
 
 
@@ -42,7 +42,7 @@ def _read_error(cluster: Cluster, rng: random.Random) -> None:
     name = _node(cluster, rng)
     disk = cluster.simulation.node(name).disk
     fault = FileFault("pread", DATA, errno.EIO, skip=rng.randint(0, 5))
-    cluster.simulation.note(f"fault: a pread of {name} fails")
+    cluster.simulation.add_line(f"fault: a pread of {name} fails")
     disk.faults.append(fault)
 
     def dies(node: str, power_loss: bool) -> None:
@@ -65,12 +65,12 @@ def _shrink(cluster: Cluster, rng: random.Random, share: float) -> None:
     name = _node(cluster, rng)
     disk = cluster.simulation.node(name).disk
     disk.capacity_bytes = int(disk.used_bytes() / share)
-    cluster.simulation.note(f"fault: the disk of {name} is {share:.0%} full")
+    cluster.simulation.add_line(f"fault: the disk of {name} is {share:.0%} full")
     cluster.later(2.0 + rng.expovariate(1.0 / cluster.options.down_s), _free, cluster, name)
 
 
 def _free(cluster: Cluster, name: str) -> None:
-    cluster.simulation.note(f"the disk of {name} has room again")
+    cluster.simulation.add_line(f"the disk of {name} has room again")
     cluster.simulation.node(name).disk.capacity_bytes = 1 << 40
 
 
@@ -86,7 +86,7 @@ def _slow_disk(cluster: Cluster, rng: random.Random) -> None:
     name = _node(cluster, rng)
     delays = cluster.simulation.node(name).disk_delays
     healthy_s, delays.mean_s = delays.mean_s, delays.mean_s * rng.choice((10, 100))
-    cluster.simulation.note(f"fault: the disk of {name} takes {delays.mean_s:.3f} s for a call")
+    cluster.simulation.add_line(f"fault: the disk of {name} takes {delays.mean_s:.3f} s for a call")
 
     def recover() -> None:
         delays.mean_s = healthy_s
@@ -97,7 +97,7 @@ def _slow_disk(cluster: Cluster, rng: random.Random) -> None:
 def _disk_hangs(cluster: Cluster, rng: random.Random) -> None:
     name = _node(cluster, rng)
     delays = cluster.simulation.node(name).disk_delays
-    cluster.simulation.note(f"fault: the disk of {name} hangs")
+    cluster.simulation.add_line(f"fault: the disk of {name} hangs")
     before = delays.stall_rate, delays.stall_s
     delays.stall_rate, delays.stall_s = 1.0, 6.0
 
@@ -128,7 +128,7 @@ def _bit_flip(cluster: Cluster, rng: random.Random) -> None:
     if not pages:
         return
     offset = rng.choice(pages) * 4096 + rng.randrange(4096)
-    cluster.simulation.note(f"fault: a bit of {path} flips at {offset}")
+    cluster.simulation.add_line(f"fault: a bit of {path} flips at {offset}")
     cluster.observer.damage(name)
     disk.flip_bit(path, offset, rng.randrange(8))
 
@@ -140,7 +140,7 @@ def _truncated_log(cluster: Cluster, rng: random.Random) -> None:
     name, path = found
     disk = cluster.simulation.node(name).disk
     size = rng.randrange(disk.inode(path).durable.size)
-    cluster.simulation.note(f"fault: {path} ends at {size} of {disk.inode(path).durable.size}")
+    cluster.simulation.add_line(f"fault: {path} ends at {size} of {disk.inode(path).durable.size}")
     cluster.observer.damage(name)
     disk.cut(path, size)
 
@@ -173,7 +173,7 @@ async def _roll_back_within(cluster: Cluster, name: str, after_s: float) -> None
     if not cluster.simulation.is_up(name) or bookie.notes.noted <= copied:
         return
     cluster.simulation.crash(name, power_loss=True)
-    cluster.simulation.note(f"fault: the disk of {name} is a copy that was made {after_s:.3f} s ago, while it ran")
+    cluster.simulation.add_line(f"fault: the disk of {name} is a copy that was made {after_s:.3f} s ago, while it ran")
     cluster.observer.disk_rolled_back(name)
     disk.restore(backup)
 
@@ -194,7 +194,7 @@ async def _roll_back(cluster: Cluster, name: str, after_s: float) -> None:
     if name in cluster.gone or cluster.healed or cluster.bookies[name].id != identity:
         return
     cluster.simulation.crash(name, power_loss=True)
-    cluster.simulation.note(f"fault: the disk of {name} is a copy that was made {after_s:.3f} s ago")
+    cluster.simulation.add_line(f"fault: the disk of {name} is a copy that was made {after_s:.3f} s ago")
     cluster.observer.disk_rolled_back(name)
     disk.restore(backup)
 

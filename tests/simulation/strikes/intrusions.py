@@ -14,7 +14,16 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from magnetar.bookie.disk_monitor import DiskMonitor
+from magnetar.bookie.maintenance.garbage import Collector
+from magnetar.bookie.maintenance.limbo import LimboExit
+from magnetar.bookie.maintenance.repair import Auditor, RepairKeeper
+from magnetar.bookie.maintenance.repair_worker import Worker
+from magnetar.bookie.maintenance.scrub import EntryRepairer, Scrubber
+from magnetar.bookie.registration import Registration
 from magnetar.bookie.server import Bookie
+from magnetar.bookie.service import BookieService
+from magnetar.broker.server import Broker
 from magnetar.ledger.peer_format import KEY_BYTES, Flags, Op, RequestHead
 from magnetar.metadata import paths
 from magnetar.metadata.records import MAGIC, VERSION
@@ -23,28 +32,35 @@ from magnetar.proto.errors import MagnetarError, NotFound
 from magnetar.runtime.network import Channel, Endpoint, World, rpc
 from magnetar.runtime.peer.keys import CLEAR, PeerCalling
 from magnetar.runtime.sim.loop import SimTask, throw_into
+from magnetar.runtime.sim.rpc import _Connection as rpc_server
 from magnetar.runtime.sim.world import NodeCrashed
-from tests.simulation.cluster import FIRST_BOOKIE_PORT, METADATA, Cluster
+from tests.simulation.cluster import FIRST_BOOKIE_PORT, METADATA, Cluster, _awaited
 from tests.simulation.verdict.observer import STRANGER
 
-SINGLE = ("_Connection._call", "BookieService._read_disk", "BookieService._find_held", "_awaited")
+SINGLE = {
+    each.__qualname__
+    for each in (rpc_server._call, BookieService._read_disk, BookieService._find_held, _awaited)
+}
 """Handlers of one request each, in a server; and what goes through `Cluster.call`."""
-STREAMS_OPEN = ("_Connection._stream",)
+STREAMS_OPEN = {rpc_server._stream.__qualname__}
 WAITS_S = (0.0, 0.0005, 0.005, 0.05, 0.5)
 """How long a call may go on before it is cancelled: at its first await, or at a later one."""
 
-BOOKIE_KEEPERS = (
-    "Registration.keep", "DiskMonitor.run", "Collector.keep", "Limbo.keep", "Scrubber.keep", "EntryRepairer.keep",
-    "RepairKeeper.keep", "Auditor.run", "Worker.run",
-)  # fmt: skip
-BROKER_KEEPERS = ("Broker._keep_session", "Broker._look_after_topics", "Broker._sweep")
+KEEPERS = {
+    each.__qualname__
+    for each in (
+        Registration.run, DiskMonitor.run, Collector.run_forever, LimboExit.run, Scrubber.run, EntryRepairer.run,
+        RepairKeeper.run, Auditor.run, Worker.run, Broker._keep_session, Broker._look_after_topics, Broker._sweep,
+    )
+}  # fmt: skip
+"""Tasks that live as long as their bookie, or broker."""
 
 CALLS = (("Broker", "Lookup"), ("Broker", "Partitions"), ("Admin", "TopicStats"), ("Metadata", "Commit"))
 STREAMS = (("Broker", "Connect"), ("Broker", "Read"), ("Metadata", "Session"))
 
 
 # ---------------------------------------------------------------------------------- tasks
-def _tasks(cluster: Cluster, node: str, names: tuple[str, ...]) -> list[SimTask[Any]]:
+def _tasks(cluster: Cluster, node: str, names: set[str]) -> list[SimTask[Any]]:
     process = cluster.simulation.node(node).process
     tasks = [] if process is None else process.tasks
     return [task for task in tasks if not task.done() and getattr(task.get_coro(), "__qualname__", "") in names]
@@ -71,16 +87,16 @@ def _cancel(cluster: Cluster, rng: random.Random) -> None:
 
 def _cancel_now(cluster: Cluster, task: SimTask[Any]) -> None:
     if not task.done() and task.process is not None and task.process.alive:
-        cluster.simulation.note(f"fault: {task.get_name()} is cancelled")
+        cluster.simulation.add_line(f"fault: {task.get_name()} is cancelled")
         task.cancel()
 
 
 def _dead_task(cluster: Cluster, rng: random.Random) -> None:
-    found = [task for node in cluster.bookie_names for task in _tasks(cluster, node, BOOKIE_KEEPERS)]
-    found += [task for node in cluster.broker_names for task in _tasks(cluster, node, BROKER_KEEPERS)]
+    nodes = *cluster.bookie_names, *cluster.broker_names
+    found = [task for node in nodes for task in _tasks(cluster, node, KEEPERS)]
     if found:
         task = rng.choice(found)
-        cluster.simulation.note(f"fault: an exception in {task.get_name()}")
+        cluster.simulation.add_line(f"fault: an exception in {task.get_name()}")
         if rng.random() < 0.7:
             throw_into(task, RuntimeError("a fault of ours"))
         else:
@@ -155,7 +171,7 @@ def _stranger(cluster: Cluster, rng: random.Random) -> None:
         world = cluster.simulation.world(STRANGER)
         targets = [*cluster.bookie_names, *cluster.broker_names, METADATA]
         for name in rng.sample(targets, rng.randint(1, len(targets))):
-            cluster.simulation.note(f"fault: a stranger speaks to {name}")
+            cluster.simulation.add_line(f"fault: a stranger speaks to {name}")
             if name in cluster.bookie_names:
                 await _talk_to_bookie(cluster, world, rng, name)
             elif name == METADATA:
@@ -179,7 +195,7 @@ def _twin(cluster: Cluster, rng: random.Random) -> None:
     if name not in cluster.serving or first is None:
         return
     twin = cluster.simulation.second_process(name)
-    cluster.simulation.note(f"fault: a twin of {name} starts")
+    cluster.simulation.add_line(f"fault: a twin of {name} starts")
 
     async def start() -> None:
         config = cluster.bookie_config(name, 99)
@@ -187,7 +203,7 @@ def _twin(cluster: Cluster, rng: random.Random) -> None:
         try:
             bookie = await Bookie.start(await cluster.joined(twin.world), config, metadata)
         except (MagnetarError, OSError) as error:
-            cluster.simulation.note(f"the twin of {name} does not start: {error!r}"[:200])
+            cluster.simulation.add_line(f"the twin of {name} does not start: {error!r}"[:200])
         else:
             if node.process is first:
                 cluster.observer.violations.append(f"twin: {bookie.id} runs twice")
@@ -199,7 +215,7 @@ def _twin(cluster: Cluster, rng: random.Random) -> None:
             async with asyncio.timeout(60.0):
                 await cluster.simulation.spawn_in(twin, start())
         except (NodeCrashed, MagnetarError, TimeoutError) as error:
-            cluster.simulation.note(f"the twin of {name} gives up: {error!r}"[:200])
+            cluster.simulation.add_line(f"the twin of {name} gives up: {error!r}"[:200])
         cluster.simulation.end_process(twin)
 
     cluster.background(run())
@@ -239,7 +255,7 @@ def _clock_skew(cluster: Cluster, rng: random.Random) -> None:
     for name in (METADATA, *cluster.bookie_names, *cluster.broker_names):
         hours = rng.choice((0.0, rng.uniform(-2.0, 2.0), rng.uniform(-30.0, 30.0)))
         cluster.simulation.node(name).skew_ms = int(hours * 3_600_000)
-        cluster.simulation.note(f"fault: the clock of {name} is {hours:.1f} hours off")
+        cluster.simulation.add_line(f"fault: the clock of {name} is {hours:.1f} hours off")
 
 
 INTRUSIONS: Mapping[str, Callable[[Cluster, random.Random], None]] = {

@@ -61,7 +61,7 @@ class Nemesis:
             if cluster.only is not None and strike.name not in cluster.only:
                 continue
             await asyncio.sleep(max(0.0, start + strike.at - loop.time()))
-            self._simulation.note(f"strike {strike.name}")
+            self._simulation.add_line(f"strike {strike.name}")
             cluster.struck[strike.name] = round(loop.elapsed_s, 6)
             STRIKES[strike.kind](cluster, strike.rng)
         await asyncio.sleep(max(0.0, start + cluster.options.seconds - loop.time()))
@@ -177,12 +177,12 @@ async def _write_racks(number: int, world: World, store: MetadataStore) -> None:
 def _mute(cluster: Cluster, rng: random.Random) -> None:
     """Whoever writes now has to find out what became of it; a dead bookie makes writers of ledgers write. Before it
     dies the others fall behind it: what it acknowledged alone is worth nothing when another takes its place."""
-    cluster.simulation.note("fault: the metadata does not answer to commits")
+    cluster.simulation.add_line("fault: the metadata does not answer to commits")
     cluster.service.mute = True
 
     def speak() -> None:
         cluster.service.mute = False
-        cluster.simulation.note("the metadata answers again")
+        cluster.simulation.add_line("the metadata answers again")
 
     cluster.later(rng.uniform(1.0, 2 * SESSION_TIMEOUT_S), speak)
     if rng.random() < 0.7:
@@ -271,7 +271,7 @@ def _rolling_restart(cluster: Cluster, rng: random.Random) -> None:
 def _clock_jump(cluster: Cluster, rng: random.Random) -> None:
     name = rng.choice([METADATA, *cluster.bookie_names, *cluster.broker_names])
     skew_ms = rng.choice((1000, 30_000, 300_000)) * rng.choice((-1, 1))
-    cluster.simulation.note(f"fault: the clock of {name} jumps by {skew_ms} ms")
+    cluster.simulation.add_line(f"fault: the clock of {name} jumps by {skew_ms} ms")
     cluster.simulation.node(name).skew_ms += skew_ms
 
 

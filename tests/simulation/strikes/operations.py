@@ -32,7 +32,7 @@ FEWEST = 3
 # ---------------------------------------------------------------------------------- sessions
 def _expire(cluster: Cluster, node: str) -> None:
     sessions = cluster.service.sessions_of(node)
-    cluster.simulation.note(f"fault: {len(sessions)} sessions of {node} end")
+    cluster.simulation.add_line(f"fault: {len(sessions)} sessions of {node} end")
 
     async def end() -> None:
         for session in sessions:
@@ -70,7 +70,7 @@ def _joins(cluster: Cluster, rng: random.Random) -> None:
 def _leaves(cluster: Cluster, rng: random.Random) -> None:
     name = f"bookie-{cluster.options.loser + 1}"
     if name in cluster.bookies and name not in cluster.gone:
-        cluster.simulation.note(f"fault: {name} goes for good")
+        cluster.simulation.add_line(f"fault: {name} goes for good")
         cluster.observer.disk_lost(name, cluster.bookies[name].id)
         cluster.go_away(name)
         _joins(cluster, rng)
@@ -173,7 +173,7 @@ def _compact(cluster: Cluster, rng: random.Random) -> None:
             )
         except NodeCrashed:
             return
-        cluster.simulation.note(f"{name} compacts: {answer.decode()}")
+        cluster.simulation.add_line(f"{name} compacts: {answer.decode()}")
 
     cluster.background(compact())
 

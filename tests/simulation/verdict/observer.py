@@ -123,7 +123,7 @@ class Observer:
         simulation.on_crash.append(self._crashed)
 
     def _violated(self, text: str) -> None:
-        self.simulation.note(f"VIOLATION {text}")
+        self.simulation.add_line(f"VIOLATION {text}")
         self.violations.append(text)
 
     # ------------------------------------------------------------------ disks
@@ -337,7 +337,7 @@ class Observer:
             self._told(f"{self._name(change.path)} is gone: its session ended")
 
     def _told(self, text: str) -> None:
-        self.simulation.note(f"metadata: {text}")
+        self.simulation.add_line(f"metadata: {text}")
 
     def _name(self, path: str) -> str:
         folder, _, name = path.rpartition("/")

@@ -43,7 +43,7 @@ async def at_rest(cluster: Cluster) -> list[str]:
         if not limit.expired():
             raise
         rest.violations.append(f"stuck: not at rest {LIVENESS_S} s after healing: {rest.waits_for}")
-    cluster.simulation.note(f"at rest after {cluster.simulation.loop.time() - begun:.3f} s")
+    cluster.simulation.add_line(f"at rest after {cluster.simulation.loop.time() - begun:.3f} s")
     return rest.violations
 
 
@@ -57,12 +57,12 @@ class _Rest:
     async def run(self, world: World) -> None:
         client = LedgerClient(await self._cluster.joined(world), await self._cluster.session(world))
         copier = Copier(client.bookies, world.clock, RepairConfig())
-        await client.bookies.ready()
+        await client.bookies.wait_listed()
         forced_at = world.clock.monotonic() + FORCED_S
         while True:
             waits_for = self._waits_for() or await self._unended(client) or await self._incomplete(copier)
             if waits_for != self.waits_for:
-                self._cluster.simulation.note(f"judge: {f'waits for {waits_for}' if waits_for else 'all is whole'}")
+                self._cluster.simulation.add_line(f"judge: {f'waits for {waits_for}' if waits_for else 'all is whole'}")
             self.waits_for = waits_for
             if not waits_for:
                 break
@@ -77,7 +77,7 @@ class _Rest:
         for name in self._cluster.bookie_names:
             verb = self._cluster.bookies[name]._answer_admin(b'{"verb": "gc-start", "force": true}', LOCAL, local=True)
             answer = await self._cluster.simulation.spawn(name, verb)
-            self._cluster.simulation.note(f"judge: {name} collects: {answer.decode()}")
+            self._cluster.simulation.add_line(f"judge: {name} collects: {answer.decode()}")
 
     def _waits_for(self) -> str:
         observer, cluster = self._observer, self._cluster
@@ -130,7 +130,7 @@ class _Rest:
                 continue
             for slot, bookie in enumerate(fragment.bookies):
                 wanted = [entry for entry in range(first, last + 1) if slot in striping.write_set(entry)]
-                held = await copier.held(record, bookie, first, last) if wanted else None
+                held = await copier.find_held(record, bookie, first, last) if wanted else None
                 missing = [] if held is None else [
                     entry for entry in wanted
                     if entry not in held or not self._observer.is_durable(bookie, record.ledger_id, entry)

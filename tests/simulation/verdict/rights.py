@@ -79,7 +79,7 @@ class RightsJudge:
                 self._read = {each: at for each, at in self._read.items() if each[1] != key}
             elif self._lost[key] == inf:
                 self._lost[key] = self._simulation.loop.elapsed_s
-        self._simulation.note(f"grants: {record.roles} {record.subscriptions}")
+        self._simulation.add_line(f"grants: {record.roles} {record.subscriptions}")
 
     def _may(self, record: GrantsRecord, key: Key) -> bool:
         role, action = key
@@ -125,7 +125,7 @@ class RightsJudge:
             self._violated(f"{number}: {node} lets {principal} {action} {now - lost:.3f} s after that right was lost")
 
     def _violated(self, text: str) -> None:
-        self._simulation.note(f"VIOLATION {text}")
+        self._simulation.add_line(f"VIOLATION {text}")
         self.violations.append(text)
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ COMMIT = [Committed([(7, [])], [])]
 
 @pytest.fixture
 def judge() -> Coordination:
-    simulation: Any = SimpleNamespace(note=lambda text: None)
+    simulation: Any = SimpleNamespace(add_line=lambda text: None)
     return Coordination(simulation)
 
 

@@ -76,7 +76,7 @@ class Coordination:
         self._stored: dict[TxnId, None] = {}  # halves
 
     def _violated(self, text: str) -> None:
-        self._simulation.note(f"VIOLATION {text}")
+        self._simulation.add_line(f"VIOLATION {text}")
         self.violations.append(text)
 
     # ------------------------------------------------------------------ events
@@ -102,7 +102,7 @@ class Coordination:
     def _committed(self, txn: TxnId) -> None:
         if txn not in self.durable:
             self.durable[txn] = None
-            self._simulation.note(f"coordinator: {txn} is committed")
+            self._simulation.add_line(f"coordinator: {txn} is committed")
         if txn in self._aborted:
             self._violated(f"64: {txn} is committed, and was answered to be aborted")
 

@@ -208,7 +208,7 @@ class Walk:
     def begun(self, previous: JournalPosition) -> None:
         spare = self.segments.spares.pop() if self.segments.spares else ""
         self.seen["recycled"] += spare[-16:].isdigit()
-        self.segment = self.segments.begin(spare, previous)
+        self.segment = self.segments.make_segment(spare, previous)
         self.receive(SegmentBegun(self.segment.number, self.segment.size, self.segment.file.direct))
 
     def segment_comes_back(self) -> None:

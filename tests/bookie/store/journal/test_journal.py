@@ -325,9 +325,9 @@ def test_room_is_looked_for_by_allocating_it(error: int) -> None:
             disk.faults.append(FileFault("pwrite", ".jnl", errno.ENOSPC))
             assert await add(store, 1, 0, payload(1, 0)) is Status.READ_ONLY
             disk.faults.append(FileFault("allocate", "probe", error))
-            await store.room.keep(0.0)
+            await store.room.ensure(0.0)
             assert store.room.no_space
-            await store.room.keep(0.0)
+            await store.room.ensure(0.0)
             assert not store.room.no_space
 
         if error == errno.ENOSPC:

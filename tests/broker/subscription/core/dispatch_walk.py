@@ -24,7 +24,7 @@ from magnetar.broker.subscription.core.cursor_state import CursorState, TxnAcks,
 from magnetar.broker.subscription.core.delays import DelayIndex
 from magnetar.broker.subscription.core.dispatch import NO_LIMITS, Delivery, Dispatcher, DispatchLimits, Read
 from magnetar.broker.subscription.core.key_shared import KeyShared
-from magnetar.broker.subscription.core.pending_acks import first_of, freed
+from magnetar.broker.subscription.core.pending_acks import first_of, freed_entries
 from magnetar.broker.subscription.core.policy import AT_THE_END, Member, SubscriptionOptions
 from magnetar.broker.subscription.core.slot_owners import KeySharedOptions, key_shared_options
 from magnetar.broker.subscription.core.subscription_types import type_of
@@ -189,8 +189,8 @@ class Walk:
     def pass_time(self, ms: int = 0) -> None:
         self.now_ms += ms or self.rng.choice([1, 20, 60])
         delays = self.dispatcher.delays
-        while delays is not None and (due := delays.due(self.now_ms, self.rng.choice([1, 5]))):
-            self.dispatcher.due(due)
+        while delays is not None and (due := delays.take_due(self.now_ms, self.rng.choice([1, 5]))):
+            self.dispatcher.add_due(due)
 
     def note(self) -> None:
         """The newest entry is held back before anybody has read it."""
@@ -224,7 +224,7 @@ class Walk:
             self.dispatcher.use(type_of(self.type).policy(self.options), ordered=self.ordered)
             self.full = False
             self.failed.clear()
-        if self.dispatcher.policy.refuses(member) is not None:
+        if self.dispatcher.policy.why_refused(member) is not None:
             assert (self.type == EXCLUSIVE and self.accounts) or len(self.accounts) == 3
             return
         self.next_id += 1
@@ -622,7 +622,7 @@ class Walk:
         for account in self.accounts.values():
             account.held = {each: held for each, held in account.held.items() if each not in own}
         self.unblock()
-        returns.freed(freed(self.cursor, settled, tail=not self.individual))
+        returns.add_freed(freed_entries(self.cursor, settled, tail=not self.individual))
         returns.all()
         for position in own:
             self.counts[position] = self.counts.get(position, 0) + 1
@@ -632,7 +632,7 @@ class Walk:
         if not self.items:
             return
         mark = self.rng.choice(list(self.items))
-        self.acks.give_up(mark)
+        self.acks.skip_to(mark)
         for position in [each for each in self.items if each <= mark]:
             self.plain(None, position, set(range(self.items[position].count)))
 
@@ -640,7 +640,7 @@ class Walk:
     def persist(self) -> None:
         parts = {position: set(indexes) for position, indexes in self.acked_indexes.items()}
         in_txn = {txn: {each: set(some) for each, some in own.items()} for txn, own in self.in_txn.items()}
-        self.persisted = (self.cursor.state(), set(self.acked), parts, dict(self.counts), in_txn, self.cumulative)
+        self.persisted = (self.cursor.copy_state(), set(self.acked), parts, dict(self.counts), in_txn, self.cumulative)
 
     def restart(self) -> None:
         """A crash, or a move to another broker: only the stored cursor is left."""
@@ -705,7 +705,7 @@ class Walk:
     def pump(self, *, sure: bool = False) -> None:
         """As the driver does it; not `sure`: reading may fail, or end early."""
         rng = self.rng
-        if rng.random() < 0.3 and not self.dispatcher.policy.look_again(rng.choice([1, 2])) and not sure:
+        if rng.random() < 0.3 and not self.dispatcher.policy.rebalance(rng.choice([1, 2])) and not sure:
             return  # the rest in another turn
         for _ in range(500):
             want = self.dispatcher.want()
@@ -794,7 +794,7 @@ class Walk:
             raise AssertionError(f"{pending[0]} could go out, {why}")
         else:
             for position in pending:
-                if policy.full and position >= self.dispatcher.read_position:
+                if policy.is_full and position >= self.dispatcher.read_position:
                     assert why is Blocked.KEYS_BUSY
                     break
                 item = self.items[position]

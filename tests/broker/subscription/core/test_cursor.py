@@ -99,22 +99,22 @@ def test_dirty_means_that_more_was_acknowledged_than_is_stored() -> None:
     cursor.ack(Position(10, 0))
     version, mark = cursor.version, cursor.mark
     cursor.ack(Position(10, 1))
-    cursor.stored(version, mark)
+    cursor.on_stored(version, mark)
     assert cursor.dirty
     assert cursor.persisted_mark == (10, 0)
-    cursor.stored(cursor.version, cursor.mark)
+    cursor.on_stored(cursor.version, cursor.mark)
     assert not cursor.dirty
     assert not cursor.ack(Position(10, 1)), "acknowledged twice"
     assert not cursor.dirty
     with pytest.raises(AssertionError):
-        cursor.stored(cursor.version + 1, cursor.mark)
+        cursor.on_stored(cursor.version + 1, cursor.mark)
 
 
 def test_after_a_seek_backwards_nothing_may_be_trimmed_that_is_wanted_again() -> None:
     cursor = cursor_on(shape_of(5))
     cursor.ack_cumulative(Position(10, 3))
     assert cursor.safe_mark == (10, -1), "not stored yet"
-    cursor.stored(cursor.version, cursor.mark)
+    cursor.on_stored(cursor.version, cursor.mark)
     assert cursor.safe_mark == (10, 3)
     cursor.seek(Position(10, 0))
     assert cursor.persisted_mark == (10, 3)
@@ -128,7 +128,7 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     assert cursor.safe.done == set()
     cursor.ack(Position(20, 1))
     assert cursor.safe.done == set(), "a crash would forget it"
-    cursor.stored(cursor.version, cursor.mark)
+    cursor.on_stored(cursor.version, cursor.mark)
     assert cursor.safe == Safe(Position(10, -1), frozenset({20}))
     cursor.ack(Position(30, 0))
     assert cursor.safe.done == {20}, "later changes, which are not stored, take nothing back"
@@ -136,9 +136,9 @@ def test_a_ledger_behind_the_mark_is_safe_when_all_of_it_is_acknowledged_and_sto
     assert cursor.safe.done == set(), "it is needed again"
     cursor.ack_set(20, BitMap([0, 1]))
     assert cursor.safe.done == set(), "and what is stored is of a time before"
-    cursor.stored(cursor.version, cursor.mark)
+    cursor.on_stored(cursor.version, cursor.mark)
     shape.remove(20)
-    cursor.trimmed(20)
+    cursor.on_trimmed(20)
     cursor.check()
     assert cursor.hole_entries == 0
     cursor.ack(Position(10, 0))
@@ -150,20 +150,20 @@ def test_the_open_ledger_is_safe_only_as_far_as_it_was_when_that_was_stored() ->
     shape = shape_of(1, 1)
     cursor = Cursor(shape, CursorState(Position(10, -1)))
     cursor.ack(Position(20, 0))
-    cursor.stored(cursor.version, cursor.mark)
+    cursor.on_stored(cursor.version, cursor.mark)
     assert cursor.safe.done == {20}
     shape.tail.last_entry += 1
     assert cursor.safe.done == set()
     cursor.ack(Position(20, 1))
     assert cursor.safe.done == set(), "it was full before, but what came since is not stored"
-    cursor.stored(cursor.version, cursor.mark)
+    cursor.on_stored(cursor.version, cursor.mark)
     assert cursor.safe.done == {20}
 
 
 def test_the_size_of_a_batch_may_come_later() -> None:
     cursor = cursor_on(shape_of(2))
     assert not cursor.ack_bits(Position(10, 0), bits_of([0, 1, 2]))
-    assert not cursor.settle(Position(10, 0), 4)
+    assert not cursor.learn_batch_size(Position(10, 0), 4)
     assert cursor.ack_bits(Position(10, 0), bits_of([3]))
     assert cursor.mark == (10, 0)
 
@@ -180,7 +180,7 @@ def test_a_recovered_state_is_fitted_into_the_log_that_is_left() -> None:
     for position in [(10, 1), (20, 0), (20, 1), (20, 2), (30, 0), (30, 2)]:
         cursor.ack(Position(*position))
     cursor.ack_bits(Position(10, 0), bits_of([0]), 2)
-    state = cursor.state()
+    state = cursor.copy_state()
     after = shape_of(3, 3, 2)  # the last ledger was recovered without its last, unconfirmed entry
     after.remove(10)
     again = Cursor(after, state)
@@ -227,9 +227,9 @@ def test_in_order_a_count_is_that_of_the_first_message_that_is_left() -> None:
     assert [cursor.given_back(place) for _ in range(2)] == [1, 2]
     cursor.ack_bits(place, bits_of([1]), BATCH)
     assert cursor.redeliveries(place) == 2, "the first one is left"
-    cursor.changed.clear()
+    cursor.changed_chunks.clear()
     cursor.ack_bits(place, bits_of([0]), BATCH)
-    assert (cursor.redeliveries(place), len(cursor.changed)) == (0, 2), "and its absence is stored"
+    assert (cursor.redeliveries(place), len(cursor.changed_chunks)) == (0, 2), "and its absence is stored"
     assert cursor.given_back(place) == 1
     cursor.counts_first = False
     cursor.ack_cumulative_batch(place, 1, BATCH)

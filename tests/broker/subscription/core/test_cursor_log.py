@@ -39,57 +39,57 @@ def state_of(entries: list[bytes], every: list[bytes]) -> CursorState:
 def test_one_ack_rewrites_one_chunk() -> None:
     cursor, log = full_of_holes(), CursorLog()
     first = log.plan(cursor, 1)
-    log.confirmed(first)
+    log.on_write_confirmed(first)
     assert len(first.entries) == LEDGERS + 1
     cursor.ack(Position(200, 8))
     second = log.plan(cursor, 2)
-    log.confirmed(second)
+    log.on_write_confirmed(second)
     assert len(second.entries) == 2, "one chunk and the marker"
     assert sum(map(len, second.entries)) < 11_000
-    assert state_of(second.entries, [*first.entries, *second.entries]) == cursor.state()
+    assert state_of(second.entries, [*first.entries, *second.entries]) == cursor.copy_state()
 
 
 def test_moving_the_mark_rewrites_nothing_but_the_marker() -> None:
     cursor, log = full_of_holes(), CursorLog()
     first = log.plan(cursor, 1)
-    log.confirmed(first)
+    log.on_write_confirmed(first)
     cursor.ack(Position(10, 0))
     second = log.plan(cursor, 2)
     assert len(second.entries) == 1
     found = Cursor(shape_of(*[SIZE] * LEDGERS), state_of(second.entries, [*first.entries, *second.entries]))
     found.fit()
-    assert found.state() == cursor.state()
+    assert found.copy_state() == cursor.copy_state()
 
 
 def test_what_a_failed_write_held_is_in_the_next_one() -> None:
     cursor, log = full_of_holes(), CursorLog()
-    log.confirmed(log.plan(cursor, 1))
+    log.on_write_confirmed(log.plan(cursor, 1))
     cursor.ack(Position(200, 8))
-    log.failed(log.plan(cursor, 2), cursor)
+    log.on_write_failed(log.plan(cursor, 2), cursor)
     again = CursorLog().plan(cursor, 3)
-    assert state_of(again.entries, again.entries) == cursor.state()
+    assert state_of(again.entries, again.entries) == cursor.copy_state()
 
 
 def test_a_cursor_ledger_ends_by_entries_bytes_and_when_little_of_it_is_valid() -> None:
     cursor, log = full_of_holes(), CursorLog()
-    log.confirmed(log.plan(cursor, 1))
+    log.on_write_confirmed(log.plan(cursor, 1))
     assert log.ends(BOUNDS) is None
     assert log.ends(Bounds(10, 64 << 20, 0.2)) is Ends.ENTRIES
     writes = 1
     while log.ends(BOUNDS) is None:
         writes += 1
         cursor.ack(Position(10 * (writes % LEDGERS + 1), 8 + 2 * writes))
-        log.confirmed(log.plan(cursor, writes))
+        log.on_write_confirmed(log.plan(cursor, writes))
     assert log.ends(BOUNDS) is Ends.EMPTY
     assert 300 < writes < 600, "a valid state is a fifth of the ledger's 4 MiB or so when it ends"
     cursor.ack_cumulative(Position(10 * (LEDGERS - 1), 0))
-    log.confirmed(log.plan(cursor, writes + 1))
+    log.on_write_confirmed(log.plan(cursor, writes + 1))
     assert log.ends(Bounds(100_000, 1 << 20, 0.0)) is Ends.BYTES
 
 
 def test_a_state_larger_than_the_bound_of_a_ledger_does_not_roll_without_end() -> None:
     cursor, log = full_of_holes(), CursorLog()
-    log.confirmed(log.plan(cursor, 1))
+    log.on_write_confirmed(log.plan(cursor, 1))
     assert log.ends(Bounds(100_000, 1000, 0.2)) is None
 
 
@@ -103,4 +103,4 @@ def test_complaint_12_five_million_holes_are_stored_whole_and_take_little_memory
     assert cursor.memory_bytes < 2_000_000
     write = CursorLog().plan(cursor, 1)
     assert max(map(len, write.entries)) < 16_384
-    assert state_of(write.entries, write.entries) == cursor.state()
+    assert state_of(write.entries, write.entries) == cursor.copy_state()

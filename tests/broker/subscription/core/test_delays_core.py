@@ -70,7 +70,7 @@ class Walk:
         self.delivered: set[Position] = set()
         self.read = self.shape.after(self.cursor.mark)
         for ledger_id in self.storage.named:
-            self.delays.found(ledger_id, list(self.storage.ledgers[ledger_id].segments), self.now_ms)
+            self.delays.add_bucket(ledger_id, list(self.storage.ledgers[ledger_id].segments), self.now_ms)
 
     # ------------------------------------------------------------------ what happens
     def publish(self) -> None:
@@ -85,7 +85,7 @@ class Walk:
             self.shape.add(Span(tail.ledger_id + 10, tail.end_index, open=True))
 
     def pump(self) -> None:
-        for position in self.delays.due(self.now_ms, self.rng.randrange(1, 50)):
+        for position in self.delays.take_due(self.now_ms, self.rng.randrange(1, 50)):
             if self.cursor.is_acked(position) or position >= self.read:
                 continue  # in front of it, it is read in its turn
             if self.times[position] > self.now_ms:  # of a lost bucket
@@ -133,21 +133,21 @@ class Walk:
     def load(self) -> None:
         for load in self.loads:
             if self.rng.random() < 0.1:
-                self.delays.lost(load.ledger_id)
+                self.delays.mark_lost(load.ledger_id)
             else:
                 bodies = self.storage.ledgers[load.ledger_id].bodies[load.first : load.last + 1]
-                self.delays.loaded(load, b"".join(bodies))
+                self.delays.add_loaded(load, b"".join(bodies))
         self.loads = []
 
     def drop(self) -> None:
-        for ledger_id in self.delays.drained():
+        for ledger_id in self.delays.take_drained():
             self.storage.named.remove(ledger_id)
 
     def ack(self) -> None:
         some = sorted(each for each in self.delivered if not self.cursor.is_acked(each))
         for position in self.rng.sample(some, min(len(some), self.rng.randrange(20))):
             self.cursor.ack(position)
-            self.delays.forget(position)
+            self.delays.discard(position)
 
     def skip(self) -> None:
         if self.times and self.rng.random() < 0.1:
@@ -156,7 +156,7 @@ class Walk:
             self.read = max(self.read, self.shape.after(self.cursor.mark))
 
     def store(self) -> None:
-        self.state = self.cursor.state()
+        self.state = self.cursor.copy_state()
 
     def crash(self) -> None:
         self.start()
@@ -214,11 +214,11 @@ def test_they_come_in_order_of_time_and_not_before() -> None:
     delays = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
     for entry, at_ms in enumerate((50, 10, 30, 20, 40)):
         delays.hold(Position(10, entry), at_ms)
-    assert delays.due(9, 10) == []
-    assert [each.entry_id for each in delays.due(30, 10)] == [1, 3, 2]
+    assert delays.take_due(9, 10) == []
+    assert [each.entry_id for each in delays.take_due(30, 10)] == [1, 3, 2]
     assert delays.next_look_ms == 40
-    assert [each.entry_id for each in delays.due(99, 1)] == [4]
-    assert [each.entry_id for each in delays.due(99, 1)] == [0]
+    assert [each.entry_id for each in delays.take_due(99, 1)] == [4]
+    assert [each.entry_id for each in delays.take_due(99, 1)] == [0]
     assert delays.count == 0
     assert delays.next_look_ms is None
 
@@ -240,7 +240,7 @@ def test_a_restart_reads_the_directory_and_the_segments_that_are_near_and_no_mor
     segments = sealed(held(10_000))
     shape = shape_of(10_000)
     again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
-    again.found(500, segments, now_ms=0)
+    again.add_bucket(500, segments, now_ms=0)
     assert again.count == 10_000
     assert again.next_after(Position(10, 0)) == (10, 10_000)
     assert again.wanted(0) == []
@@ -253,7 +253,7 @@ def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
     segments = sealed(held(10_000))
     shape = shape_of(10_000)
     again = DelayIndex(shape, Cursor(shape, CursorState(shape.start)))
-    again.found(500, segments, now_ms=104_500)
+    again.add_bucket(500, segments, now_ms=104_500)
     assert again.next_after(Position(10, 0)) == (10, 0), "read in its turn"
     assert again.is_delayed(Position(10, 4501))
     assert again.wanted(104_500) == [Load(500, 2, 3)]
@@ -262,9 +262,9 @@ def test_after_a_restart_what_is_due_already_is_left_to_the_log() -> None:
 def test_a_lost_bucket_gives_up_what_it_held_a_few_at_a_time() -> None:
     delays = held(5000)
     sealed(delays)
-    delays.lost(500)
+    delays.mark_lost(500)
     assert delays.next_look_ms == 0
-    assert delays.due(0, 100) == [Position(10, entry) for entry in range(100)]
+    assert delays.take_due(0, 100) == [Position(10, entry) for entry in range(100)]
     assert delays.count == 4900
     delays.check()
 
@@ -282,13 +282,13 @@ def test_a_draft_still_serves_what_is_due_and_what_was_served_does_not_come_agai
     delays = held(5000)
     draft = delays.seal(0, least=1)
     assert draft is not None
-    assert len(delays.due(102_499, 10_000)) == 2500
+    assert len(delays.take_due(102_499, 10_000)) == 2500
     delays.sealed(500)
     assert delays.count == 2500
     assert delays.wanted(102_499) == [Load(500, 1, 2)]
-    delays.loaded(Load(500, 1, 2), b"".join(draft.bodies[1:3]))
-    assert [each.entry_id for each in delays.due(200_000, 10_000)] == list(range(2500, 5000))
-    assert delays.drained() == [500]
+    delays.add_loaded(Load(500, 1, 2), b"".join(draft.bodies[1:3]))
+    assert [each.entry_id for each in delays.take_due(200_000, 10_000)] == list(range(2500, 5000))
+    assert delays.take_drained() == [500]
 
 
 def left_over(buckets: int, keys: int = 100) -> tuple[DelayIndex, dict[int, Draft]]:
@@ -310,35 +310,35 @@ def test_many_small_buckets_become_one_and_nothing_of_them_is_lost_or_comes_twic
     loads = delays.wanted(0)
     assert [load.ledger_id for load in loads] == list(drafts)
     for load in loads[:-1]:
-        delays.loaded(load, b"".join(drafts[load.ledger_id].bodies))
+        delays.add_loaded(load, b"".join(drafts[load.ledger_id].bodies))
     assert not delays.seals, "one is not read yet"
-    delays.loaded(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
+    delays.add_loaded(loads[-1], b"".join(drafts[loads[-1].ledger_id].bodies))
     assert delays.seals, "although they are few"
-    assert delays.drained() == [], "a crash before they are sealed anew costs no reading of the log"
+    assert delays.take_drained() == [], "a crash before they are sealed anew costs no reading of the log"
     draft = delays.seal(0)
     assert draft is not None
     assert sum(segment.keys for segment in draft.segments) == 100 * MERGE_MIN == delays.count
     delays.sealed(900)
     delays.check()
-    assert sorted(delays.drained()) == list(drafts)
+    assert sorted(delays.take_drained()) == list(drafts)
     assert delays.buckets == 1
     loads = delays.wanted(10**9)
-    delays.loaded(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
-    assert len(set(delays.due(2 * 10**9, 10_000))) == 100 * MERGE_MIN
-    assert delays.drained() == [900]
+    delays.add_loaded(loads[0], b"".join(draft.bodies[loads[0].first : loads[0].last + 1]))
+    assert len(set(delays.take_due(2 * 10**9, 10_000))) == 100 * MERGE_MIN
+    assert delays.take_drained() == [900]
 
 
 def test_a_bucket_that_is_lost_while_it_is_merged_costs_reading_the_log() -> None:
     delays, drafts = left_over(MERGE_MIN)
     first, *others = delays.wanted(0)
-    delays.lost(first.ledger_id)
+    delays.mark_lost(first.ledger_id)
     for load in others:
-        delays.loaded(load, b"".join(drafts[load.ledger_id].bodies))
+        delays.add_loaded(load, b"".join(drafts[load.ledger_id].bodies))
     assert delays.seals
     assert delays.seal(0) is not None
     delays.sealed(900)
-    assert sorted(delays.drained()) == list(drafts)
-    found = delays.due(0, 10_000)
+    assert sorted(delays.take_drained()) == list(drafts)
+    found = delays.take_due(0, 10_000)
     assert {Position(10, entry) for entry in range(100)} <= set(found), "read from the log, and held again"
     for position in found:
         delays.hold(position, 10**9)
@@ -360,8 +360,8 @@ def test_buckets_stay_few_when_each_leaves_something_over_for_a_month() -> None:
         now_ms += 30_000
         for _ in range(3):
             for load in delays.wanted(now_ms):
-                delays.loaded(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
-            delays.due(now_ms, 1 << 30)
+                delays.add_loaded(load, b"".join(stored[load.ledger_id].bodies[load.first : load.last + 1]))
+            delays.take_due(now_ms, 1 << 30)
         most = max(most, delays.buckets)
     assert delays.count == 400
     assert most < 2 * MERGE_MIN + 4
@@ -375,8 +375,8 @@ def test_a_cleared_backlog_frees_every_bucket() -> None:
     delays.cursor.ack_cumulative(Position(10, 4999))
     delays.forget_up_to(Position(10, 4999))
     assert delays.count == 0
-    assert delays.drained() == [500]
-    assert delays.drained() == []
+    assert delays.take_drained() == [500]
+    assert delays.take_drained() == []
 
 
 def test_released_they_all_come_at_once_in_log_order() -> None:
@@ -384,8 +384,8 @@ def test_released_they_all_come_at_once_in_log_order() -> None:
     sealed(delays)
     delays.release()
     delays.check()
-    assert delays.due(0, 10_000) == [Position(10, entry) for entry in range(5000)]
-    assert delays.drained() == [500]
+    assert delays.take_due(0, 10_000) == [Position(10, entry) for entry in range(5000)]
+    assert delays.take_drained() == [500]
 
 
 def test_complaint_18_memory_does_not_grow_with_what_is_delayed() -> None:

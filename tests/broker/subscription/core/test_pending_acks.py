@@ -93,9 +93,9 @@ def wanted_of(position: Position, indexes: list[int], size: int) -> TxnAcks:
 
 
 def ack_in(cursor: Cursor, txn: TxnId, wanted: TxnAcks, named: Position = NOWHERE) -> Clash | None:
-    before, version = cursor.state(), cursor.version
+    before, version = cursor.copy_state(), cursor.version
     new = pending_acks.judge(cursor, txn, wanted, named)
-    assert (cursor.state(), cursor.version) == (before, version), "judging changed something"
+    assert (cursor.copy_state(), cursor.version) == (before, version), "judging changed something"
     if isinstance(new, Clash):
         return new
     pending_acks.pend(cursor, txn, new)
@@ -140,7 +140,7 @@ def compare(cursor: Cursor, model: Model) -> None:
 def again(cursor: Cursor, shape: LogShape) -> Cursor:
     """As the next broker has it, from the bytes."""
     plan = CursorLog().plan(cursor, 1)
-    cursor.changed.update(plan.chunks)
+    cursor.changed_chunks.update(plan.chunks)
     found = Cursor(shape, stored.decode_snapshot(stored.encode_snapshot(plan.entries)))
     found.fit()
     return found
@@ -155,7 +155,7 @@ def test_what_an_abort_frees_ends_where_the_log_begins(mark: Position) -> None:
     assert up_to(cursor, shape, X, positions[-2], 0, 1) is None
     settled = pending_acks.settle(cursor, X, committed=False)
     assert settled is not None
-    freed = islice(pending_acks.freed(cursor, settled, tail=True), len(positions))
+    freed = islice(pending_acks.freed_entries(cursor, settled, tail=True), len(positions))
     assert list(freed) == list(reversed(positions[:-1]))
 
 
@@ -223,7 +223,7 @@ def test_every_message_is_free_acknowledged_or_pending_in_one_transaction(
             settled = pending_acks.settle(cursor, txn, committed=name == "commit")
             held = {each for each, state in model.of.items() if state == txn}
             if name == "abort" and settled is not None:
-                came = {*pending_acks.freed(cursor, settled, tail=False), *settled.shown}
+                came = {*pending_acks.freed_entries(cursor, settled, tail=False), *settled.shown}
                 model.settle(txn, committed=False)
                 assert {model.positions[each] for each, _ in held} == {
                     each for each in came if not cursor.is_done(each)
@@ -246,7 +246,7 @@ SMALL = shape_of(2, 1)
 
 
 def copy_of(cursor: Cursor, model: Model) -> tuple[Cursor, Model]:
-    other, twin = Cursor(SMALL, cursor.state()), Model(SMALL, SIZES)
+    other, twin = Cursor(SMALL, cursor.copy_state()), Model(SMALL, SIZES)
     twin.of, twin.cumulative = dict(model.of), dict(model.cumulative)
     return other, twin
 
@@ -290,13 +290,13 @@ def take(cursor: Cursor, model: Model, step: tuple[str, TxnId | None, int, list[
         held = {at for (at, _), state in model.of.items() if state == txn}
         model.settle(txn, name == "commit")
         if name == "abort" and settled is not None:
-            came = {*pending_acks.freed(cursor, settled, tail=False), *settled.shown}
+            came = {*pending_acks.freed_entries(cursor, settled, tail=False), *settled.shown}
             assert {model.positions[at] for at in held} == {each for each in came if not cursor.is_done(each)}
 
 
 def test_two_transactions_over_three_entries_and_every_step_from_every_state_with_a_crash_after_it() -> None:
     start = Cursor(SMALL, CursorState(SMALL.start)), Model(SMALL, SIZES)
-    waiting, seen, taken = [start], {repr(start[0].state())}, 0
+    waiting, seen, taken = [start], {repr(start[0].copy_state())}, 0
     while waiting:
         cursor, model = waiting.pop()
         for step in steps():
@@ -304,13 +304,13 @@ def test_two_transactions_over_three_entries_and_every_step_from_every_state_wit
             try:
                 take(other, twin, step)
                 compare(other, twin)
-                key = repr((list(twin.of.items()), other.state()))
+                key = repr((list(twin.of.items()), other.copy_state()))
                 if key not in seen:
                     seen.add(key)
                     compare(again(other, SMALL), twin)  # of equal states a crash leaves the same
                     waiting.append((other, twin))
             except AssertionError as error:
-                raise AssertionError(f"{step} in {model.of}, {cursor.state()}: {error}") from error
+                raise AssertionError(f"{step} in {model.of}, {cursor.copy_state()}: {error}") from error
             taken += 1
     assert len(seen) > 300, "hardly anything was reached"
     assert taken == len(seen) * len(steps()) or taken >= (len(seen) - 1) * len(steps())
@@ -361,7 +361,7 @@ def test_abort_gives_back_exactly_its_own() -> None:
     settled = pending_acks.settle(cursor, X, committed=False)
     assert settled is not None
     assert pending_acks.first_of(cursor, settled.acks) == (10, 0)
-    came = list(pending_acks.freed(cursor, settled, tail=False))
+    came = list(pending_acks.freed_entries(cursor, settled, tail=False))
     assert sorted(came) == [(10, 0), (10, 2), (10, 3), (20, 0), (20, 3)]
     assert pending_acks.settle(cursor, X, committed=False) is None, "settled twice"
 
@@ -385,7 +385,7 @@ def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the
 
     def store() -> CursorState:
         write = log.plan(cursor, len(entries) + 1)
-        log.confirmed(write)
+        log.on_write_confirmed(write)
         entries.extend(write.entries)
         mark, rows = stored.decode_marker(stored.decode_piece(entries[-1]).body)
         state = CursorState(mark)
@@ -398,10 +398,10 @@ def test_a_cumulative_position_that_moves_to_another_chunk_leaves_nothing_in_the
     store()
     assert ack_in(cursor, X, wanted_of(Position(10, 9), [0], 1)) is None
     assert up_to(cursor, shape, X, Position(10, 5), 0, 1) is None
-    assert store() == cursor.state()
+    assert store() == cursor.copy_state()
     pending_acks.settle(cursor, X, committed=False)
-    assert store() == cursor.state()
-    assert list(cursor.state().pending) == [Y]
+    assert store() == cursor.copy_state()
+    assert list(cursor.copy_state().pending) == [Y]
 
 
 def test_a_hundred_thousand_pending_entries_are_stored_whole_and_take_little_memory() -> None:
@@ -431,5 +431,5 @@ def test_an_aborted_cumulative_acknowledgement_ends_at_the_start_of_the_log_wher
         pending_acks.pend(cursor, X, new)
         settled = pending_acks.settle(cursor, X, committed=False)
         assert settled is not None
-        again = list(islice(pending_acks.freed(cursor, settled, tail=True), 10))
+        again = list(islice(pending_acks.freed_entries(cursor, settled, tail=True), 10))
         assert again == [each for each in reversed(positions[:4]) if each > mark]

@@ -37,7 +37,7 @@ def test_it_holds_what_a_set_holds_in_log_order(begin: set[Position], steps: lis
             assert found.discard_set(position.ledger_id, some) == BitMap([each.entry_id for each in done])
             model -= done
         else:
-            assert found.take(count) == sorted(model)[:count]
+            assert found.earliest(count) == sorted(model)[:count]
         found.check()
         assert list(found) == sorted(model)
         assert len(found) == len(model)

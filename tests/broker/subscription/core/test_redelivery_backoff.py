@@ -62,7 +62,7 @@ def test_an_entry_is_let_go_once_and_not_before_its_time(actions: list[tuple[int
         held.check()
     assert set(held) == set(model)
     for now in range(51):
-        for position in held.due(now):
+        for position in held.take_due(now):
             assert model.pop(position) == now
         assert held.next_ms is None or held.next_ms > now
         held.check()
@@ -77,7 +77,7 @@ def test_a_restart_goes_on_with_what_was_held_and_with_the_dead_letters() -> Non
     held = BackoffQueue()
     assert held.restore(counts, DeadLetterPolicy(2, "", (1.0,)), 1000) == [Position(1, 2)]
     assert set(held) == {Position(1, 1), Position(1, 2)}
-    assert held.due(1500) == [Position(1, 1)]
+    assert held.take_due(1500) == [Position(1, 1)]
 
 
 def test_a_clock_that_was_a_day_ahead_makes_nothing_wait_longer_than_the_policy() -> None:

@@ -11,7 +11,7 @@ def test_chunks_of_a_message_go_to_one_consumer_while_it_is_there_and_able() -> 
     members = [Member(number, f"c{number}", 0) for number in range(3)]
     for member in members:
         member.permits = 1000
-        policy.joined(member)
+        policy.add_member(member)
 
     def pick(entry_id: int, uuid: str = "") -> Member:
         picked = policy.pick(Item(Position(1, entry_id), chunk_of=uuid), False)
@@ -25,7 +25,7 @@ def test_chunks_of_a_message_go_to_one_consumer_while_it_is_there_and_able() -> 
     assert pick(110, "u") is not holder, "nobody waits for it: that one gives the chunk back"
     holder.permits = 5
     assert pick(110, "u") is holder
-    policy.left(holder)
+    policy.remove_member(holder)
     other = pick(0, "u")
     assert [pick(number, "u") for number in range(100, 110)] == [other] * 10
     for number in range(CHUNKED_MAX + 5):

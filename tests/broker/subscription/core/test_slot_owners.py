@@ -108,5 +108,5 @@ def test_sticky_ranges_are_exact_and_conflicts_are_refused() -> None:
     ]  # fmt: skip
     overlapping = (((100, 200),), ((550, 560),), ((0, 65535),), ((200, 300), (300, 400)))
     for ranges in ((), ((7, 3),), ((200, 65536),), *overlapping):
-        assert sticky.refuses(sticky_member(2, ranges)) is not None, ranges
-    assert sticky.refuses(sticky_member(2, ((101, 499), (601, 65535)))) is None
+        assert sticky.why_refused(sticky_member(2, ranges)) is not None, ranges
+    assert sticky.why_refused(sticky_member(2, ((101, 499), (601, 65535)))) is None
