@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from magnetar.metadata import paths, records
 from magnetar.proto import wire_pb2 as wire
+from magnetar.runtime.tasks import Supervisor
 from tests import layout
 
 STORES = {"SqliteStore", "RemoteStore", "ZookeeperStore", "connect_metadata", "connect_zookeeper", "ZookeeperAddress"}
@@ -24,7 +25,7 @@ def stores_table() -> str:
     lines = ["| module | names |", "|---|---|"]
     for module in layout.modules():
         names = sorted({node.id for node in module.nodes if isinstance(node, ast.Name)} & STORES)
-        if names and not module.path.startswith(("metadata/sqlite", "metadata/remote", "metadata")):
+        if names and not module.path.startswith(("metadata/sqlite", "metadata/remote", "metadata/zookeeper")):
             lines.append(f"| `{module.path}` | `{'`, `'.join(names)}` |")
     return "\n".join(lines)
 
@@ -33,21 +34,21 @@ def tasks_table() -> str:
     """The long-lived tasks of a broker: the calls of `Supervisor.supervise`."""
     lines = ["| task | begun in |", "|---|---|"]
     for module in layout.modules("broker", "ledger"):
-        for name, owner in _kept(module.tree, ""):
+        for name, owner in _supervised(module.tree, ""):
             lines.append(f"| `{name}` | `{module.path}` `{owner}` |")
     return "\n".join(lines)
 
 
-def _kept(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
+def _supervised(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
     for child in ast.iter_child_nodes(node):
         inner = owner
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             inner = f"{owner}.{child.name}".lstrip(".")
-        elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and child.func.attr == "keep":
-            receiver = ast.unparse(child.func.value).rpartition(".")[2]
-            if receiver.strip("_") == "background":
+        elif isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+            receiver = ast.unparse(child.func.value).rpartition(".")[2].strip("_")
+            if receiver == "background" and child.func.attr == Supervisor.supervise.__name__:
                 yield ast.unparse(child.args[0]).removeprefix("f").strip("'\""), owner
-        yield from _kept(child, inner)
+        yield from _supervised(child, inner)
 
 
 def numbers_table() -> str:
