@@ -62,6 +62,7 @@ class PublishRefusal(_Refusal):
         InvalidRequest,
     )
     NO_TRANSACTION = "the entry is in a transaction whose id no coordinator gives", InvalidRequest
+    WIDE_IDS = "the sequence ids of an entry in a transaction span too many numbers, or are too large", InvalidRequest
     OVERLAP = (
         "a part of the batch is stored and a part is not: send the messages after the last stored one again",
         InvalidRequest,

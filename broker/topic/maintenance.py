@@ -39,8 +39,8 @@ class TopicMaintenance:
     """The maintenance of one loaded topic."""
 
     __slots__ = (
-        "_ages", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted", "expired",
-        "quota", "roll_idle_s",
+        "_ages", "_evicts", "_idle", "_messages_in", "_quiet_since", "_topic", "_unused_since", "_world", "evicted",
+        "expired", "quota", "roll_idle_s",
     )  # fmt: skip
 
     def __init__(self, world: World, topic: Topic, roll_idle_s: float) -> None:
@@ -50,6 +50,7 @@ class TopicMaintenance:
         self.quota: BacklogQuotaState | None = None
         self.expired = 0  # entries that were not acknowledged in time …
         self.evicted = 0  # … or that were evicted because of the quota
+        self._evicts = False  # the previous pass evicted: it is logged once
         now = world.clock.monotonic()
         self._unused_since = self._quiet_since = now
         self._messages_in = 0
@@ -160,6 +161,7 @@ class TopicMaintenance:
         if not applied.backlog_quota_counts_delayed and slowest.delayed is not None:
             backlog -= delayed_bytes(shape, slowest.delayed.core.held_in)
         quota = over_quota(applied, backlog, age_s)
+        evicted_before = self.evicted
         if quota is BacklogQuotaState.EVICT:
             for subscription in durable:
                 if applied.backlog_quota_bytes:
@@ -168,6 +170,10 @@ class TopicMaintenance:
                 if applied.backlog_quota_s:
                     self.evicted += await self.expire_older(subscription, applied.backlog_quota_s)
             quota = None
+        evicted = self.evicted - evicted_before
+        if evicted and not self._evicts:
+            _LOG.warning("%s: %s: %d entries so far", self._topic.name, BacklogQuotaState.EVICT.value, evicted)
+        self._evicts = evicted > 0
         self._decide(quota)
 
     def _decide(self, quota: BacklogQuotaState | None) -> None:

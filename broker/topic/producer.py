@@ -180,7 +180,8 @@ class Producer:
         numbers = numbers_of(metadata)
         if txn is not None and dedup.enabled and numbers.is_wide:
             text = f"the sequence ids of an entry in a transaction span {SPAN_MAX} at most, and are below {ID_END}"
-            return self.refuse(client_part, InvalidRequest(f"{text}; this one has {numbers.first} to {numbers.last}"))
+            wide = PublishRefusal.WIDE_IDS.error(f"{text}; this one has {numbers.first} to {numbers.last}")
+            return self._refuse(client_part, PublishRefusal.WIDE_IDS, wide)
         if dedup.enabled and (other := self.transactions.holding(self.name, txn, numbers)) is not None:
             return Awaited(other, end=True)  # it is stored if that commits, and new if not
         if txn is None:

@@ -315,6 +315,8 @@ async def _topics(
     pending = series("topic_pending_entries", "gauge", "Topic: not confirmed yet.")
     storage = series("topic_storage_bytes", "gauge", "Topic: bytes in its ledgers.")
     ledgers = series("topic_ledgers", "gauge", "Topic: its ledgers.")
+    expired = series("topic_expired_entries_total", "counter", "Topic: not acknowledged within the TTL, so given up.")
+    evicted = series("topic_evicted_entries_total", "counter", "Topic: given up to meet the backlog quota.")
     consumers = series("subscription_consumers", "gauge", "Subscription: connected.")
     unacked = series("subscription_unacked_messages", "gauge", "Subscription: handed out.")
     backlogs = series("subscription_backlog_messages", "gauge", "Subscription: not acked.")
@@ -332,6 +334,8 @@ async def _topics(
         pending(whose, log.pending_entries)
         storage(whose, log.shape.size)
         ledgers(whose, len(log.shape))
+        expired(whose, topic.maintenance.expired)
+        evicted(whose, topic.maintenance.evicted)
         degraded += log.degraded
         transacted.add(topic, whose)
         for subscription in topic.subscriptions.values():

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+import magnetar
 from magnetar.broker.topic import storage as deletion
 from magnetar.broker.topic.maintenance import TopicMaintenance
+from magnetar.client import aio
+from magnetar.client.admin import AdminClient
 from magnetar.metadata.sqlite import LocalSession
 from magnetar.metadata.store import Delete
 from magnetar.proto import wire_pb2 as wire
@@ -354,3 +357,29 @@ async def test_a_topic_with_an_open_transaction_is_deleted_at_each_step_then_aga
                 break
     assert number >= 5, "several changes are made, and each failed twice"
     assert failed, "some of them are the delete's own"
+
+
+@pytest.mark.parametrize("creation", [True, False])
+async def test_a_topic_deleted_under_its_producer_comes_back_unless_creation_is_off(
+    tmp_path: Path, creation: bool
+) -> None:
+    """Its clients are told of the end as of a move, and open it again: what they send is in the new topic alone."""
+    async with cluster(tmp_path) as running:
+        url, owned = f"magnetar://{running.brokers[0].endpoint}", running.brokers[0].owned
+        async with aio.Client(url) as client, AdminClient(url) as admin:
+            await admin.update_namespace("public/default", auto_topic_creation=creation)
+            await admin.create_topic(TOPIC)
+            producer = await client.create_producer(TOPIC)
+            await producer.send(b"of the first")
+            first = await owned.topic(NAME)
+            await admin.delete_topic(TOPIC, force=True)
+            if creation:
+                await producer.send(b"of the second")
+                async with await client.create_reader(TOPIC, magnetar.MessageId.earliest) as reader:
+                    assert (await reader.read_next(10_000)).data() == b"of the second"
+                assert (await owned.topic(NAME)).incarnation > first.incarnation
+            else:
+                with pytest.raises(magnetar.TopicNotFound):
+                    await producer.send(b"of none")
+                with pytest.raises(TopicNotFound):
+                    await owned.topic(NAME, create=False)

@@ -267,7 +267,9 @@ async def test_a17_past_the_quota_producers_wait_and_go_on_by_themselves(tmp_pat
         assert await consumer.receive_payloads(2) == [b"2", b"3"]
 
 
-async def test_a17_past_the_quota_the_oldest_messages_go(tmp_path: Path) -> None:
+async def test_a17_past_the_quota_the_oldest_messages_go_and_the_log_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with deployment(tmp_path) as at:
         await at.lay_down(backlog_quota_bytes=1 << 20, backlog_quota_policy="consumer_backlog_eviction")
         producer, _ = await at.producer(), await at.consumer(permits=0)
@@ -275,7 +277,12 @@ async def test_a17_past_the_quota_the_oldest_messages_go(tmp_path: Path) -> None
             await producer.send(bytes(100_000))
         await at.later(1)
         assert await at.backlog("s") == 10, "a MiB stays"
-        await producer.send(b"still taken")
+        for _ in range(3):
+            await producer.send(bytes(200_000))
+            await at.later(1)
+        assert at.topic.maintenance.evicted > 5
+        said = [each.message for each in caplog.records if "given up" in each.message]
+        assert said == [f"{NAME}: the oldest messages are given up: the backlog quota is reached: 5 entries so far"]
 
 
 async def test_t6_a_topic_that_nobody_uses_is_deleted_with_its_policies(tmp_path: Path) -> None:

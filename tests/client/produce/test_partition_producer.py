@@ -485,7 +485,7 @@ def test_when_the_topic_moves_the_owner_is_looked_up_again_and_nothing_is_lost()
     simulate(body)
 
 
-def test_a_topic_that_is_deleted_ends_its_producer_and_consumer() -> None:
+def test_a_topic_that_its_broker_does_not_know_ends_its_producer_and_consumer() -> None:
     async def body(client: Client, broker: FakeBroker) -> None:
         producer = await client.create_producer("t")
         consumer = await client.subscribe("t", "s")
