@@ -151,7 +151,7 @@ def _counted(perf: subprocess.Popen[str] | None) -> int | None:
     if perf is None:
         return None
     perf.send_signal(2)
-    first = (perf.communicate(timeout=10)[1].splitlines() or [""])[0].split(",")[0]
+    first = (perf.communicate(timeout=60)[1].splitlines() or [""])[0].split(",")[0]
     return int(first) if first.isdigit() else None
 
 

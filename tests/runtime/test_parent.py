@@ -28,7 +28,7 @@ async def text():
 
 async def serve(child):
     await child.attach(text)
-    child.ready(url=child.name)
+    child.report_ready(url=child.name)
     if child.name == "asker":
         await asyncio.sleep(0.2)
         others = await child.others()

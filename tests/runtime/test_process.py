@@ -13,14 +13,14 @@ from magnetar.runtime.process import real_world
 PROGRAM = """
 import asyncio, sys
 from magnetar.proto.errors import InvalidConfiguration, Unavailable
-from magnetar.runtime.process import run, settle
+from magnetar.runtime.process import freeze_objects, run
 
 async def serve():
     try:
         print("ready", flush=True)
         await asyncio.Event().wait()
     finally:
-        settle()
+        freeze_objects()
         await asyncio.sleep(0)
         print("stopped", flush=True)
 
