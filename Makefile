@@ -76,9 +76,11 @@ wheels: $(STAMP)
 
 # The tests that reach what is compiled (setup.py has its list); one of them runs whole clusters under faults on both twins.
 TEST_COMPILED := tests/test_compiled.py tests/proto tests/client/connect/test_patterns.py tests/client/core \
-	tests/client/consume tests/client/produce tests/client/model tests/ledger tests/bookie tests/runtime \
-	tests/broker/common tests/broker/log tests/broker/subscription/core tests/broker/session tests/broker/topic \
-	tests/broker/grpc tests/broker/pulsar
+	tests/client/consume tests/client/produce $(addprefix tests/client/model/test_,message_id.py end_to_end.py nulls.py with_broker.py) \
+	tests/ledger tests/bookie/format tests/bookie/store/journal $(addprefix tests/bookie/test_,adds.py newcomers.py service.py) \
+	tests/runtime/grpc tests/runtime/tcp tests/runtime/peer tests/runtime/test_metrics.py \
+	tests/broker/common tests/broker/log tests/broker/subscription/core tests/broker/session tests/broker/grpc tests/broker/pulsar \
+	$(addprefix tests/broker/topic/test_,access.py decisions.py dedup.py dedup_core.py producer.py producer_examples.py transactions.py)
 test-compiled: compiled collected
 	MAGNETAR_TEST_COMPILED=1 PYTHONPATH=$(CURDIR)/$(VENV)/compiled $(TESTED) --numprocesses 3 --dist worksteal \
 		-m 'not processes and not spark and not interop' $(TEST_COMPILED)
