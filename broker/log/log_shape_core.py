@@ -298,7 +298,7 @@ LOST_LOOKED_AT = 100
 Run = tuple[int, int]
 """The first and the last of entries of a ledger."""
 EntryOf = Callable[[int], Awaitable[StoredEntry]]
-"""Reads an entry of the ledger. DataLost."""
+"""Reads an entry of the ledger. Raises DataLost if it is lost."""
 
 
 class LookupResult(NamedTuple):

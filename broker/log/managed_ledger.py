@@ -113,7 +113,7 @@ class ManagedLedgerRecord:
         return self.record
 
     async def is_current(self) -> bool:
-        """Whether the node still contains what was read or written last."""
+        """Returns True if the metadata still has what was read or written last."""
         node = await self.store.get(self._path)
         return node is not None and node.value == self.stored
 
@@ -372,7 +372,7 @@ class ManagedLedger:
         return _closed(last, last_entry, size, end_index, self._world.clock.wall_ms())
 
     async def is_ours(self) -> bool:
-        """Whether the list is as this owner wrote it: a broker that takes the topic over changes it."""
+        """Returns True if the list is as this owner wrote it: a broker that takes the topic over changes it."""
         return await self.listed.is_current()
 
     def close_tail(self, ended: TopicLedger) -> None:

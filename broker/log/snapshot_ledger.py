@@ -180,7 +180,7 @@ class SnapshotLedger(Generic[P]):
     # ------------------------------------------------------------------ writing
     @property
     def writable(self) -> bool:
-        """Whether there is a ledger of this owner that takes entries."""
+        """Returns True if this owner has a ledger that takes entries."""
         return self._writer is not None and self._writer.writable
 
     async def append(self, entries: Sequence[bytes]) -> bool:

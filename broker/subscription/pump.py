@@ -146,7 +146,7 @@ class Returns:
                 self._dispatcher.cursor.given_back(position)
 
     def _some_freed(self, positions: Iterator[Position]) -> bool:
-        """Gives RETURN_ENTRIES of them back. Returns True if there are no more."""
+        """Gives back RETURN_ENTRIES of these entries. Returns True if there are no more."""
         some, cursor = list(islice(positions, RETURN_ENTRIES)), self._dispatcher.cursor
         free = [position for position in some if not cursor.is_done(position)]
         if (counting := self._counting()) is not None:
@@ -158,7 +158,7 @@ class Returns:
         return len(some) < RETURN_ENTRIES
 
     def some(self) -> bool:
-        """Gives RETURN_ENTRIES of all that wait back. Returns True if there are no more."""
+        """Gives back RETURN_ENTRIES of the entries that wait. Returns True if there are no more."""
         while self.waiting:
             first = self.waiting[0]
             if isinstance(first, _Freed):
@@ -185,12 +185,12 @@ class Returns:
         return True
 
     def all(self) -> None:
-        """Gives all of them back now."""
+        """Gives back all entries that wait, now."""
         while not self.some():
             pass
 
     async def finish(self) -> None:
-        """Gives all of them back, in slices between which other tasks run."""
+        """Gives back all entries that wait, in slices between which other tasks run."""
         turns = Turns(self._clock)
         while not self.some():
             if turns.is_over:

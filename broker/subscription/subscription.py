@@ -107,7 +107,7 @@ class Subscription:
     # ------------------------------------------------------------------ what it reads
     @property
     def compacted(self) -> bool:
-        """Whether it reads the compacted form of the topic (broker/log/compacted_view.py)."""
+        """Returns True if it reads the compacted form of the topic (broker/log/compacted_view.py)."""
         return self.log.is_compacted
 
     @property

@@ -151,9 +151,9 @@ class Producer:
 
     # ------------------------------------------------------------------ in
     def publish(self, client_part: Buffer) -> bool | Awaited:
-        """Publishes an entry. Returns True if it was given to the log; False if it was answered, or the producer was closed;
-        Awaited if nothing was done: the caller must publish the entry again after that event, before any later entry.
-        No reference to `client_part` is kept."""
+        """Publishes an entry. Returns True if it was given to the log; False if it was answered, or the producer is
+        closed; Awaited if nothing was done: the caller must publish the entry again after that event, before any later
+        entry. No reference to `client_part` is kept."""
         topic = self._topic
         state = topic.log.state
         if self.close_error is not None or state is not TopicState.SERVING or len(client_part) > self.size_max:

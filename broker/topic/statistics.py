@@ -63,7 +63,7 @@ class TopicStatistics:
         self.bytes_out += size
 
     def rates(self) -> Rates:
-        """Returns the rates since the last call (at least a second ago, else the last answer)."""
+        """Returns the rates since the last call; if that is less than a second ago, the same rates again."""
         now = self._clock.monotonic()
         passed_s = now - self._rated_at
         if passed_s >= 1.0:
@@ -75,20 +75,19 @@ class TopicStatistics:
 
 # ------------------------------------------------------------------------------------------------------- backlog
 # The backlog of a subscription: its size, a peek at its beginning, and skipping it. For operators; nothing here is in
-# the path of a message. `statistics.py` counts exactly, and reads for it; `count_messages` reads nothing but the place
-# of the
+# the path of a message. `analyze` counts exactly, and reads for it; `count_messages` reads nothing but the place of the
 # mark.
 
 
 async def count_messages(log: ReadableLog, subscription: Subscription) -> int:
-    """Messages. Exact at the mark, and inside batches of which some are acknowledged; a batch after it that is
-    acknowledged as a whole counts as one message less.
-    """
+    """Returns how many messages the subscription has not acknowledged. It is exact up to the mark, and for batches of
+    which some messages are acknowledged; a batch after the mark that is acknowledged as a whole is subtracted as one
+    message."""
     return _size(log, subscription, await log.reader.index_after(subscription.cursor.mark))
 
 
 def size_now(log: ReadableLog, subscription: Subscription) -> int | None:
-    """Returns what `count_messages` does; None when something would have to be read."""
+    """Returns what `count_messages` returns; None if an entry would have to be read for it."""
     after = log.reader.index_now(subscription.cursor.mark)
     return None if after is None else _size(log, subscription, after)
 

@@ -288,6 +288,7 @@ class Topic:
 
     # ------------------------------------------------------------------ trimming
     def retention(self) -> Retention:
+        """Returns the retention of acknowledged ledgers, from the policies."""
         return Retention(self.applied.retention_minutes, self.applied.retention_mib)
 
     def unread(self) -> Retention:

@@ -230,11 +230,13 @@ class Source(NamedTuple):
 
     @property
     def producer_name(self) -> str:
+        """Returns the name of the producer of this dead letter: one for each source entry."""
         ledger_id, entry_id = self.position
         return f"{self.topic.local}-{self.topic.partition}-{self.subscription}-DLQ-{ledger_id}-{entry_id}"
 
     @property
     def reason(self) -> str:
+        """Returns, in words, why it is a dead letter."""
         return f"given back {self.redeliveries} times, at most {self.max_redeliver_count} redeliveries are allowed"
 
 
