@@ -76,8 +76,8 @@ class StoredEntry:
         return self._slots
 
     def find_slots(self) -> bool:
-        """Computes the slots and stores them in the entry. Returns False if that would take long (unfolding.py); then
-        `has_slots` must be called."""
+        """Computes the slots and stores them in the entry. Returns False if that would take long (unfolding.py): the
+        caller then has them computed in a thread, and sets them by `has_slots`."""
         if self._slots is None:
             self._slots = _slots_of(self.frames[-1])
         return self._slots is not None

@@ -164,8 +164,8 @@ class Subscription:
         self.isolation = isolation
 
     def needs(self, horizon: Position) -> bool:
-        """Returns True if an entry before `horizon` is not delivered, or is not acknowledged and may be delivered
-        again."""
+        """Returns True if an entry up to `horizon` is not delivered, or is not acknowledged and may be delivered again.
+        """
         return self.dispatcher.read_position <= horizon or (self.dispatcher.tracks and self.cursor.mark < horizon)
 
     # ------------------------------------------------------------------ consumers

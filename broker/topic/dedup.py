@@ -7,7 +7,7 @@ PR9; invariants 32, 33, 34)
 - Opening, after the log is taken over: the snapshot ledger is fenced and recovered, its last whole snapshot read, and
   the headers of all entries after its position taken from the log. A former owner can neither write its snapshot
   ledger nor put another into the record, which changes by the compare-and-set that owns the log.
-- The entries after the last *stored* snapshot are not trimmed (`mark`): they are the other half of the state.
+- The entries after the last *stored* snapshot are not trimmed (`trim_limit`): they are the other half of the state.
 - A snapshot counts no number of an open or aborted transaction (transactions_core.py): its position is before the first
   entry of one that is open, so a replay finds them again, and a commit merges them.
 - A snapshot ledger that cannot be read raises an alarm in the log, and the whole log that is left is replayed.

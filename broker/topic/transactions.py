@@ -1,7 +1,7 @@
 """The transactions of a loaded topic: joins before the first entry, outcomes, and what is asked again after a load.
 
-What is decided is in transactions_core.py, and stored by outcomes.py; joins are in txn_joins.py, and what is asked
-again in txn_joins.py. Rules
+The decisions are in transactions_core.py, and are stored by outcomes.py; joins, and what is asked again, are in
+txn_joins.py. Rules
 - **Seen.** Before a topic's first join its record says that it has seen transactions (`transactions` beside `dedup`):
   a later owner looks for their entries in the log. A topic whose record does not say it replays nothing for them.
 - **Join first.** `join` asks the coordinator to make the topic a participant, and returns when it did; then

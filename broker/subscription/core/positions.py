@@ -198,8 +198,7 @@ def inside(positions: Collection[Position], ledger_id: int, entries: BitMap) -> 
 #
 # A write is the chunks that have changed, then a *marker*: the mark and a row for every valid chunk, those of earlier
 # writes too. A write counts when its marker is confirmed, and only then (`on_write_confirmed`); a crash in the middle
-# leaves
-# chunks that no marker names. So a million holes in a hundred ledgers cost one chunk per ack that hits one of them.
+# leaves chunks that no marker names. So a million holes in a hundred ledgers cost one chunk per ack that hits one.
 #     write = log.plan(cursor, sequence)      # takes what has changed, as bytes: later acks are in a later write
 #     … its entries are appended, in order, to the ledger that `log` belongs to …
 #     log.on_write_confirmed(write)   |   log.on_write_failed(write, cursor)
